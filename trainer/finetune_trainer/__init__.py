@@ -1,0 +1,1 @@
+"""What runs inside a stage's container: prepare, train, evaluate, push, deploy."""

@@ -1,0 +1,69 @@
+"""Where a stage's process finds things: environment variables, and the folders they name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CONFIG = "FINETUNE_CONFIG"
+WORKSPACE = "FINETUNE_WORKSPACE"
+CLAIMS = "FINETUNE_CLAIMS"
+MANIFEST_DIR = "FINETUNE_MANIFEST_DIR"
+TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
+PROGRESS_FILE = "FINETUNE_PROGRESS_FILE"
+METRICS_PORT = "FINETUNE_METRICS_PORT"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The mounts and side channels of one stage's process."""
+
+    workspace: Path
+    """The pipeline's volume; holds <stage>/<identity>/ for every stage."""
+    claims: Path | None = None
+    """A folder with one folder per mounted claim: pvc://NAME/path is <claims>/NAME/path."""
+    manifest_dir: Path | None = None
+    """Relative URIs and file:// are looked up from here; None where there is no local disk to speak of."""
+    termination_log: Path = Path("/dev/termination-log")
+    """Where the TerminationMessage goes."""
+    progress_file: Path | None = None
+    """Where Progress is also written, for those who do not speak HTTP to the process."""
+    metrics_port: int = 0
+    """/metrics and /progress; 0: none."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> "Environment":
+        """Raise ValueError naming the variable that is missing or no number."""
+
+        def path(name: str) -> Path | None:
+            return Path(variables[name]) if variables.get(name) else None
+
+        workspace = path(WORKSPACE)
+        if workspace is None:
+            raise ValueError(f"{WORKSPACE} is not set: it names the folder where the stage keeps its work")
+        port = variables.get(METRICS_PORT) or "0"
+        if not port.isdigit():
+            raise ValueError(f"{METRICS_PORT} must be a port number or 0 (got {port!r})")
+        return cls(
+            workspace=workspace,
+            claims=path(CLAIMS),
+            manifest_dir=path(MANIFEST_DIR),
+            termination_log=path(TERMINATION_LOG) or Path("/dev/termination-log"),
+            progress_file=path(PROGRESS_FILE),
+            metrics_port=int(port),
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Give the environment that `read` reads back."""
+        said = {
+            WORKSPACE: self.workspace,
+            CLAIMS: self.claims,
+            MANIFEST_DIR: self.manifest_dir,
+            TERMINATION_LOG: self.termination_log,
+            PROGRESS_FILE: self.progress_file,
+            METRICS_PORT: self.metrics_port,
+        }
+        return {name: str(value) for name, value in said.items() if value is not None}
+
+    def stage_dir(self, stage: str, identity: str) -> Path:
+        """Give the one folder that a stage with this identity writes to."""
+        return self.workspace / stage / identity
