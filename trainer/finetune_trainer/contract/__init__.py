@@ -16,7 +16,6 @@ from finetune_trainer.contract.configs import (
     parse_config,
 )
 from finetune_trainer.contract.environment import Environment
-from finetune_trainer.contract.exit_codes import ExitCode
 from finetune_trainer.contract.recipes import (
     Checkpoint,
     Contract,
@@ -47,6 +46,7 @@ from finetune_trainer.contract.results import (
     TerminationMessage,
     TrainResult,
 )
+from finetune_trainer.exit_codes import ExitCode
 
 __all__ = [
     "AnyConfig",

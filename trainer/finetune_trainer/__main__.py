@@ -1,0 +1,15 @@
+"""`python -m finetune_trainer STAGE`."""
+
+import os
+import sys
+
+from finetune_trainer.interruption import stop
+
+stop.install()  # before everything else: an import may take seconds, and SIGTERM may come in any of them
+
+from finetune_trainer.process import main  # noqa: E402
+
+code = main(sys.argv[1:])
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)  # without waiting for other people's threads and atexit hooks: everything that counts is on the disk

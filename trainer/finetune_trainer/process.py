@@ -1,0 +1,95 @@
+"""From a config in the environment to a result, a termination message and an exit code."""
+
+import importlib
+import os
+import sys
+import traceback
+
+from pydantic import ValidationError
+
+from finetune_trainer.contract import (
+    AnyConfig,
+    AnyResult,
+    Environment,
+    ExitCode,
+    Failure,
+    Interruption,
+    TerminationMessage,
+    parse_config,
+)
+from finetune_trainer.contract import environment as names
+from finetune_trainer.errors import ConfigInvalid, Interrupted, ServiceUnavailable, StageError
+from finetune_trainer.interruption import stop
+from finetune_trainer.progress import ProgressReporter
+from finetune_trainer.stage import Context, leave_message, read_result, write_result
+
+STAGES = ("prepare", "train", "evaluate", "push", "deploy")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one stage and give the process's exit code."""
+    if len(arguments) != 1 or arguments[0] not in STAGES:
+        print(f"usage: python -m finetune_trainer {{{'|'.join(STAGES)}}}", file=sys.stderr)
+        return ExitCode.CONFIG
+    try:
+        environment = Environment.read(os.environ)
+    except ValueError as error:
+        print(f"{arguments[0]}: {error}", file=sys.stderr)
+        return ExitCode.CONFIG
+    message, code = run_stage(arguments[0], environment)
+    leave_message(environment, message)
+    return code
+
+
+def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
+    """Do the work; the one place where an exception becomes an exit code."""
+    stop.before_exit(lambda: leave_message(environment, TerminationMessage(interruption=Interruption())))
+    try:
+        config = read_config(stage)
+        return TerminationMessage(result=result_of(config, environment)), ExitCode.DONE
+    except Interrupted as interrupted:
+        where = Interruption(step=interrupted.step, saved_step=interrupted.saved_step)
+        return TerminationMessage(interruption=where), ExitCode.INTERRUPTED
+    except StageError as error:
+        return failed(stage, str(error)), error.exit_code
+    except OSError as error:
+        traceback.print_exc()
+        return failed(stage, str(error)), ServiceUnavailable.exit_code
+    except MemoryError:
+        return failed(stage, "out of memory: raise resources.memory or lower batchSize"), ExitCode.BUG
+    except Exception as error:  # noqa: BLE001  a bug is reported like everything else
+        traceback.print_exc()
+        return failed(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
+
+
+def read_config(stage: str) -> AnyConfig:
+    """Raise ConfigInvalid where FINETUNE_CONFIG is not this stage's config."""
+    try:
+        config = parse_config(os.environ.get(names.CONFIG, ""))
+    except ValidationError as error:
+        raise ConfigInvalid(f"{names.CONFIG} is not the JSON of a {stage} config: {error}") from error
+    if config.stage != stage:
+        raise ConfigInvalid(f"{names.CONFIG} is for the stage {config.stage}, not {stage}")
+    return config
+
+
+def result_of(config: AnyConfig, environment: Environment) -> AnyResult:
+    """Give the result that is there already, or make it."""
+    folder = environment.stage_dir(config.stage, config.identity)
+    module = importlib.import_module(f"finetune_trainer.{config.stage}")
+    done = read_result(folder)
+    if done is not None and module.still_holds(done, config, environment):
+        print(f"{config.stage}: done already, {done.digest}", flush=True)
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
+    context = Context(environment, folder, ProgressReporter(config.stage, environment), stop)
+    result: AnyResult = module.run(config, context)
+    context.progress.flush()
+    write_result(folder, result)
+    return result
+
+
+def failed(stage: str, words: str) -> TerminationMessage:
+    """Say it in the log and in the termination message."""
+    print(f"{stage}: {words}", file=sys.stderr, flush=True)
+    return TerminationMessage(failure=Failure(message=words))

@@ -1,0 +1,99 @@
+"""From a manifest's URI to a path on this machine."""
+
+import os
+from pathlib import Path
+
+from finetune_trainer.contract import Environment
+from finetune_trainer.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable, SourceNotFound
+
+
+def locate(uri: str, environment: Environment) -> Path:
+    """Give the path that a pvc://, file:// or relative URI names, whether or not something is there.
+
+    Raises ConfigInvalid where the URI cannot mean a path here, or would leave its claim.
+    """
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return _beside_manifest(uri, environment)
+    match scheme:
+        case "file":
+            return Path(rest) if rest.startswith("/") else _beside_manifest(rest, environment)
+        case "pvc":
+            claim, _, path = rest.partition("/")
+            return _in_claim(uri, claim, path, environment)
+        case _:
+            raise ConfigInvalid(f"{uri}: {scheme}:// names no folder; use pvc://CLAIM/PATH")
+
+
+def _beside_manifest(path: str, environment: Environment) -> Path:
+    if environment.manifest_dir is None:
+        raise ConfigInvalid(f"{path}: paths beside the manifest exist on a laptop only; use pvc://CLAIM/PATH")
+    return environment.manifest_dir / path
+
+
+def _in_claim(uri: str, claim: str, path: str, environment: Environment) -> Path:
+    root = environment.claims / claim if environment.claims else None
+    if root is None or not root.is_dir():
+        raise SourceNotFound(f"{uri}: the claim {claim} is not mounted; on a laptop add --claim {claim}=FOLDER")
+    target = Path(os.path.realpath(root / path))
+    if not target.is_relative_to(os.path.realpath(root)):
+        raise ConfigInvalid(f"{uri}: leaves the claim {claim}")
+    return target
+
+
+def existing(uri: str, environment: Environment) -> Path:
+    """Like `locate`, but raise SourceNotFound where nothing is there."""
+    path = locate(uri, environment)
+    if not path.exists():
+        raise SourceNotFound(f"{uri}: there is no {path}")
+    return path
+
+
+def fetch_model(uri: str, revision: str | None, environment: Environment) -> Path:
+    """Give the folder of a model, downloading it where the URI is hf://ORG/NAME.
+
+    Raises SourceNotFound, CredentialsRejected or ServiceUnavailable.
+    """
+    if not uri.startswith("hf://"):
+        folder = existing(uri, environment)
+        if not (folder / "config.json").is_file():
+            raise SourceNotFound(f"{uri}: {folder} holds no config.json, so it is no model in Hugging Face format")
+        return folder
+    return _from_hub(uri.removeprefix("hf://"), None, revision)
+
+
+def fetch_dataset(uri: str, revision: str | None, environment: Environment) -> Path:
+    """Give a data set's file, downloading it where the URI is hf://ORG/NAME/PATH; raises like `fetch_model`."""
+    if not uri.startswith("hf://"):
+        return existing(uri, environment)
+    match uri.removeprefix("hf://").split("/", 2):
+        case [organisation, name, path]:
+            return _from_hub(f"{organisation}/{name}", path, revision)
+        case _:
+            raise ConfigInvalid(f"{uri}: name a file of the data set: hf://ORG/NAME/PATH")
+
+
+def _from_hub(repository: str, file: str | None, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download, snapshot_download  # noqa: PLC0415  only where a hub is asked
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        if file is None:
+            return Path(snapshot_download(repository, revision=revision))
+        return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
+    except GatedRepoError as error:
+        raise CredentialsRejected(f"hf://{repository}: needs a token that was granted access: {error}") from error
+    except LocalEntryNotFoundError as error:
+        raise ServiceUnavailable(
+            f"hf://{repository}: the hub does not answer and nothing is cached: {error}"
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
+        raise SourceNotFound(f"hf://{repository}: {error}") from error
+    except OSError as error:
+        raise ServiceUnavailable(f"hf://{repository}: {error}") from error
