@@ -1,0 +1,11 @@
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random Llama with its tokenizer; shared, so never written to."""
+    from support.models import make_tiny_model  # noqa: PLC0415  torch only where a test asks for a model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
