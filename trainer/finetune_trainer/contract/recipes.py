@@ -137,8 +137,8 @@ class EarlyStopping(Contract):
 class TrainRecipe(Contract):
     """What determines the adapter's bytes."""
 
-    epochs: float = Field(default=1.0, gt=0, le=10000)
-    """Passes over the training rows; ignored when maxSteps is given."""
+    epochs: float | None = Field(default=None, gt=0, le=10000)
+    """Passes over the training rows; 1 where maxSteps is not given either."""
 
     max_steps: int | None = Field(default=None, ge=1, le=100_000_000)
     """Optimizer steps in all, in place of epochs."""
@@ -169,6 +169,10 @@ class TrainRecipe(Contract):
 
     compile: bool = False
     """Compile the model with torch.compile: slower to start, faster to run on a GPU."""
+
+    def passes(self) -> float | None:
+        """Give the epochs to train for, or None where maxSteps says how long."""
+        return self.epochs if self.epochs is not None or self.max_steps else 1.0
 
 
 class Task(Contract):
