@@ -1,0 +1,1 @@
+"""The custom resource: its spec, its status, its words."""

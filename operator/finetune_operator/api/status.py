@@ -1,0 +1,187 @@
+"""What the operator says of a pipeline.
+
+`assess` reads back only what cannot be observed again: identities, attempts and their outcomes, counters,
+results, `forgiven`, `cancelled`, `handled`. Phase, stage, progress, conditions and every state are written for readers.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, WithJsonSchema
+
+from finetune_operator.api.conditions import Condition, Reason
+from finetune_trainer.contract import AnyResult, Contract, Progress
+
+Message = Annotated[str, StringConstraints(max_length=4096)]
+StoredResult = Annotated[AnyResult, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+
+ATTEMPTS_KEPT = 10
+
+
+class StageState(StrEnum):
+    """What a stage is."""
+
+    PENDING = "Pending"
+    QUEUED = "Queued"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    SKIPPED = "Skipped"
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, if it has."""
+
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    """The program's own fault; counts against retries.failures."""
+    INTERRUPTED = "Interrupted"
+    """Its node or its right to run was taken; counts against retries.interruptions."""
+    STOPPED = "Stopped"
+    """Asked for: suspended, cancelled, changed. Counts against nothing."""
+
+
+class AttemptStatus(Contract):
+    """One Job."""
+
+    number: int = Field(ge=1)
+    """1 for the first; never used twice in one stage."""
+    job: str
+    """The Job's name."""
+    execution: str
+    """Hash over how it ran."""
+    outcome: Outcome = Outcome.RUNNING
+    """How it ended, if it has."""
+    reason: Reason = Reason.PROGRESSING
+    """Why it ended so."""
+    message: Message = ""
+    """What it said, or what was seen."""
+    exit_code: int | None = None
+    """Of the process; absent where nobody saw it."""
+    stopping: Reason | None = None
+    """Why the operator asked it to stop, if it did."""
+    started_at: datetime | None = None
+    """When its Job was first seen."""
+    finished_at: datetime | None = None
+    """When it ended."""
+    start_step: int | None = None
+    """The step it began at: more than 0 after a resume."""
+    last_step: int | None = None
+    """The last step it was seen to finish."""
+    step_seconds: float | None = None
+    """Mean seconds of a step."""
+    lost_steps: int | None = None
+    """Steps it had done that the next attempt had to do again; absent until that is known."""
+    lost_seconds: float | None = None
+    """What those steps had taken."""
+
+
+class StageStatus(Contract):
+    """One stage."""
+
+    state: StageState = StageState.PENDING
+    """What the stage is."""
+    reason: Reason = Reason.PROGRESSING
+    """Why, in one word."""
+    message: Message = ""
+    """Why, for people."""
+    identity: str = ""
+    """Hash over everything that determines the stage's result."""
+    execution: str = ""
+    """Hash over how the stage runs."""
+    attempts: Annotated[tuple[AttemptStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
+    """The newest ten Jobs of this stage, oldest first."""
+    failures: int = 0
+    """Attempts that failed since the stage last began afresh."""
+    interruptions: int = 0
+    """Attempts that were interrupted since the stage last began afresh."""
+    lost_steps: int = 0
+    """Steps that had to be done again since the stage last began afresh."""
+    lost_seconds: float = 0.0
+    """What those steps had taken."""
+    active_seconds: float = 0.0
+    """How long its ended attempts ran since the stage last began afresh."""
+    forgiven: int = 0
+    """Attempts up to this number do not count any more: someone asked for a retry, or the spec changed."""
+    started_at: datetime | None = None
+    """When its first attempt started."""
+    finished_at: datetime | None = None
+    """When it succeeded."""
+    progress: Progress | None = None
+    """Where the running attempt is."""
+    result: StoredResult | None = None
+    """What it made."""
+
+    @property
+    def last_attempt(self) -> AttemptStatus | None:
+        """The newest Job, running or not."""
+        return self.attempts[-1] if self.attempts else None
+
+
+class GateStatus(Contract):
+    """The score that decides."""
+
+    task: str
+    metric: str
+    value: float | None = None
+    stderr: float | None = None
+    threshold: float
+    passed: bool
+    message: Message
+    """The comparison in words."""
+
+
+class ModelStatus(Contract):
+    """The published model."""
+
+    uri: str
+    digest: str
+
+
+class Handled(Contract):
+    """The values of the annotations that were obeyed last."""
+
+    retry: str | None = None
+    cancel: str | None = None
+
+
+class PipelineStatus(Contract):
+    """Everything the operator says of a pipeline."""
+
+    observed_generation: int = 0
+    """The generation of the spec that all this speaks of."""
+    phase: str = "Pending"
+    """One word for people; nothing reads it back."""
+    stage: str = ""
+    """The stage that is running, or where it stopped."""
+    progress: str = ""
+    """How far that stage is."""
+    attempt: int = 0
+    """Which attempt of that stage."""
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = ()
+    """Observations, in the form that kubectl, Flux and Argo CD read."""
+    stages: dict[str, StageStatus] = Field(default_factory=dict)
+    """Every stage by name."""
+    gate: GateStatus | None = None
+    """The score that decides, once it is known."""
+    model: ModelStatus | None = None
+    """The published model, once it is."""
+    interruptions: int = 0
+    """Of all stages."""
+    lost_steps: int = 0
+    """Of all stages."""
+    lost_seconds: float = 0.0
+    """Of all stages."""
+    started_at: datetime | None = None
+    """When the first stage started."""
+    finished_at: datetime | None = None
+    """When the pipeline finished, well or not."""
+    cancelled: bool = False
+    """Cancelled, and not retried since."""
+    handled: Handled = Handled()
+    """The annotations that were obeyed."""

@@ -1,0 +1,162 @@
+"""What every stage has in common: how its container runs, and what it must be able to say of itself."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+from typing_extensions import override
+
+from finetune_operator.api.rules import Rule, Ruled
+from finetune_operator.api.status import GateStatus
+from finetune_operator.placement import PLACEMENTS
+from finetune_operator.placement.base import Toleration
+from finetune_trainer.contract import AnyResult, Contract, DatasetSource, Lineage, ModelSource, StageConfig
+
+Quantity = Annotated[
+    str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
+]
+Argument = Annotated[str, StringConstraints(max_length=4096)]
+VariableName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
+
+
+def _known_capacity(value: str) -> str:
+    if value not in PLACEMENTS:
+        raise ValueError(f"must be one of {', '.join(sorted(PLACEMENTS))}")
+    return value
+
+
+Capacity = Annotated[str, AfterValidator(_known_capacity), Field(json_schema_extra={"enum": sorted(PLACEMENTS)})]
+
+
+class Gpu(Contract):
+    """Accelerators for one pod."""
+
+    resource: LabelKey = "nvidia.com/gpu"
+    """The extended resource that the device plugin advertises; a MIG slice has a name of its own."""
+
+    count: int = Field(default=1, ge=1, le=16)
+    """How many."""
+
+
+class Resources(Contract):
+    """What the stage's pod asks for; memory and accelerators are limits as well."""
+
+    cpu: Quantity | None = None
+    """Processors: 2, or 500m for half a one."""
+
+    memory: Quantity | None = None
+    """Bytes: 16Gi."""
+
+    gpu: Gpu | None = None
+    """Accelerators."""
+
+
+class Placement(Contract):
+    """Where the stage's pod may run."""
+
+    capacity: Capacity = "on-demand"
+    """spot is cheaper and may be taken away at any time; on-demand stays."""
+
+    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
+    """Labels that the node must have; absent: the pool that the stage is made for (workload=…)."""
+
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
+    """Taints that the pod does not mind, besides those that capacity and accelerators need."""
+
+
+class Retries(Contract):
+    """How often the stage is started again. An eviction is no failure."""
+
+    failures: int = Field(default=3, ge=0, le=100)
+    """Failed attempts that are allowed; one more ends the stage."""
+
+    interruptions: int = Field(default=20, ge=0, le=1000)
+    """Interrupted attempts that are allowed: evictions, lost nodes."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a stage is told when it writes its process's config."""
+
+    seed: int
+    model: ModelSource
+    dataset: DatasetSource
+    identities: Mapping[str, str]
+    """Of the requested stages before this one."""
+    push_target: str | None
+    lineage: Lineage
+
+
+class StageSpec(Ruled):
+    """How the stage's container runs."""
+
+    name: ClassVar[str]
+    """The word for it everywhere: spec key, Job suffix, trainer sub-command."""
+    condition: ClassVar[str]
+    """Past tense, for status.conditions."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Stages that must be over before this one starts."""
+    pool: ClassVar[str]
+    """The kind of node it is made for."""
+    execution_fields: ClassVar[frozenset[str]] = frozenset()
+    """Its own fields that change how it runs and never what it makes."""
+
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    """A container image in place of the trainer's. On a laptop there are no containers: the process runs as it is."""
+
+    command: tuple[Argument, ...] = Field(default=(), max_length=64)
+    """A program in place of the trainer. It keeps the stage contract: environment, folders, exit codes, result."""
+
+    args: tuple[Argument, ...] = Field(default=(), max_length=256)
+    """Arguments of that program."""
+
+    resources: Resources = Resources()
+    """What the stage's pod asks for."""
+
+    placement: Placement = Placement()
+    """Where the stage's pod may run."""
+
+    env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=128)
+    """Environment variables for the process."""
+
+    timeout_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    """How long the stage's attempts may run in all; time spent waiting does not count."""
+
+    retries: Retries = Retries()
+    """How often the stage is started again."""
+
+    @abstractmethod
+    def config(self, request: Request) -> StageConfig:
+        """Write what the stage's process is told, with an empty identity."""
+
+    def skipped(self, gate: GateStatus | None) -> str | None:  # noqa: ARG002  stages behind a gate look at it
+        """Say why the stage is not run although it was asked for, or None."""
+        return None
+
+    def verdict(self, result: AnyResult) -> GateStatus | None:  # noqa: ARG002  only a stage that measures has one
+        """Compare a result with the stage's own gate, or None where it has none."""
+        return None
+
+
+class GatedSpec(StageSpec):
+    """A stage that may wait for the gate, and writes to the world outside, so that it is never put on spot nodes."""
+
+    rules = (
+        Rule(
+            field="placement.capacity",
+            message="must be on-demand: it writes to the outside, and losing its node half-way cannot be undone",
+            cel="!has(self.placement) || !has(self.placement.capacity) || self.placement.capacity != 'spot'",
+            holds=lambda data: data.get("placement", {}).get("capacity") != "spot",
+        ),
+    )
+
+    when: Literal["Always", "GatePassed"] = "Always"
+    """GatePassed: only if the score is above evaluate.gate.threshold."""
+
+    @override
+    def skipped(self, gate: GateStatus | None) -> str | None:
+        return gate.message if self.when == "GatePassed" and gate and not gate.passed else None

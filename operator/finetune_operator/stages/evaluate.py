@@ -1,0 +1,86 @@
+"""Measure the adapter, and compare the score with the gate."""
+
+from typing import ClassVar
+
+from typing_extensions import override
+
+from finetune_operator.api.rules import Rule
+from finetune_operator.api.status import GateStatus
+from finetune_operator.stages.base import Request, StageSpec
+from finetune_operator.stages.parts import part
+from finetune_trainer.contract import (
+    AnyResult,
+    EvaluateConfig,
+    EvaluateRecipe,
+    EvaluateResult,
+    Gate,
+    Score,
+)
+
+
+class Evaluate(StageSpec, EvaluateRecipe):
+    """Measures the adapter with lm-eval."""
+
+    name: ClassVar[str] = "evaluate"
+    condition: ClassVar[str] = "Evaluated"
+    needs: ClassVar[tuple[str, ...]] = ("train",)
+    pool: ClassVar[str] = "eval"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="gate.task",
+            message="must be one of the names under evaluate.tasks",
+            cel="!has(self.gate) || self.gate.task in self.tasks",
+            holds=lambda data: "gate" not in data or data["gate"]["task"] in data["tasks"],
+        ),
+    )
+
+    gate: Gate | None = None
+    """What the score must be before anything is deployed; editing it reruns nothing."""
+
+    @override
+    def config(self, request: Request) -> EvaluateConfig:
+        return EvaluateConfig(
+            identity="",
+            seed=request.seed,
+            train=request.identities["train"],
+            model=request.model,
+            recipe=part(self, EvaluateRecipe),
+        )
+
+    @override
+    def verdict(self, result: AnyResult) -> GateStatus | None:
+        if self.gate is None or not isinstance(result, EvaluateResult):
+            return None
+        scores = result.scores.get(self.gate.task, {})
+        score = scores.get(self.gate.metric)
+        if score is None:
+            return unmeasured(
+                self.gate, f"{self.gate.metric} was not measured; there are {', '.join(scores) or 'none'}"
+            )
+        if self.gate.standard_errors and score.stderr is None:
+            return unmeasured(self.gate, f"{self.gate.metric} has no standard error; set gate.standardErrors to 0")
+        return compared(self.gate, score)
+
+
+def unmeasured(gate: Gate, why: str) -> GateStatus:
+    """Keep the gate closed because there is nothing to compare."""
+    message = f"evaluate.gate.metric: {why}"
+    return GateStatus(task=gate.task, metric=gate.metric, threshold=gate.threshold, passed=False, message=message)
+
+
+def compared(gate: Gate, score: Score) -> GateStatus:
+    """Open the gate if the score, less its margin of error, is greater than the threshold."""
+    margin = gate.standard_errors * (score.stderr or 0.0)
+    passed = score.value - margin > gate.threshold
+    error = f" ± {score.stderr:.4g}" if score.stderr is not None else ""
+    less = f" less {gate.standard_errors:g} standard errors" if gate.standard_errors else ""
+    word = "above" if passed else "not above"
+    return GateStatus(
+        task=gate.task,
+        metric=gate.metric,
+        value=score.value,
+        stderr=score.stderr,
+        threshold=gate.threshold,
+        passed=passed,
+        message=f"{gate.task} {gate.metric} = {score.value:.4g}{error}{less} is {word} {gate.threshold:g}",
+    )

@@ -1,0 +1,32 @@
+"""Publish the merged model."""
+
+from typing import ClassVar
+
+from typing_extensions import override
+
+from finetune_operator.stages.base import GatedSpec, Request
+from finetune_operator.stages.parts import part
+from finetune_trainer.contract import PushConfig, PushRecipe
+
+
+class Push(GatedSpec, PushRecipe):
+    """Merges the adapter into the base model and publishes it."""
+
+    name: ClassVar[str] = "push"
+    condition: ClassVar[str] = "Pushed"
+    needs: ClassVar[tuple[str, ...]] = ("train", "evaluate")
+    pool: ClassVar[str] = "control"
+
+    @override
+    def config(self, request: Request) -> PushConfig:
+        return PushConfig(
+            identity="",
+            seed=request.seed,
+            prepare=request.identities["prepare"],
+            train=request.identities["train"],
+            evaluate=request.identities.get("evaluate"),
+            model=request.model,
+            dataset=request.dataset,
+            recipe=part(self, PushRecipe),
+            lineage=request.lineage,
+        )
