@@ -21,7 +21,7 @@ from finetune_trainer.contract import environment as names
 from finetune_trainer.errors import ConfigInvalid, Interrupted, ServiceUnavailable, StageError
 from finetune_trainer.interruption import stop
 from finetune_trainer.progress import ProgressReporter
-from finetune_trainer.stage import Context, leave_message, read_result, write_result
+from finetune_trainer.stage import Context, leave_message, read_result, write_config, write_result
 
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
@@ -81,7 +81,7 @@ def result_of(config: AnyConfig, environment: Environment) -> AnyResult:
     if done is not None and module.still_holds(done, config, environment):
         print(f"{config.stage}: done already, {done.digest}", flush=True)
         return done
-    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config)
     context = Context(environment, folder, ProgressReporter(config.stage, environment), stop)
     result: AnyResult = module.run(config, context)
     context.progress.flush()

@@ -7,11 +7,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from finetune_trainer.artifacts import write_durably
-from finetune_trainer.contract import AnyResult, Environment, TerminationMessage
+from finetune_trainer.contract import AnyConfig, AnyResult, Environment, TerminationMessage, parse_config
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
 from finetune_trainer.interruption import StopSignal
 from finetune_trainer.progress import ProgressReporter
 
+CONFIG = "config.json"
 RESULT = "result.json"
 
 
@@ -24,6 +25,19 @@ class Context:
     """The stage's own folder; everything it makes lies here, or is named by its result."""
     progress: ProgressReporter
     stop: StopSignal
+
+
+def write_config(folder: Path, config: AnyConfig) -> None:
+    """Leave a stage's config beside what it makes, for the stages that tell of it."""
+    write_durably(folder / CONFIG, config.model_dump_json(by_alias=True, indent=1).encode())
+
+
+def read_config(folder: Path) -> AnyConfig | None:
+    """Give the config of the stage whose folder this is, or None where there is none that can be read."""
+    try:
+        return parse_config((folder / CONFIG).read_text())
+    except (OSError, ValidationError):
+        return None
 
 
 def write_result(folder: Path, result: AnyResult) -> None:

@@ -181,8 +181,8 @@ class Task(Contract):
     file: Uri | None = None
     """A task file (YAML) in place of one of lm-eval's own; paths inside it are looked up beside it."""
 
-    few_shot: int = Field(default=0, ge=0, le=100)
-    """Solved examples put before each question."""
+    few_shot: int | None = Field(default=None, ge=0, le=100)
+    """Solved examples put before each question; absent: as many as the task itself asks for."""
 
     limit: int | None = Field(default=None, ge=1, le=10_000_000)
     """Only the first so many questions; a score from fewer has a larger standard error."""
