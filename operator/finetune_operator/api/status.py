@@ -50,6 +50,8 @@ class AttemptStatus(Contract):
     """1 for the first; never used twice in one stage."""
     job: str
     """The Job's name."""
+    identity: str
+    """Hash over what it was to make."""
     execution: str
     """Hash over how it ran."""
     outcome: Outcome = Outcome.RUNNING
@@ -62,8 +64,10 @@ class AttemptStatus(Contract):
     """Of the process; absent where nobody saw it."""
     stopping: Reason | None = None
     """Why the operator asked it to stop, if it did."""
-    started_at: datetime | None = None
+    created_at: datetime | None = None
     """When its Job was first seen."""
+    started_at: datetime | None = None
+    """When its process started."""
     finished_at: datetime | None = None
     """When it ended."""
     start_step: int | None = None

@@ -5,6 +5,7 @@ keeps the same agreement: `docs/stage-contract.md` says it in words.
 """
 
 from finetune_trainer.contract.configs import (
+    RESULTS_VERSION,
     AnyConfig,
     DeployConfig,
     EvaluateConfig,
@@ -49,6 +50,7 @@ from finetune_trainer.contract.results import (
 from finetune_trainer.exit_codes import ExitCode
 
 __all__ = [
+    "RESULTS_VERSION",
     "AnyConfig",
     "AnyResult",
     "Checkpoint",

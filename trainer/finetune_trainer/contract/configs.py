@@ -4,7 +4,8 @@ A config holds URIs and identities, never paths: where things are mounted is the
 so that the same config is good on a laptop and in a cluster.
 """
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -21,6 +22,10 @@ from finetune_trainer.contract.recipes import (
 )
 
 
+RESULTS_VERSION = 1
+"""Part of every identity; raised when the trainer makes other results from the same config."""
+
+
 class StageConfig(Contract):
     """Common to all stages."""
 
@@ -32,6 +37,24 @@ class StageConfig(Contract):
 
     seed: int = 0
     """The only source of randomness."""
+
+    def texts(self) -> frozenset[str]:
+        """Give every string in the config; its URIs are among them."""
+        return frozenset(_strings(self.model_dump()))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for inner in value.values():
+                yield from _strings(inner)
+        case list() | tuple():
+            for inner in value:
+                yield from _strings(inner)
+        case _:
+            pass
 
 
 class PrepareConfig(StageConfig):
@@ -64,6 +87,8 @@ class EvaluateConfig(StageConfig):
     """Identity of the train stage whose adapter is measured."""
     model: ModelSource
     recipe: EvaluateRecipe
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Numbers of the weights that are measured, as they are going to be pushed; auto: as the base model is stored."""
 
 
 class Lineage(Contract):

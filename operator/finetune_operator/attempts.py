@@ -1,0 +1,166 @@
+"""How an attempt ended: the decision table that tells an eviction from a bug."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.status import AttemptStatus, Outcome
+from finetune_operator.observing import JobSeen, JobState
+from finetune_trainer.contract import AnyResult, ExitCode
+
+SIGNALLED = (137, 143)
+"""What a shell says of a process that SIGKILL or SIGTERM ended."""
+
+PERMANENT: dict[int, Reason] = {
+    ExitCode.CONFIG: Reason.SPEC_INVALID,
+    ExitCode.DATA: Reason.DATA_INVALID,
+    ExitCode.NOT_FOUND: Reason.SOURCE_NOT_FOUND,
+    ExitCode.CREDENTIALS: Reason.CREDENTIALS_REJECTED,
+}
+"""Exit codes that trying again cannot better."""
+
+HOPELESS = frozenset({*PERMANENT.values(), Reason.OUT_OF_MEMORY})
+"""Reasons after which a stage is not started again by itself."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of an attempt."""
+
+    outcome: Outcome
+    reason: Reason
+    message: str
+
+
+def follow(attempt: AttemptStatus, job: JobSeen | None, now: datetime) -> AttemptStatus:
+    """Give the attempt as it is now; one that has ended stays as it is."""
+    if attempt.outcome is not Outcome.RUNNING:
+        return attempt
+    if job is None:
+        return _without_job(attempt, now)
+    seen = _noted(attempt, job, now)
+    if job.state in {JobState.WAITING, JobState.RUNNING}:
+        return seen
+    end = ending(seen, job)
+    return _ended(seen, end, job.finished_at or now, job.exit_code)
+
+
+def ending(attempt: AttemptStatus, job: JobSeen) -> Ending:
+    """Judge a Job that is over: the first entry of the table that knows an answer."""
+    found = (check(attempt, job) for check in TABLE)
+    return next(end for end in found if end)
+
+
+def _made_its_result(attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    return Ending(Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED, "") if result_of(attempt, job) else None
+
+
+def _was_asked_to_stop(attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    return Ending(Outcome.STOPPED, attempt.stopping, _last_words(job)) if attempt.stopping else None
+
+
+def _left_no_result(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    said = "the process ended with 0 but left no result of this stage, so the stage is run again"
+    return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, said) if job.state is JobState.COMPLETE else None
+
+
+def _ran_out_of_memory(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    said = "the process needed more memory than it was given: raise resources.memory"
+    return Ending(Outcome.FAILED, Reason.OUT_OF_MEMORY, _last_words(job) or said) if job.out_of_memory else None
+
+
+def _was_disrupted(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    said = "; ".join(words for words in (job.disruption, _last_words(job)) if words)
+    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, said) if job.disruption else None
+
+
+def _said_it_was_interrupted(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    interrupted = job.exit_code == ExitCode.INTERRUPTED
+    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, _last_words(job) or "asked to stop") if interrupted else None
+
+
+def _cannot_succeed(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    reason = PERMANENT.get(job.exit_code or 0)
+    return Ending(Outcome.FAILED, reason, _last_words(job) or f"exit code {job.exit_code}") if reason else None
+
+
+def _found_something_unavailable(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    said = _last_words(job) or "a service or a disk was not available"
+    unavailable = job.exit_code == ExitCode.UNAVAILABLE
+    return Ending(Outcome.FAILED, Reason.SOURCE_UNAVAILABLE, said) if unavailable else None
+
+
+def _failed(_attempt: AttemptStatus, job: JobSeen) -> Ending:
+    killed = "killed, and nothing says by whom; often the node's memory was full"
+    said = killed if job.exit_code in SIGNALLED else f"exit code {job.exit_code}"
+    return Ending(Outcome.FAILED, Reason.STAGE_FAILED, _last_words(job) or said)
+
+
+# The order is the meaning: what the process made, what we asked of it, evidence, exit codes, and a guess last.
+TABLE: tuple[Callable[[AttemptStatus, JobSeen], Ending | None], ...] = (
+    _made_its_result,
+    _was_asked_to_stop,
+    _left_no_result,  # Complete without a result is believed by nobody
+    _ran_out_of_memory,  # more of the same would only be killed again
+    _was_disrupted,  # an eviction, whatever the exit code
+    _said_it_was_interrupted,
+    _cannot_succeed,
+    _found_something_unavailable,
+    _failed,
+)
+
+
+def result_of(attempt: AttemptStatus, job: JobSeen) -> AnyResult | None:
+    """Give the result that a completed Job left, if it is of what the attempt was to make."""
+    result = job.message.result if job.message and job.state is JobState.COMPLETE else None
+    return result if result and result.identity == attempt.identity else None
+
+
+def _without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
+    # Never seen: its number was written down but the Job not made yet, so making it is still to be done.
+    if attempt.created_at is None and not attempt.stopping:
+        return attempt
+    if attempt.stopping:
+        return _ended(attempt, Ending(Outcome.STOPPED, attempt.stopping, ""), now, None)
+    gone = Ending(Outcome.INTERRUPTED, Reason.JOB_DISAPPEARED, "its Job is gone, and nobody saw how it ended")
+    return _ended(attempt, gone, now, None)
+
+
+def _noted(attempt: AttemptStatus, job: JobSeen, now: datetime) -> AttemptStatus:
+    noted: dict[str, object] = {
+        "created_at": attempt.created_at or job.started_at or now,
+        "started_at": attempt.started_at or job.started_at,
+    }
+    if job.progress:
+        noted |= {
+            "start_step": job.progress.start_step,
+            "last_step": job.progress.step,
+            "step_seconds": job.progress.step_seconds,
+        }
+    interruption = job.message.interruption if job.message else None
+    if interruption and interruption.step is not None:
+        noted["last_step"] = interruption.step
+    return attempt.model_copy(update=noted)
+
+
+def _ended(attempt: AttemptStatus, end: Ending, at: datetime, code: int | None) -> AttemptStatus:
+    return attempt.model_copy(
+        update={
+            "outcome": end.outcome,
+            "reason": end.reason,
+            "message": end.message,
+            "finished_at": at,
+            "exit_code": code,
+        }
+    )
+
+
+def _last_words(job: JobSeen) -> str:
+    if job.message is None:
+        return ""
+    if job.message.failure:
+        return job.message.failure.message
+    if (where := job.message.interruption) and where.step is not None:
+        return f"stopped at step {where.step}, saved at step {where.saved_step or 0}"
+    return ""

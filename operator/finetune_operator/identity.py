@@ -1,0 +1,38 @@
+"""Two hashes a stage: what determines its result, and how it runs.
+
+Same identity and a result: reused, never run again. Same identity, another execution: a new attempt that
+resumes. Another identity: another folder, a fresh start.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from finetune_operator.stages.base import StageSpec
+from finetune_trainer.contract import RESULTS_VERSION, StageConfig
+
+IDENTITY_DIGITS = 16
+HOW_IT_RUNS = ("image", "command", "args", "resources", "placement", "env")
+WHAT_RUNS = ("image", "command", "args", "env")
+
+
+def identity_of(spec: StageSpec, config: StageConfig, contents: Mapping[str, str]) -> str:
+    """Hash everything that determines the stage's result.
+
+    `contents` gives the digest of what lies behind a URI, where the cluster can see it: data that changed in
+    place is other data. A container that is not ours determines its result too.
+    """
+    said = config.model_dump(mode="json", exclude={"identity", *config.execution_fields})
+    program = spec.model_dump(mode="json", include=set(WHAT_RUNS)) if spec.command else {}
+    seen = {text: contents[text] for text in config.texts() if text in contents}
+    return _hash({"version": RESULTS_VERSION, "config": said, "program": program, "contents": seen})
+
+
+def execution_of(spec: StageSpec) -> str:
+    """Hash how the stage runs: where, on what, with which image and environment."""
+    return _hash(spec.model_dump(mode="json", include={*HOW_IT_RUNS, *spec.execution_fields}))
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:IDENTITY_DIGITS]

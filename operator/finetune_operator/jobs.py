@@ -1,0 +1,71 @@
+"""The Job of one attempt, in words that a cluster and a laptop both understand."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from finetune_operator.labels import job_labels
+from finetune_operator.names import job_name
+from finetune_operator.pipeline import Pipeline
+from finetune_operator.placement import PLACEMENTS, PodPlacement, Wish
+from finetune_operator.settings import Settings
+from finetune_operator.stages.base import Resources, StageSpec
+from finetune_trainer.contract import StageConfig
+from finetune_trainer.contract import environment as names
+
+TRAINER = ("python", "-m", "finetune_trainer")
+
+
+@dataclass(frozen=True)
+class JobTemplate:
+    """One attempt; a value, so that making it twice makes the same."""
+
+    name: str
+    labels: dict[str, str]
+    stage: str
+    attempt: int
+    identity: str
+    image: str
+    command: tuple[str, ...]
+    env: dict[str, str]
+    """The user's variables and the stage's config; where things are mounted is the cluster's to add."""
+    claims: tuple[str, ...]
+    """Claims besides the workspace that the config names."""
+    resources: Resources
+    placement: PodPlacement
+    grace: timedelta
+
+
+def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: int, settings: Settings) -> JobTemplate:
+    """Write the Job of a stage's attempt."""
+    text = config.model_dump_json(by_alias=True, exclude_none=True)
+    return JobTemplate(
+        name=job_name(pipeline.key.name, pipeline.uid, spec.name, attempt),
+        labels=job_labels(pipeline.key.name, spec.name, attempt, config.identity),
+        stage=spec.name,
+        attempt=attempt,
+        identity=config.identity,
+        image=spec.image or settings.trainer_image,
+        command=(*spec.command, *spec.args) if spec.command else (*TRAINER, spec.name, *spec.args),
+        env={**spec.env, names.CONFIG: text},
+        claims=claims_in(config),
+        resources=spec.resources,
+        placement=place(spec),
+        grace=settings.grace,
+    )
+
+
+def place(spec: StageSpec) -> PodPlacement:
+    """Ask the stage's capacity class where its pod may run."""
+    wish = Wish(
+        pool=spec.pool,
+        gpu=spec.resources.gpu is not None,
+        node_selector=spec.placement.node_selector,
+        tolerations=spec.placement.tolerations,
+    )
+    return PLACEMENTS[spec.placement.capacity](wish)
+
+
+def claims_in(config: StageConfig) -> tuple[str, ...]:
+    """Name every claim that a pvc:// URI of the config speaks of."""
+    return tuple(sorted({urlsplit(text).netloc for text in config.texts() if text.startswith("pvc://")}))

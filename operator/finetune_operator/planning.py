@@ -1,0 +1,127 @@
+"""What to do next: pure, from what every stage is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
+from finetune_operator.history import begun, next_number, stopped
+from finetune_operator.jobs import JobTemplate, job_for
+from finetune_operator.pipeline import Pipeline
+from finetune_operator.settings import Settings
+from finetune_operator.state import PipelineView, StageView, active_time
+
+
+@dataclass(frozen=True)
+class CreateJob:
+    """Make the Job; where one of this name is there already, that is the one."""
+
+    job: JobTemplate
+
+
+@dataclass(frozen=True)
+class StopJob:
+    """Stop the Job as an eviction would; where it is stopping or gone already, nothing is left to do."""
+
+    name: str
+    reason: Reason
+
+
+Action = CreateJob | StopJob
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done, and what is to be written down before it is."""
+
+    stages: dict[str, StageStatus]
+    """Every stage, with the attempts that are about to begin or to be stopped."""
+    actions: tuple[Action, ...]
+    next_look: timedelta | None
+    """Look again after this time at the latest; None: only when something changes."""
+
+
+def plan_next(pipeline: Pipeline, view: PipelineView, settings: Settings, now: datetime) -> Plan:
+    """Decide for every stage at once; stages that need each other are ordered by what `assess` found."""
+    planner = _Planner(pipeline, view, settings, now)
+    decided = {name: planner.next_for(stage) for name, stage in view.stages.items()}
+    actions = tuple(action for _, doing in decided.values() for action in doing)
+    looks = sorted(planner.looks())
+    return Plan(
+        stages={name: status for name, (status, _) in decided.items()},
+        actions=actions,
+        next_look=max(looks[0], timedelta()) if looks else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Planner:
+    pipeline: Pipeline
+    view: PipelineView
+    settings: Settings
+    now: datetime
+
+    def next_for(self, stage: StageView) -> tuple[StageStatus, tuple[Action, ...]]:
+        """Give what is to be written down of a stage, and what is to be done then."""
+        attempt = stage.status.last_attempt
+        if attempt and attempt.outcome is Outcome.RUNNING:
+            return self._with_running(stage, attempt)
+        if stage.spec and stage.config and self._may_start(stage):
+            job = job_for(self.pipeline, stage.spec, stage.config, next_number(stage.status), self.settings)
+            return begun(stage.status, job.name), (CreateJob(job),)
+        return stage.status, ()
+
+    def _with_running(self, stage: StageView, attempt: AttemptStatus) -> tuple[StageStatus, tuple[Action, ...]]:
+        """Leave it alone, or stop it. Both actions are repeated until they are seen to have worked."""
+        if why := attempt.stopping or self._reason_to_stop(stage, attempt):
+            return stopped(stage.status, why), (StopJob(attempt.job, why),)
+        if attempt.created_at is None and stage.spec and stage.config:
+            job = job_for(self.pipeline, stage.spec, stage.config, attempt.number, self.settings)
+            return stage.status, (CreateJob(job),)
+        return stage.status, ()
+
+    def _reason_to_stop(self, stage: StageView, attempt: AttemptStatus) -> Reason | None:
+        wanted = (stage.status.identity, stage.status.execution)
+        if stage.spec is None or (attempt.identity, attempt.execution) != wanted:
+            return Reason.SPEC_CHANGED
+        if self.view.cancelled:
+            return Reason.CANCELLED
+        if self.pipeline.spec.suspend:
+            return Reason.SUSPENDED
+        if any(left <= timedelta() for left in self._time_left(stage)):
+            return Reason.DEADLINE_EXCEEDED
+        return None
+
+    def _may_start(self, stage: StageView) -> bool:
+        status = stage.status
+        ready = status.state is StageState.PENDING and status.reason in {Reason.PROGRESSING, Reason.RETRYING}
+        return ready and self._is_wanted(stage) and self._wait_left(stage) <= timedelta()
+
+    def _is_wanted(self, stage: StageView) -> bool:
+        order = [kind.name for kind in STAGES]
+        until = self.settings.until
+        return stage.spec is None or until is None or order.index(stage.spec.name) <= order.index(until)
+
+    def _wait_left(self, stage: StageView) -> timedelta:
+        last = stage.status.last_attempt
+        if last is None or last.outcome is not Outcome.FAILED or last.number <= stage.status.forgiven:
+            return timedelta()
+        return (last.finished_at or self.now) + self.settings.backoff(stage.status.failures) - self.now
+
+    def _time_left(self, stage: StageView) -> Iterator[timedelta]:
+        if stage.spec and stage.spec.timeout_seconds:
+            yield timedelta(seconds=stage.spec.timeout_seconds) - active_time(stage.status, self.now)
+        if limit := self.pipeline.spec.active_deadline_seconds:
+            yield timedelta(seconds=limit) - self.view.active
+
+    def looks(self) -> Iterator[timedelta]:
+        """Give the times after which something may be due."""
+        for stage in self.view.stages.values():
+            last = stage.status.last_attempt
+            if last and last.outcome is Outcome.RUNNING:
+                yield self.settings.resync
+                yield from self._time_left(stage)
+            elif stage.status.reason is Reason.RETRYING:
+                yield self._wait_left(stage)

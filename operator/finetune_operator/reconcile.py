@@ -1,0 +1,40 @@
+"""The page to read first: observe → assess → plan → report → apply.
+
+Everything the operator does to a pipeline is this function, called again and again. It keeps nothing in
+memory between two calls, so it may be killed between any two lines.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from finetune_operator.cluster.protocol import Cluster
+from finetune_operator.pipeline import Key
+from finetune_operator.planning import plan_next
+from finetune_operator.reporting import events, report
+from finetune_operator.settings import Settings
+from finetune_operator.state import assess
+
+
+@dataclass(frozen=True)
+class NextLook:
+    """When to call `reconcile` again, unless something happens before."""
+
+    after: timedelta | None
+    """None: only when something changes."""
+    gone: bool = False
+    """The pipeline does not exist any more."""
+
+
+async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetime) -> NextLook:
+    """Bring one pipeline a step on; raises what the cluster raises, and then nothing is lost."""
+    pipeline = await cluster.read(key)
+    if pipeline is None:
+        return NextLook(after=None, gone=True)
+    observed = await cluster.observe(pipeline)  # facts, no judgement
+    view = assess(pipeline, observed, now)  # pure: what every attempt and stage is
+    plan = plan_next(pipeline, view, settings, now)  # pure: what to do about it
+    status = report(pipeline, view, plan, now)  # pure: what to say of it
+    await cluster.write_status(pipeline, status)  # an attempt's number is durable before its Job exists
+    await cluster.apply(pipeline, plan.actions)  # each idempotent under a deterministic name
+    await cluster.announce(pipeline, events(pipeline.status, status))  # only what has been written down
+    return NextLook(plan.next_look)

@@ -1,0 +1,192 @@
+"""What is said of a pipeline: pure, from what every stage is and what is about to be done."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from finetune_operator.api.conditions import FINISHED, READY, RECONCILING, STALLED, Condition, Reason, merged
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import (
+    Handled,
+    ModelStatus,
+    Outcome,
+    PipelineStatus,
+    StageState,
+    StageStatus,
+)
+from finetune_operator.pipeline import Pipeline
+from finetune_operator.planning import Plan
+from finetune_operator.state import PipelineView
+from finetune_trainer.contract import Progress, PushResult
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has just become true."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The pipeline as a whole."""
+
+    phase: str
+    ready: Truth
+    reason: Reason
+    message: str
+    reconciling: bool = False
+    stalled: bool = False
+    finished: bool = False
+
+
+def report(pipeline: Pipeline, view: PipelineView, plan: Plan, now: datetime) -> PipelineStatus:
+    """Write the whole status anew; only times of transition are taken over."""
+    before, stages = pipeline.status, plan.stages
+    summary = summarise(pipeline, view, plan)
+    name = focus(stages)
+    current = stages[name]
+    return PipelineStatus(
+        observed_generation=pipeline.generation,
+        phase=summary.phase,
+        stage=name,
+        progress=percent(current),
+        attempt=current.last_attempt.number if current.last_attempt else 0,
+        conditions=merged(before.conditions, _conditions(pipeline.generation, summary, stages, now)),
+        stages=stages,
+        gate=view.gate,
+        model=_model(stages),
+        interruptions=sum(stage.interruptions for stage in stages.values()),
+        lost_steps=sum(stage.lost_steps for stage in stages.values()),
+        lost_seconds=round(sum(stage.lost_seconds for stage in stages.values()), 3),
+        started_at=min((s.started_at for s in stages.values() if s.started_at), default=None),
+        finished_at=(before.finished_at or now) if summary.finished else None,
+        cancelled=view.cancelled,
+        handled=Handled(retry=pipeline.retry or before.handled.retry, cancel=pipeline.cancel or before.handled.cancel),
+    )
+
+
+def summarise(pipeline: Pipeline, view: PipelineView, plan: Plan) -> Summary:
+    """Say in one word, one reason and one sentence how the pipeline stands."""
+    running = any(s.last_attempt and s.last_attempt.outcome is Outcome.RUNNING for s in plan.stages.values())
+    failed = view.failed
+    if failed and not running:
+        status = view.stages[failed].status
+        phase = "Cancelled" if status.reason is Reason.CANCELLED else "Failed"
+        message = f"{failed}: {status.message}"
+        return Summary(phase, "False", status.reason, message, stalled=True, finished=True)
+    if view.over and not running:
+        return _finished(view)
+    if pipeline.spec.suspend:
+        return Summary("Suspended", "False", Reason.SUSPENDED, "spec.suspend is true", reconciling=running)
+    name = focus(plan.stages)
+    status = plan.stages[name]
+    message = f"{name}: {status.message}" if status.message else f"{name} is {status.state.lower()}"
+    return Summary("Running" if running else "Pending", "False", status.reason, message, reconciling=True)
+
+
+def _finished(view: PipelineView) -> Summary:
+    below = next((s.status.message for s in view.stages.values() if s.status.reason is Reason.BELOW_THRESHOLD), None)
+    if below:
+        return Summary("BelowThreshold", "False", Reason.BELOW_THRESHOLD, below, finished=True)
+    return Summary("Succeeded", "True", Reason.ALL_STAGES_SUCCEEDED, "all that was asked for is done", finished=True)
+
+
+def focus(stages: Mapping[str, StageStatus]) -> str:
+    """Name the stage to look at: the one that runs or failed, else the first that is not over, else the last done."""
+    order = (
+        (StageState.RUNNING, StageState.QUEUED),
+        (StageState.FAILED,),
+        (StageState.PENDING,),
+    )
+    for states in order:
+        for name, status in stages.items():
+            if status.state in states:
+                return name
+    done = [name for name, status in stages.items() if status.state is StageState.SUCCEEDED]
+    return (done or list(stages))[-1]
+
+
+def percent(stage: StageStatus) -> str:
+    """Say how far a stage is, as 62%."""
+    if stage.state is StageState.SUCCEEDED:
+        return "100%"
+    progress: Progress | None = stage.progress
+    if progress is None or not progress.total:
+        return ""
+    return f"{min(99, 100 * progress.step // progress.total)}%"
+
+
+def _model(stages: Mapping[str, StageStatus]) -> ModelStatus | None:
+    pushed = next((s.result for s in stages.values() if isinstance(s.result, PushResult)), None)
+    return ModelStatus(uri=pushed.uri, digest=pushed.digest) if pushed else None
+
+
+def _conditions(
+    generation: int, summary: Summary, stages: Mapping[str, StageStatus], now: datetime
+) -> Iterator[Condition]:
+    def condition(kind: str, status: Truth, reason: Reason, message: str) -> Condition:
+        return Condition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=message,
+            observed_generation=generation,
+            last_transition_time=now,
+        )
+
+    yield condition(READY, summary.ready, summary.reason, summary.message)
+    if summary.reconciling:
+        yield condition(RECONCILING, "True", summary.reason, summary.message)
+    if summary.stalled:
+        yield condition(STALLED, "True", summary.reason, summary.message)
+    yield condition(FINISHED, "True" if summary.finished else "False", summary.reason, summary.message)
+    for kind in STAGES:
+        status = stages[kind.name]
+        yield condition(kind.condition, _truth(status.state), status.reason, status.message)
+
+
+def _truth(state: StageState) -> Truth:
+    match state:
+        case StageState.SUCCEEDED:
+            return "True"
+        case StageState.FAILED | StageState.SKIPPED:
+            return "False"
+        case StageState.PENDING | StageState.QUEUED | StageState.RUNNING:
+            return "Unknown"
+
+
+def events(before: PipelineStatus, after: PipelineStatus) -> tuple[Event, ...]:
+    """Give what became true between two statuses; nothing twice, and nothing from nothing."""
+    found = [event for name, stage in after.stages.items() for event in _of_stage(name, before.stages.get(name), stage)]
+    if after.finished_at and not before.finished_at:
+        word: Literal["Normal", "Warning"] = "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
+        ready = next(c for c in after.conditions if c.type == READY)
+        found.append(Event(word, f"Pipeline{after.phase}", ready.message))
+    return tuple(found)
+
+
+def _of_stage(name: str, before: StageStatus | None, after: StageStatus) -> Iterator[Event]:
+    outcomes = {attempt.number: attempt.outcome for attempt in before.attempts} if before else {}
+    for attempt in after.attempts:
+        was = outcomes.get(attempt.number)
+        if was is attempt.outcome:
+            continue
+        words = f"{name} attempt {attempt.number}"
+        match attempt.outcome:
+            case Outcome.RUNNING:
+                yield Event("Normal", "AttemptStarted", words)
+            case Outcome.SUCCEEDED:
+                yield Event("Normal", "StageSucceeded", words)
+            case Outcome.INTERRUPTED | Outcome.STOPPED:
+                yield Event("Normal", f"Attempt{attempt.outcome}", f"{words}: {attempt.message or attempt.reason}")
+            case Outcome.FAILED:
+                yield Event("Warning", "AttemptFailed", f"{words}: {attempt.message or attempt.reason}")
+    if before and before.state is not after.state and after.state in {StageState.FAILED, StageState.SKIPPED}:
+        kind: Literal["Normal", "Warning"] = "Warning" if after.state is StageState.FAILED else "Normal"
+        yield Event(kind, f"Stage{after.state}", f"{name}: {after.message or after.reason}")

@@ -1,0 +1,27 @@
+"""What whoever runs the operator decides, and no pipeline."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How patient the operator is and what it starts by default."""
+
+    trainer_image: str = "finetune-trainer"
+    """Used where a stage names no image."""
+    grace: timedelta = timedelta(seconds=30)
+    """From SIGTERM to SIGKILL."""
+    first_backoff: timedelta = timedelta(seconds=10)
+    """From the first failure of a stage to its next attempt; doubles with each. An interruption waits for nothing."""
+    longest_backoff: timedelta = timedelta(minutes=10)
+    """The most that doubling leads to."""
+    resync: timedelta = timedelta(minutes=5)
+    """How long a pipeline with running work is left alone when nothing is heard of it."""
+    until: str | None = None
+    """The last stage to start; None: all. For `finetune run --until`."""
+
+    def backoff(self, failures: int) -> timedelta:
+        """Give the wait before the attempt that follows so many failures."""
+        doublings = max(0, min(failures - 1, 30))
+        return min(self.first_backoff * float(2**doublings), self.longest_backoff)

@@ -1,0 +1,194 @@
+"""What every stage is: pure, from the spec, what was said before and what is seen now."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import GateStatus, StageState, StageStatus
+from finetune_operator.attempts import HOPELESS
+from finetune_operator.history import carried, with_attempts
+from finetune_operator.identity import execution_of, identity_of
+from finetune_operator.observing import JobState, Observed
+from finetune_operator.pipeline import Pipeline
+from finetune_operator.stages.base import Request, StageSpec
+from finetune_trainer.contract import Lineage, StageConfig
+
+OVER = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One stage as it is now."""
+
+    spec: StageSpec | None
+    """None: not asked for."""
+    config: StageConfig | None
+    status: StageStatus
+
+
+@dataclass(frozen=True)
+class PipelineView:
+    """All stages as they are now, in their order."""
+
+    stages: Mapping[str, StageView]
+    gate: GateStatus | None
+    cancelled: bool
+    active: timedelta
+    """How long all attempts have run so far."""
+
+    @property
+    def over(self) -> bool:
+        """Whether every stage has succeeded or was skipped."""
+        return all(view.status.state in OVER for view in self.stages.values())
+
+    @property
+    def failed(self) -> str | None:
+        """The stage that failed, if one did."""
+        return next((name for name, view in self.stages.items() if view.status.state is StageState.FAILED), None)
+
+
+def assess(pipeline: Pipeline, observed: Observed, now: datetime) -> PipelineView:
+    """Say what every stage is."""
+    assessor = _Assessor(pipeline, observed, now)
+    for kind in STAGES:
+        assessor.look_at(kind)
+    return PipelineView(assessor.views, assessor.gate, assessor.cancelled, assessor.active)
+
+
+def active_time(status: StageStatus, now: datetime) -> timedelta:
+    """Give how long a stage's attempts have run, the one that is running included."""
+    ended = timedelta(seconds=status.active_seconds)
+    last = status.last_attempt
+    if last and last.started_at and last.finished_at is None:
+        return ended + (now - last.started_at)
+    return ended
+
+
+class _Assessor:
+    """Goes through the stages in their order; each sees what was found of those before it."""
+
+    def __init__(self, pipeline: Pipeline, observed: Observed, now: datetime) -> None:
+        self.pipeline, self.observed, self.now = pipeline, observed, now
+        self.cancelled = (pipeline.status.cancelled and not pipeline.retry) or bool(pipeline.cancel)
+        self.gate: GateStatus | None = None
+        self.views: dict[str, StageView] = {}
+        self.identities: dict[str, str] = {}
+        told = pipeline.status.stages
+        self.followed = {
+            kind.name: with_attempts(told.get(kind.name, StageStatus()), observed.jobs, now) for kind in STAGES
+        }
+        self.active = sum((active_time(status, now) for status in self.followed.values()), timedelta())
+
+    def look_at(self, kind: type[StageSpec]) -> None:
+        spec, status = self.pipeline.spec.stage(kind.name), self.followed[kind.name]
+        if spec is None:
+            unwanted = _is(status, StageState.SKIPPED, Reason.NOT_REQUESTED, "not asked for")
+            self.views[kind.name] = StageView(None, None, unwanted)
+            return
+        config = spec.config(self._request())
+        identity = identity_of(spec, config, self.observed.contents)
+        config = config.model_copy(update={"identity": identity})
+        self.identities[kind.name] = identity
+        status = carried(status, identity, execution_of(spec), retry=self.pipeline.retry is not None)
+        if status.result:
+            self.gate = spec.verdict(status.result) or self.gate
+        self.views[kind.name] = StageView(spec, config, self._judged(spec, status))
+
+    def _request(self) -> Request:
+        spec, train = self.pipeline.spec, self.views.get("train")
+        told = train.status if train else StageStatus()
+        return Request(
+            seed=spec.seed,
+            model=spec.model,
+            dataset=spec.dataset,
+            identities=self.identities,
+            push_target=spec.push.target if spec.push else None,
+            lineage=Lineage(
+                pipeline=str(self.pipeline.key),
+                interruptions=told.interruptions,
+                lost_steps=told.lost_steps,
+                lost_seconds=round(told.lost_seconds, 3),
+            ),
+        )
+
+    def _judged(self, spec: StageSpec, status: StageStatus) -> StageStatus:
+        checks = (
+            self._succeeded,  # what is done stays done, whatever else is true
+            self._running,
+            self._failed,
+            self._skipped,
+            self._waits_for_others,
+            self._held,
+        )
+        for check in checks:
+            if found := check(spec, status):
+                return _is(status, *found)
+        again = status.last_attempt is not None and status.last_attempt.number > status.forgiven
+        return _is(status, StageState.PENDING, Reason.RETRYING if again else Reason.PROGRESSING, "")
+
+    def _succeeded(self, spec: StageSpec, status: StageStatus) -> "Found | None":
+        if status.result is None:
+            return None
+        verdict = spec.verdict(status.result)
+        if verdict and verdict.value is None:
+            return StageState.FAILED, Reason.SPEC_INVALID, verdict.message
+        return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, verdict.message if verdict else ""
+
+    def _running(self, _spec: StageSpec, status: StageStatus) -> "Found | None":
+        attempt = status.last_attempt
+        if attempt is None or attempt.finished_at:
+            return None
+        job = self.observed.jobs.get(attempt.job)
+        if attempt.stopping:
+            return StageState.RUNNING, attempt.stopping, "stopping"
+        if job is None or job.state is JobState.WAITING:
+            waiting_for = job.waiting_for if job else ""
+            return StageState.QUEUED, Reason.WAITING_FOR_CAPACITY if waiting_for else Reason.PROGRESSING, waiting_for
+        return StageState.RUNNING, Reason.PROGRESSING, ""
+
+    def _failed(self, spec: StageSpec, status: StageStatus) -> "Found | None":
+        last = status.last_attempt
+        if last and last.number > status.forgiven and last.reason in HOPELESS:
+            return StageState.FAILED, last.reason, last.message
+        said = f": {last.message}" if last and last.message else ""
+        if status.failures > spec.retries.failures:
+            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"failed {status.failures} times{said}"
+        if status.interruptions > spec.retries.interruptions:
+            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"interrupted {status.interruptions} times{said}"
+        if spec.timeout_seconds and status.active_seconds >= spec.timeout_seconds:
+            return StageState.FAILED, Reason.DEADLINE_EXCEEDED, f"ran longer than {spec.name}.timeoutSeconds"
+        return None
+
+    def _skipped(self, spec: StageSpec, _status: StageStatus) -> "Found | None":
+        closed = spec.skipped(self.gate)
+        before = (self.views[name].status for name in spec.needs)
+        behind = next((s.message for s in before if s.reason is Reason.BELOW_THRESHOLD), None)
+        message = closed or behind
+        return (StageState.SKIPPED, Reason.BELOW_THRESHOLD, message) if message else None
+
+    def _waits_for_others(self, spec: StageSpec, _status: StageStatus) -> "Found | None":
+        waiting = [name for name in spec.needs if self.views[name].status.state not in OVER]
+        return (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {waiting[0]}") if waiting else None
+
+    def _held(self, _spec: StageSpec, _status: StageStatus) -> "Found | None":
+        if self.cancelled:
+            return StageState.FAILED, Reason.CANCELLED, "cancelled"
+        limit = self.pipeline.spec.active_deadline_seconds
+        if limit and self.active >= timedelta(seconds=limit):
+            return (
+                StageState.FAILED,
+                Reason.DEADLINE_EXCEEDED,
+                "all stages together ran longer than activeDeadlineSeconds",
+            )
+        if self.pipeline.spec.suspend:
+            return StageState.PENDING, Reason.SUSPENDED, "spec.suspend is true"
+        return None
+
+
+Found = tuple[StageState, Reason, str]
+
+
+def _is(status: StageStatus, state: StageState, reason: Reason, message: str) -> StageStatus:
+    return status.model_copy(update={"state": state, "reason": reason, "message": message})
