@@ -1,0 +1,153 @@
+"""The base model with its adapter."""
+
+import fnmatch
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from finetune_trainer.contract import Lora, ModelSource, TrainRecipe
+from finetune_trainer.errors import ConfigInvalid
+from finetune_trainer.training.data import Batch
+from finetune_trainer.training.device import Tensors
+from finetune_trainer.training.loss import only_at
+
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ALL_LINEAR = "all-linear"
+
+
+class AdaptedModel:
+    """A frozen model and the adapter that learns."""
+
+    def __init__(self, model: PeftModel, device: torch.device, recipe: TrainRecipe) -> None:
+        self.model = model.to(device)
+        self.device = device
+        self.adapter: Tensors = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        """By the names of PEFT's format; the tensors share their memory with the parameters."""
+        self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._autocast = recipe.precision == "bf16"
+        if recipe.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if recipe.compile:
+            self.model.compile()
+
+    def nats(self, batch: Batch) -> torch.Tensor:
+        """Give the cross-entropy summed over the tokens that count, a scalar in fp32.
+
+        Documents of one row do not see each other because their positions start at 0 again and there is
+        neither an attention mask nor a cache: transformers then builds a block-diagonal causal mask.
+        """
+        batch = batch.to(self.device)
+        with only_at(batch.predicting, self.model.get_output_embeddings()) as chosen:
+            # The base is held in bf16 and the adapter in fp32; autocast has the adapter's products done in bf16 too.
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+                output = self.model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False)
+            logits = chosen(output.logits)
+        return torch.nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
+
+    def load(self, adapter: Tensors) -> None:
+        """Take over an adapter of the same layout."""
+        for name, tensor in self.adapter.items():
+            tensor.copy_(adapter[name])
+
+
+def load_base(folder: Path, source: ModelSource, precision: str, context_length: int) -> torch.nn.Module:
+    """Load a causal language model from safetensors files; nothing in the folder is executed.
+
+    Raises ConfigInvalid where it is no such model, or one whose positions do not reach.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        reach = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if reach is not None and reach < context_length:
+            raise ConfigInvalid(
+                f"model {source.uri} knows {reach} positions, the rows have {context_length}: "
+                f"set prepare.contextLength to {reach} or less"
+            )
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigInvalid(f"model {source.uri} cannot be loaded from {folder}: {error}") from error
+    if found["missing_keys"] or found["mismatched_keys"]:
+        lacking = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+        raise ConfigInvalid(f"model {source.uri}: its weights do not fit its config.json, first at {lacking[0]}")
+    base: torch.nn.Module = model
+    return base
+
+
+def attach_adapter(base: torch.nn.Module, lora: Lora, source: ModelSource, seed: int) -> PeftModel:
+    """Freeze the model and add a new adapter; raise ConfigInvalid where targetModules names no layer."""
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets(base, lora.target_modules),
+        use_rslora=lora.variant == "rslora",
+        use_dora=lora.variant == "dora",
+    )
+    torch.manual_seed(seed)  # the adapter's first factors, then every dropout, come from here
+    try:
+        model = get_peft_model(base, config, autocast_adapter_dtype=True)
+    except ValueError as error:
+        raise ConfigInvalid(f"train.lora: {error}; {layers_there_are(base)}") from error
+    # In place of the path on this machine.
+    config.base_model_name_or_path, config.revision = source.uri, source.revision
+    return model
+
+
+def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
+    """Give what PEFT is to adapt; raise ConfigInvalid for a name that matches no layer."""
+    if names == (ALL_LINEAR,):
+        return ALL_LINEAR
+    modules = [name for name, _ in base.named_modules() if name]
+    chosen: set[str] = set()
+    for name in names:
+        matching = [m for m in modules if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")]
+        if not matching:
+            alone = f"; {ALL_LINEAR} stands alone" if name == ALL_LINEAR else ""
+            raise ConfigInvalid(
+                f"train.lora.targetModules: {name} matches no layer of the model{alone}; {layers_there_are(base)}"
+            )
+        chosen |= set(matching) if "*" in name else {name}
+    return sorted(chosen)
+
+
+def layers_there_are(base: torch.nn.Module) -> str:
+    """Name the linear layers of a model by the last part of their names."""
+    linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
+    return f"the model's linear layers are {', '.join(sorted(linear))}"
+
+
+def adapter_config(model: PeftModel) -> bytes:
+    """Give adapter_config.json; the same adapter gives the same bytes in any process."""
+    values: dict[str, Any] = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
+    return (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode()
+
+
+def save_adapter(adapter: Tensors, path: Path) -> None:
+    """Write an adapter's weights in PEFT's format; raise OSError where the disk does not take them."""
+    save_tensors(adapter, path)
+
+
+def save_tensors(tensors: Tensors, path: Path) -> None:
+    """Write a safetensors file; raise OSError where the disk does not take it."""
+    try:
+        save_file(tensors, os.fspath(path), metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path.name}: {error}") from error
+
+
+def host_copy(tensors: Tensors) -> Tensors:
+    """Copy tensors to memory that training does not write to."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
