@@ -3,6 +3,7 @@
 A sealed folder holds `manifest.json` with the size and SHA-256 of every other file in it.
 """
 
+import ctypes
 import hashlib
 import json
 import os
@@ -10,6 +11,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from finetune_trainer.contract.files import sync_folder, write_durably
 
 MANIFEST = "manifest.json"
 
@@ -27,27 +30,6 @@ def digest_file(path: Path) -> str:
 def canonical(value: object) -> bytes:
     """Give the one JSON text of a value: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader, or a crash, sees the old bytes or the new ones and nothing between."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -133,13 +115,26 @@ def appearing(folder: Path) -> Iterator[Path]:
 
 
 def move_into_place(temporary: Path, folder: Path) -> None:
-    """Rename a sealed folder to its final name; what was there before makes way first."""
-    if folder.exists():
+    """Rename a sealed folder to its final name; where the kernel can exchange two names, a reader never misses one."""
+    if folder.exists() and not _exchange(temporary, folder):
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
         temporary.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
+        temporary = old
+    elif not folder.exists():
         temporary.rename(folder)
     sync_folder(folder.parent)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system cannot."""
+    library = ctypes.CDLL(None)
+    names = os.fsencode(one), os.fsencode(other)
+    if hasattr(library, "renameat2"):  # Linux with glibc 2.28 or musl 1.2.5
+        at_working_folder, exchange = -100, 2
+        return bool(library.renameat2(at_working_folder, names[0], at_working_folder, names[1], exchange) == 0)
+    if hasattr(library, "renamex_np"):  # macOS
+        return bool(library.renamex_np(*names, 2) == 0)
+    return False

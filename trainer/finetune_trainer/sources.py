@@ -1,44 +1,26 @@
 """From a manifest's URI to a path on this machine."""
 
-import os
 from pathlib import Path
 
 from finetune_trainer.contract import Environment
+from finetune_trainer.contract.environment import NotMounted, Unlocatable
 from finetune_trainer.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable, SourceNotFound
+
+TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+"""What a tokenizer is made of, its chat template and the model's configuration included."""
 
 
 def locate(uri: str, environment: Environment) -> Path:
     """Give the path that a pvc://, file:// or relative URI names, whether or not something is there.
 
-    Raises ConfigInvalid where the URI cannot mean a path here, or would leave its claim.
+    Raises SourceNotFound where its claim is not mounted, ConfigInvalid where it cannot mean a path here.
     """
-    scheme, separator, rest = uri.partition("://")
-    if not separator:
-        return _beside_manifest(uri, environment)
-    match scheme:
-        case "file":
-            return Path(rest) if rest.startswith("/") else _beside_manifest(rest, environment)
-        case "pvc":
-            claim, _, path = rest.partition("/")
-            return _in_claim(uri, claim, path, environment)
-        case _:
-            raise ConfigInvalid(f"{uri}: {scheme}:// names no folder; use pvc://CLAIM/PATH")
-
-
-def _beside_manifest(path: str, environment: Environment) -> Path:
-    if environment.manifest_dir is None:
-        raise ConfigInvalid(f"{path}: paths beside the manifest exist on a laptop only; use pvc://CLAIM/PATH")
-    return environment.manifest_dir / path
-
-
-def _in_claim(uri: str, claim: str, path: str, environment: Environment) -> Path:
-    root = environment.claims / claim if environment.claims else None
-    if root is None or not root.is_dir():
-        raise SourceNotFound(f"{uri}: the claim {claim} is not mounted; on a laptop add --claim {claim}=FOLDER")
-    target = Path(os.path.realpath(root / path))
-    if not target.is_relative_to(os.path.realpath(root)):
-        raise ConfigInvalid(f"{uri}: leaves the claim {claim}")
-    return target
+    try:
+        return environment.locate(uri)
+    except NotMounted as error:
+        raise SourceNotFound(str(error)) from None
+    except Unlocatable as error:
+        raise ConfigInvalid(str(error)) from None
 
 
 def existing(uri: str, environment: Environment) -> Path:
@@ -62,6 +44,13 @@ def fetch_model(uri: str, revision: str | None, environment: Environment) -> Pat
     return _from_hub(uri.removeprefix("hf://"), None, revision)
 
 
+def fetch_tokenizer(uri: str, revision: str | None, environment: Environment) -> Path:
+    """Like `fetch_model`, but leave the weights, which may be a thousand times larger, on the hub."""
+    if not uri.startswith("hf://"):
+        return fetch_model(uri, revision, environment)
+    return _from_hub(uri.removeprefix("hf://"), None, revision, only=TOKENIZER_FILES)
+
+
 def fetch_dataset(uri: str, revision: str | None, environment: Environment) -> Path:
     """Give a data set's file, downloading it where the URI is hf://ORG/NAME/PATH; raises like `fetch_model`."""
     if not uri.startswith("hf://"):
@@ -73,7 +62,7 @@ def fetch_dataset(uri: str, revision: str | None, environment: Environment) -> P
             raise ConfigInvalid(f"{uri}: name a file of the data set: hf://ORG/NAME/PATH")
 
 
-def _from_hub(repository: str, file: str | None, revision: str | None) -> Path:
+def _from_hub(repository: str, file: str | None, revision: str | None, only: list[str] | None = None) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download  # noqa: PLC0415  only where a hub is asked
     from huggingface_hub.errors import (  # noqa: PLC0415
         EntryNotFoundError,
@@ -85,7 +74,7 @@ def _from_hub(repository: str, file: str | None, revision: str | None) -> Path:
 
     try:
         if file is None:
-            return Path(snapshot_download(repository, revision=revision))
+            return Path(snapshot_download(repository, revision=revision, allow_patterns=only))
         return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
     except GatedRepoError as error:
         raise CredentialsRejected(f"hf://{repository}: needs a token that was granted access: {error}") from error

@@ -21,7 +21,6 @@ from finetune_trainer.contract.recipes import (
     TrainRecipe,
 )
 
-
 RESULTS_VERSION = 1
 """Part of every identity; raised when the trainer makes other results from the same config."""
 

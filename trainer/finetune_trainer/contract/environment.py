@@ -1,5 +1,6 @@
 """Where a stage's process finds things: environment variables, and the folders they name."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,14 @@ MANIFEST_DIR = "FINETUNE_MANIFEST_DIR"
 TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
 PROGRESS_FILE = "FINETUNE_PROGRESS_FILE"
 METRICS_PORT = "FINETUNE_METRICS_PORT"
+
+
+class Unlocatable(ValueError):
+    """A URI that cannot mean a path here."""
+
+
+class NotMounted(Unlocatable):
+    """A URI of a claim that this process does not have."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +76,34 @@ class Environment:
     def stage_dir(self, stage: str, identity: str) -> Path:
         """Give the one folder that a stage with this identity writes to."""
         return self.workspace / stage / identity
+
+    def locate(self, uri: str) -> Path:
+        """Give the path that a pvc://, file:// or relative URI names, whether or not something is there.
+
+        Raises NotMounted or Unlocatable; a path never leaves its claim, not even over a link.
+        """
+        scheme, separator, rest = uri.partition("://")
+        if not separator:
+            return self._beside_manifest(uri)
+        match scheme:
+            case "file":
+                return Path(rest) if rest.startswith("/") else self._beside_manifest(rest)
+            case "pvc":
+                claim, _, path = rest.partition("/")
+                return self._in_claim(uri, claim, path)
+            case _:
+                raise Unlocatable(f"{uri}: {scheme}:// names no folder; use pvc://CLAIM/PATH")
+
+    def _beside_manifest(self, path: str) -> Path:
+        if self.manifest_dir is None:
+            raise Unlocatable(f"{path}: paths beside the manifest exist on a laptop only; use pvc://CLAIM/PATH")
+        return self.manifest_dir / path
+
+    def _in_claim(self, uri: str, claim: str, path: str) -> Path:
+        root = self.claims / claim if self.claims else None
+        if root is None or not root.is_dir():
+            raise NotMounted(f"{uri}: the claim {claim} is not mounted; on a laptop add --claim {claim}=FOLDER")
+        target = Path(os.path.realpath(root / path))
+        if not target.is_relative_to(os.path.realpath(root)):
+            raise Unlocatable(f"{uri}: leaves the claim {claim}")
+        return target
