@@ -1,0 +1,64 @@
+"""Running one stage as its container would: config in the environment, result in the termination message."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from finetune_trainer.contract import AnyConfig, Environment, ExitCode, TerminationMessage
+from finetune_trainer.contract.environment import CONFIG
+from finetune_trainer.process import run_stage
+
+TRAINER = Path(__file__).parents[2] / "trainer"
+
+
+def environment_in(folder: Path) -> Environment:
+    """A laptop's environment: workspace, claims, manifest and side channels below one folder."""
+    for name in ("workspace", "claims", "manifest"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    return Environment(
+        workspace=folder / "workspace",
+        claims=folder / "claims",
+        manifest_dir=folder / "manifest",
+        termination_log=folder / "termination-log",
+        progress_file=folder / "progress.json",
+    )
+
+
+def run_here(config: AnyConfig, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
+    """Run a stage in this process: seconds of imports are paid once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CONFIG, config.model_dump_json(by_alias=True))
+        return run_stage(config.stage, environment)
+
+
+def start(config: AnyConfig, environment: Environment, **variables: str) -> subprocess.Popen[str]:
+    """Start a stage in a process of its own, in its own process group."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "finetune_trainer", config.stage],
+        env={
+            **os.environ,
+            **environment.variables(),
+            "PYTHONPATH": str(TRAINER),
+            "OMP_NUM_THREADS": "1",
+            CONFIG: config.model_dump_json(by_alias=True),
+            **variables,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def message_in(environment: Environment) -> TerminationMessage:
+    return TerminationMessage.model_validate_json(environment.termination_log.read_text())
+
+
+def progress_in(environment: Environment) -> dict[str, object]:
+    assert environment.progress_file
+    found: dict[str, object] = json.loads(environment.progress_file.read_text())
+    return found
