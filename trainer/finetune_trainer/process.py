@@ -54,7 +54,9 @@ def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage,
         return failed(stage, str(error)), error.exit_code
     except OSError as error:
         traceback.print_exc()
-        return failed(stage, str(error)), ServiceUnavailable.exit_code
+        # A write to a full disk names no file; all writing goes to the workspace, or names its file.
+        words = str(error) if error.filename else f"{environment.workspace}: {error}"
+        return failed(stage, words), ServiceUnavailable.exit_code
     except MemoryError:
         return failed(stage, "out of memory: raise resources.memory or lower batchSize"), ExitCode.BUG
     except Exception as error:  # noqa: BLE001  a bug is reported like everything else
