@@ -13,7 +13,8 @@ from finetune_operator.stages.base import Resources, StageSpec
 from finetune_trainer.contract import StageConfig
 from finetune_trainer.contract import environment as names
 
-TRAINER = ("python", "-m", "finetune_trainer")
+TRAINER = ("python", "-P", "-m", "finetune_trainer")
+"""-P: what lies in the working folder is not importable, so that no file there takes a library's place."""
 
 
 @dataclass(frozen=True)

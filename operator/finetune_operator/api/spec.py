@@ -94,6 +94,11 @@ class PipelineSpec(Ruled):
         found: StageSpec | None = getattr(self, name)
         return found
 
+    def sources(self) -> tuple[str, ...]:
+        """Give the URIs of everything that the stages read and did not make themselves."""
+        stages = (stage for kind in STAGES if (stage := self.stage(kind.name)))
+        return (self.model.uri, self.dataset.uri, *(uri for stage in stages for uri in stage.sources()))
+
 
 def _stage_type(annotation: Any) -> type[StageSpec] | None:
     for kind in (annotation, *get_args(annotation)):

@@ -133,6 +133,10 @@ class StageSpec(Ruled):
     def config(self, request: Request) -> StageConfig:
         """Write what the stage's process is told, with an empty identity."""
 
+    def sources(self) -> tuple[str, ...]:
+        """Give the URIs of what it reads besides the model, the data set and other stages' work."""
+        return ()
+
     def skipped(self, gate: GateStatus | None) -> str | None:  # noqa: ARG002  stages behind a gate look at it
         """Say why the stage is not run although it was asked for, or None."""
         return None

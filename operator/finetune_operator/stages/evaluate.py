@@ -48,6 +48,10 @@ class Evaluate(StageSpec, EvaluateRecipe):
         )
 
     @override
+    def sources(self) -> tuple[str, ...]:
+        return tuple(task.file for task in self.tasks.values() if task.file)
+
+    @override
     def verdict(self, result: AnyResult) -> GateStatus | None:
         if self.gate is None or not isinstance(result, EvaluateResult):
             return None

@@ -1,0 +1,178 @@
+"""The Cluster protocol on one machine."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from finetune_operator.api.status import Outcome, PipelineStatus
+from finetune_operator.cluster.process.contents import Contents
+from finetune_operator.cluster.process.records import seen
+from finetune_operator.cluster.process.runner import EVICT, KILL, LOG, ORDER, PROGRESS, STOP, TERMINATION
+from finetune_operator.cluster.process.store import Store
+from finetune_operator.errors import ClusterError
+from finetune_operator.jobs import JobTemplate
+from finetune_operator.observing import JobSeen, Observed
+from finetune_operator.pipeline import Key, Pipeline
+from finetune_operator.planning import Action, CreateJob, StopJob
+from finetune_operator.reporting import Event
+from finetune_trainer.contract import Environment
+from finetune_trainer.contract.files import write_durably
+
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Folders:
+    """What a work folder holds."""
+
+    workdir: Path
+    manifest_dir: Path
+
+    @property
+    def claims(self) -> Path:
+        """Links to the folders that stand for claims."""
+        return self.workdir / "claims"
+
+    def job(self, name: str) -> Path:
+        """Give the folder of one attempt."""
+        return self.workdir / "jobs" / name
+
+    def workspace(self, pipeline: Pipeline) -> Path:
+        """Give the folder that stands for the pipeline's volume."""
+        claim = pipeline.spec.workspace.existing_claim
+        return self.claims / claim if claim else self.workdir / "volumes" / "workspace"
+
+    def mount(self, claims: Mapping[str, Path]) -> None:
+        """Let pvc://NAME/… mean these folders, now and in later runs."""
+        self.claims.mkdir(parents=True, exist_ok=True)
+        for name, folder in claims.items():
+            link = self.claims / name
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.resolve())
+
+
+class ProcessCluster:
+    """Runs one pipeline's Jobs as processes of this machine."""
+
+    def __init__(self, folders: Folders, tell: Callable[[Event], None]) -> None:
+        self.folders, self.tell = folders, tell
+        self.store = Store(folders.workdir)
+        self.contents = Contents(folders.workdir / "contents.json")
+        self.runners: dict[str, subprocess.Popen[bytes]] = {}
+        self.stopping = False
+        """Asked to stop by the person at the keyboard: as if spec.suspend were true, but only for now."""
+
+    async def read(self, key: Key) -> Pipeline | None:
+        """Give the folder's pipeline if it is the one."""
+        pipeline = self.store.read()
+        if pipeline is None or pipeline.key != key:
+            return None
+        return replace(pipeline, spec=pipeline.spec.model_copy(update={"suspend": True})) if self.stopping else pipeline
+
+    async def observe(self, pipeline: Pipeline) -> Observed:
+        """Look into the folders of the attempts that have not ended."""
+        attempts = (stage.last_attempt for stage in pipeline.status.stages.values())
+        names = [attempt.job for attempt in attempts if attempt and attempt.outcome is Outcome.RUNNING]
+        jobs = {name: job for name in names if (job := self.job(name))}
+        return Observed(jobs, self.contents.of(pipeline.spec.sources(), self.environment(pipeline)))
+
+    def job(self, name: str) -> JobSeen | None:
+        """Give one attempt as it is now."""
+        return seen(self.folders.job(name))
+
+    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
+        """Write pipeline.json anew."""
+        try:
+            self.store.write_status(pipeline, status)
+        except OSError as error:
+            raise ClusterError(f"cannot write {self.store.path}: {error}") from error
+
+    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
+        """Start and stop runners."""
+        for action in actions:
+            match action:
+                case CreateJob(job):
+                    self._start(pipeline, job)
+                case StopJob(name, _):
+                    self._order(name, STOP)
+
+    async def announce(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
+        """Tell the person at the keyboard, and keep it in events.jsonl."""
+        if not events:
+            return
+        with (self.folders.workdir / "events.jsonl").open("a") as file:
+            for event in events:
+                file.write(json.dumps({"pipeline": str(pipeline.key), **vars(event)}) + "\n")
+        for event in events:
+            self.tell(event)
+
+    def evict(self, job: str, why: str) -> None:
+        """Take the process's right to run: SIGTERM, the grace period, SIGKILL."""
+        self._order(job, f"{EVICT} {why}")
+
+    def kill(self, job: str, why: str) -> None:
+        """Lose its node: SIGKILL at once."""
+        self._order(job, f"{KILL} {why}")
+
+    async def wait(self, seconds: float) -> None:
+        """Return when a Job has ended, or after this time."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while loop.time() < until:
+            over = [name for name, runner in self.runners.items() if runner.poll() is not None]
+            for name in over:
+                del self.runners[name]
+            if over:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    def environment(self, pipeline: Pipeline, job: Path | None = None) -> Environment:
+        """Say where a stage's process finds its mounts and side channels."""
+        return Environment(
+            workspace=self.folders.workspace(pipeline),
+            claims=self.folders.claims,
+            manifest_dir=self.folders.manifest_dir,
+            termination_log=(job or self.folders.workdir) / TERMINATION,
+            progress_file=job / PROGRESS if job else None,
+        )
+
+    def _start(self, pipeline: Pipeline, job: JobTemplate) -> None:
+        """Write the order down and start a runner for it; a second one finds the first one's lock."""
+        if job.name in self.runners:
+            return
+        folder = self.folders.job(job.name)
+        environment = self.environment(pipeline, folder)
+        environment.workspace.mkdir(parents=True, exist_ok=True)
+        program = (sys.executable, *job.command[1:]) if job.command[0] == "python" else job.command
+        order = {
+            "command": program,
+            "env": {"PYTHONUNBUFFERED": "1", **job.env, **environment.variables()},
+            "folder": str(self.folders.manifest_dir),
+            "graceSeconds": job.grace.total_seconds(),
+        }
+        try:
+            write_durably(folder / ORDER, json.dumps(order, indent=1).encode())
+            with (folder / LOG).open("ab") as log:
+                self.runners[job.name] = subprocess.Popen(
+                    [sys.executable, "-m", "finetune_operator.cluster.process.runner", str(folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ClusterError(f"cannot start {job.name}: {error}") from error
+
+    def _order(self, job: str, words: str) -> None:
+        runner = self.runners.get(job)
+        if runner is None or runner.stdin is None:
+            return  # of an earlier command: its pipe is closed, so it is being evicted already
+        try:
+            runner.stdin.write(words.encode() + b"\n")
+            runner.stdin.flush()
+        except BrokenPipeError:
+            return  # it is over

@@ -1,0 +1,79 @@
+"""A Job's folder, read: what the runner and the process wrote there, as facts."""
+
+import fcntl
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from finetune_operator.cluster.process.runner import ENDED, LOCK, PROGRESS, STARTED, TERMINATION
+from finetune_operator.observing import JobSeen, JobState
+from finetune_trainer.contract import Contract, Progress, TerminationMessage
+
+RUNNER_LOST = "the process that watched over it is gone: the machine was restarted, or someone killed it"
+
+C = TypeVar("C", bound=Contract)
+
+
+def seen(folder: Path) -> JobSeen | None:
+    """Give the Job as it is now, or None where it was never started."""
+    ended = read_json(folder / ENDED)
+    held = ended is None and is_held(folder)
+    ended = ended or read_json(folder / ENDED)  # it may have ended between the two looks
+    started = read_json(folder / STARTED)
+    if ended:
+        return _over(folder, started, ended)
+    if held:
+        state = JobState.RUNNING if started else JobState.WAITING
+        return JobSeen(folder.name, state, started_at=_time(started), progress=read_model(folder / PROGRESS, Progress))
+    return _over(folder, started, {"code": None, "disruption": RUNNER_LOST}) if started else None
+
+
+def _over(folder: Path, started: dict[str, Any] | None, ended: dict[str, Any]) -> JobSeen:
+    return JobSeen(
+        name=folder.name,
+        state=JobState.COMPLETE if ended["code"] == 0 else JobState.FAILED,
+        started_at=_time(started),
+        finished_at=_time(ended),
+        exit_code=ended["code"],
+        disruption=ended["disruption"],
+        message=read_model(folder / TERMINATION, TerminationMessage),
+        progress=read_model(folder / PROGRESS, Progress),
+    )
+
+
+def _time(record: dict[str, Any] | None) -> datetime | None:
+    return datetime.fromisoformat(record["at"]) if record and "at" in record else None
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a runner lives in this folder."""
+    try:
+        lock = (folder / LOCK).open()
+    except FileNotFoundError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Give the object in a file, or None where there is no whole one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_model(path: Path, kind: type[C]) -> C | None:
+    """Give what the process wrote, or None where it is not there or not what it should be."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,168 @@
+"""Watches over one Job's process: starts it, obeys orders, and writes down how it ended.
+
+Run as `python -m finetune_operator.cluster.process.runner JOB_FOLDER`, a process of its own: whoever asked
+for the Job may be killed at any moment, and then its end of the pipe closes, which is an order to evict.
+Holds a lock on the folder while it lives, so that anyone can tell a running Job from one whose runner died.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from finetune_trainer.contract.files import write_durably
+
+ORDER, LOCK, STARTED, ENDED, LOG = "job.json", "lock", "started.json", "ended.json", "log"
+TERMINATION, PROGRESS = "termination.json", "progress.json"
+
+STOP, EVICT, KILL = "stop", "evict", "kill"
+"""Orders, one a line on stdin: stop; evict WHY; kill WHY."""
+
+LEFTOVERS_SECONDS = 5.0
+
+
+@dataclass
+class Watch:
+    """What has been ordered, and what follows from it."""
+
+    group: int
+    grace: float
+    disruption: str | None = None
+    kill_at: float | None = None
+
+    def obey(self, order: str) -> None:
+        """Stop and evict give the grace period; kill gives none. Only an eviction is no fault of the process."""
+        verb, _, why = order.strip().partition(" ")
+        match verb:
+            case "stop" | "evict":
+                self.disruption = why or self.disruption
+                if self.kill_at is None:
+                    self.kill_at = time.monotonic() + self.grace
+                    self.send(signal.SIGTERM)
+            case "kill":
+                self.disruption = why or self.disruption
+                self.send(signal.SIGKILL)
+            case _:
+                print(f"unknown order: {order!r}", file=sys.stderr)
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal every process of the Job."""
+        try:
+            os.killpg(self.group, number)
+        except (ProcessLookupError, PermissionError):  # macOS says EPERM of a group that has only zombies
+            return
+
+
+def main(folder: Path) -> None:
+    """Run the Job in this folder, unless it has run."""
+    lock = hold(folder)
+    if (folder / ENDED).exists() or (folder / STARTED).exists():
+        return
+    order = json.loads((folder / ORDER).read_bytes())
+    with (folder / LOG).open("ab") as log:
+        try:
+            child = start(order, log)
+        except OSError as error:
+            log.write(f"cannot start {order['command'][0]}: {error}\n".encode())
+            note(folder / ENDED, code=127, disruption=None)
+            return
+    note(folder / STARTED, pid=child.pid)
+    watch = Watch(group=child.pid, grace=order["graceSeconds"])
+    code = watch_over(child, watch)
+    note(folder / ENDED, code=code if code >= 0 else 128 - code, disruption=watch.disruption)
+    lock.close()
+
+
+def hold(folder: Path) -> IO[str]:
+    """Take the folder's lock; wait for a runner that has it."""
+    lock = (folder / LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def note(path: Path, **facts: Any) -> None:
+    """Write down a fact of this moment."""
+    now = datetime.now(UTC)  # noqa: TID251  an edge
+    write_durably(path, json.dumps({"at": now.isoformat(), **facts}).encode())
+
+
+def start(order: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the Job's process in a group of its own."""
+    return subprocess.Popen(
+        order["command"],
+        env={**os.environ, **order["env"]},
+        cwd=order["folder"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509  no thread has been started yet
+    )
+
+
+def _die_with_parent() -> None:
+    # Linux only: a runner that is killed takes its process along, as a node does.
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def watch_over(child: subprocess.Popen[bytes], watch: Watch) -> int:
+    """Obey orders until the process and all of its group are gone; give its exit code."""
+    awake, wake = os.pipe()
+
+    def wait() -> None:
+        child.wait()
+        os.write(wake, b"e")
+
+    signal.signal(signal.SIGTERM, lambda *_: os.write(wake, b"t"))  # the machine shuts down
+    threading.Thread(target=wait, daemon=True).start()
+    listening = [awake, sys.stdin.fileno()]
+    while True:
+        left = max(0.0, watch.kill_at - time.monotonic()) if watch.kill_at else None
+        ready, _, _ = select.select(listening, [], [], left)
+        if awake in ready and b"e" in (woken := os.read(awake, 64)):
+            break
+        if awake in ready and b"t" in woken:
+            watch.obey(f"{EVICT} the machine is shutting down")
+        if sys.stdin.fileno() in ready and not _hear(watch):
+            listening.remove(sys.stdin.fileno())
+        if watch.kill_at and time.monotonic() >= watch.kill_at:
+            watch.send(signal.SIGKILL)
+    _clear_group(watch)
+    return child.returncode
+
+
+def _hear(watch: Watch) -> bool:
+    """Obey what came through the pipe; False when its other end is closed."""
+    heard = os.read(sys.stdin.fileno(), 4096).decode()
+    for order in heard.splitlines():
+        watch.obey(order)
+    if not heard and watch.kill_at is None:
+        watch.obey(f"{EVICT} the command that ran the pipeline was killed")
+    return bool(heard)
+
+
+def _clear_group(watch: Watch) -> None:
+    """Kill what the process left behind, so that a Job that is over has no process."""
+    until = time.monotonic() + LEFTOVERS_SECONDS
+    while time.monotonic() < until:
+        try:
+            os.killpg(watch.group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
