@@ -1,0 +1,61 @@
+"""`finetune COMMAND …`: a command is a module in `commands/` and a word in COMMANDS."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from finetune_cli.problems import ManifestInvalid
+
+COMMANDS = ("init", "validate")
+
+INVALID = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; 2 for anything wrong with what the user wrote."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except ManifestInvalid as invalid:
+        print(invalid, file=sys.stderr)
+        return INVALID
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; without this, Python complains once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser = _parser(arguments)
+    chosen = parser.parse_args(arguments)
+    if chosen.version:
+        print(f"finetune {version('finetune-operator')}")
+        return 0
+    if chosen.command is None:
+        parser.print_usage(sys.stderr)
+        return INVALID
+    code: int = chosen.run(chosen)
+    return code
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="finetune", description="Fine-tune a model from one manifest.")
+    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    # Only the command that was named is imported, so that none waits for another's libraries.
+    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
+        importlib.import_module(f"finetune_cli.commands.{name}").register(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
