@@ -61,8 +61,12 @@ def _was_asked_to_stop(attempt: AttemptStatus, job: JobSeen) -> Ending | None:
 
 
 def _left_no_result(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+    if job.state is not JobState.COMPLETE:
+        return None
+    if words := _last_words(job):
+        return Ending(Outcome.FAILED, Reason.RESULT_MISSING, f"the process ended with 0, but {words}")
     said = "the process ended with 0 but left no result of this stage, so the stage is run again"
-    return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, said) if job.state is JobState.COMPLETE else None
+    return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, said)
 
 
 def _ran_out_of_memory(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:

@@ -113,7 +113,7 @@ class PushConfig(StageConfig):
     """Identity of the prepare stage, for the model card."""
     train: str
     """Identity of the train stage whose adapter is merged."""
-    evaluate: str | None
+    evaluate: str | None = None
     """Identity of the evaluate stage whose scores go into the model card, if there was one."""
     model: ModelSource
     dataset: DatasetSource

@@ -50,7 +50,7 @@ class TrainResult(StageResult):
     """Optimizer steps done."""
     loss: float
     """Mean training loss of the last logging window, in nats a token."""
-    validation_loss: float | None
+    validation_loss: float | None = None
     """Of the adapter that is the result; absent without validation rows."""
     best_step: int
     """The step whose adapter is the result."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from finetune_operator.cluster.process.runner import ENDED, LOCK, PROGRESS, STARTED, TERMINATION
 from finetune_operator.observing import JobSeen, JobState
-from finetune_trainer.contract import Contract, Progress, TerminationMessage
+from finetune_trainer.contract import Contract, Failure, Progress, TerminationMessage
 
 RUNNER_LOST = "the process that watched over it is gone: the machine was restarted, or someone killed it"
 
@@ -39,7 +39,7 @@ def _over(folder: Path, started: dict[str, Any] | None, ended: dict[str, Any]) -
         finished_at=_time(ended),
         exit_code=ended["code"],
         disruption=ended["disruption"],
-        message=read_model(folder / TERMINATION, TerminationMessage),
+        message=read_message(folder / TERMINATION),
         progress=read_model(folder / PROGRESS, Progress),
     )
 
@@ -69,6 +69,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def read_message(path: Path) -> TerminationMessage | None:
+    """Give the process's last words; where they are not what the stage contract says, what is wrong with them."""
+    try:
+        return TerminationMessage.model_validate_json(path.read_bytes())
+    except OSError:
+        return None
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in wrong["loc"])
+        words = f"its termination message keeps not to the stage contract: {where}: {wrong['msg']}"
+        return TerminationMessage(failure=Failure(message=words))
 
 
 def read_model(path: Path, kind: type[C]) -> C | None:

@@ -1,0 +1,116 @@
+"""`finetune run` and, with fresh budgets, `finetune retry`: the pipeline on this machine."""
+
+import argparse
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from finetune_cli.commands import Commands
+from finetune_cli.drills import Drill, drill
+from finetune_cli.laptop import Laptop, reached
+from finetune_cli.manifest import Manifest, read
+from finetune_cli.places import Refused, add_places, claims, workdir_for
+from finetune_cli.serving import keep_serving
+from finetune_cli.view import attempt_lines, view_for
+from finetune_operator.api.conditions import READY
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import PipelineStatus
+from finetune_operator.errors import ClusterError
+from finetune_operator.settings import Settings
+
+DESCRIPTION = """\
+Run a pipeline on this machine: each stage is a process, each volume a folder. All of it lives in one work folder;
+running the command again goes on where it stopped, and finished stages are not run again. Ctrl-C stops as an
+eviction would. Exit code: 0 done, 1 failed, 2 the manifest is invalid, 3 done but below the gate, 130 interrupted.
+"""
+
+EXIT_CODES = {"Succeeded": 0, "BelowThreshold": 3}
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
+
+
+def register(commands: Commands) -> None:
+    """Add the command's arguments."""
+    parser = commands.add_parser("run", help="run a pipeline on this machine", description=DESCRIPTION)
+    add_arguments(parser)
+    parser.set_defaults(run=run, retry=False)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` and `retry` have in common."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="the manifest")
+    add_places(parser)
+    stages = [stage.name for stage in STAGES]
+    parser.add_argument("--until", choices=stages, help="stop when this stage is done")
+    help_evict = "take the stage's node away, with notice, when it has done so many steps (SIGTERM, then SIGKILL)"
+    help_kill = "lose the stage's node without notice (SIGKILL)"
+    for kind, words in (("evict", help_evict), ("kill", help_kill)):
+        parser.add_argument(f"--{kind}", action="append", default=[], metavar="STAGE@STEP", help=words)
+    parser.add_argument("--keep-serving", action="store_true", help="serve the model after deploy, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print the status object at the end, and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run until the end and give the exit code."""
+    manifest = read(arguments.file)
+    try:
+        drills = [drill("evict")(text) for text in arguments.evict] + [drill("kill")(text) for text in arguments.kill]
+        return _run(arguments, manifest, drills)
+    except Refused as error:
+        print(f"finetune: {error}", file=sys.stderr)
+        return INVALID
+    except (ClusterError, OSError) as error:
+        print(f"finetune: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _run(arguments: argparse.Namespace, manifest: Manifest, drills: list[Drill]) -> int:
+    workdir = workdir_for(manifest, arguments.workdir)
+    with view_for(manifest.name, to_stderr=arguments.json) as view:
+        laptop = Laptop.open(manifest, workdir, view.tell)
+        with laptop.held():
+            laptop.cluster.folders.mount(claims(arguments.claim))
+            laptop.check_claims()
+            now = datetime.now(UTC)  # noqa: TID251  an edge
+            laptop.accept(retry=now.isoformat() if arguments.retry else None)
+            status = asyncio.run(laptop.run(Settings(until=arguments.until), drills, view.show))
+    if arguments.json:
+        print(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1))
+    else:
+        conclude(laptop, status, arguments)
+    if arguments.keep_serving and status.phase == "Succeeded":
+        keep_serving(laptop)
+    return exit_code(status, laptop, arguments.until)
+
+
+def exit_code(status: PipelineStatus, laptop: Laptop, until: str | None) -> int:
+    """Say in a number how it ended."""
+    if status.finished_at:
+        return EXIT_CODES.get(status.phase, FAILED)
+    return 0 if reached(status, until) and not laptop.cluster.stopping else INTERRUPTED
+
+
+def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespace) -> None:
+    """Say at the end what there is, what it cost, and what to do next."""
+    console = Console(highlight=False, soft_wrap=True)
+    for name, stage in status.stages.items():
+        for line in attempt_lines(stage):
+            console.print(f"{name}: {line}", markup=False)
+    if status.interruptions:
+        lost = f"{status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
+        console.print(f"{status.interruptions} interruptions; {lost}")
+    if status.gate:
+        console.print(f"gate {'open' if status.gate.passed else 'closed'}: {status.gate.message}")
+    if status.model:
+        console.print(f"model: {status.model.uri} ({status.model.digest[:19]}…)", markup=False)
+    again = f"finetune run {arguments.file} --workdir {laptop.workdir}"
+    ready = next((c.message for c in status.conditions if c.type == READY), "")
+    if status.finished_at:
+        console.print(f"{status.phase}: {ready}", markup=False)
+        if status.phase == "Failed":
+            console.print(f"mend it, then: {again.replace(' run ', ' retry ', 1)}", markup=False)
+    elif laptop.cluster.stopping:
+        console.print(f"stopped. To go on: {again}", markup=False)

@@ -1,0 +1,80 @@
+"""Evictions on purpose: `--evict train@100` takes the node away when training has done 100 steps."""
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from typing_extensions import override
+
+from finetune_cli.places import Refused
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import Outcome
+from finetune_operator.cluster.process.cluster import POLL_SECONDS, ProcessCluster
+from finetune_operator.observing import JobState
+
+EVICTED = "evicted on purpose (--evict)"
+NODE_LOST = "its node was lost on purpose (--kill)"
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One eviction that is to happen."""
+
+    kind: Literal["evict", "kill"]
+    stage: str
+    step: int
+
+    @override
+    def __str__(self) -> str:
+        return f"--{self.kind} {self.stage}@{self.step}"
+
+
+def drill(kind: Literal["evict", "kill"]) -> Callable[[str], Drill]:
+    """Give the function that reads STAGE@STEP; it raises Refused with what is wrong."""
+
+    def read(text: str) -> Drill:
+        names = [stage.name for stage in STAGES]
+        found = re.fullmatch(rf"({'|'.join(names)})@(\d+)", text)
+        if not found:
+            raise Refused(f"{text!r} is not STAGE@STEP, for example train@100; stages are {', '.join(names)}")
+        return Drill(kind, found[1], int(found[2]))
+
+    return read
+
+
+class Drills:
+    """Watches the running stages and strikes once for each drill, lowest step first."""
+
+    def __init__(self, cluster: ProcessCluster, planned: Sequence[Drill]) -> None:
+        self.cluster = cluster
+        self.left = sorted(planned, key=lambda drill: drill.step)
+        self.struck: set[str] = set()
+        """Jobs that were struck already: an attempt dies only once."""
+
+    async def watch(self) -> None:
+        """Look at progress until no drill is left."""
+        while self.left:
+            self._look()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _look(self) -> None:
+        pipeline = self.cluster.store.read()
+        for name, stage in pipeline.status.stages.items() if pipeline else ():
+            attempt = stage.last_attempt
+            due = next((drill for drill in self.left if drill.stage == name), None)
+            if due is None or attempt is None or attempt.outcome is not Outcome.RUNNING or attempt.job in self.struck:
+                continue
+            job = self.cluster.job(attempt.job)
+            if job and job.state is JobState.RUNNING and job.progress and job.progress.step >= due.step:
+                self._strike(due, attempt.job)
+
+    def _strike(self, due: Drill, job: str) -> None:
+        self.left.remove(due)
+        self.struck.add(job)
+        match due.kind:
+            case "evict":
+                self.cluster.evict(job, EVICTED)
+            case "kill":
+                self.cluster.kill(job, NODE_LOST)

@@ -1,0 +1,157 @@
+"""A pipeline on this machine: its work folder, and the loop that reconciles until it is finished."""
+
+import asyncio
+import contextlib
+import fcntl
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from finetune_cli.drills import Drill, Drills
+from finetune_cli.manifest import Manifest
+from finetune_cli.places import Refused
+from finetune_cli.problems import ManifestInvalid, Problem
+from finetune_operator.api.group import RETRY_ANNOTATION
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import Outcome, PipelineStatus, StageState
+from finetune_operator.cluster.process.cluster import Folders, ProcessCluster
+from finetune_operator.errors import ClusterError
+from finetune_operator.jobs import claims_in
+from finetune_operator.observing import Observed
+from finetune_operator.pipeline import Key, Pipeline
+from finetune_operator.reconcile import reconcile
+from finetune_operator.reporting import Event
+from finetune_operator.settings import Settings
+from finetune_operator.state import assess
+
+REFRESH_SECONDS = 0.5
+PATIENCE_SECONDS = 60.0
+"""How long the work folder may refuse to be read or written before the run gives up."""
+
+Show = Callable[[PipelineStatus], None]
+
+
+@dataclass(frozen=True)
+class Laptop:
+    """One manifest and the folder its run lives in."""
+
+    manifest: Manifest
+    cluster: ProcessCluster
+
+    @classmethod
+    def open(cls, manifest: Manifest, workdir: Path, tell: Callable[[Event], None] = lambda _: None) -> "Laptop":
+        """Take a work folder for a manifest; nothing is written yet."""
+        return cls(manifest, ProcessCluster(Folders(workdir, manifest.path.parent.resolve()), tell))
+
+    @property
+    def key(self) -> Key:
+        """Which pipeline."""
+        return Key(self.manifest.namespace, self.manifest.name)
+
+    @property
+    def workdir(self) -> Path:
+        """Everything of the run is in it."""
+        return self.cluster.folders.workdir
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the work folder; raises Refused where one is in it."""
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        with (self.workdir / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Refused(
+                    f"another finetune run is working in {self.workdir}; wait for it or use --workdir"
+                ) from None
+            yield
+
+    def accept(self, retry: str | None = None) -> Pipeline:
+        """Write down what the manifest asks for, as `kubectl apply` does; raises ClusterError."""
+        annotations = dict(self.manifest.annotations) | ({RETRY_ANNOTATION: retry} if retry else {})
+        return self.cluster.store.accept(self.key, self.manifest.spec, annotations)
+
+    def check_claims(self) -> None:
+        """Raise ManifestInvalid for every claim that the manifest names and nobody gave a folder for."""
+        wanted = self._claims()
+        missing = sorted(claim for claim in wanted if not (self.cluster.folders.claims / claim).is_dir())
+        if missing:
+            message = "pvc://{0}/… has no folder on this machine; add --claim {0}=FOLDER"
+            file = self.manifest.path
+            raise ManifestInvalid([Problem(file, self.manifest.line, "spec", message.format(name)) for name in missing])
+
+    def _claims(self) -> set[str]:
+        pipeline = Pipeline(self.key, "", 1, self.manifest.spec)
+        views = assess(pipeline, Observed(), datetime.now(UTC)).stages.values()  # noqa: TID251  an edge
+        named = {claim for view in views if view.config for claim in claims_in(view.config)}
+        existing = self.manifest.spec.workspace.existing_claim
+        return named | ({existing} if existing else set())
+
+    def status(self) -> PipelineStatus:
+        """Give what was last written down."""
+        pipeline = self.cluster.store.read()
+        return pipeline.status if pipeline else PipelineStatus()
+
+    async def run(self, settings: Settings, drills: Sequence[Drill], show: Show) -> PipelineStatus:
+        """Reconcile until the pipeline is finished, `until` is reached, or someone pressed Ctrl-C."""
+        self._obey_signals()
+        watching = asyncio.create_task(Drills(self.cluster, drills).watch())
+        try:
+            while True:
+                wait = await self._look(settings)
+                show(status := self.status())
+                if self._is_over(status, settings):
+                    return status
+                await self.cluster.wait(wait)
+        finally:
+            watching.cancel()
+
+    async def _look(self, settings: Settings) -> float:
+        """Reconcile once; a work folder that cannot be written is tried again for a while."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_SECONDS
+        while True:
+            try:
+                look = await reconcile(self.key, self.cluster, settings, datetime.now(UTC))  # noqa: TID251  an edge
+            except ClusterError:
+                if loop.time() > until:
+                    raise
+                await asyncio.sleep(REFRESH_SECONDS)
+            else:
+                return min(REFRESH_SECONDS, look.after.total_seconds() if look.after is not None else REFRESH_SECONDS)
+
+    def _is_over(self, status: PipelineStatus, settings: Settings) -> bool:
+        running = any(a.outcome is Outcome.RUNNING for s in status.stages.values() if (a := s.last_attempt))
+        if status.finished_at or running:
+            return not running
+        return self.cluster.stopping or reached(status, settings.until)
+
+    def _obey_signals(self) -> None:
+        """First Ctrl-C: stop as an eviction would. Second: kill."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop)
+
+    def _stop(self) -> None:
+        if self.cluster.stopping:
+            for job in list(self.cluster.runners):
+                self.cluster.kill(job, "killed from the keyboard")
+        self.cluster.stopping = True
+
+
+def reached(status: PipelineStatus, until: str | None) -> bool:
+    """Whether everything up to this stage is over."""
+    if until is None:
+        return False
+    names = [stage.name for stage in STAGES]
+    over = {StageState.SUCCEEDED, StageState.SKIPPED}
+    wanted = names[: names.index(until) + 1]
+    return all(name in status.stages and status.stages[name].state in over for name in wanted)
+
+
+def with_spec(pipeline: Pipeline, manifest: Manifest) -> Pipeline:
+    """Give the pipeline as it would be if the manifest were applied now."""
+    grown = pipeline.generation + (pipeline.spec != manifest.spec)
+    return replace(pipeline, spec=manifest.spec, generation=grown)

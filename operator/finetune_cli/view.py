@@ -1,0 +1,184 @@
+"""A run as people see it: a table that stays in place on a terminal, lines anywhere else."""
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.reporting import Event, percent
+from finetune_trainer.contract import Progress
+
+MARKS: dict[StageState, tuple[str, str]] = {
+    StageState.PENDING: ("○", "dim"),
+    StageState.QUEUED: ("◌", "yellow"),
+    StageState.RUNNING: ("●", "cyan"),
+    StageState.SUCCEEDED: ("✔", "green"),
+    StageState.FAILED: ("✗", "red"),
+    StageState.SKIPPED: ("·", "dim"),
+}
+
+PROGRESS_SECONDS = 5.0
+
+
+class View(Protocol):
+    """Where a run is shown."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def tell(self, event: Event) -> None:
+        """Say what has just become true."""
+
+    def show(self, status: PipelineStatus) -> None:
+        """Show how things stand."""
+
+
+class Lines:
+    """One line for each thing that happens, and one now and then for progress."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.began = time.monotonic()
+        self.said = 0.0
+        self.last = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def tell(self, event: Event) -> None:
+        """Say it, with the time since the beginning."""
+        self._line(f"{event.reason}: {event.message}")
+
+    def show(self, status: PipelineStatus) -> None:
+        """Say how far the running stage is, if that is news."""
+        stage = status.stages.get(status.stage)
+        now = time.monotonic()
+        if stage is None or stage.state is not StageState.RUNNING or now - self.said < PROGRESS_SECONDS:
+            return
+        told = numbers(stage.progress)
+        words = "  ".join(filter(None, [status.stage, percent(stage), told]))
+        if told and words != self.last:
+            self.said, self.last = now, words
+            self._line(words)
+
+    def _line(self, words: str) -> None:
+        passed = timedelta(seconds=int(time.monotonic() - self.began))
+        self.console.print(f"[{passed}] {words}", markup=False, highlight=False, soft_wrap=True)
+
+
+class Board:
+    """A table of stages that is drawn again and again in the same place."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.title = title
+        self.live = Live(console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.live.stop()
+
+    def tell(self, event: Event) -> None:
+        """Let bad news scroll by above the table; the table shows the rest."""
+        if event.type == "Warning" or "Interrupted" in event.reason:
+            self.live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
+
+    def show(self, status: PipelineStatus) -> None:
+        """Draw the table anew."""
+        self.live.update(board(self.title, status))
+
+
+def board(title: str, status: PipelineStatus) -> RenderableType:
+    """Give the table of all stages and their attempts."""
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    for name, stage in status.stages.items():
+        mark, style = MARKS[stage.state]
+        table.add_row(Text(mark, style=style), Text(name, style="bold"), _bar(stage), Text(summary(stage), style=style))
+        for line in attempt_lines(stage):
+            table.add_row("", "", "", Text(line, style="dim"))
+    return Group(Text(f"{title}  {status.phase}", style="bold"), table)
+
+
+def _bar(stage: StageStatus) -> RenderableType:
+    progress = stage.progress
+    if stage.state is not StageState.RUNNING or progress is None or not progress.total:
+        return ""
+    return ProgressBar(total=progress.total, completed=progress.step, width=24)
+
+
+def summary(stage: StageStatus) -> str:
+    """Say in a line what a stage is."""
+    match stage.state:
+        case StageState.RUNNING:
+            return numbers(stage.progress) or "starting"
+        case StageState.SUCCEEDED:
+            return "  ".join(filter(None, ["done", _took(stage), stage.message]))
+        case _:
+            return "  ".join(filter(None, [stage.state.lower(), stage.message]))
+
+
+def _took(stage: StageStatus) -> str:
+    return f"in {stage.active_seconds:.0f} s" if stage.active_seconds else ""
+
+
+def numbers(progress: Progress | None) -> str:
+    """Say step, loss, speed and what is left."""
+    if progress is None:
+        return ""
+    parts = (
+        f"{progress.step}/{progress.total}" if progress.total else f"{progress.step}" if progress.step else "",
+        f"loss {progress.loss:.3f}" if progress.loss is not None else "",
+        f"{progress.tokens_per_second:,.0f} tok/s" if progress.tokens_per_second else "",
+        f"{progress.eta_seconds:.0f} s left" if progress.eta_seconds is not None else "",
+        progress.note,
+    )
+    return "  ".join(part for part in parts if part)
+
+
+def attempt_lines(stage: StageStatus) -> Iterator[str]:
+    """Tell each attempt that did not simply succeed, and what it cost."""
+    for attempt in stage.attempts:
+        if attempt.outcome in {Outcome.SUCCEEDED, Outcome.RUNNING} and not attempt.start_step:
+            continue
+        yield attempt_line(attempt)
+
+
+def attempt_line(attempt: AttemptStatus) -> str:
+    """Tell one attempt: where it began, how it ended, what was lost."""
+    parts = [f"attempt {attempt.number}"]
+    if attempt.start_step:
+        parts.append(f"resumed at {attempt.start_step}")
+    if attempt.outcome is not Outcome.RUNNING:
+        at = f" at {attempt.last_step}" if attempt.last_step is not None else ""
+        parts.append(attempt.outcome.lower() + at)
+    if attempt.message:
+        parts.append(attempt.message)
+    if attempt.lost_steps is not None:
+        parts.append(f"{attempt.lost_steps} steps ({attempt.lost_seconds or 0:.1f} s) lost")
+    return ", ".join(parts)
+
+
+def view_for(title: str, *, to_stderr: bool) -> View:
+    """Choose by where the output goes."""
+    console = Console(stderr=to_stderr)
+    return Board(console, title) if console.is_terminal else Lines(console)
