@@ -9,14 +9,16 @@ from finetune_trainer.artifacts import appearing, seal
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def make_adapter(output: Path, base: Path, *, seed: int = 1, rank: int = 4, scale: float = 4.0) -> Path:
+def make_adapter(
+    output: Path, base: Path, *, seed: int = 1, rank: int = 4, scale: float = 4.0, **variant: bool
+) -> Path:
     """Write a random LoRA adapter, strong enough to change what the tiny model says, and seal it."""
     import torch  # noqa: PLC0415  tests that need no model should not wait for torch
     from peft import LoraConfig, get_peft_model  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     torch.manual_seed(seed)
-    lora = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules="all-linear", init_lora_weights=False)
+    lora = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules="all-linear", init_lora_weights=False, **variant)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
     with appearing(output) as folder:
         model.save_pretrained(folder, save_embedding_layers=False)

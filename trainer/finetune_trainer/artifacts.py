@@ -4,6 +4,7 @@ A sealed folder holds `manifest.json` with the size and SHA-256 of every other f
 """
 
 import ctypes
+import glob
 import hashlib
 import json
 import os
@@ -102,8 +103,7 @@ def appearing(folder: Path) -> Iterator[Path]:
     What was at `folder` before is replaced. Leftovers of processes that were killed here are removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.parent.glob(f".{folder.name}.*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    _clear_leftovers(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     temporary.mkdir()
     try:
@@ -112,6 +112,15 @@ def appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     move_into_place(temporary, folder)
+
+
+def _clear_leftovers(folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)  # killed between the two renames of move_into_place
+    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        if leftover == old or leftover.suffix[1:].isdigit():
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def move_into_place(temporary: Path, folder: Path) -> None:

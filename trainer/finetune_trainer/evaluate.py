@@ -24,6 +24,7 @@ from finetune_trainer.progress import ProgressReporter
 from finetune_trainer.sources import fetch_model
 from finetune_trainer.stage import Context
 from finetune_trainer.tasks import load_tasks
+from finetune_trainer.training.device import prepare_device
 
 BOOTSTRAP_RESAMPLES = 1000
 """For metrics whose standard error has no formula; the error's own relative error is 1/sqrt(2·1000), 2 %."""
@@ -107,8 +108,9 @@ def _asked(model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, dty
     else:
         model = merged(model_folder, adapter, dtype)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    return HFLM(pretrained=model.to(device), tokenizer=tokenizer, batch_size=recipe.batch_size, backend="causal")
+    return HFLM(
+        pretrained=model.to(prepare_device()), tokenizer=tokenizer, batch_size=recipe.batch_size, backend="causal"
+    )
 
 
 def identity_of(model_folder: Path, adapter: Path | None, measured: str, dtype: torch.dtype) -> str:

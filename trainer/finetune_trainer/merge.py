@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from finetune_trainer.artifacts import Damaged, verify
 from finetune_trainer.contract import Environment
-from finetune_trainer.errors import SourceNotFound
+from finetune_trainer.errors import ConfigInvalid, SourceNotFound
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -36,15 +38,23 @@ def dtype_of(name: str, model_folder: Path) -> torch.dtype:
 
 
 def load_base(model_folder: Path, dtype: torch.dtype) -> Any:
-    """Load a causal language model's weights, from safetensors only, to the CPU."""
-    return AutoModelForCausalLM.from_pretrained(
-        model_folder, dtype=dtype, use_safetensors=True, local_files_only=True
-    ).eval()
+    """Load a causal language model to the CPU, from safetensors only; raise ConfigInvalid where it is none."""
+    disable_progress_bar()  # a log is no terminal
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            model_folder, dtype=dtype, use_safetensors=True, local_files_only=True
+        ).eval()
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigInvalid(f"the model in {model_folder} cannot be loaded: {error}") from error
 
 
 def with_adapter(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
     """Load the base model with the adapter at work beside it; the adapter's own weights stay fp32."""
-    return PeftModel.from_pretrained(load_base(model_folder, dtype), str(adapter)).eval()
+    base = load_base(model_folder, dtype)
+    try:
+        return PeftModel.from_pretrained(base, str(adapter)).eval()
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ConfigInvalid(f"the adapter does not fit the model in {model_folder}: {error}") from error
 
 
 def merged(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:

@@ -1,0 +1,155 @@
+"""The model's README.md: where it comes from, how it was trained, what it scores."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from finetune_trainer.artifacts import digest_of
+from finetune_trainer.contract import (
+    AnyResult,
+    Environment,
+    EvaluateConfig,
+    EvaluateResult,
+    PrepareResult,
+    PushConfig,
+    TrainConfig,
+    TrainResult,
+)
+from finetune_trainer.stage import read_config, read_result
+
+GIT_SHA = "FINETUNE_GIT_SHA"
+LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
+
+
+def card(config: PushConfig, environment: Environment, name: str) -> str:
+    """Give README.md from what the stages before left on the workspace; what one did not leave is not told."""
+    train_folder = environment.stage_dir("train", config.train)
+    prepared = read_result(environment.stage_dir("prepare", config.prepare))
+    trained, told = read_result(train_folder), read_config(train_folder)
+    evaluated = read_result(environment.stage_dir("evaluate", config.evaluate)) if config.evaluate else None
+    scores = evaluated if isinstance(evaluated, EvaluateResult) else None
+    sections = [
+        f"---\n{front_matter(config, name, scores, environment)}\n---",
+        f"# {name}",
+        _origin(config, prepared, train_folder / "output"),
+        _evaluation(scores),
+        _training(config, trained),
+        _hyper_parameters(told, train_folder / "output"),
+        _versions(),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def front_matter(config: PushConfig, name: str, scores: EvaluateResult | None, environment: Environment) -> str:
+    """Give the card's YAML as the Hugging Face hub reads it, scores as its model-index."""
+    data = ModelCardData(
+        base_model=_hub_name(config.model.uri),
+        datasets=[_hub_name(config.dataset.uri)],
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["lora", "merged"],
+        model_name=name,
+        eval_results=_eval_results(config, scores, environment) if scores else None,
+    )
+    return str(data.to_yaml())
+
+
+def _hub_name(uri: str) -> str:
+    return "/".join(uri.removeprefix("hf://").split("/")[:2]) if uri.startswith("hf://") else uri
+
+
+def _eval_results(config: PushConfig, scores: EvaluateResult, environment: Environment) -> list[EvalResult]:
+    asked = read_config(environment.stage_dir("evaluate", config.evaluate or ""))
+    tasks = asked.recipe.tasks if isinstance(asked, EvaluateConfig) else {}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=(tasks[task].file if task in tasks else None) or task,
+            dataset_name=task,
+            metric_type=metric,
+            metric_value=score.value,
+            metric_args={"stderr": score.stderr} if score.stderr is not None else None,
+        )
+        for task, metrics in scores.scores.items()
+        for metric, score in metrics.items()
+    ]
+
+
+def _origin(config: PushConfig, prepared: AnyResult | None, adapter: Path) -> str:
+    rows = [
+        ("Base model", _with_revision(config.model.uri, config.model.revision)),
+        ("Data set", _with_revision(config.dataset.uri, config.dataset.revision)),
+    ]
+    if isinstance(prepared, PrepareResult):
+        rows += [
+            ("Data set's digest", f"`{prepared.data_digest}`"),
+            ("Records", f"{prepared.records:,} read, {prepared.invalid:,} unusable, {prepared.dropped:,} too long"),
+        ]
+    rows.append(("Adapter's digest", f"`{digest_of(adapter)}`"))
+    return "A LoRA adapter, merged into its base model.\n\n" + _table(("", ""), rows)
+
+
+def _with_revision(uri: str, revision: str | None) -> str:
+    return f"`{uri}` at `{revision}`" if revision else f"`{uri}`"
+
+
+def _evaluation(scores: EvaluateResult | None) -> str:
+    if scores is None:
+        return ""
+    rows = [
+        (task, metric, f"{score.value:.4f}", "" if score.stderr is None else f"{score.stderr:.4f}")
+        for task, metrics in scores.scores.items()
+        for metric, score in metrics.items()
+    ]
+    return "## Evaluation\n\nBy lm-eval.\n\n" + _table(("Task", "Metric", "Value", "Standard error"), rows)
+
+
+def _training(config: PushConfig, trained: AnyResult | None) -> str:
+    run = config.lineage
+    rows = [("Pipeline", run.pipeline)]
+    if isinstance(trained, TrainResult):
+        rows += [
+            ("Optimizer steps", f"{trained.steps:,}; the adapter is that of step {trained.best_step:,}"),
+            ("Tokens", f"{trained.tokens:,}"),
+            ("Training loss", f"{trained.loss:.4f}"),
+        ]
+        if trained.validation_loss is not None:
+            rows.append(("Validation loss", f"{trained.validation_loss:.4f}"))
+    rows.append(
+        ("Interruptions", f"{run.interruptions}; {run.lost_steps} steps done again, {run.lost_seconds:.0f} s lost")
+    )
+    return "## Training\n\n" + _table(("", ""), rows)
+
+
+def _hyper_parameters(told: object, adapter: Path) -> str:
+    if isinstance(told, TrainConfig):
+        recipe = told.recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
+        rows = [("seed", str(told.seed)), *_flat(recipe)]
+    else:
+        found = json.loads((adapter / "adapter_config.json").read_text())
+        rows = [(key, f"{found[key]}") for key in ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")]
+    return "## Hyper-parameters\n\n" + _table(("", ""), rows)
+
+
+def _flat(values: dict[str, object], above: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield above + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _versions() -> str:
+    rows = [(library, version(library)) for library in LIBRARIES]
+    if sha := os.environ.get(GIT_SHA):
+        rows.append(("Git commit", f"`{sha}`"))
+    return "## Versions\n\n" + _table(("", ""), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

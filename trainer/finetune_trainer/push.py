@@ -1,0 +1,128 @@
+"""Stage push: the adapter merged into its base model, published as one folder that is whole or not there."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import AutoTokenizer
+
+from finetune_trainer.artifacts import MANIFEST, Damaged, appearing, canonical, digest_of, files_in, seal, verify
+from finetune_trainer.contract import Environment, PushConfig, PushResult
+from finetune_trainer.errors import ConfigInvalid, ServiceUnavailable
+from finetune_trainer.merge import DTYPES, adapter_of, merged
+from finetune_trainer.model_card import card
+from finetune_trainer.sources import fetch_model, locate
+from finetune_trainer.stage import Context
+
+SHARD = "5GB"
+CARD = "README.md"
+READABLE = 0o644
+"""safetensors writes for the owner only, but the one who serves the model may be another user."""
+
+
+class AlreadyThere(Exception):
+    """The target holds the same model."""
+
+
+def run(config: PushConfig, context: Context) -> PushResult:
+    """Raise ConfigInvalid, SourceNotFound or ServiceUnavailable; the target is then as it was."""
+    target = target_of(config.recipe.target, context.environment)
+    adapter = adapter_of(context.environment, config.train)
+    about: dict[str, object] = {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)}
+    there = _about(target) == about
+    if not there:
+        try:
+            publish(config, context, adapter, target, about)
+        except AlreadyThere:
+            there = True
+    if there:
+        print(f"push: {config.recipe.target} holds this model already, nothing is written", flush=True)
+    size = sum(path.stat().st_size for path in files_in(target))
+    return PushResult(identity=config.identity, digest=model_digest(target), uri=config.recipe.target, size=size)
+
+
+def still_holds(result: PushResult, config: PushConfig, environment: Environment) -> bool:
+    """Tell whether the target still holds the model of the result, every byte of it."""
+    target = target_of(config.recipe.target, environment)
+    return _about(target) is not None and model_digest(target) == result.digest
+
+
+def target_of(uri: str, environment: Environment) -> Path:
+    """Give the folder to publish to; raise ConfigInvalid where something lies there that is not ours to replace."""
+    if uri.startswith("pvc://") and not uri.removeprefix("pvc://").partition("/")[2].strip("/"):
+        raise ConfigInvalid(f"push.target {uri}: a claim's root cannot be replaced as a whole; use pvc://CLAIM/PATH")
+    target = locate(uri, environment).resolve()
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return target
+    try:
+        manifest = json.loads((target / MANIFEST).read_bytes())
+        ours = manifest["about"]["stage"] == "push"
+        strangers = {path.relative_to(target).as_posix() for path in files_in(target)} - set(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        ours, strangers = False, set()
+    if not ours:
+        raise ConfigInvalid(
+            f"push.target {uri}: {target} is there and was not made by a push; move it away or choose another target"
+        )
+    if strangers:
+        raise ConfigInvalid(f"push.target {uri}: {target / min(strangers)} was not made by the push; move it away")
+    return target
+
+
+def model_digest(folder: Path) -> str:
+    """Give sha256:… over the published files but the model card: how the run went does not change the model."""
+    files = json.loads((folder / MANIFEST).read_bytes())["files"]
+    model = {name: entry for name, entry in files.items() if name != CARD}
+    return "sha256:" + sha256(canonical(model)).hexdigest()
+
+
+def _about(target: Path) -> dict[str, object] | None:
+    """Give what the model at the target is about, or None where none is there, or not all of it."""
+    try:
+        return verify(target)
+    except Damaged:
+        return None
+
+
+def publish(config: PushConfig, context: Context, adapter: Path, target: Path, about: dict[str, object]) -> None:
+    """Merge, write beside the target, and take its place; raise AlreadyThere where it would change nothing."""
+    progress, environment = context.progress, context.environment
+    progress.update(step=0, total=2, note="merging")
+    base = fetch_model(config.model.uri, config.model.revision, environment)
+    model = merged(base, adapter, DTYPES[config.recipe.dtype])
+    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    progress.update(step=1, note="writing")
+    with _room_for(model, target, config.recipe.target), appearing(target) as folder:
+        model.save_pretrained(folder, max_shard_size=SHARD)
+        tokenizer.save_pretrained(folder)
+        (folder / CARD).write_text(card(config, environment, target.name))
+        for path in files_in(folder):
+            path.chmod(READABLE)
+        seal(folder, about)
+        if _about(target) is not None and model_digest(target) == model_digest(folder):
+            raise AlreadyThere
+    progress.update(step=2, note="published")
+
+
+@contextmanager
+def _room_for(model: Any, target: Path, uri: str) -> Iterator[None]:
+    """Raise ServiceUnavailable before anything is written where it cannot fit, and where it did not after all."""
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise ServiceUnavailable(
+            f"push.target {uri}: the model needs {needed:,} bytes beside what is there and {free:,} are free; "
+            "make room and start again; nothing was changed"
+        )
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ServiceUnavailable(
+            f"push.target {uri}: cannot be written: {error}; make room and start again; nothing was changed"
+        ) from error
