@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune_trainer.contract.files import sync_folder, write_durably
+from finetune_trainer.files import sync_folder, write_durably
 
 MANIFEST = "manifest.json"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from finetune_trainer.contract import AnyConfig, AnyResult, Environment, TerminationMessage, parse_config
-from finetune_trainer.contract.files import write_durably
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
+from finetune_trainer.files import write_durably
 from finetune_trainer.interruption import StopSignal
 from finetune_trainer.progress import ProgressReporter
 

@@ -20,7 +20,7 @@ from finetune_operator.pipeline import Key, Pipeline
 from finetune_operator.planning import Action, CreateJob, StopJob
 from finetune_operator.reporting import Event
 from finetune_trainer.contract import Environment
-from finetune_trainer.contract.files import write_durably
+from finetune_trainer.files import write_durably
 
 POLL_SECONDS = 0.05
 

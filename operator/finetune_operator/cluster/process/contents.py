@@ -11,7 +11,7 @@ import yaml
 from finetune_operator.cluster.process.records import read_json
 from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import Unlocatable
-from finetune_trainer.contract.files import write_durably
+from finetune_trainer.files import write_durably
 
 
 class Contents:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from finetune_trainer.contract.files import write_durably
+from finetune_trainer.files import write_durably
 
 ORDER, LOCK, STARTED, ENDED, LOG = "job.json", "lock", "started.json", "ended.json", "log"
 TERMINATION, PROGRESS = "termination.json", "progress.json"

@@ -13,7 +13,7 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.pipeline import Key, Pipeline
-from finetune_trainer.contract.files import write_durably
+from finetune_trainer.files import write_durably
 
 FILE = "pipeline.json"
 

@@ -1,4 +1,7 @@
-"""Files that others read while they are written: the channel between a stage and whoever started it."""
+"""Files that others read while they are written: the channel between a stage and whoever started it.
+
+Part of what operator and trainer share, and apart from `contract` only because it must import in no time.
+"""
 
 import os
 from pathlib import Path
