@@ -7,10 +7,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from finetune_cli.places import Refused
 from finetune_cli.problems import ManifestInvalid
+from finetune_operator.errors import ClusterError
 
-COMMANDS = ("init", "validate")
+COMMANDS = ("init", "validate", "plan", "run", "get", "logs", "retry")
 
+FAILED = 1
 INVALID = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -25,6 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ManifestInvalid as invalid:
         print(invalid, file=sys.stderr)
         return INVALID
+    except Refused as refused:
+        print(f"finetune: {refused}", file=sys.stderr)
+        return INVALID
+    except ClusterError as error:
+        print(f"finetune: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

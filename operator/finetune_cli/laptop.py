@@ -43,7 +43,13 @@ class Laptop:
     @classmethod
     def open(cls, manifest: Manifest, workdir: Path, tell: Callable[[Event], None] = lambda _: None) -> "Laptop":
         """Take a work folder for a manifest; nothing is written yet."""
-        return cls(manifest, ProcessCluster(Folders(workdir, manifest.path.parent.resolve()), tell))
+        return cls(manifest, ProcessCluster(Folders.under(workdir, manifest.path.parent.resolve()), tell))
+
+    @classmethod
+    def look_at(cls, manifest: Manifest, workdir: Path, claims: Path) -> "Laptop":
+        """Take a work folder for reading only; `claims` holds the links, so that nothing is written."""
+        folders = Folders(workdir, manifest.path.parent.resolve(), claims)
+        return cls(manifest, ProcessCluster(folders, lambda _: None, keep=False))
 
     @property
     def key(self) -> Key:

@@ -57,3 +57,9 @@ def _claim(text: str) -> tuple[str, Path]:
     if not path.is_dir():
         raise Refused(f"--claim {text}: {path} is no folder")
     return name, path
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add what names an earlier run."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the pipeline, where there are several")
+    add_workdir(parser)

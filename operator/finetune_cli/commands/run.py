@@ -3,23 +3,21 @@
 import argparse
 import asyncio
 import json
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
 from finetune_cli.commands import Commands
-from finetune_cli.drills import Drill, drill
+from finetune_cli.drills import drill
 from finetune_cli.laptop import Laptop, reached
-from finetune_cli.manifest import Manifest, read
-from finetune_cli.places import Refused, add_places, claims, workdir_for
+from finetune_cli.manifest import read
+from finetune_cli.places import add_places, claims, workdir_for
 from finetune_cli.serving import keep_serving
 from finetune_cli.view import attempt_lines, view_for
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.errors import ClusterError
 from finetune_operator.settings import Settings
 
 DESCRIPTION = """\
@@ -29,7 +27,7 @@ eviction would. Exit code: 0 done, 1 failed, 2 the manifest is invalid, 3 done b
 """
 
 EXIT_CODES = {"Succeeded": 0, "BelowThreshold": 3}
-FAILED, INVALID, INTERRUPTED = 1, 2, 130
+FAILED, INTERRUPTED = 1, 130
 
 
 def register(commands: Commands) -> None:
@@ -56,18 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run until the end and give the exit code."""
     manifest = read(arguments.file)
-    try:
-        drills = [drill("evict")(text) for text in arguments.evict] + [drill("kill")(text) for text in arguments.kill]
-        return _run(arguments, manifest, drills)
-    except Refused as error:
-        print(f"finetune: {error}", file=sys.stderr)
-        return INVALID
-    except (ClusterError, OSError) as error:
-        print(f"finetune: {error}", file=sys.stderr)
-        return FAILED
-
-
-def _run(arguments: argparse.Namespace, manifest: Manifest, drills: list[Drill]) -> int:
+    drills = [drill("evict")(text) for text in arguments.evict] + [drill("kill")(text) for text in arguments.kill]
     workdir = workdir_for(manifest, arguments.workdir)
     with view_for(manifest.name, to_stderr=arguments.json) as view:
         laptop = Laptop.open(manifest, workdir, view.tell)

@@ -31,11 +31,13 @@ class Folders:
 
     workdir: Path
     manifest_dir: Path
+    claims: Path
+    """Links to the folders that stand for claims."""
 
-    @property
-    def claims(self) -> Path:
-        """Links to the folders that stand for claims."""
-        return self.workdir / "claims"
+    @classmethod
+    def under(cls, workdir: Path, manifest_dir: Path) -> "Folders":
+        """Give the usual places."""
+        return cls(workdir, manifest_dir, workdir / "claims")
 
     def job(self, name: str) -> Path:
         """Give the folder of one attempt."""
@@ -58,10 +60,10 @@ class Folders:
 class ProcessCluster:
     """Runs one pipeline's Jobs as processes of this machine."""
 
-    def __init__(self, folders: Folders, tell: Callable[[Event], None]) -> None:
+    def __init__(self, folders: Folders, tell: Callable[[Event], None], *, keep: bool = True) -> None:
         self.folders, self.tell = folders, tell
         self.store = Store(folders.workdir)
-        self.contents = Contents(folders.workdir / "contents.json")
+        self.contents = Contents(folders.workdir / "contents.json", keep=keep)
         self.runners: dict[str, subprocess.Popen[bytes]] = {}
         self.stopping = False
         """Asked to stop by the person at the keyboard: as if spec.suspend were true, but only for now."""

@@ -17,15 +17,15 @@ from finetune_trainer.files import write_durably
 class Contents:
     """Remembers the digest of a file as long as its size and time of change stay the same."""
 
-    def __init__(self, cache: Path) -> None:
-        self.cache = cache
+    def __init__(self, cache: Path, *, keep: bool = True) -> None:
+        self.cache, self.keep = cache, keep
         self.known: dict[str, str] = {k: v for k, v in (read_json(cache) or {}).items() if isinstance(v, str)}
 
     def of(self, uris: Iterable[str], environment: Environment) -> dict[str, str]:
         """Give URI -> sha256:… for every URI that names something on this machine."""
         before = dict(self.known)
         found = {uri: digest for uri in uris if (digest := self._digest(uri, environment))}
-        if self.known != before:
+        if self.keep and self.known != before:
             write_durably(self.cache, json.dumps(self.known, indent=1).encode())
         return found
 

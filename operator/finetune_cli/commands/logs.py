@@ -1,0 +1,62 @@
+"""`finetune logs`: what a stage's attempts printed, one after the other."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from finetune_cli.commands import Commands
+from finetune_cli.places import Refused, add_run, existing_workdir
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import AttemptStatus
+from finetune_operator.cluster.process.records import is_held
+from finetune_operator.cluster.process.runner import LOG
+from finetune_operator.cluster.process.store import Store
+
+DESCRIPTION = "Print what a stage's attempts wrote, oldest first; with -f wait for more until its newest attempt ends."
+POLL_SECONDS = 0.2
+
+
+def register(commands: Commands) -> None:
+    """Add the command's arguments."""
+    parser = commands.add_parser("logs", help="print a stage's log", description=DESCRIPTION)
+    parser.add_argument("stage", choices=[stage.name for stage in STAGES])
+    add_run(parser)
+    parser.add_argument("--attempt", type=int, help="only this one")
+    parser.add_argument("-f", "--follow", action="store_true", help="wait for more")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the logs."""
+    workdir = existing_workdir(arguments.name, arguments.workdir)
+    attempts = _attempts(workdir, arguments.stage)
+    chosen = [attempt for attempt in attempts if arguments.attempt in {None, attempt.number}]
+    if not chosen:
+        numbers = ", ".join(str(attempt.number) for attempt in attempts) or "none yet"
+        raise Refused(f"{arguments.stage} has no attempt {arguments.attempt or ''}: there are {numbers}")
+    for attempt in chosen:
+        newest = attempt is attempts[-1]
+        _print(workdir / "jobs" / attempt.job, attempt, follow=arguments.follow and newest)
+    return 0
+
+
+def _attempts(workdir: Path, stage: str) -> tuple[AttemptStatus, ...]:
+    pipeline = Store(workdir).read()
+    known = pipeline.status.stages.get(stage) if pipeline else None
+    return known.attempts if known else ()
+
+
+def _print(folder: Path, attempt: AttemptStatus, *, follow: bool) -> None:
+    print(f"--- attempt {attempt.number}: {attempt.job}", file=sys.stderr)
+    try:
+        with (folder / LOG).open(errors="replace") as log:
+            while True:
+                alive = follow and is_held(folder)  # before reading, so that its last words are not missed
+                sys.stdout.write(log.read())
+                sys.stdout.flush()
+                if not alive:
+                    return
+                time.sleep(POLL_SECONDS)
+    except FileNotFoundError:
+        print(f"{folder / LOG} is not there", file=sys.stderr)
