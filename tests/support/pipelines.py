@@ -1,0 +1,228 @@
+"""Pipelines in a world of their own: a memory cluster, a clock that is moved by hand, and short words for both."""
+
+from collections.abc import Coroutine, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
+from finetune_operator.api.spec import STAGES, PipelineSpec
+from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageStatus
+from finetune_operator.cluster.memory import MemoryCluster
+from finetune_operator.pipeline import Key
+from finetune_operator.reconcile import NextLook, reconcile
+from finetune_operator.settings import Settings
+from finetune_trainer.contract import AnyResult, TerminationMessage
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+ORDER = tuple(kind.name for kind in STAGES)
+
+ALL_STAGES: dict[str, Any] = {
+    "model": {"uri": "hf://org/base"},
+    "dataset": {"uri": "hf://org/data/train.jsonl"},
+    "evaluate": {"tasks": {"exam": {}}, "gate": {"task": "exam", "threshold": 0.6}},
+    "push": {"target": "pvc://models/demo"},
+    "deploy": {},
+}
+
+RESULTS: dict[str, dict[str, Any]] = {
+    "prepare": {
+        "records": 100,
+        "invalid": 0,
+        "truncated": 0,
+        "dropped": 0,
+        "trainRows": 40,
+        "validationRows": 2,
+        "trainTokens": 40_000,
+        "dataDigest": "sha256:d",
+    },
+    "train": {"steps": 1000, "loss": 0.5, "validationLoss": 0.6, "bestStep": 900, "tokens": 1_000_000},
+    "evaluate": {"scores": {"exam": {"acc": {"value": 0.7, "stderr": 0.02}, "acc_norm": {"value": 0.4}}}},
+    "push": {"uri": "pvc://models/demo", "size": 1_000_000},
+    "deploy": {"url": "http://demo/v1", "answer": "hello", "secondsToReady": 2.5},
+}
+
+
+def merged(whole: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the whole with the changes laid over it, as a JSON merge patch: None takes a field away."""
+    result = dict(whole)
+    for name, value in changes.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            result[name] = merged(result.get(name) or {}, value)
+        else:
+            result[name] = value
+    return result
+
+
+def a_pipeline(**changes: Any) -> PipelineSpec:
+    """All five stages with a gate that deploy waits for; changes are by the names in YAML, None removes."""
+    return PipelineSpec.model_validate(merged(ALL_STAGES, changes))
+
+
+def scores(value: float, stderr: float | None = None, metric: str = "acc") -> dict[str, Any]:
+    """What evaluate has to say of its only task."""
+    score = {"value": value} if stderr is None else {"value": value, "stderr": stderr}
+    return {"scores": {"exam": {metric: score}}}
+
+
+def a_result(stage: str, identity: str, **changes: Any) -> AnyResult:
+    data = {"stage": stage, "identity": identity, "digest": f"sha256:{stage}", **RESULTS[stage], **changes}
+    result = TerminationMessage.model_validate({"result": data}).result
+    assert result
+    return result
+
+
+def done_now(coroutine: Coroutine[Any, Any, NextLook]) -> NextLook:
+    """Run what never waits, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        answer: NextLook = end.value
+        return answer
+    raise AssertionError("a memory cluster never waits")
+
+
+class World:
+    """One pipeline, its cluster and the time."""
+
+    def __init__(self, spec: PipelineSpec | None = None, name: str = "demo", settings: Settings | None = None) -> None:
+        self.key = Key("team", name)
+        self.settings = settings or Settings()
+        self.cluster = MemoryCluster(START)
+        self.spec = spec or a_pipeline()
+        self.cluster.submit(self.key, self.spec, UID)
+        self.next_look: timedelta | None = None
+
+    # Looking.
+
+    def look(self) -> None:
+        self.next_look = done_now(reconcile(self.key, self.cluster, self.settings, self.cluster.now)).after
+
+    def settle(self) -> "World":
+        """Reconcile until reconciling once more changes nothing: not a byte, no Job, no event."""
+        for _ in range(8):
+            before = self.told
+            self.look()
+            if self.told == before:
+                assert self.next_look is None or self.next_look > timedelta(), "it would look again at once, for ever"
+                return self
+        raise AssertionError(f"it never settles: {self.cluster.deeds[-8:]}")
+
+    @property
+    def told(self) -> tuple[int, int, int]:
+        """How much reconciling has changed so far."""
+        stored = self.cluster.pipelines[self.key]
+        return stored.version, len(self.cluster.deeds), len(self.cluster.announced)
+
+    @property
+    def status(self) -> PipelineStatus:
+        return PipelineStatus.model_validate_json(self.cluster.pipelines[self.key].status)
+
+    @property
+    def generation(self) -> int:
+        return self.cluster.pipelines[self.key].generation
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {name: str(stage.state) for name, stage in self.status.stages.items()}
+
+    @property
+    def events(self) -> list[str]:
+        return [event.reason for _, event in self.cluster.announced]
+
+    @property
+    def created(self) -> list[str]:
+        """The stages whose Jobs were made, in order, with the attempt's number."""
+        names = [deed.split()[1] for deed in self.cluster.deeds if deed.startswith("create")]
+        return ["-".join(name.split("-")[-2:]) for name in names]
+
+    def stage(self, name: str) -> StageStatus:
+        return self.status.stages[name]
+
+    def attempt(self, stage: str) -> AttemptStatus:
+        found = self.stage(stage).last_attempt
+        assert found, f"{stage} has not been attempted"
+        return found
+
+    def condition(self, kind: str) -> tuple[str, str] | None:
+        """Its status and reason, or None where it is absent."""
+        return next(((c.status, str(c.reason)) for c in self.status.conditions if c.type == kind), None)
+
+    @property
+    def running(self) -> str | None:
+        """The stage that has a Job."""
+        names = (
+            n for n, s in self.status.stages.items() if s.last_attempt and s.last_attempt.outcome == Outcome.RUNNING
+        )
+        return next(names, None)
+
+    # Things that happen.
+
+    def after(self, seconds: float) -> "World":
+        self.cluster.now += timedelta(seconds=seconds)
+        return self
+
+    def edit(self, **changes: Any) -> "World":
+        data = self.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        self.spec = PipelineSpec.model_validate(merged(data, changes))
+        self.cluster.edit(self.key, self.spec)
+        return self.settle()
+
+    def retry(self, token: str) -> "World":
+        self.cluster.annotate(self.key, RETRY_ANNOTATION, token)
+        return self.settle()
+
+    def cancel(self, token: str) -> "World":
+        self.cluster.annotate(self.key, CANCEL_ANNOTATION, token)
+        return self.settle()
+
+    def start(self, stage: str) -> str:
+        """Start the process of the stage's Job and give the Job's name."""
+        job = self.settle().attempt(stage).job
+        self.cluster.start(job)
+        self.settle()
+        return job
+
+    def complete(self, stage: str, **result: Any) -> "World":
+        attempt = self.attempt(stage)
+        self.cluster.complete(attempt.job, a_result(stage, attempt.identity, **result))
+        return self.settle()
+
+    def run(self, stage: str, **result: Any) -> "World":
+        """Let the stage's Job start and succeed."""
+        self.start(stage)
+        return self.after(60).complete(stage, **result)
+
+    def run_before(self, stage: str) -> "World":
+        """Let every stage before this one succeed."""
+        for name in ORDER[: ORDER.index(stage)]:
+            self.run(name)
+        return self
+
+    def finish(self, **results: dict[str, Any]) -> "World":
+        """Let every Job that is made from now on succeed."""
+        self.settle()
+        while stage := self.running:
+            job = self.attempt(stage).job
+            if self.cluster.jobs[job].asked_to_stop:
+                self.cluster.evict(job, why=None)
+                self.settle()
+                continue
+            if not self.cluster.jobs[job].seen.started_at:
+                self.cluster.start(job)
+            self.after(60).complete(stage, **results.get(stage, {}))
+        return self
+
+
+def kstatus(generation: int, status: PipelineStatus) -> str:
+    """What Flux, Argo CD and kubectl plugins make of any custom resource (the generic rules of kstatus)."""
+    if status.observed_generation != generation:
+        return "InProgress"
+    true = {condition.type for condition in status.conditions if condition.status == "True"}
+    if "Reconciling" in true:
+        return "InProgress"
+    if "Stalled" in true:
+        return "Failed"
+    return "Current" if "Ready" in true else "InProgress"
