@@ -1,0 +1,253 @@
+"""`finetune run` as people use it, over real processes; the stages are a container that is not ours."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+FAKE = Path(__file__).parents[1] / "support" / "fake_stage.py"
+STAGES = ("prepare", "train", "evaluate", "push", "deploy")
+
+
+class Desk:
+    """A folder with a manifest in it, and the command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_folder = folder / "run"
+        (folder / "material").mkdir()
+        shutil.copy(FAKE, folder / "stage.py")
+        mine = {"command": [sys.executable, "stage.py"], "env": {"STEPS": "8", "STEP_SECONDS": "0.01"}}
+        self.manifest: dict[str, Any] = {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "FineTunePipeline",
+            "metadata": {"name": "desk"},
+            "spec": {
+                "model": {"uri": "pvc://demo/base"},
+                "dataset": {"uri": "pvc://demo/data.jsonl"},
+                "prepare": {**mine},
+                "train": {**mine},
+                "evaluate": {**mine, "tasks": {"task": {}}, "gate": {"task": "task", "threshold": 0.5}},
+                "push": {**mine, "target": "pvc://demo/out"},
+                "deploy": {**mine},
+            },
+        }
+
+    def env(self, stage: str, **variables: str) -> None:
+        spec = self.manifest["spec"][stage]
+        spec["env"] = {**spec["env"], **variables}
+
+    def command(self, verb: str, *arguments: str) -> list[str]:
+        (self.folder / "p.yaml").write_text(yaml.safe_dump(self.manifest))
+        file = ["p.yaml"] if verb in {"run", "retry", "plan"} else []
+        claim = ["--claim", "demo=material"] if file else []
+        return [sys.executable, "-m", "finetune_cli", verb, *arguments, *file, "--workdir", "run", *claim]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command("run", *arguments),
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def do(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(verb, *arguments), cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_folder / "pipeline.json").read_text())["status"]
+        return found
+
+    def starts(self, stage: str) -> list[str]:
+        """What each process of a stage found: work, or a result that it only had to repeat."""
+        files = sorted(self.run_folder.glob(f"volumes/workspace/{stage}/*/starts"))
+        return [line.split()[1] for file in files for line in file.read_text().splitlines()]
+
+    def processes(self) -> list[str]:
+        """Every process of this machine that works for this desk."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                about = (entry / "environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.run_folder) in " ".join(words) or f"FINETUNE_WORKSPACE={self.run_folder}" in about:
+                found.append(" ".join(words))
+        return found
+
+    def settle(self) -> None:
+        """Wait until nothing of this desk runs any more."""
+        until = time.monotonic() + 20
+        while self.processes() and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_a_pipeline_runs_through_and_a_second_run_starts_nothing(desk: Desk) -> None:
+    first = desk.do("run")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert {name: stage["state"] for name, stage in desk.status["stages"].items()} == dict.fromkeys(STAGES, "Succeeded")
+    again = desk.do("run", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["phase"] == "Succeeded"
+    assert [desk.starts(stage) for stage in STAGES] == [["work"]] * 5
+    assert desk.processes() == []
+
+
+def test_evictions_are_interruptions_and_the_command_says_what_they_cost(desk: Desk) -> None:
+    desk.env("train", STEPS="60", STEP_SECONDS="0.03", SAVE_EVERY="7")
+    done = desk.do("run", "--evict", "train@15", "--kill", "train@40")
+    assert done.returncode == 0, done.stdout + done.stderr
+    train = desk.status["stages"]["train"]
+    assert [attempt["outcome"] for attempt in train["attempts"]] == ["Interrupted", "Interrupted", "Succeeded"]
+    assert [attempt.get("exitCode") for attempt in train["attempts"]] == [75, 137, 0]
+    assert train["failures"] == 0
+    evicted, killed, last = train["attempts"]
+    assert evicted["lostSteps"] == 0  # it saved where it stopped
+    assert killed["startStep"] == evicted["lastStep"]
+    assert killed["lostSteps"] == killed["lastStep"] - last["startStep"]
+    assert f"{desk.status['lostSteps']} steps" in done.stdout
+
+
+def test_ctrl_c_stops_as_an_eviction_would_and_the_next_run_goes_on(desk: Desk) -> None:
+    desk.env("train", STEPS="80", STEP_SECONDS="0.05")
+    running = desk.start()
+    while "train" not in (desk.status["stages"] if (desk.run_folder / "pipeline.json").exists() else {}) or (
+        desk.status["stages"]["train"].get("progress", {}).get("step", 0) < 5
+    ):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "To go on: finetune run" in output
+    assert desk.processes() == []
+    train = desk.status["stages"]["train"]
+    assert (train["interruptions"], train["failures"]) == (0, 0)  # asked for: it counts against nothing
+    assert train["attempts"][-1]["outcome"] == "Stopped"
+    desk.env("train", STEPS="80", STEP_SECONDS="0.05")
+    assert desk.do("run").returncode == 0
+    assert desk.status["stages"]["train"]["attempts"][-1]["startStep"] >= 5
+
+
+def test_a_failure_is_tried_again_and_a_hopeless_one_is_not(desk: Desk) -> None:
+    desk.env("train", EXIT_AT="3:65")
+    failed = desk.do("run")
+    assert failed.returncode == 1
+    assert "made to fail at step 3" in failed.stdout
+    train = desk.status["stages"]["train"]
+    assert (train["state"], train["reason"], len(train["attempts"])) == ("Failed", "DataInvalid", 1)
+    assert desk.do("run").returncode == 1  # nothing has changed, so nothing is tried
+    assert len(desk.status["stages"]["train"]["attempts"]) == 1
+    retried = desk.do("retry")
+    assert retried.returncode == 0, retried.stdout + retried.stderr
+    assert desk.starts("prepare") == ["work"]
+
+
+def test_below_the_gate_nothing_is_deployed_and_the_exit_code_says_so(desk: Desk) -> None:
+    desk.env("evaluate", SCORE="0.5")
+    assert desk.do("run").returncode == 3
+    states = {name: stage["state"] for name, stage in desk.status["stages"].items()}
+    assert states == {**dict.fromkeys(STAGES, "Succeeded"), "deploy": "Skipped"}
+    desk.manifest["spec"]["evaluate"]["gate"]["threshold"] = 0.4
+    assert desk.do("run").returncode == 0
+    assert desk.starts("evaluate") == ["work"]  # another threshold measures nothing again
+
+
+def test_an_edit_reruns_what_it_touches_and_plan_said_so(desk: Desk) -> None:
+    assert desk.do("run").returncode == 0
+    spec = desk.manifest["spec"]
+    spec["evaluate"]["tasks"]["task"]["fewShot"] = 2
+    foretold = {s["stage"]: s["doing"] for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
+    assert foretold == {"prepare": "reuse", "train": "reuse", "evaluate": "run", "push": "run", "deploy": "run"}
+    assert desk.do("run").returncode == 0
+    assert [len(desk.starts(stage)) for stage in STAGES] == [1, 1, 2, 2, 2]
+    spec["train"]["lora"] = {"rank": 4}
+    foretold = {s["stage"]: s for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
+    assert foretold["prepare"]["doing"] == "reuse"
+    assert foretold["train"]["doing"] == "run"
+    assert "spec.train.lora.rank: 16 → 4" in foretold["train"]["why"]
+    before = desk.status["stages"]["train"]["identity"]
+    assert desk.do("run").returncode == 0
+    assert desk.status["stages"]["train"]["identity"] == foretold["train"]["identity"] != before
+
+
+def test_other_resources_resume_what_was_begun(desk: Desk) -> None:
+    desk.env("train", STEPS="12", SAVE_EVERY="3", EXIT_AT="7:65")
+    assert desk.do("run").returncode == 1
+    before = desk.status["stages"]["train"]
+    desk.manifest["spec"]["train"]["resources"] = {"memory": "8Gi"}
+    foretold = {s["stage"]: s for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
+    assert foretold["train"]["doing"] == "resume"
+    assert "spec.train.resources.memory: absent → 8Gi" in foretold["train"]["why"]
+    assert desk.do("run").returncode == 0
+    train = desk.status["stages"]["train"]
+    assert train["identity"] == before["identity"]
+    assert train["attempts"][-1]["startStep"] == 6
+
+
+def test_data_that_changed_in_place_is_other_data(desk: Desk) -> None:
+    data = desk.folder / "material" / "data.jsonl"
+    data.write_text("one\n")
+    assert desk.do("run").returncode == 0
+    data.write_text("two\n")
+    assert desk.do("run").returncode == 0
+    assert [len(desk.starts(stage)) for stage in STAGES] == [2, 2, 2, 2, 2]
+
+
+def test_two_runs_do_not_share_a_work_folder(desk: Desk) -> None:
+    desk.env("prepare", STEPS="60", STEP_SECONDS="0.05")
+    first = desk.start()
+    while not (desk.run_folder / "pipeline.json").exists():
+        time.sleep(0.02)
+    second = desk.do("run")
+    assert second.returncode == 2
+    assert "another finetune run is working in" in second.stderr
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+
+
+def test_killing_the_command_at_random_moments_loses_nothing(desk: Desk) -> None:
+    for stage in STAGES:
+        desk.env(stage, STEPS="25", STEP_SECONDS="0.04", SAVE_EVERY="2")
+    chance = random.Random(20)  # which moments does not matter, that they differ does
+    kills = 0
+    for _ in range(20):
+        running = desk.start()
+        try:
+            running.communicate(timeout=chance.uniform(0.3, 2.5))
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.communicate()
+            kills += 1
+        if chance.random() < 0.5:
+            desk.settle()  # else the next run meets the runners of the last one
+    desk.settle()
+    assert desk.processes() == []
+    final = desk.do("run")
+    assert final.returncode == 0, final.stdout + final.stderr
+    assert desk.processes() == []
+    assert kills >= 12
+    for name, stage in desk.status["stages"].items():
+        assert stage["state"] == "Succeeded", name
+        assert stage["failures"] == 0, name
+        assert "again" not in desk.starts(name), desk.starts(name)  # no process of a stage that had finished
