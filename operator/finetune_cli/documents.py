@@ -5,6 +5,7 @@ yes, no, on and off without quotes are true and false for both.
 """
 
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ class Value:
     source: str = ""
     """A scalar as it was written, without quotes."""
     broken: bool = False
-    """Could not be read, which has been said; there is no data."""
+    """It, or in a whole document something in it, could not be read; that has been said."""
 
     def plain(self) -> Any:
         """Give the data alone."""
@@ -128,10 +129,13 @@ def parse(file: Path, content: bytes) -> Text:
         message = f"is not UTF-8: byte 0x{content[error.start]:02x}; save the file as UTF-8"
         text.problems.append(Problem(file, line, "", message))
         return text
+    newlines = [found.start() for found in re.finditer("\n", decoded)]
     try:
         for node in _nodes(decoded):
-            walk = _Walk(file, text.problems)
-            document = walk.value(node, "", node.start_mark.line + 1, ())
+            walk = _Walk(file, newlines)
+            document = walk.value(node, "", walk.line(node), ())
+            document.broken = bool(walk.problems)
+            text.problems += walk.problems
             if document.data is not None and not walk.stopped:
                 text.documents.append(document)
     except yaml.YAMLError as error:
@@ -155,14 +159,19 @@ def _nodes(text: str) -> Iterator[Node]:
 class _Walk:
     """Turns one document's node graph into a tree; aliases are written out, within limits."""
 
-    def __init__(self, file: Path, problems: list[Problem]) -> None:
+    def __init__(self, file: Path, newlines: list[int]) -> None:
         self.file = file
-        self.problems = problems
+        self.newlines = newlines
+        self.problems: list[Problem] = []
         self.left = MOST_NODES
         self.stopped = False
 
     def complain(self, line: int, trail: tuple[str, ...], message: str) -> None:
         self.problems.append(Problem(self.file, line, joined(trail), message))
+
+    def line(self, node: Node) -> int:
+        """Count as editors do; PyYAML's own count takes other characters for line ends as well."""
+        return bisect(self.newlines, node.start_mark.index - 1) + 1
 
     def value(self, node: Node, written: str, line: int, trail: tuple[str, ...]) -> Value:
         self.left -= 1
@@ -190,14 +199,14 @@ class _Walk:
         items = []
         for index, item in enumerate(node.value):
             written = f"[{index}]"
-            items.append(self.value(item, written, item.start_mark.line + 1, (*trail, written)))
+            items.append(self.value(item, written, self.line(item), (*trail, written)))
         return items
 
     def _mapping(self, node: MappingNode, trail: tuple[str, ...]) -> dict[str, Value]:
         own: dict[str, Value] = {}
         merged: dict[str, Value] = {}
         for key, content in node.value:
-            line = key.start_mark.line + 1
+            line = self.line(key)
             if key.tag == MERGE:
                 merged = self._merge(content, line, trail) | merged
             elif (name := self._key(key, line, trail)) is None:

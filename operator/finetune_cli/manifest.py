@@ -124,8 +124,9 @@ def _check(file: Path, document: Value, reading: Reading) -> None:
     mending = Mending(file, document)
     mending.mend(Envelope, document)
     envelope, wrong = _parsed(mending)
-    reading.problems += [*mending.problems, *wrong, *_broken_rules(mending)]
-    if envelope and not any(problem.line and problem.line >= document.line for problem in reading.problems):
+    problems = [*mending.problems, *wrong, *_broken_rules(mending)]
+    reading.problems += problems
+    if envelope and not problems and not document.broken:
         about = envelope.metadata
         reading.manifests.append(
             Manifest(file, document.line, about.name, about.namespace, about.annotations, envelope.spec)

@@ -75,7 +75,7 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

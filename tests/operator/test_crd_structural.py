@@ -1,0 +1,198 @@
+"""Kubernetes' written rules for structural schemas, and what the converter refuses rather than weaken."""
+
+import re
+from typing import Annotated, Any, Literal
+
+import pytest
+import yaml
+from pydantic import BaseModel, Field, StringConstraints
+
+from finetune_operator import crdgen
+from finetune_operator.structural import NotExpressible, structural
+
+JSON_SCHEMA_PROPS = {
+    "description", "type", "format", "default", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum",
+    "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "minProperties", "maxProperties",
+    "required", "properties", "items", "additionalProperties", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+    "x-kubernetes-map-type", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-validations",
+}  # fmt: skip
+FORMATS = {"date-time", "int32", "int64", "double", "float", "byte"}
+OF_TYPE = {
+    "string": {"format", "enum", "pattern", "minLength", "maxLength"},
+    "integer": {"format", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "number": {"format", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "boolean": {"enum"},
+    "array": {"items", "minItems", "maxItems", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"},
+    "object": {
+        "properties", "required", "additionalProperties", "minProperties", "maxProperties",
+        "x-kubernetes-map-type", "x-kubernetes-preserve-unknown-fields",
+    },
+}  # fmt: skip
+ANYWHERE = {"description", "default", "type", "x-kubernetes-validations"}
+NOT_IN_RE2 = re.compile(r"\(\?[=!<]|\\[1-9]|\(\?>|[*+?}]\+|\\Z|\(\?P=")
+
+
+def parts(schema, path="$"):
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from parts(inner, f"{path}.{name}")
+    for keyword in ("items", "additionalProperties"):
+        if keyword in schema:
+            yield from parts(schema[keyword], f"{path}.{keyword}")
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return yaml.safe_load(crdgen.FILE.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def test_every_part_has_a_type_and_only_keywords_that_belong_to_it(schema):
+    for path, part in parts(schema):
+        assert part.keys() <= JSON_SCHEMA_PROPS, path
+        assert part.keys() <= OF_TYPE[part["type"]] | ANYWHERE, path
+        assert part.get("format", "date-time") in FORMATS, path
+
+
+def test_mappings_have_named_or_free_keys_and_never_both(schema):
+    for path, part in parts(schema):
+        assert not {"properties", "additionalProperties"} <= part.keys(), path
+        assert isinstance(part.get("additionalProperties", {}), dict), path
+        assert part["type"] != "array" or "items" in part, path
+
+
+def test_what_is_required_is_specified_and_has_no_default(schema):
+    for path, part in parts(schema):
+        for name in part.get("required", ()):
+            assert "default" not in part["properties"][name], f"{path}.{name}"
+
+
+def test_bounds_are_open_by_a_boolean_beside_a_number(schema):
+    for path, part in parts(schema):
+        for bound in ("minimum", "maximum"):
+            word = f"exclusive{bound.capitalize()}"
+            assert part.get(word, True) is True, path
+            assert word not in part or bound in part, path
+
+
+def test_patterns_are_in_the_dialect_of_the_server(schema):
+    patterns = {part["pattern"] for _, part in parts(schema) if "pattern" in part}
+    assert patterns
+    for pattern in patterns:
+        assert not NOT_IN_RE2.search(pattern), pattern
+        assert (pattern[0], pattern[-1]) == ("^", "$")
+        re.compile(pattern)
+
+
+def test_keys_of_list_maps_are_required_members(schema):
+    maps = [part for _, part in parts(schema) if part.get("x-kubernetes-list-type") == "map"]
+    assert maps
+    for part in maps:
+        for key in part["x-kubernetes-list-map-keys"]:
+            assert key in part["items"]["required"]
+
+
+def test_lists_have_no_defaults_inside_which_gitops_tools_would_take_for_drift(schema):
+    for path, part in parts(schema):
+        for inside, item in parts(part["items"]) if "items" in part else ():
+            assert "default" not in item, f"{path}{inside}"
+
+
+def test_rules_are_bounded_and_their_messages_fit(schema):
+    found = 0
+    for path, part in parts(schema):
+        for rule in part.get("x-kubernetes-validations", ()):
+            found += 1
+            assert 0 < len(rule["message"]) <= 2048, path
+            assert "\n" not in rule["message"], path
+            if "self.all(" in rule["rule"]:
+                assert "maxProperties" in part or "maxItems" in part, path
+            assert rule["rule"].count("(") == rule["rule"].count(")"), path
+    assert found > 5
+
+
+def test_strings_lists_and_mappings_of_the_spec_are_bounded(schema):
+    for path, part in parts(schema["properties"]["spec"], "spec"):
+        bound = {"string": "maxLength", "array": "maxItems"}.get(part["type"])
+        if part["type"] == "object" and "additionalProperties" in part:
+            bound = "maxProperties"
+        assert bound is None or bound in part or "enum" in part, path
+
+
+class Node(BaseModel):
+    child: "Node | None" = None
+
+
+class Tags(BaseModel):
+    it: set[str]
+
+
+class Pair(BaseModel):
+    it: tuple[int, str]
+
+
+class Either(BaseModel):
+    it: int | str
+
+
+class Anything(BaseModel):
+    it: Any
+
+
+class Unbounded(BaseModel):
+    it: dict[Annotated[str, StringConstraints(pattern="^a$")], int]
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
+class Pet(BaseModel):
+    it: Annotated[Cat | Dog, Field(discriminator="kind")]
+
+
+class EnumKeys(BaseModel):
+    it: dict[Literal["a", "b"], int] = Field(max_length=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        (Node, ".child: Node contains itself"),
+        (Tags, "$.it: uniqueItems"),
+        (Pair, "$.it: "),
+        (Either, "$.it: is one of several types"),
+        (Anything, "$.it: has no type"),
+        (Unbounded, "$.it: a rule for every key needs maxProperties"),
+        (Pet, "$.it: "),
+        (EnumKeys, "$.it: "),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_with_its_place(model, place):
+    with pytest.raises(NotExpressible) as refused:
+        structural(model.model_json_schema())
+    assert place in str(refused.value)
+
+
+class Wide(BaseModel):
+    above: float = Field(gt=0, lt=1)
+    maybe: int | None = None
+    only: Literal["x"] = "x"
+    names: dict[Annotated[str, StringConstraints(pattern=r"^\S'$", max_length=9)], int] = Field(max_length=3)
+
+
+def test_what_can_be_expressed_keeps_its_meaning():
+    properties = structural(Wide.model_json_schema())["properties"]
+    assert properties["above"] == {
+        "type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 1, "exclusiveMaximum": True,
+    }  # fmt: skip
+    assert properties["maybe"] == {"type": "integer"}
+    assert properties["only"] == {"type": "string", "enum": ["x"], "default": "x"}
+    assert properties["names"]["additionalProperties"] == {"type": "integer"}
+    assert [rule["rule"] for rule in properties["names"]["x-kubernetes-validations"]] == [
+        "self.all(key, size(key) <= 9)",
+        r"self.all(key, key.matches('^\\S\'$'))",
+    ]
