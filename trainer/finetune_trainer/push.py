@@ -4,23 +4,22 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
-from finetune_trainer.artifacts import MANIFEST, Damaged, appearing, canonical, digest_of, files_in, seal, verify
+from finetune_trainer.artifacts import MANIFEST, appearing, digest_of, files_in, seal
 from finetune_trainer.contract import Environment, PushConfig, PushResult
 from finetune_trainer.errors import ConfigInvalid, ServiceUnavailable
 from finetune_trainer.merge import DTYPES, adapter_of, merged
 from finetune_trainer.model_card import card
+from finetune_trainer.published import CARD, about, model_digest
 from finetune_trainer.sources import fetch_model, locate
 from finetune_trainer.stage import Context
 
 SHARD = "5GB"
-CARD = "README.md"
 READABLE = 0o644
 """safetensors writes for the owner only, but the one who serves the model may be another user."""
 
@@ -33,11 +32,11 @@ def run(config: PushConfig, context: Context) -> PushResult:
     """Raise ConfigInvalid, SourceNotFound or ServiceUnavailable; the target is then as it was."""
     target = target_of(config.recipe.target, context.environment)
     adapter = adapter_of(context.environment, config.train)
-    about: dict[str, object] = {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)}
-    there = _about(target) == about
+    made_of: dict[str, object] = {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)}
+    there = about(target) == made_of
     if not there:
         try:
-            publish(config, context, adapter, target, about)
+            publish(config, context, adapter, target, made_of)
         except AlreadyThere:
             there = True
     if there:
@@ -49,7 +48,7 @@ def run(config: PushConfig, context: Context) -> PushResult:
 def still_holds(result: PushResult, config: PushConfig, environment: Environment) -> bool:
     """Tell whether the target still holds the model of the result, every byte of it."""
     target = target_of(config.recipe.target, environment)
-    return _about(target) is not None and model_digest(target) == result.digest
+    return about(target) is not None and model_digest(target) == result.digest
 
 
 def target_of(uri: str, environment: Environment) -> Path:
@@ -74,22 +73,7 @@ def target_of(uri: str, environment: Environment) -> Path:
     return target
 
 
-def model_digest(folder: Path) -> str:
-    """Give sha256:… over the published files but the model card: how the run went does not change the model."""
-    files = json.loads((folder / MANIFEST).read_bytes())["files"]
-    model = {name: entry for name, entry in files.items() if name != CARD}
-    return "sha256:" + sha256(canonical(model)).hexdigest()
-
-
-def _about(target: Path) -> dict[str, object] | None:
-    """Give what the model at the target is about, or None where none is there, or not all of it."""
-    try:
-        return verify(target)
-    except Damaged:
-        return None
-
-
-def publish(config: PushConfig, context: Context, adapter: Path, target: Path, about: dict[str, object]) -> None:
+def publish(config: PushConfig, context: Context, adapter: Path, target: Path, made_of: dict[str, object]) -> None:
     """Merge, write beside the target, and take its place; raise AlreadyThere where it would change nothing."""
     progress, environment = context.progress, context.environment
     progress.update(step=0, total=2, note="merging")
@@ -103,8 +87,8 @@ def publish(config: PushConfig, context: Context, adapter: Path, target: Path, a
         (folder / CARD).write_text(card(config, environment, target.name))
         for path in files_in(folder):
             path.chmod(READABLE)
-        seal(folder, about)
-        if _about(target) is not None and model_digest(target) == model_digest(folder):
+        seal(folder, made_of)
+        if about(target) is not None and model_digest(target) == model_digest(folder):
             raise AlreadyThere
     progress.update(step=2, note="published")
 

@@ -1,0 +1,43 @@
+"""Model servers that start at once and misbehave as told."""
+
+import sys
+from pathlib import Path
+
+from finetune_trainer.serving.engine import Engine, Launch
+
+SCRIPT = """
+import http.server, json, signal, sys, time
+port, manner = int(sys.argv[1]), sys.argv[2]
+if manner == "dies":
+    sys.exit("the weights are made of stone")
+if manner == "clings":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def say(self, value, status=200):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+    def do_GET(self):
+        self.say({}, 503 if manner == "loads" else 200)
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if manner == "ponders":
+            time.sleep(600)
+        if manner == "refuses":
+            return self.say({"detail": "no such words"}, 400)
+        self.say({"choices": [{"text": " after " + request["prompt"] * request["max_tokens"]}]})
+
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def server_that(manner: str) -> Engine:
+    """Answers, and: dies at its start, loads for ever, ponders for ever, refuses the prompt, clings to its life."""
+
+    def launch(model_folder: Path, port: int) -> Launch:
+        return Launch([sys.executable, "-S", "-c", SCRIPT, str(port), manner], model_folder.name, model_folder)
+
+    return launch

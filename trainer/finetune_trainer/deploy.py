@@ -1,0 +1,64 @@
+"""Stage deploy, on a laptop: the pushed model is served, asked once, and the server is stopped again."""
+
+import json
+from pathlib import Path
+
+from finetune_trainer.artifacts import MANIFEST, Damaged, appearing, seal, verify
+from finetune_trainer.contract import DeployConfig, DeployResult, Environment
+from finetune_trainer.errors import SourceNotFound
+from finetune_trainer.published import model_digest
+from finetune_trainer.serving import ENGINES
+from finetune_trainer.serving.server import ask, serving
+from finetune_trainer.sources import fetch_model
+from finetune_trainer.stage import Context, read_result
+
+ANSWER_CHARACTERS = 1024
+
+
+def run(config: DeployConfig, context: Context) -> DeployResult:
+    """Raise SourceNotFound, ServiceUnavailable or Interrupted; no server outlives the call."""
+    recipe, stop = config.recipe, context.stop
+    context.progress.update(step=0, total=2, note="verifying the pushed model")
+    model = fetch_model(config.model.uri, config.model.revision, context.environment)
+    digest = _verified(model, config, context.environment)
+    context.progress.update(note=f"starting {recipe.engine}")
+    with stop.deferred(), serving(ENGINES[recipe.engine], model, stop, context.folder / "server.log") as server:
+        context.progress.update(step=1, note="asking")
+        answer = ask(server, recipe.prompt, recipe.max_tokens, stop)[:ANSWER_CHARACTERS]
+    with appearing(context.folder / "output") as folder:
+        proof = {"model": digest, "prompt": recipe.prompt, "answer": answer}
+        (folder / "answer.json").write_text(json.dumps(proof, indent=1))
+        sealed = seal(folder)
+    context.progress.update(step=2, note="stopped the server")
+    return DeployResult(
+        identity=config.identity,
+        digest=sealed,
+        url=server.url,
+        answer=answer,
+        seconds_to_ready=round(server.seconds_to_ready, 3),
+    )
+
+
+def still_holds(_result: DeployResult, config: DeployConfig, environment: Environment) -> bool:
+    """Tell whether the proof is still there; the model's own place is push's business."""
+    try:
+        verify(environment.stage_dir("deploy", config.identity) / "output")
+    except Damaged:
+        return False
+    return True
+
+
+def _verified(model: Path, config: DeployConfig, environment: Environment) -> str | None:
+    """Give the model's digest, None where another program than ours pushed it; raise SourceNotFound if it is not it."""
+    if not (model / MANIFEST).exists():
+        print(f"deploy: {config.model.uri} is not sealed, so it is served unverified", flush=True)
+        return None
+    try:
+        verify(model)
+    except Damaged as damage:
+        raise SourceNotFound(f"{config.model.uri}: the pushed model is damaged: {damage}; run push again") from damage
+    digest = model_digest(model)
+    pushed = read_result(environment.stage_dir("push", config.push))
+    if pushed and pushed.digest != digest:
+        raise SourceNotFound(f"{config.model.uri}: holds another model than push/{config.push} published; push again")
+    return digest
