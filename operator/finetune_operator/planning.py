@@ -48,9 +48,10 @@ def plan_next(pipeline: Pipeline, view: PipelineView, settings: Settings, now: d
     planner = _Planner(pipeline, view, settings, now)
     decided = {name: planner.next_for(stage) for name, stage in view.stages.items()}
     actions = tuple(action for _, doing in decided.values() for action in doing)
-    looks = sorted(planner.looks())
+    stages = {name: status for name, (status, _) in decided.items()}
+    looks = sorted(look for name, stage in view.stages.items() for look in planner.looks(stage, stages[name]))
     return Plan(
-        stages={name: status for name, (status, _) in decided.items()},
+        stages=stages,
         actions=actions,
         next_look=max(looks[0], timedelta()) if looks else None,
     )
@@ -116,12 +117,12 @@ class _Planner:
         if limit := self.pipeline.spec.active_deadline_seconds:
             yield timedelta(seconds=limit) - self.view.active
 
-    def looks(self) -> Iterator[timedelta]:
-        """Give the times after which something may be due."""
-        for stage in self.view.stages.values():
-            last = stage.status.last_attempt
-            if last and last.outcome is Outcome.RUNNING:
-                yield self.settings.resync
+    def looks(self, stage: StageView, planned: StageStatus) -> Iterator[timedelta]:
+        """Give the times after which something of a stage may be due."""
+        last = planned.last_attempt
+        if last and last.outcome is Outcome.RUNNING:
+            yield self.settings.resync
+            if not last.stopping:
                 yield from self._time_left(stage)
-            elif stage.status.reason is Reason.RETRYING:
-                yield self._wait_left(stage)
+        elif planned.reason is Reason.RETRYING and self._is_wanted(stage):
+            yield self._wait_left(stage)
