@@ -3,12 +3,16 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from finetune_trainer import artifacts
-from finetune_trainer.contract import Environment, TrainConfig
+from finetune_trainer.contract import Environment, TrainConfig, TrainResult
+from finetune_trainer.interruption import StopSignal
 from finetune_trainer.packed import Document, PackedWriter
+from finetune_trainer.progress import ProgressReporter
+from finetune_trainer.stage import Context
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -91,3 +95,32 @@ def stage_folder(workspace: Path, identity: str = IDENTITY) -> Path:
 def adapter_digest(workspace: Path, identity: str = IDENTITY) -> str:
     """SHA-256 of the adapter's weights."""
     return artifacts.digest_file(stage_folder(workspace, identity) / "output" / "adapter_model.safetensors")
+
+
+class StoppingProgress(ProgressReporter):
+    """Asks the stage to stop as soon as a step is finished; with `validating`, when the validation there begins."""
+
+    def __init__(self, environment: Environment, stop: StopSignal, at: int | None, *, validating: bool) -> None:
+        super().__init__("train", environment)
+        self._stop, self._at, self._note = stop, at, "validating" if validating else None
+        self.history: list[dict[str, Any]] = []
+
+    def update(self, **fields: Any) -> None:
+        super().update(**fields)
+        self.history.append(fields)
+        if fields.get("step") == self._at and fields.get("note") == self._note:
+            self._stop.requested = True
+
+
+def run_train(
+    config: TrainConfig, workspace: Path, *, stop_at: int | None = None, validating: bool = False
+) -> TrainResult:
+    """Run the stage in this process; raise what it raises."""
+    from finetune_trainer import train  # noqa: PLC0415  torch only where a test trains
+
+    stop = StopSignal()
+    where = environment(workspace)
+    progress = StoppingProgress(where, stop, stop_at, validating=validating)
+    folder = stage_folder(workspace, config.identity)
+    folder.mkdir(parents=True, exist_ok=True)
+    return train.run(config, Context(where, folder, progress, stop))

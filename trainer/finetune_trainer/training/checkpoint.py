@@ -70,6 +70,8 @@ def read_files(folder: Path, layout: Layout) -> Snapshot:
     """Read a snapshot; raise Damaged, saying which file and how, where it cannot be one of this run."""
     state = _state(folder / STATE, layout.steps)
     optimizer = _tensors(folder / OPTIMIZER)
+    if not optimizer:
+        raise Damaged(f"{folder.name}/{OPTIMIZER} holds no moments")
     # A parameter that never had a gradient has no moments; one that had has all of them.
     seen = {name.rpartition(".")[0] for name in optimizer}
     expected = {name: like for name, like in layout.optimizer.items() if name.rpartition(".")[0] in seen}

@@ -14,7 +14,7 @@ from finetune_trainer.contract import Checkpoint
 from finetune_trainer.errors import ServiceUnavailable
 from finetune_trainer.training.checkpoint import Layout, Snapshot, read_files, write_files
 
-STEP_FOLDER = re.compile(r"step-(\d{8,})")
+STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
 
 BROKEN = (Damaged, OSError, ValueError, RecursionError)
 """What reading a folder that anything may have happened to can raise."""
@@ -55,7 +55,7 @@ class Checkpoints:
 
         Each one that is not is named in the log with what is wrong with it. None where there is no other.
         """
-        found = sorted(self._folder.glob("step-*"), key=_step_of, reverse=True)
+        found = self._newest_first()
         for folder in found:
             try:
                 self._verify(folder)
@@ -70,6 +70,10 @@ class Checkpoints:
         if found:
             say(f"none of {len(found)} checkpoints can be used: training starts from the beginning")
         return None
+
+    def _newest_first(self) -> list[Path]:
+        named = [folder for folder in self._folder.iterdir() if STEP_FOLDER.fullmatch(folder.name)]
+        return sorted(named, key=_step_of, reverse=True)
 
     def _verify(self, folder: Path) -> None:
         """Raise Damaged unless this is a sealed folder of this run and of the step it is named after."""
@@ -144,15 +148,14 @@ class Checkpoints:
 
     def _prune(self, newest: int) -> None:
         """Keep so many of the newest; broken ones go as soon as a whole one is newer."""
-        older = sorted((f for f in self._folder.glob("step-*") if _step_of(f) <= newest), key=_step_of, reverse=True)
+        older = [folder for folder in self._newest_first() if _step_of(folder) <= newest]
         whole = [folder for folder in older if folder.name not in self._broken]
         for folder in set(older) - set(whole[: self._rule.keep]):
             _remove(folder)
 
 
 def _step_of(folder: Path) -> int:
-    match = STEP_FOLDER.fullmatch(folder.name)
-    return int(match[1]) if match else -1
+    return int(folder.name.removeprefix("step-"))
 
 
 def _make_room(folder: Path) -> None:

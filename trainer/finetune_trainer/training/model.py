@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from finetune_trainer.contract import Lora, ModelSource, TrainRecipe
 from finetune_trainer.errors import ConfigInvalid
@@ -21,6 +22,9 @@ from finetune_trainer.training.loss import only_at
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
+
+READABLE = 0o644
+"""safetensors writes for the owner only, but another user's container may be the one that serves."""
 
 
 class AdaptedModel:
@@ -63,6 +67,7 @@ def load_base(folder: Path, source: ModelSource, precision: str, context_length:
 
     Raises ConfigInvalid where it is no such model, or one whose positions do not reach.
     """
+    disable_progress_bar()  # a log is no terminal
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -135,17 +140,13 @@ def adapter_config(model: PeftModel) -> bytes:
     return (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode()
 
 
-def save_adapter(adapter: Tensors, path: Path) -> None:
-    """Write an adapter's weights in PEFT's format; raise OSError where the disk does not take them."""
-    save_tensors(adapter, path)
-
-
 def save_tensors(tensors: Tensors, path: Path) -> None:
     """Write a safetensors file; raise OSError where the disk does not take it."""
     try:
         save_file(tensors, os.fspath(path), metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
+    path.chmod(READABLE)
 
 
 def host_copy(tensors: Tensors) -> Tensors:

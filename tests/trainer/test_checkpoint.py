@@ -1,0 +1,297 @@
+"""A damaged checkpoint is named and not used; the run goes on from the one before and ends in the same bytes."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.training import adapter_digest, documents, run_train, stage_folder, train_config, write_rows
+
+from finetune_trainer import artifacts
+from finetune_trainer.errors import Interrupted
+
+torch.set_num_threads(1)
+
+NEWEST, BEFORE = "step-00000007", "step-00000004"
+FILES = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "best_adapter.safetensors",
+    "manifest.json",
+    "optimizer.safetensors",
+    "random.safetensors",
+    "state.json",
+)
+
+
+def config_for(model, **changes):
+    return train_config(model, max_steps=9, validate_every_steps=3, checkpoint={"every_steps": 4}, **changes)
+
+
+@pytest.fixture(scope="module")
+def stopped(tiny_model, tmp_path_factory):
+    """A workspace whose training was stopped at step 7 after a checkpoint at step 4, and what it should end in."""
+    workspace = tmp_path_factory.mktemp("stopped")
+    write_rows(workspace, documents(60), documents(8, seed=5))
+    whole = config_for(tiny_model, identity="w" * 16)
+    result = run_train(whole, workspace)
+    with pytest.raises(Interrupted):
+        run_train(config_for(tiny_model), workspace, stop_at=7)
+    return workspace, result, adapter_digest(workspace, "w" * 16)
+
+
+@pytest.fixture
+def copy(stopped, tmp_path):
+    workspace = tmp_path / "workspace"
+    shutil.copytree(stopped[0], workspace)
+    return workspace
+
+
+def sealed_again(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Change a checkpoint and make its manifest fit, as a program with a defect would."""
+
+    def damage(folder: Path) -> None:
+        about = json.loads((folder / "manifest.json").read_text())["about"]
+        change(folder)
+        artifacts.seal(folder, about)
+
+    return damage
+
+
+def with_tensors(name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]):
+    return sealed_again(lambda folder: save_file(change(load_file(folder / name)), folder / name))
+
+
+def with_state(**values: object):
+    def change(folder: Path) -> None:
+        state = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps(state | values))
+
+    return sealed_again(change)
+
+
+def with_manifest(change: Callable[[dict], object]):
+    def damage(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        change(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return damage
+
+
+def truncate(name: str):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+
+
+def empty(name: str):
+    return lambda folder: (folder / name).write_bytes(b"")
+
+
+def missing(name: str):
+    return lambda folder: (folder / name).unlink()
+
+
+def flip(name: str):
+    def damage(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+def replaced_by_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+
+
+def emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def first_renamed(tensors):
+    name = sorted(tensors)[0]
+    return {("another." + key if key == name else key): value for key, value in tensors.items()}
+
+
+def first_as(make):
+    def change(tensors):
+        name = sorted(tensors)[0]
+        return tensors | {name: make(tensors[name])}
+
+    return change
+
+
+WEIGHTS, MOMENTS, GENERATORS = "adapter_model.safetensors", "optimizer.safetensors", "random.safetensors"
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{f"{name} truncated": (truncate(name), rf"{name} (has \d+ bytes|cannot be read)") for name in FILES},
+    **{f"{name} empty": (empty(name), rf"{name} (has 0 bytes|cannot be read)") for name in FILES},
+    **{f"{name} missing": (missing(name), f"{name} is missing|there is no {name}") for name in FILES},
+    **{f"one bit of {name}": (flip(name), f"{name} has other contents|manifest.json|of another run") for name in FILES},
+    "an empty folder": (emptied, "there is no manifest.json"),
+    "a file in place of the folder": (replaced_by_file, "is no folder"),
+    "a file too many": (lambda folder: (folder / "core.123").write_text("x"), "core.123 is not in its manifest"),
+    "a folder in place of a file": (
+        lambda folder: ((folder / "state.json").unlink(), (folder / "state.json").mkdir()),
+        "state.json is missing",
+    ),
+    "a folder in place of the manifest": (
+        lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()),
+        "directory",
+    ),
+    "a manifest that is no JSON": (lambda folder: (folder / "manifest.json").write_text("{]"), "cannot be read"),
+    "a manifest of another shape": (lambda folder: (folder / "manifest.json").write_text("[]"), "cannot be read"),
+    "a manifest nested too deep": (
+        lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
+        "recursion|cannot be read",
+    ),
+    "a manifest that names a file outside": (
+        with_manifest(lambda manifest: manifest["files"].update({"/etc/hostname": {"size": 1, "sha256": ""}})),
+        "does not match its own digest",
+    ),
+    "a manifest of another run": (
+        with_manifest(lambda manifest: manifest["about"].update(identity="f" * 16)),
+        "of another run: identity ffffffffffffffff",
+    ),
+    "a manifest of other rows": (
+        with_manifest(lambda manifest: manifest["about"].update(rows="sha256:0")),
+        "of another run: rows sha256:0",
+    ),
+    "a manifest of another step": (
+        with_manifest(lambda manifest: manifest["about"].update(step=8)),
+        "not of the step it is named after: it says 8",
+    ),
+    "a state of another step": (with_state(step=8), "not of the step it is named after: it says 8"),
+    "a state behind the end": (with_state(step=99), "at step 99, which is not one of 1 to 9"),
+    "a state with a strange counter": (with_state(epoch=1), "state.json cannot be read"),
+    "a state with a loss that is no number": (with_state(best_loss="NaN"), "state.json cannot be read"),
+    "weights of another shape": (with_tensors(WEIGHTS, first_as(lambda t: t[:, :-1].contiguous())), "this run's is"),
+    "weights of another type": (with_tensors(WEIGHTS, first_as(torch.Tensor.double)), "float64"),
+    "weights under another name": (with_tensors(WEIGHTS, first_renamed), "has a strange tensor another"),
+    "weights that are no numbers": (with_tensors(WEIGHTS, first_as(lambda t: t * float("nan"))), "is not finite"),
+    "weights that are text": (sealed_again(lambda folder: (folder / WEIGHTS).write_text("x" * 99)), "cannot be read"),
+    "best weights of another shape": (
+        with_tensors("best_adapter.safetensors", first_as(lambda t: t[:1].contiguous())),
+        "best_adapter.safetensors: .* this run's is",
+    ),
+    "best weights that the state speaks of missing": (
+        sealed_again(missing("best_adapter.safetensors")),
+        "best_adapter.safetensors cannot be read",
+    ),
+    "moments of another shape": (with_tensors(MOMENTS, first_as(lambda t: t[:1].contiguous())), "this run's is"),
+    "one moment missing": (
+        with_tensors(MOMENTS, lambda tensors: {k: v for k, v in tensors.items() if k != sorted(tensors)[0]}),
+        "lacks the tensor",
+    ),
+    "all moments missing": (with_tensors(MOMENTS, lambda _tensors: {}), "holds no moments"),
+    "a generator of another length": (with_tensors(GENERATORS, first_as(lambda t: t[:-8].contiguous())), "this run's"),
+    "a generator that is none": (with_tensors(GENERATORS, first_as(torch.zeros_like)), "is no generator's state"),
+    "no generator": (with_tensors(GENERATORS, lambda _tensors: {}), "lacks the tensor cpu"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_checkpoint_before_a_damaged_one_is_used(tiny_model, stopped, copy, capsys, damage):
+    checkpoints = stage_folder(copy) / "checkpoints"
+    change, reason = DAMAGES[damage]
+    change(checkpoints / NEWEST)
+    result = run_train(config_for(tiny_model), copy)
+    said = capsys.readouterr().out
+    blame = next(line for line in said.splitlines() if "is broken and not used" in line)
+    assert NEWEST in blame
+    words = blame + said.partition(blame)[2].partition("train: resumed")[0]
+    assert re.search(reason, words, re.DOTALL), words
+    assert "train: resumed from step 4 of 9" in said
+    assert result == stopped[1].model_copy(update={"identity": result.identity})
+    assert adapter_digest(copy) == stopped[2]
+
+
+def test_an_undamaged_one_is_used(tiny_model, stopped, copy, capsys):
+    assert sorted(file.name for file in (stage_folder(copy) / "checkpoints" / NEWEST).iterdir()) == list(FILES)
+    run_train(config_for(tiny_model), copy)
+    said = capsys.readouterr().out
+    assert "resumed from step 7 of 9" in said
+    assert "broken" not in said
+    assert adapter_digest(copy) == stopped[2]
+
+
+def test_where_all_are_broken_training_starts_from_the_beginning_and_says_so(tiny_model, stopped, copy, capsys):
+    for folder in (stage_folder(copy) / "checkpoints").iterdir():
+        flip(WEIGHTS)(folder)
+    run_train(config_for(tiny_model), copy)
+    said = capsys.readouterr().out
+    assert said.count("is broken and not used") == 2
+    assert "none of 2 checkpoints can be used: training starts from the beginning" in said
+    assert adapter_digest(copy) == stopped[2]
+
+
+def test_a_broken_one_stays_until_a_newer_one_is_whole(tiny_model, copy):
+    checkpoints = stage_folder(copy) / "checkpoints"
+    flip(WEIGHTS)(checkpoints / NEWEST)
+    with pytest.raises(Interrupted):
+        run_train(config_for(tiny_model), copy, stop_at=5)
+    assert sorted(folder.name for folder in checkpoints.iterdir()) == [BEFORE, "step-00000005", NEWEST]
+    artifacts.verify(checkpoints / "step-00000005")
+    run_train(config_for(tiny_model), copy)
+    for folder in checkpoints.iterdir():
+        artifacts.verify(folder)
+
+
+def test_the_number_of_a_name_does_not_make_a_checkpoint_newer(tiny_model, stopped, copy, capsys):
+    checkpoints = stage_folder(copy) / "checkpoints"
+    shutil.copytree(checkpoints / BEFORE, checkpoints / "step-00000008")
+    run_train(config_for(tiny_model), copy)
+    assert "step-00000008 is not of the step it is named after: it says 4" in capsys.readouterr().out
+    assert adapter_digest(copy) == stopped[2]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tiny_model, stopped, copy, capsys):
+    checkpoints = stage_folder(copy) / "checkpoints"
+    shutil.copytree(checkpoints / NEWEST, checkpoints / ".step-00000008.4711")
+    run_train(config_for(tiny_model), copy)
+    assert ".step-00000008.4711 was never finished: removed" in capsys.readouterr().out
+    assert not list(checkpoints.glob(".*"))
+    assert adapter_digest(copy) == stopped[2]
+
+
+def test_a_file_in_place_of_all_checkpoints_is_moved_aside(tiny_model, stopped, copy, capsys):
+    checkpoints = stage_folder(copy) / "checkpoints"
+    replaced_by_file(checkpoints)
+    run_train(config_for(tiny_model), copy)
+    assert "is no folder: it was moved to checkpoints.not-a-folder" in capsys.readouterr().out
+    assert adapter_digest(copy) == stopped[2]
+
+
+def test_what_is_no_checkpoint_is_left_alone(tiny_model, stopped, copy):
+    checkpoints = stage_folder(copy) / "checkpoints"
+    (checkpoints / "step-latest").symlink_to(checkpoints / NEWEST)
+    run_train(config_for(tiny_model), copy)
+    assert (checkpoints / "step-latest").is_symlink()
+    assert adapter_digest(copy) == stopped[2]
+
+
+def test_a_checkpoint_made_with_other_threads_is_used_with_as_many(tiny_model, copy, capsys, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    try:
+        torch.set_num_threads(2)
+        run_train(config_for(tiny_model), copy)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(1)
+    assert "may differ" not in capsys.readouterr().out
+
+
+def test_a_number_of_threads_that_the_user_insists_on_is_said_aloud(tiny_model, copy, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    try:
+        torch.set_num_threads(2)
+        run_train(config_for(tiny_model), copy)
+    finally:
+        torch.set_num_threads(1)
+    assert "made with threads 1, this process has 2: the last bits" in capsys.readouterr().out

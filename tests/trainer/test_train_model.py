@@ -1,0 +1,217 @@
+"""The model as the loop sees it: isolation of packed documents, the loss, the adapter's layers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from support.training import document, run_train, train_config, write_rows
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+from finetune_trainer.contract import Lora, ModelSource
+from finetune_trainer.errors import ConfigInvalid
+from finetune_trainer.packed import PackedRows
+from finetune_trainer.training.data import Course, load_batch
+from finetune_trainer.training.model import AdaptedModel, attach_adapter, load_base
+
+torch.set_num_threads(1)
+
+
+def adapted(tiny_model, *, seed=3, noise=True, **recipe):
+    config = train_config(tiny_model, **recipe)
+    base = load_base(tiny_model, config.model, config.recipe.precision, 32)
+    model = AdaptedModel(
+        attach_adapter(base, config.recipe.lora, config.model, seed), torch.device("cpu"), config.recipe
+    )
+    if noise:  # a new adapter changes nothing; one that has learnt does
+        for parameter in model.trainable.values():
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+@pytest.fixture
+def pair():
+    return document(0, 12, prompt=4), document(100, 9, prompt=2)
+
+
+@pytest.fixture
+def packed(tmp_path, pair):
+    return PackedRows(write_rows(tmp_path, pair, context_length=24), "train")
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_packed_document_gets_the_logits_it_gets_alone(tiny_model, packed, pair, batch_size):
+    model = adapted(tiny_model).model.eval()
+    batch = load_batch(packed, np.zeros(batch_size, dtype=int))
+    starts = {int(tokens[0]): at for at, tokens in enumerate([pair[0].tokens, pair[1].tokens])}
+    order = [pair[starts[int(packed.tokens[0, 0])]], pair[1 - starts[int(packed.tokens[0, 0])]]]
+    second = slice(len(order[0].tokens), len(order[0].tokens) + len(order[1].tokens))
+    with torch.no_grad():
+        together = model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False).logits
+        alone = model(input_ids=torch.from_numpy(order[1].tokens.astype(np.int64))[None], use_cache=False).logits
+        leaking = model(input_ids=batch.tokens, use_cache=False).logits
+    for row in together:
+        torch.testing.assert_close(row[second], alone[0], atol=2e-6, rtol=0)
+    assert (leaking[0][second] - alone[0]).abs().max() > 1e-2
+
+
+def test_loss_and_gradients_are_those_of_the_documents_one_by_one(tiny_model, packed, pair):
+    model = adapted(tiny_model, lora={"rank": 4, "dropout": 0.0})
+    ours = model.nats(load_batch(packed, np.array([0])))
+    ours.backward()
+    gradients = {name: p.grad.clone() for name, p in model.trainable.items()}
+    model.model.zero_grad()
+    theirs = torch.zeros(())
+    for each in pair:
+        labels = torch.from_numpy(np.where(each.counted, each.tokens, -100).astype(np.int64))[None]
+        output = model.model(input_ids=torch.from_numpy(each.tokens.astype(np.int64))[None], labels=labels)
+        theirs = theirs + output.loss * int(each.counted[1:].sum())
+    theirs.backward()
+    torch.testing.assert_close(ours, theirs)
+    for name, parameter in model.trainable.items():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+class InOrder(Trainer):
+    """HF's trainer, fed the same rows in the same order."""
+
+    def _get_train_sampler(self, *_):
+        return None
+
+
+def test_five_steps_end_where_hf_trainers_do(tiny_model, tmp_path):
+    rows_folder = write_rows(tmp_path, [document(17 * i, 14) for i in range(40)])
+    plain = {"lora": {"rank": 4, "dropout": 0.0}, "max_steps": 5, "validate_every_steps": None}
+    optimizer = {"learning_rate": 1e-2, "schedule": "constant", "warmup_fraction": 0.0, "max_grad_norm": 0.5}
+    config = train_config(tiny_model, **plain, optimizer=optimizer)
+    run_train(config, tmp_path)
+    ours = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    ours = PeftModel.from_pretrained(ours, tmp_path / "train" / config.identity / "output")
+
+    rows = PackedRows(rows_folder, "train")
+    course = Course.of(config.recipe, len(rows), config.seed)
+    records = []
+    for row in np.concatenate([course.rows_of(step) for step in range(5)]):
+        tokens = rows.tokens[row].astype(np.int64)
+        labels = np.where(rows.counted[row], tokens, -100)
+        records.append({"input_ids": tokens, "position_ids": rows.positions[row].astype(np.int64), "labels": labels})
+    model = adapted(tiny_model, seed=config.seed, noise=False, **plain).model
+    model.config.use_cache = False
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "theirs"),
+        max_steps=5,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.5,
+        weight_decay=0.0,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=config.seed,
+    )
+    InOrder(model=model, args=arguments, train_dataset=records).train()
+    theirs = dict(model.named_parameters())
+    moved = 0.0
+    for name, parameter in ours.named_parameters():
+        if "lora_" in name:
+            torch.testing.assert_close(parameter, theirs[name], atol=2e-5, rtol=0)
+            moved = max(moved, parameter.abs().max().item())
+    assert moved > 1e-2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
+def test_the_adapter_is_fp32_in_every_variant_and_precision(tiny_model, precision, variant):
+    model = adapted(tiny_model, precision=precision, lora={"variant": variant})
+    assert {tensor.dtype for tensor in model.adapter.values()} == {torch.float32}
+    assert next(p for p in model.model.parameters() if not p.requires_grad).dtype == (
+        torch.bfloat16 if precision == "bf16" else torch.float32
+    )
+    scaling = model.model.base_model.model.model.layers[0].self_attn.q_proj.scaling["default"]
+    assert scaling == pytest.approx(32 / 4 if variant == "rslora" else 32 / 16)
+    magnitudes = [name for name in model.adapter if "magnitude" in name]
+    assert bool(magnitudes) == (variant == "dora")
+
+
+def test_the_head_is_computed_only_where_a_token_counts_and_back_to_normal_afterwards(tiny_model, packed):
+    model = adapted(tiny_model)
+    batch = load_batch(packed, np.array([0]))
+    seen = []
+    head = model.model.get_output_embeddings()
+    head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[:-1].numel()))
+    model.nats(batch)
+    model.model(input_ids=batch.tokens)
+    assert seen == [len(batch.targets), 24]
+
+
+def test_a_name_selects_layers_by_its_end_and_a_star_by_pattern(tiny_model):
+    def adapted_layers(*names):
+        model = adapted(tiny_model, lora={"target_modules": names})
+        return {name.split(".lora_")[0].split("model.layers.")[1] for name in model.adapter}
+
+    assert adapted_layers("q_proj") == {"0.self_attn.q_proj", "1.self_attn.q_proj"}
+    assert adapted_layers("layers.1.self_attn.v_proj", "down_proj") == {
+        "1.self_attn.v_proj",
+        "0.mlp.down_proj",
+        "1.mlp.down_proj",
+    }
+    assert adapted_layers("layers.0.*.gate_proj") == {"0.mlp.gate_proj"}
+    assert len(adapted_layers("all-linear")) == 14
+
+
+@pytest.mark.parametrize("names", [("query",), ("q_proj", "query"), ("all-linear", "q_proj"), ("self_attn",)])
+def test_a_name_that_is_no_layer_is_refused_with_the_names_there_are(tiny_model, names):
+    with pytest.raises(ConfigInvalid, match=r"down_proj.*q_proj"):
+        adapted(tiny_model, lora={"target_modules": names})
+
+
+def test_a_model_whose_positions_do_not_reach_is_refused(tiny_model):
+    source = ModelSource(uri=f"file://{tiny_model}")
+    with pytest.raises(ConfigInvalid, match="knows 512 positions, the rows have 513"):
+        load_base(tiny_model, source, "fp32", 513)
+
+
+def copy_of(tiny_model, folder):
+    folder.mkdir()
+    for file in tiny_model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_a_model_that_brings_code_is_refused(tiny_model, tmp_path):
+    folder = copy_of(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    with pytest.raises(ConfigInvalid, match="cannot be loaded"):
+        load_base(folder, ModelSource(uri="m"), "fp32", 32)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_weights_in_a_pickle_are_not_read(tiny_model, tmp_path):
+    folder = copy_of(tiny_model, tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ConfigInvalid, match="cannot be loaded"):
+        load_base(folder, ModelSource(uri="m"), "fp32", 32)
+
+
+def test_weights_that_lack_a_layer_are_not_filled_up_with_random_numbers(tiny_model, tmp_path):
+    folder = copy_of(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(ConfigInvalid, match=r"do not fit its config.json.*layers\.2"):
+        load_base(folder, ModelSource(uri="m"), "fp32", 32)
+
+
+def test_the_same_seed_gives_the_same_new_adapter(tiny_model):
+    def digest(seed):
+        base = load_base(tiny_model, ModelSource(uri="m"), "fp32", 32)
+        model = attach_adapter(base, Lora(), ModelSource(uri="m"), seed)
+        return [p.sum().item() for name, p in model.named_parameters() if "lora_A" in name]
+
+    assert digest(1) == digest(1) != digest(2)
