@@ -1,7 +1,7 @@
 """YAML with the line of everything, read as Kubernetes reads it.
 
-Numbers follow the Go library behind kubectl: 2e-4 is a number and 1:30 is text, other than PyYAML has it;
-yes, no, on and off without quotes are true and false for both.
+This follows the Go library behind kubectl where PyYAML does not: 2e-4 is a number, 1:30 and 2024-01-01 are text,
+y and n without quotes are true and false as yes, no, on and off are.
 """
 
 import re
@@ -23,6 +23,7 @@ LARGEST_FILE = 256 * 1024
 DEEPEST = 64
 MOST_NODES = 50_000
 INTEGER_BITS = 64
+TRUE, FALSE = {"y", "yes", "on", "true"}, {"n", "no", "off", "false"}
 
 TAG = "tag:yaml.org,2002:"
 MERGE = f"{TAG}merge"
@@ -88,7 +89,7 @@ class _Loader(yaml.SafeLoader):
 
 
 for _tag, _pattern, _first in (
-    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
+    ("bool", r"y|Y|n|N|yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)", "-+0123456789"),
     (
@@ -293,9 +294,9 @@ def _real(value: str) -> float:
 
 def _truth(value: str) -> bool:
     word = value.lower()
-    if word not in {"yes", "on", "true", "no", "off", "false"}:
+    if word not in TRUE | FALSE:
         raise ValueError("must be true or false")
-    return word in {"yes", "on", "true"}
+    return word in TRUE
 
 
 _READERS: dict[str, Callable[[str], str | int | float | bool | None]] = {

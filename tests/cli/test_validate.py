@@ -106,6 +106,10 @@ spec:
             "train: {args: [a, no]}",
             'spec.train.args[1]: must be text, but no without quotes means false; write "no"',
         ),
+        (
+            "train: {args: [a, y]}",
+            'spec.train.args[1]: must be text, but y without quotes means true; write "y"',
+        ),
         ("train: {args: [a, 1e5]}", 'spec.train.args[1]: must be text (got 100000.0); put it in quotes: "1e5"'),
         ("train: {args: [a, {b: c}]}", "spec.train.args[1]: must be text (got keys and values)"),
         ("train: {rank: 8}", "spec.train.rank: unknown key; did you mean lora.rank?"),
