@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 from finetune_cli.__main__ import COMMANDS, main
@@ -71,3 +75,13 @@ def test_ctrl_c_ends_with_130(tmp_path, monkeypatch):
 
     monkeypatch.setattr("finetune_cli.commands.validate.read_all", interrupted)
     assert main(["validate", str(tmp_path)]) == 130
+
+
+def test_a_reader_that_goes_away_is_no_error_worth_a_traceback(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "finetune_cli", "init", str(tmp_path / "pipeline.yaml")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")

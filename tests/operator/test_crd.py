@@ -22,8 +22,9 @@ def manifests():
     files = [*ROOT.glob("examples/**/*.y*ml"), *ROOT.glob("tests/data/*.yaml"), *ROOT.glob("operator/**/template.yaml")]
     for file in files:
         for document in documents.load(file).documents:
-            if document.plain().get("kind") == KIND:
-                yield pytest.param(document.plain(), id=f"{file.relative_to(ROOT)}")
+            manifest = document.plain()
+            if isinstance(manifest, dict) and manifest.get("kind") == KIND:
+                yield pytest.param(manifest, id=f"{file.relative_to(ROOT)}")
 
 
 def walk(schema, path="$"):
