@@ -2,7 +2,6 @@
 
 import re
 from functools import cached_property
-from os.path import commonprefix
 from typing import Any
 
 from jinja2 import TemplateError
@@ -82,7 +81,7 @@ class ChatFormat:
                 f"messages[{at}]: cannot be found in what the chat template makes of it; "
                 "mark the assistant's words with {% generation %} in the template"
             )
-        return start, end + len(commonprefix([after, self._ending]))
+        return start, end + next(len(ending) for ending in self._endings if after.startswith(ending))
 
     def _around(self, messages: list[Message], at: int) -> tuple[str, str]:
         other = {"role": "assistant", "content": _PLACEHOLDER}
@@ -100,10 +99,12 @@ class ChatFormat:
             return None
 
     @cached_property
-    def _ending(self) -> str:
-        """What stands behind the assistant's last words, without the space at its end."""
+    def _endings(self) -> tuple[str, ...]:
+        """What may stand behind the assistant's words, without the space at its end; the longest first."""
         exchange = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-        return self._around(exchange, 1)[1].rstrip()
+        last = self._around(exchange, 1)[1].rstrip()
+        # Some templates write EOS once, behind everything, and not behind every turn.
+        return last, last.removesuffix(self._special_tokens.get("eos_token", "")).rstrip(), ""
 
     def _rendered(self, messages: list[Message], **options: bool) -> tuple[str, list[Span]]:
         try:

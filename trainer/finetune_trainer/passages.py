@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tokenizers.processors import Sequence
 
 from finetune_trainer.chat import ChatFormat, Message, Span
 from finetune_trainer.packed import Document
@@ -24,7 +25,7 @@ class Passage:
 
     text: str
     counted: tuple[Span, ...]
-    """Which characters are to be learnt; in order."""
+    """Which characters are to be learnt, in order; the one behind the last stands for EOS."""
     is_framed: bool
     """Whether BOS and EOS stand in the text already, where they belong (a chat template wrote them)."""
 
@@ -45,11 +46,11 @@ class Reader:
             case "prompt and completion":
                 prompt, completion = _text(fields, "prompt"), _text(fields, "completion")
                 _not_blank(completion, "completion")
-                passage = Passage(prompt + completion, ((len(prompt), len(prompt + completion)),), is_framed=False)
+                passage = Passage(prompt + completion, ((len(prompt), len(prompt + completion) + 1),), is_framed=False)
             case "text":
                 text = _text(fields, "text")
                 _not_blank(text, "text")
-                passage = Passage(text, ((0, len(text)),), is_framed=False)
+                passage = Passage(text, ((0, len(text) + 1),), is_framed=False)
         self._shape = shape
         return passage
 
@@ -129,6 +130,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        _keep_spaces(tokenizer.backend_tokenizer.post_processor)
         self._bos: int | None = tokenizer.bos_token_id
         self._eos: int | None = tokenizer.eos_token_id
         self.torn = 0
@@ -145,8 +147,19 @@ class Encoder:
             verbose=False,
         )
         for passage, tokens, offsets in zip(passages, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            document = self._document(passage, tokens, np.array(offsets, dtype=np.int64).reshape(-1, 2))
-            yield document if passage.is_framed else self._framed(document)
+            if not passage.is_framed:
+                self._frame(tokens, offsets, len(passage.text))
+            yield self._document(passage, tokens, np.array(offsets, dtype=np.int64).reshape(-1, 2))
+
+    def _frame(self, tokens: list[int], offsets: list[Span], length: int) -> None:
+        """Have BOS once, if the tokenizer writes it, and EOS once, standing for the end of the text."""
+        if self._bos is not None and tokens[:2] == [self._bos, self._bos]:
+            del tokens[0], offsets[0]
+        if self._eos is not None:
+            if tokens[-1:] == [self._eos]:
+                del tokens[-1], offsets[-1]
+            tokens.append(self._eos)
+            offsets.append((length, length + 1))
 
     def _document(self, passage: Passage, tokens: list[int], offsets: np.ndarray[Any, Any]) -> Document:
         starts, ends = offsets[:, 0], offsets[:, 1]
@@ -159,14 +172,10 @@ class Encoder:
         counted[:1] = 0
         return Document(np.array(tokens, dtype=np.int32), counted)
 
-    def _framed(self, document: Document) -> Document:
-        """Have BOS once where the tokenizer writes it, and EOS once, counted, at the end."""
-        tokens, counted = document
-        if len(tokens) > 1 and self._bos is not None and tokens[0] == tokens[1] == self._bos:
-            tokens, counted = tokens[1:], counted[1:]
-        if self._eos is not None and (not len(tokens) or tokens[-1] != self._eos):
-            tokens, counted = np.append(tokens, np.int32(self._eos)), np.append(counted, np.uint8(1))
-        elif len(tokens) > 1 and self._eos is not None:
-            counted[-1] = 1
-        counted[:1] = 0
-        return Document(tokens, counted)
+
+def _keep_spaces(processor: Any) -> None:
+    """Have a byte-level tokenizer tell where its tokens are with the spaces in them; changes no token."""
+    parts: Any = processor if isinstance(processor, Sequence) else (processor,)
+    for part in parts:
+        if hasattr(part, "trim_offsets"):
+            part.trim_offsets = False

@@ -105,6 +105,7 @@ class Tally:
         self._file = file
         self._recipe = config.recipe
         self._max_invalid_fraction = config.dataset.max_invalid_fraction
+        self._validation_fraction = config.dataset.validation_fraction
         self._named: list[str] = []
 
     def refuse(self, line: int, reason: Unusable) -> None:
@@ -135,13 +136,18 @@ class Tally:
             return f"{self.dropped} records are longer than prepare.contextLength ({length}); raise it"
         return "no record is usable:\n" + "\n".join(self._named)
 
+    def _why_no_validation(self) -> str:
+        share = self._validation_fraction
+        why = f"too few records for a share of {share:g}" if share else "none were asked for"
+        return f"no validation rows: {why}"
+
     def summary(self, writer: PackedWriter, torn: int) -> str:
         """Say in one line what became of the records."""
         length = self._recipe.context_length
         tokens, rows = writer.tokens("train"), writer.rows("train")
         parts = [
             f"{rows} rows of {length} tokens to train on ({tokens / rows / length:.0%} full)",
-            f"{writer.rows('validation')} to validate on",
+            f"{writer.rows('validation')} to validate on" if writer.rows("validation") else self._why_no_validation(),
             f"{self.invalid} records unusable" if self.invalid else "",
             f"{self.truncated} cut to {length} tokens" if self.truncated else "",
             f"{self.dropped} left out as too long" if self.dropped else "",

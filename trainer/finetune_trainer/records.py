@@ -124,7 +124,7 @@ def _jsonl(path: Path) -> Iterator[Found]:
 
 def _parsed(line: bytes) -> Fields | Unusable:
     try:
-        return _fields(json.loads(line.decode("utf-8-sig")))
+        return _fields(json.loads(line.rstrip().decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         return Unusable(f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8")
     except json.JSONDecodeError as error:

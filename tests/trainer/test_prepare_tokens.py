@@ -1,0 +1,191 @@
+"""Where prompt ends and completion begins, and what the assistant says: exact to the token."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from support.models import write_jsonl
+from support.prepared import counted_texts, make_tokenizer, packed_documents, prepare, prepare_config, refusal
+from support.stages import environment_in
+
+from finetune_trainer.chat import ChatFormat
+from finetune_trainer.contract import Environment, ExitCode
+from finetune_trainer.passages import Encoder, Reader
+from finetune_trainer.records import Unusable
+
+often = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+texts = st.text(st.sampled_from(" \nabenops the.,éß漢🙂<>"), max_size=30)
+
+
+@pytest.fixture(scope="module", params=["plain", "trimmed offsets", "BOS"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return make_tokenizer(
+        tmp_path_factory.mktemp("tokenizer"),
+        trims_offsets=request.param == "trimmed offsets",
+        writes_bos=request.param == "BOS",
+    )
+
+
+@often
+@given(prompt=texts, completion=texts)
+def test_the_tokens_are_those_that_evaluation_sees(tokenizer: Any, prompt: str, completion: str) -> None:
+    from lm_eval.api.model import TemplateLM  # noqa: PLC0415  seconds of imports
+
+    assume(prompt.strip() and completion.strip())
+    passage = Reader(ChatFormat(tokenizer)).read({"prompt": prompt, "completion": completion})
+    [document] = Encoder(tokenizer).encode([passage])
+
+    evaluation = SimpleNamespace(backend="causal", tok_encode=tokenizer.encode)
+    context, continuation = TemplateLM._encode_pair(evaluation, prompt, completion)
+    assert document.tokens.tolist()[:-1] == tokenizer.encode(prompt + completion)
+    if tokenizer.encode(prompt + completion)[: len(context)] == context and prompt == prompt.rstrip():
+        assert document.tokens[document.counted == 1].tolist() == [*continuation, tokenizer.eos_token_id]
+
+
+@often
+@given(prompt=texts, completion=texts)
+def test_a_token_is_counted_if_it_holds_a_character_of_the_completion(
+    tokenizer: Any, prompt: str, completion: str
+) -> None:
+    assume(completion.strip())
+    passage = Reader(ChatFormat(tokenizer)).read({"prompt": prompt, "completion": completion})
+    [document] = Encoder(tokenizer).encode([passage])
+
+    # Of a byte-level tokenizer each character of a token is one byte of the text.
+    names = tokenizer.convert_ids_to_tokens(document.tokens[:-1].tolist())
+    behind = 0
+    for at, name in enumerate(names):
+        behind += 0 if name == "<bos>" else len(name)
+        assert document.counted[at] == (at > 0 and behind > len(prompt.encode()))
+    assert document.counted[-1] == 1
+
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+EOS_ONCE = CHATML.replace("{% endfor %}", "{% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}")
+THINKING = (
+    "{% for m in messages %}<|{{ m.role }}|>\n"
+    "{% if m.role == 'assistant' and loop.last and '</think>' not in m.content %}<think>\n</think>\n{% endif %}"
+    "{{ m.content.split('</think>')[-1].strip() if m.role == 'assistant' and not loop.last else m.content }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+PROMPTS_FOR_THOUGHT = CHATML.replace("<|assistant|>\n", "<|assistant|>\n<think>\n")
+MARKED = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+DATED = "{{ strftime_now('%d %b %Y') }} " + CHATML
+ALTERNATING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+
+TWO_TURNS = [
+    {"role": "user", "content": "yes"},
+    {"role": "assistant", "content": " yes "},
+    {"role": "user", "content": "and?"},
+    {"role": "assistant", "content": "yes\n"},
+]
+
+
+class Template:
+    """As much of a tokenizer as a chat format asks for."""
+
+    bos_token_id = 1
+    special_tokens_map = {"bos_token": "<bos>", "eos_token": "<eos>"}  # noqa: RUF012
+
+    def __init__(self, chat_template: str) -> None:
+        self.chat_template = chat_template
+
+    def get_chat_template(self) -> str:
+        return self.chat_template
+
+
+def spoken(template: str, messages: list[dict[str, str]]) -> list[str]:
+    text, spans = ChatFormat(Template(template)).render(messages)
+    return [text[first:behind] for first, behind in spans]
+
+
+@pytest.mark.parametrize(
+    ("template", "turns"),
+    [
+        (CHATML, ["yes<|end|>", "yes<|end|>"]),
+        (EOS_ONCE, ["yes<|end|>", "yes<|end|>\n<eos>"]),
+        (THINKING, ["yes<|end|>", "<think>\n</think>\nyes\n<|end|>"]),
+        (PROMPTS_FOR_THOUGHT, ["yes<|end|>", "yes<|end|>"]),
+        (MARKED, [" yes <eos>", "yes\n<eos>"]),
+    ],
+    ids=["plain", "EOS once", "adds reasoning to the last turn", "prompts for reasoning", "marked"],
+)
+def test_the_assistants_turns_are_found_and_no_other_words(template: str, turns: list[str]) -> None:
+    assert spoken(template, TWO_TURNS) == turns
+
+
+def test_reasoning_that_the_template_drops_is_not_looked_for() -> None:
+    messages = [dict(message) for message in TWO_TURNS]
+    messages[1]["content"] = "<think>hm</think>yes"
+    messages[3]["content"] = "<think>so</think>no"
+
+    assert spoken(THINKING, messages) == ["yes<|end|>", "<think>so</think>no<|end|>"]
+
+
+def test_a_conversation_may_begin_with_the_assistant_and_end_with_the_user() -> None:
+    messages = [
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "hello"},
+    ]
+    assert spoken(CHATML, messages) == ["hello<|end|>"]
+
+
+def test_the_calendar_stands_still() -> None:
+    text, _ = ChatFormat(Template(DATED)).render(TWO_TURNS)
+    assert text.startswith("26 Jul 2024 ")
+
+
+def test_a_template_that_leaves_the_answer_out_is_said() -> None:
+    with pytest.raises(Unusable, match=r"messages\[1\]: the chat template leaves it out"):
+        spoken("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TWO_TURNS)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    return environment_in(tmp_path)
+
+
+def write_conversations(environment: Environment, *conversations: list[dict[str, str]]) -> None:
+    assert environment.manifest_dir
+    write_jsonl(environment.manifest_dir / "data.jsonl", [{"messages": messages} for messages in conversations])
+
+
+def test_only_the_assistants_turns_are_learnt_of_a_conversation(tmp_path: Path, environment: Environment) -> None:
+    tokenizer = make_tokenizer(tmp_path / "chat", chat_template=CHATML)
+    write_conversations(environment, TWO_TURNS)
+    prepare(prepare_config(tmp_path / "chat", context_length=128), environment)
+
+    assert counted_texts(environment, tokenizer) == ["yes<|end|>|yes<|end|>"]
+
+
+@pytest.mark.parametrize("begin", ["", "<bos>"])
+def test_without_a_chat_template_turns_are_role_and_content(
+    tmp_path: Path, environment: Environment, begin: str
+) -> None:
+    tokenizer = make_tokenizer(tmp_path / "base", writes_bos=bool(begin))
+    write_conversations(environment, [{"role": "system", "content": "be"}, *TWO_TURNS])
+    prepare(prepare_config(tmp_path / "base", context_length=128), environment)
+
+    [(tokens, _)] = packed_documents(environment)
+    assert tokenizer.decode(tokens) == (
+        f"{begin}system: be\n\nuser: yes\n\nassistant: yes<eos>\n\nuser: and?\n\nassistant: yes<eos>"
+    )
+    assert counted_texts(environment, tokenizer) == [" yes<eos>| yes<eos>"]
+
+
+def test_what_a_template_refuses_is_an_unusable_record(tmp_path: Path, environment: Environment) -> None:
+    make_tokenizer(tmp_path / "chat", chat_template=ALTERNATING)
+    write_conversations(environment, TWO_TURNS, [{"role": "system", "content": "be"}, *TWO_TURNS])
+
+    words, code = refusal(prepare_config(tmp_path / "chat"), environment)
+    assert code == ExitCode.DATA
+    assert "data.jsonl:2: the chat template refuses it: no system role" in words
