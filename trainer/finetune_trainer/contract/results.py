@@ -1,14 +1,23 @@
 """What a stage tells whoever started it: its result, its progress, or why it stopped."""
 
+import math
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 
 from finetune_trainer.contract.recipes import Contract
 
 TERMINATION_MESSAGE_BYTES = 4096
 """The kubelet keeps no more of a container's termination message."""
+
+
+def _in_json(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+Measured = Annotated[float, PlainSerializer(_in_json, when_used="json")]
+"""JSON has no NaN and no infinity; as words they can be read again."""
 
 
 class StageResult(Contract):
@@ -48,9 +57,9 @@ class TrainResult(StageResult):
     stage: Literal["train"] = "train"
     steps: int
     """Optimizer steps done."""
-    loss: float
+    loss: Measured
     """Mean training loss of the last logging window, in nats a token."""
-    validation_loss: float | None = None
+    validation_loss: Measured | None = None
     """Of the adapter that is the result; absent without validation rows."""
     best_step: int
     """The step whose adapter is the result."""
@@ -61,8 +70,8 @@ class TrainResult(StageResult):
 class Score(Contract):
     """One metric of one task."""
 
-    value: float
-    stderr: float | None = None
+    value: Measured
+    stderr: Measured | None = None
     """Standard error, where lm-eval gives one."""
 
 
@@ -133,8 +142,8 @@ class Progress(Contract):
     """Finished units: optimizer steps in train, requests in evaluate, records in prepare."""
     total: int | None = None
     """Units in all, where known."""
-    start_step: int = 0
-    """The unit this process began at: more than 0 after a resume."""
+    start_step: int | None = None
+    """The unit this process began at: more than 0 after a resume. Absent until that is known."""
     saved_step: int | None = None
     """The newest unit that survives a kill."""
     loss: float | None = None
