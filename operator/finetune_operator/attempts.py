@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import AttemptStatus, Outcome
+from finetune_operator.api.status import AttemptStatus, Outcome, message
 from finetune_operator.observing import JobSeen, JobState
 from finetune_trainer.contract import AnyResult, ExitCode
 
@@ -136,7 +136,7 @@ def _noted(attempt: AttemptStatus, job: JobSeen, now: datetime) -> AttemptStatus
         "created_at": attempt.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
     }
-    if job.progress:
+    if job.progress and job.progress.start_step is not None:  # until it knows, step says nothing either
         noted |= {
             "start_step": job.progress.start_step,
             "last_step": job.progress.step,
@@ -153,7 +153,7 @@ def _ended(attempt: AttemptStatus, end: Ending, at: datetime, code: int | None) 
         update={
             "outcome": end.outcome,
             "reason": end.reason,
-            "message": end.message,
+            "message": message(end.message),
             "finished_at": at,
             "exit_code": code,
         }

@@ -1,6 +1,6 @@
 """A stage's past: its attempts and what they cost, carried from one look to the next."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from finetune_operator.api.conditions import Reason
@@ -27,16 +27,31 @@ def with_attempts(before: StageStatus, jobs: Mapping[str, JobSeen], now: datetim
     return _counted(status, seen, job) if seen.outcome is not Outcome.RUNNING else status
 
 
-def carried(status: StageStatus, identity: str, execution: str, *, retry: bool) -> StageStatus:
-    """Begin afresh where the stage is to make something else, runs another way, or is to be tried again."""
+def carried(status: StageStatus, identity: str, execution: str) -> StageStatus:
+    """Begin afresh where the stage is to make something else; forgive the past where it is to run another way."""
     if status.identity != identity:
         return StageStatus(
             identity=identity, execution=execution, attempts=status.attempts, forgiven=_last_number(status)
         )
-    if status.execution != execution or (retry and status.result is None):
-        afresh = {"execution": execution, "failures": 0, "interruptions": 0, "forgiven": _last_number(status)}
-        return status.model_copy(update=afresh | ({"active_seconds": 0.0} if retry else {}))
+    if status.execution != execution:
+        return _forgiven(status, _last_number(status)).model_copy(update={"execution": execution})
     return status
+
+
+def retried(status: StageStatus) -> StageStatus:
+    """Give a stage that is not done fresh budgets, and every stage all the time that it may run."""
+    afresh = status.model_copy(update={"active_seconds": 0.0})
+    ended = [attempt.number for attempt in status.attempts if attempt.finished_at]
+    return afresh if status.result else _forgiven(afresh, max(ended, default=0))
+
+
+def _forgiven(status: StageStatus, up_to: int) -> StageStatus:
+    past = {
+        "forgiven": max(up_to, status.forgiven),
+        "forgiven_failures": status.failures,
+        "forgiven_interruptions": status.interruptions,
+    }
+    return status.model_copy(update=past)
 
 
 def begun(status: StageStatus, job: str) -> StageStatus:
@@ -68,7 +83,7 @@ def _counted(status: StageStatus, ended: AttemptStatus, job: JobSeen | None) -> 
     counted: dict[str, object] = {
         "failures": status.failures + (counts and ended.outcome is Outcome.FAILED),
         "interruptions": status.interruptions + (counts and ended.outcome is Outcome.INTERRUPTED),
-        "active_seconds": status.active_seconds + max(ran, 0.0),
+        "active_seconds": status.active_seconds + (max(ran, 0.0) if ended.identity == status.identity else 0.0),
     }
     result = result_of(ended, job) if job else None
     if result and ended.identity == status.identity:
@@ -77,20 +92,29 @@ def _counted(status: StageStatus, ended: AttemptStatus, job: JobSeen | None) -> 
 
 
 def _lost(status: StageStatus) -> StageStatus:
-    """Settle what the attempt before the last one lost, as soon as the last one says where it began."""
-    if len(status.attempts) < 2:  # noqa: PLR2004  there is none before the last
+    """Settle what was lost before the last attempt, as soon as that one says where it began."""
+    *older, last = status.attempts
+    place = _unsettled(older, last.identity)
+    if place is None or last.start_step is None:
         return status
-    *older, before, last = status.attempts
-    settled = before.lost_steps is not None or before.identity != last.identity
-    if settled or last.start_step is None or before.last_step is None:
-        return status
-    steps = max(0, before.last_step - last.start_step)
-    seconds = round(steps * (before.step_seconds or 0.0), 3)
-    known = before.model_copy(update={"lost_steps": steps, "lost_seconds": seconds})
+    steps = max(0, (older[place].last_step or 0) - last.start_step)
+    seconds = round(steps * (older[place].step_seconds or 0.0), 3)
+    older[place] = older[place].model_copy(update={"lost_steps": steps, "lost_seconds": seconds})
     return status.model_copy(
         update={
-            "attempts": (*older, known, last),
+            "attempts": (*older, last),
             "lost_steps": status.lost_steps + steps,
             "lost_seconds": status.lost_seconds + seconds,
         }
     )
+
+
+def _unsettled(older: Sequence[AttemptStatus], identity: str) -> int | None:
+    """Find the newest attempt that got anywhere, unless its loss is known or it made something else."""
+    for place in reversed(range(len(older))):
+        attempt = older[place]
+        if attempt.identity != identity:
+            return None
+        if attempt.last_step is not None:
+            return place if attempt.lost_steps is None else None
+    return None

@@ -13,10 +13,16 @@ from pydantic import Field, StringConstraints, WithJsonSchema
 from finetune_operator.api.conditions import Condition, Reason
 from finetune_trainer.contract import AnyResult, Contract, Progress
 
-Message = Annotated[str, StringConstraints(max_length=4096)]
+MESSAGE_LENGTH = 4096
+Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
 StoredResult = Annotated[AnyResult, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 
 ATTEMPTS_KEPT = 10
+
+
+def message(words: str) -> str:
+    """Cut words to the length of a Message, or the API server would refuse the whole status."""
+    return words if len(words) <= MESSAGE_LENGTH else words[: MESSAGE_LENGTH - 2] + " …"
 
 
 class StageState(StrEnum):
@@ -98,17 +104,21 @@ class StageStatus(Contract):
     attempts: Annotated[tuple[AttemptStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
     """The newest ten Jobs of this stage, oldest first."""
     failures: int = 0
-    """Attempts that failed since the stage last began afresh."""
+    """Attempts that failed, of all with this identity."""
     interruptions: int = 0
-    """Attempts that were interrupted since the stage last began afresh."""
+    """Attempts that were interrupted, of all with this identity."""
     lost_steps: int = 0
-    """Steps that had to be done again since the stage last began afresh."""
+    """Steps that had to be done again, in all attempts with this identity."""
     lost_seconds: float = 0.0
     """What those steps had taken."""
     active_seconds: float = 0.0
-    """How long its ended attempts ran since the stage last began afresh."""
+    """How long its ended attempts with this identity ran, since someone last asked for a retry."""
     forgiven: int = 0
     """Attempts up to this number do not count any more: someone asked for a retry, or the spec changed."""
+    forgiven_failures: int = 0
+    """How many of the failures these were."""
+    forgiven_interruptions: int = 0
+    """How many of the interruptions these were."""
     started_at: datetime | None = None
     """When its first attempt started."""
     finished_at: datetime | None = None
@@ -117,6 +127,16 @@ class StageStatus(Contract):
     """Where the running attempt is."""
     result: StoredResult | None = None
     """What it made."""
+
+    @property
+    def failures_counted(self) -> int:
+        """Failures that count against retries.failures."""
+        return self.failures - self.forgiven_failures
+
+    @property
+    def interruptions_counted(self) -> int:
+        """Interruptions that count against retries.interruptions."""
+        return self.interruptions - self.forgiven_interruptions
 
     @property
     def last_attempt(self) -> AttemptStatus | None:
@@ -132,6 +152,8 @@ class GateStatus(Contract):
     value: float | None = None
     stderr: float | None = None
     threshold: float
+    measured: bool = True
+    """Whether there is a score to compare; false: evaluate.gate asks for one that was not measured."""
     passed: bool
     message: Message
     """The comparison in words."""
