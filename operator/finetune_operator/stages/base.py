@@ -9,10 +9,10 @@ from pydantic import AfterValidator, Field, StringConstraints
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule, Ruled
-from finetune_operator.api.status import GateStatus
+from finetune_operator.api.status import GateStatus, StageStatus
 from finetune_operator.placement import PLACEMENTS
 from finetune_operator.placement.base import Toleration
-from finetune_trainer.contract import AnyResult, Contract, DatasetSource, Lineage, ModelSource, StageConfig
+from finetune_trainer.contract import AnyResult, Contract, DatasetSource, ModelSource, StageConfig
 
 Quantity = Annotated[
     str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
@@ -82,13 +82,17 @@ class Retries(Contract):
 class Request:
     """What a stage is told when it writes its process's config."""
 
+    pipeline: str
+    """namespace/name."""
     seed: int
     model: ModelSource
     dataset: DatasetSource
+    specs: Mapping[str, "StageSpec"]
+    """Of the requested stages before this one, by name."""
     identities: Mapping[str, str]
-    """Of the requested stages before this one."""
-    push_target: str | None
-    lineage: Lineage
+    """Of the same stages."""
+    told: Mapping[str, StageStatus]
+    """What is known of all stages before this one."""
 
 
 class StageSpec(Ruled):
@@ -163,4 +167,5 @@ class GatedSpec(StageSpec):
 
     @override
     def skipped(self, gate: GateStatus | None) -> str | None:
-        return gate.message if self.when == "GatePassed" and gate and not gate.passed else None
+        closed = gate is not None and gate.measured and not gate.passed
+        return gate.message if gate and closed and self.when == "GatePassed" else None

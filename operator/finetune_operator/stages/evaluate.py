@@ -1,11 +1,12 @@
 """Measure the adapter, and compare the score with the gate."""
 
+import math
 from typing import ClassVar
 
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.status import GateStatus
+from finetune_operator.api.status import GateStatus, message
 from finetune_operator.stages.base import Request, StageSpec
 from finetune_operator.stages.parts import part
 from finetune_trainer.contract import (
@@ -68,13 +69,19 @@ class Evaluate(StageSpec, EvaluateRecipe):
 
 def unmeasured(gate: Gate, why: str) -> GateStatus:
     """Keep the gate closed because there is nothing to compare."""
-    message = f"evaluate.gate.metric: {why}"
-    return GateStatus(task=gate.task, metric=gate.metric, threshold=gate.threshold, passed=False, message=message)
+    return GateStatus(
+        task=gate.task,
+        metric=gate.metric,
+        threshold=gate.threshold,
+        measured=False,
+        passed=False,
+        message=message(f"evaluate.gate.metric: {why}"),
+    )
 
 
 def compared(gate: Gate, score: Score) -> GateStatus:
-    """Open the gate if the score, less its margin of error, is greater than the threshold."""
-    margin = gate.standard_errors * (score.stderr or 0.0)
+    """Open the gate if the score, less its margin of error, is greater than the threshold; NaN never is."""
+    margin = gate.standard_errors * (score.stderr or 0.0) if gate.standard_errors else 0.0
     passed = score.value - margin > gate.threshold
     error = f" ± {score.stderr:.4g}" if score.stderr is not None else ""
     less = f" less {gate.standard_errors:g} standard errors" if gate.standard_errors else ""
@@ -82,9 +89,14 @@ def compared(gate: Gate, score: Score) -> GateStatus:
     return GateStatus(
         task=gate.task,
         metric=gate.metric,
-        value=score.value,
-        stderr=score.stderr,
+        value=_number(score.value),
+        stderr=_number(score.stderr),
         threshold=gate.threshold,
         passed=passed,
         message=f"{gate.task} {gate.metric} = {score.value:.4g}{error}{less} is {word} {gate.threshold:g}",
     )
+
+
+def _number(value: float | None) -> float | None:
+    """Give what JSON can say: it has no NaN and no infinity."""
+    return value if value is not None and math.isfinite(value) else None
