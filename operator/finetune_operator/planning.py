@@ -109,7 +109,7 @@ class _Planner:
         last = stage.status.last_attempt
         if last is None or last.outcome is not Outcome.FAILED or last.number <= stage.status.forgiven:
             return timedelta()
-        return (last.finished_at or self.now) + self.settings.backoff(stage.status.failures) - self.now
+        return (last.finished_at or self.now) + self.settings.backoff(stage.status.failures_counted) - self.now
 
     def _time_left(self, stage: StageView) -> Iterator[timedelta]:
         if stage.spec and stage.spec.timeout_seconds:

@@ -67,7 +67,15 @@ def report(pipeline: Pipeline, view: PipelineView, plan: Plan, now: datetime) ->
         started_at=min((s.started_at for s in stages.values() if s.started_at), default=None),
         finished_at=(before.finished_at or now) if summary.finished else None,
         cancelled=view.cancelled,
-        handled=Handled(retry=pipeline.retry or before.handled.retry, cancel=pipeline.cancel or before.handled.cancel),
+        handled=_handled(pipeline),
+    )
+
+
+def _handled(pipeline: Pipeline) -> Handled:
+    before, retry, cancel = pipeline.status.handled, pipeline.retry, pipeline.cancel
+    return Handled(
+        retry=before.retry if retry is None else retry,
+        cancel=before.cancel if cancel is None else cancel,
     )
 
 

@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import GateStatus, StageState, StageStatus
+from finetune_operator.api.status import GateStatus, StageState, StageStatus, message
 from finetune_operator.attempts import HOPELESS
-from finetune_operator.history import carried, with_attempts
+from finetune_operator.history import carried, retried, with_attempts
 from finetune_operator.identity import execution_of, identity_of
 from finetune_operator.observing import JobState, Observed
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.stages.base import Request, StageSpec
-from finetune_trainer.contract import Lineage, StageConfig
+from finetune_trainer.contract import StageConfig
 
 OVER = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
 
@@ -53,64 +53,67 @@ def assess(pipeline: Pipeline, observed: Observed, now: datetime) -> PipelineVie
     """Say what every stage is."""
     assessor = _Assessor(pipeline, observed, now)
     for kind in STAGES:
-        assessor.look_at(kind)
-    return PipelineView(assessor.views, assessor.gate, assessor.cancelled, assessor.active)
+        assessor.follow(kind)
+    active = sum((active_time(status, now) for status in assessor.told.values()), timedelta())
+    for kind in STAGES:
+        assessor.judge(kind, active)
+    return PipelineView(assessor.views, assessor.gate, assessor.cancelled, active)
 
 
 def active_time(status: StageStatus, now: datetime) -> timedelta:
     """Give how long a stage's attempts have run, the one that is running included."""
     ended = timedelta(seconds=status.active_seconds)
     last = status.last_attempt
-    if last and last.started_at and last.finished_at is None:
+    if last and last.started_at and last.finished_at is None and last.identity == status.identity:
         return ended + (now - last.started_at)
     return ended
 
 
 class _Assessor:
-    """Goes through the stages in their order; each sees what was found of those before it."""
+    """Goes through the stages in their order, twice: what each is to make and has made, then what that means."""
 
     def __init__(self, pipeline: Pipeline, observed: Observed, now: datetime) -> None:
         self.pipeline, self.observed, self.now = pipeline, observed, now
-        self.cancelled = (pipeline.status.cancelled and not pipeline.retry) or bool(pipeline.cancel)
+        self.cancelled = (pipeline.status.cancelled and pipeline.retry is None) or pipeline.cancel is not None
         self.gate: GateStatus | None = None
+        self.active = timedelta()
+        self.specs: dict[str, StageSpec] = {}
+        self.configs: dict[str, StageConfig] = {}
+        self.told: dict[str, StageStatus] = {}
         self.views: dict[str, StageView] = {}
-        self.identities: dict[str, str] = {}
-        told = pipeline.status.stages
-        self.followed = {
-            kind.name: with_attempts(told.get(kind.name, StageStatus()), observed.jobs, now) for kind in STAGES
-        }
-        self.active = sum((active_time(status, now) for status in self.followed.values()), timedelta())
 
-    def look_at(self, kind: type[StageSpec]) -> None:
-        spec, status = self.pipeline.spec.stage(kind.name), self.followed[kind.name]
-        if spec is None:
-            unwanted = _is(status, StageState.SKIPPED, Reason.NOT_REQUESTED, "not asked for")
-            self.views[kind.name] = StageView(None, None, unwanted)
-            return
-        config = spec.config(self._request())
-        identity = identity_of(spec, config, self.observed.contents)
-        config = config.model_copy(update={"identity": identity})
-        self.identities[kind.name] = identity
-        status = carried(status, identity, execution_of(spec), retry=self.pipeline.retry is not None)
-        if status.result:
-            self.gate = spec.verdict(status.result) or self.gate
-        self.views[kind.name] = StageView(spec, config, self._judged(spec, status))
+    def follow(self, kind: type[StageSpec]) -> None:
+        """Bring what was told of a stage up to date with what is seen and asked now."""
+        before = self.pipeline.status.stages.get(kind.name, StageStatus())
+        status = with_attempts(before, self.observed.jobs, self.now)
+        if self.pipeline.retry is not None:
+            status = retried(status)
+        if spec := self.pipeline.spec.stage(kind.name):
+            config = spec.config(self._request())
+            identity = identity_of(spec, config, self.observed.contents)
+            status = carried(status, identity, execution_of(spec))
+            self.specs[kind.name], self.configs[kind.name] = spec, config.model_copy(update={"identity": identity})
+            if status.result:
+                self.gate = spec.verdict(status.result) or self.gate
+        self.told[kind.name] = status
+
+    def judge(self, kind: type[StageSpec], active: timedelta) -> None:
+        """Say what a stage is, now that all of them have been followed."""
+        self.active = active
+        spec, status = self.specs.get(kind.name), self.told[kind.name]
+        judged = self._judged(spec, status) if spec else _is(status, *NOT_ASKED_FOR)
+        self.views[kind.name] = StageView(spec, self.configs.get(kind.name), judged)
 
     def _request(self) -> Request:
-        spec, train = self.pipeline.spec, self.views.get("train")
-        told = train.status if train else StageStatus()
+        spec = self.pipeline.spec
         return Request(
+            pipeline=str(self.pipeline.key),
             seed=spec.seed,
             model=spec.model,
             dataset=spec.dataset,
-            identities=self.identities,
-            push_target=spec.push.target if spec.push else None,
-            lineage=Lineage(
-                pipeline=str(self.pipeline.key),
-                interruptions=told.interruptions,
-                lost_steps=told.lost_steps,
-                lost_seconds=round(told.lost_seconds, 3),
-            ),
+            specs=self.specs,
+            identities={name: config.identity for name, config in self.configs.items()},
+            told=self.told,
         )
 
     def _judged(self, spec: StageSpec, status: StageStatus) -> StageStatus:
@@ -132,7 +135,7 @@ class _Assessor:
         if status.result is None:
             return None
         verdict = spec.verdict(status.result)
-        if verdict and verdict.value is None:
+        if verdict and not verdict.measured:
             return StageState.FAILED, Reason.SPEC_INVALID, verdict.message
         return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, verdict.message if verdict else ""
 
@@ -153,10 +156,10 @@ class _Assessor:
         if last and last.number > status.forgiven and last.reason in HOPELESS:
             return StageState.FAILED, last.reason, last.message
         said = f": {last.message}" if last and last.message else ""
-        if status.failures > spec.retries.failures:
-            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"failed {status.failures} times{said}"
-        if status.interruptions > spec.retries.interruptions:
-            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"interrupted {status.interruptions} times{said}"
+        if (times := status.failures_counted) > spec.retries.failures:
+            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"failed {times} times{said}"
+        if (times := status.interruptions_counted) > spec.retries.interruptions:
+            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"interrupted {times} times{said}"
         if spec.timeout_seconds and status.active_seconds >= spec.timeout_seconds:
             return StageState.FAILED, Reason.DEADLINE_EXCEEDED, f"ran longer than {spec.name}.timeoutSeconds"
         return None
@@ -165,8 +168,8 @@ class _Assessor:
         closed = spec.skipped(self.gate)
         before = (self.views[name].status for name in spec.needs)
         behind = next((s.message for s in before if s.reason is Reason.BELOW_THRESHOLD), None)
-        message = closed or behind
-        return (StageState.SKIPPED, Reason.BELOW_THRESHOLD, message) if message else None
+        why = closed or behind
+        return (StageState.SKIPPED, Reason.BELOW_THRESHOLD, why) if why else None
 
     def _waits_for_others(self, spec: StageSpec, _status: StageStatus) -> "Found | None":
         waiting = [name for name in spec.needs if self.views[name].status.state not in OVER]
@@ -189,6 +192,8 @@ class _Assessor:
 
 Found = tuple[StageState, Reason, str]
 
+NOT_ASKED_FOR: Found = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not asked for")
 
-def _is(status: StageStatus, state: StageState, reason: Reason, message: str) -> StageStatus:
-    return status.model_copy(update={"state": state, "reason": reason, "message": message})
+
+def _is(status: StageStatus, state: StageState, reason: Reason, words: str) -> StageStatus:
+    return status.model_copy(update={"state": state, "reason": reason, "message": message(words)})

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from finetune_operator.stages.base import GatedSpec, Request
 from finetune_operator.stages.parts import part
+from finetune_operator.stages.push import Push
 from finetune_trainer.contract import DeployConfig, DeployRecipe, ModelSource
 
 
@@ -14,7 +15,7 @@ class Deploy(GatedSpec, DeployRecipe):
 
     name: ClassVar[str] = "deploy"
     condition: ClassVar[str] = "Deployed"
-    needs: ClassVar[tuple[str, ...]] = ("push",)
+    needs: ClassVar[tuple[str, ...]] = (Push.name,)
     pool: ClassVar[str] = "inference"
 
     when: Literal["Always", "GatePassed"] = "GatePassed"
@@ -22,12 +23,13 @@ class Deploy(GatedSpec, DeployRecipe):
 
     @override
     def config(self, request: Request) -> DeployConfig:
-        if request.push_target is None:
-            raise ValueError("deploy without push: the API refuses this")
+        push = request.specs.get(Push.name)
+        if not isinstance(push, Push):
+            raise TypeError("deploy without push: the API refuses this")
         return DeployConfig(
             identity="",
             seed=request.seed,
-            push=request.identities["push"],
-            model=ModelSource(uri=request.push_target),
+            push=request.identities[Push.name],
+            model=ModelSource(uri=push.target),
             recipe=part(self, DeployRecipe),
         )

@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from finetune_operator.stages.base import GatedSpec, Request
 from finetune_operator.stages.parts import part
-from finetune_trainer.contract import PushConfig, PushRecipe
+from finetune_trainer.contract import Lineage, PushConfig, PushRecipe
 
 
 class Push(GatedSpec, PushRecipe):
@@ -28,5 +28,16 @@ class Push(GatedSpec, PushRecipe):
             model=request.model,
             dataset=request.dataset,
             recipe=part(self, PushRecipe),
-            lineage=request.lineage,
+            lineage=lineage(request),
         )
+
+
+def lineage(request: Request) -> Lineage:
+    """Tell what training went through."""
+    train = request.told["train"]
+    return Lineage(
+        pipeline=request.pipeline,
+        interruptions=train.interruptions,
+        lost_steps=train.lost_steps,
+        lost_seconds=round(train.lost_seconds, 3),
+    )
