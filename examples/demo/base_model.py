@@ -1,6 +1,6 @@
 """The demo's base model: a toy, made on the spot so that no hub is needed.
 
-Two million weights and a minute of reading doc-strings. It has learnt a little English and some Python words,
+Less than a million weights and a minute of reading doc-strings. It has learnt a little English and some Python words,
 about as much as LoRA needs to have something to adapt, and it is good for nothing else.
 """
 
@@ -13,9 +13,9 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 2048
-ROW = 128
+ROW = 256
 """Tokens in one row of the pre-training."""
-ROWS = 16
+ROWS = 8
 """Rows in one step of it."""
 PEAK_RATE = 4e-3
 
@@ -47,9 +47,9 @@ def shape(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     """Give the smallest Llama that learns this in a minute on two cores."""
     return LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
@@ -61,7 +61,11 @@ def shape(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 
 def rows_of(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
-    """Give all texts as one long line cut into rows, (rows, ROW); <eos> stands between two texts."""
+    """Give all texts as one long line cut into rows, (rows, ROW); <eos> stands between two texts.
+
+    The texts come in the order of their files: what stands close together belongs together, and that is what
+    a row teaches.
+    """
     ids = list(chain.from_iterable([*tokenizer.encode(text), tokenizer.eos_token_id] for text in texts))
     whole = len(ids) // ROW * ROW
     return torch.tensor(ids[:whole]).view(-1, ROW)
@@ -81,7 +85,7 @@ def pretrain(model: LlamaForCausalLM, rows: torch.Tensor, steps: int) -> float:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(float(loss))
         if step % 50 == 0:
             print(f"  base model: step {step}/{steps}, loss {losses[-1]:.2f}", flush=True)
     return sum(losses[-10:]) / len(losses[-10:])

@@ -16,7 +16,7 @@ MODULES = ("asyncio", "decimal", "email", "http", "logging", "multiprocessing", 
 NOT_TEXT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 """Other people's packages, tests, a desktop program and a library that later Pythons have not."""
 
-SHORTEST, LONGEST = 40, 240
+SHORTEST, LONGEST = 40, 200
 """Characters of a doc-string: less says nothing about its module, more only takes time."""
 
 HELD_OUT = 32
@@ -24,7 +24,7 @@ HELD_OUT = 32
 
 
 def split(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
-    """Give rows to train on, rows to examine with, and plain texts for the base model.
+    """Give rows to train on, rows to examine with, and plain texts for the base model in the order of their files.
 
     The rows are {"text": doc-string, "module": name}. No text of the exam is in the other two lists,
     and a text that several modules share is in no row at all.

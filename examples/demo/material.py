@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -21,7 +22,7 @@ from finetune_trainer.artifacts import Damaged, appearing, canonical, seal, veri
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / ".demo" / "material"
 SEED = 7
-STEPS = 400
+STEPS = 600
 """Of pre-training."""
 
 
@@ -81,4 +82,7 @@ def write_lines(path: Path, records: list[dict[str, str]]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
-    make(parser.parse_args().folder)
+    try:
+        make(parser.parse_args().folder)
+    except KeyboardInterrupt:  # nothing half made is left behind
+        sys.exit(130)
