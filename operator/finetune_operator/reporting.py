@@ -81,7 +81,7 @@ def _handled(pipeline: Pipeline) -> Handled:
 
 def summarise(pipeline: Pipeline, view: PipelineView, plan: Plan) -> Summary:
     """Say in one word, one reason and one sentence how the pipeline stands."""
-    running = any(s.last_attempt and s.last_attempt.outcome is Outcome.RUNNING for s in plan.stages.values())
+    running = any(_runs(status) for status in plan.stages.values())
     failed = view.failed
     if failed and not running:
         status = view.stages[failed].status
@@ -107,17 +107,20 @@ def _finished(view: PipelineView) -> Summary:
 
 def focus(stages: Mapping[str, StageStatus]) -> str:
     """Name the stage to look at: the one that runs or failed, else the first that is not over, else the last done."""
-    order = (
-        (StageState.RUNNING, StageState.QUEUED),
-        (StageState.FAILED,),
-        (StageState.PENDING,),
-    )
-    for states in order:
+    for name, status in stages.items():
+        if _runs(status):
+            return name
+    for state in (StageState.FAILED, StageState.PENDING):
         for name, status in stages.items():
-            if status.state in states:
+            if status.state is state:
                 return name
     done = [name for name, status in stages.items() if status.state is StageState.SUCCEEDED]
     return (done or list(stages))[-1]
+
+
+def _runs(status: StageStatus) -> bool:
+    # Not its state: a stage that is not asked for any more may still have a Job that is being stopped.
+    return status.last_attempt is not None and status.last_attempt.outcome is Outcome.RUNNING
 
 
 def percent(stage: StageStatus) -> str:
