@@ -2,6 +2,7 @@
 
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
@@ -74,6 +75,11 @@ def a_result(stage: str, identity: str, **changes: Any) -> AnyResult:
     return result
 
 
+@lru_cache(maxsize=8)
+def read_status(text: str) -> PipelineStatus:
+    return PipelineStatus.model_validate_json(text)
+
+
 def done_now(coroutine: Coroutine[Any, Any, NextLook]) -> NextLook:
     """Run what never waits, without an event loop."""
     try:
@@ -118,7 +124,7 @@ class World:
 
     @property
     def status(self) -> PipelineStatus:
-        return PipelineStatus.model_validate_json(self.cluster.pipelines[self.key].status)
+        return read_status(self.cluster.pipelines[self.key].status)
 
     @property
     def generation(self) -> int:

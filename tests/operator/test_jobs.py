@@ -1,0 +1,112 @@
+"""The Job of an attempt: its name, its labels, what its process is told."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.pipelines import ORDER, UID, World, a_pipeline
+
+from finetune_operator.labels import ATTEMPT, IDENTITY, PIPELINE, STAGE
+from finetune_operator.names import job_name, workspace_claim
+from finetune_operator.settings import Settings
+from finetune_trainer.contract import parse_config
+from finetune_trainer.contract.environment import CONFIG
+
+JOB_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,5}", fullmatch=True)
+
+
+def templates(world: World):
+    return {job.template.stage: job.template for job in world.finish().cluster.jobs.values()}
+
+
+@given(names, st.integers(1, 10**6), st.sampled_from(ORDER))
+def test_names_fit_whatever_the_pipeline_is_called(pipeline, attempt, stage):
+    for name in (job_name(pipeline, UID, stage, attempt), workspace_claim(pipeline, UID)):
+        assert len(name) <= 63
+        assert JOB_NAME.fullmatch(name)
+
+
+def test_names_of_long_pipelines_differ():
+    long = [f"{'a' * 200}.{n}.{'b' * 40}" for n in range(50)]
+    found = {job_name(name, UID, stage, n) for name in long for stage in ORDER for n in (1, 2, 11)}
+    assert len(found) == 50 * len(ORDER) * 3
+
+
+def test_a_short_pipelines_name_is_told_whole():
+    assert job_name("demo", UID, "train", 3) == "demo-0f1e2d3c-train-a3"
+
+
+def test_a_pipeline_with_the_longest_name_runs():
+    world = World(name=f"{'a.' * 126}b").finish()
+    assert world.status.phase == "Succeeded"
+    for name, job in world.cluster.jobs.items():
+        assert len(name) <= 63
+        assert LABEL_VALUE.fullmatch(job.template.labels[PIPELINE])
+        assert all(len(value) <= 63 for value in job.template.labels.values())
+
+
+def test_labels_say_what_a_job_is():
+    train = templates(World())["train"]
+    assert (train.labels[STAGE], train.labels[ATTEMPT], train.labels[IDENTITY]) == ("train", "1", train.identity)
+
+
+@pytest.mark.parametrize(
+    "spec", [a_pipeline(), a_pipeline(evaluate=None, deploy=None)], ids=["all", "without evaluate"]
+)
+def test_every_process_can_read_what_it_is_told(spec):
+    for stage, template in templates(World(spec)).items():
+        config = parse_config(template.env[CONFIG])
+        assert (config.stage, config.identity) == (stage, template.identity)
+        assert template.command[-3:] == ("-m", "finetune_trainer", stage)
+
+
+def test_the_same_pipeline_makes_the_same_jobs():
+    assert templates(World()) == templates(World())
+
+
+def test_a_process_is_told_uris_and_never_where_they_are_mounted():
+    spec = a_pipeline(dataset={"uri": "pvc://data/train.jsonl"}, workspace={"existingClaim": "scratch"})
+    found = templates(World(spec))
+    assert all("scratch" not in str(template.env) for template in found.values())
+    assert found["prepare"].claims == ("data",)
+    assert found["train"].claims == ()
+    assert found["push"].claims == ("data", "models")
+
+
+def test_identities_are_the_same_in_every_pipeline_that_asks_for_the_same():
+    one, other = World(), World(name="other")
+    assert {s: t.identity for s, t in templates(one).items()} == {s: t.identity for s, t in templates(other).items()}
+
+
+def test_an_own_program_takes_the_trainers_place_and_determines_the_result():
+    own = World(a_pipeline(train={"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}))
+    train, ours = templates(own)["train"], templates(World())["train"]
+    assert (train.image, train.command) == ("mine:1", ("/run", "--fast", "x"))
+    assert train.identity != ours.identity
+    newer = templates(World(a_pipeline(train={"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]})))
+    assert newer["train"].identity != train.identity
+
+
+def test_another_image_of_the_trainer_does_not_determine_the_result():
+    found = templates(World(a_pipeline(train={"image": "trainer:2"}), settings=Settings(trainer_image="trainer:1")))
+    assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer:1")
+    assert found["train"].identity == templates(World())["train"].identity
+
+
+def test_the_users_variables_reach_the_process_and_cannot_replace_its_config():
+    train = templates(World(a_pipeline(train={"env": {"A": "1", CONFIG: "{}"}})))["train"]
+    assert train.env["A"] == "1"
+    assert parse_config(train.env[CONFIG]).identity == train.identity
+
+
+def test_capacity_decides_where_a_pod_may_run():
+    gpu = {"resources": {"gpu": {"count": 2}}}
+    spot = templates(World(a_pipeline(train={"placement": {"capacity": "spot"}, **gpu})))["train"].placement
+    assert (spot.capacity, spot.node_selector) == ("spot", {"workload": "training"})
+    assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}
+    plain = templates(World())["train"].placement
+    assert (plain.capacity, plain.tolerations) == ("on-demand", ())
