@@ -27,7 +27,11 @@ class ForkServer:
             "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("trainer", "tests")),
         }
         self._process = subprocess.Popen(
-            [sys.executable, __file__], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, Path(__file__).with_name("forking.py")],
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def start(self, config: Any, environment: Any, log: Path, **disk: float) -> "Forked":
@@ -82,55 +86,3 @@ class Forked:
                 return False
             time.sleep(0.001)
         raise TimeoutError("the moment never came")
-
-
-def serve() -> None:
-    import torch
-    import transformers.integrations.sdpa_attention
-    import transformers.models.llama.modeling_llama  # noqa: F401
-
-    import finetune_trainer.train  # noqa: F401
-
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        pid = os.fork()
-        if not pid:
-            _child(request)
-        print(pid, flush=True)
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
-
-
-def _child(request: dict[str, Any]) -> None:
-    import resource
-
-    from finetune_trainer.interruption import stop
-    from finetune_trainer.process import main
-
-    stop.install()
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.environ.update(request["variables"])
-    if "slow_disk" in request:
-        _slow_down(request["slow_disk"])
-    if "largest_file" in request:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(request["largest_file"]),) * 2)
-    code = main(["train"])
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def _slow_down(seconds: float) -> None:
-    fsync = os.fsync
-
-    def slow(descriptor: int) -> None:
-        time.sleep(seconds)
-        fsync(descriptor)
-
-    os.fsync = slow
-
-
-if __name__ == "__main__":
-    serve()

@@ -115,13 +115,13 @@ def emptied(folder: Path) -> None:
 
 
 def first_renamed(tensors):
-    name = sorted(tensors)[0]
+    name = min(tensors)
     return {("another." + key if key == name else key): value for key, value in tensors.items()}
 
 
 def first_as(make):
     def change(tensors):
-        name = sorted(tensors)[0]
+        name = min(tensors)
         return tensors | {name: make(tensors[name])}
 
     return change
@@ -186,7 +186,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "moments of another shape": (with_tensors(MOMENTS, first_as(lambda t: t[:1].contiguous())), "this run's is"),
     "one moment missing": (
-        with_tensors(MOMENTS, lambda tensors: {k: v for k, v in tensors.items() if k != sorted(tensors)[0]}),
+        with_tensors(MOMENTS, lambda tensors: {k: v for k, v in tensors.items() if k != min(tensors)}),
         "lacks the tensor",
     ),
     "all moments missing": (with_tensors(MOMENTS, lambda _tensors: {}), "holds no moments"),

@@ -8,7 +8,6 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from support.models import make_tiny_model
 from support.training import (
-    IDENTITY,
     PREPARED,
     adapter_digest,
     document,
@@ -149,7 +148,12 @@ def test_a_fraction_of_an_epoch_is_a_fraction_of_the_rows(tiny_model, tmp_path):
 def overfitting(tmp_path):
     """Rows to learn by heart, and validation rows of which no token is in them."""
     write_rows(tmp_path, [document(0, 32)] * 4, [document(3, 32)] * 2)
-    return {"max_steps": 24, "gradient_accumulation": 1, "validate_every_steps": 4, "optimizer": {"learning_rate": 5e-2, "schedule": "constant"}}
+    return {
+        "max_steps": 24,
+        "gradient_accumulation": 1,
+        "validate_every_steps": 4,
+        "optimizer": {"learning_rate": 5e-2, "schedule": "constant"},
+    }
 
 
 def test_the_adapter_with_the_lowest_validation_loss_is_the_result(tiny_model, tmp_path):
@@ -173,7 +177,7 @@ def test_training_ends_when_the_validation_loss_has_stopped_falling(tiny_model, 
 def test_tokens_of_another_tokenizer_are_refused(tmp_path):
     smaller = make_tiny_model(tmp_path / "model", vocabulary=290)
     write_rows(tmp_path, documents(20))
-    with pytest.raises(DataInvalid, match="the model knows 0 to 289: .* another model's tokenizer"):
+    with pytest.raises(DataInvalid, match=r"the model knows 0 to 289: .* another model's tokenizer"):
         run_train(train_config(smaller), tmp_path)
 
 
@@ -211,23 +215,22 @@ def test_no_rows_at_all_are_refused(tiny_model, tmp_path):
 
 def test_early_stopping_that_could_never_act_is_refused(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20))
-    with pytest.raises(ConfigInvalid, match="set train.validateEverySteps"):
+    with pytest.raises(ConfigInvalid, match=r"set train.validateEverySteps"):
         run_train(train_config(tiny_model, validate_every_steps=None, early_stopping={}), tmp_path)
-    with pytest.raises(DataInvalid, match="raise dataset.validationFraction"):
+    with pytest.raises(DataInvalid, match=r"raise dataset.validationFraction"):
         run_train(train_config(tiny_model, early_stopping={}), tmp_path)
 
 
 def test_rows_longer_than_the_models_positions_are_refused(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20), context_length=1024)
-    with pytest.raises(ConfigInvalid, match="set prepare.contextLength to 512 or less"):
+    with pytest.raises(ConfigInvalid, match=r"set prepare.contextLength to 512 or less"):
         run_train(train_config(tiny_model), tmp_path)
 
 
-def test_the_compiled_model_learns_the_same(tiny_model, workspace):
-    plain = run_train(train_config(tiny_model, max_steps=2, lora={"rank": 4, "dropout": 0}), workspace)
-    compiled = run_train(
-        train_config(tiny_model, max_steps=2, lora={"rank": 4, "dropout": 0}, compile=True, identity="b" * 16),
-        workspace,
-    )
-    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
-    assert IDENTITY != compiled.identity
+def test_the_compiled_model_learns_the_same(tmp_path):
+    model = make_tiny_model(tmp_path / "model", layers=1)
+    write_rows(tmp_path, [document(0, 32)] * 2)
+    once = {"max_steps": 1, "lora": {"rank": 4, "dropout": 0, "target_modules": ["q_proj"]}, "gradient_accumulation": 1}
+    plain = run_train(train_config(model, **once), tmp_path)
+    compiled = run_train(train_config(model, **once, compile=True, identity="b" * 16), tmp_path)
+    assert compiled.loss == pytest.approx(plain.loss, abs=1e-5)
