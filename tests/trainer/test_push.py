@@ -198,6 +198,20 @@ def test_a_result_is_repeated_while_the_target_is_whole_and_made_again_when_it_i
     assert bytes_in(target) == before
 
 
+@pytest.fixture
+def slow_renames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rename is followed by a pause long enough to see what is missing in it."""
+    rename = Path.rename
+
+    def slow(self: Path, target: Path) -> Path:
+        new = rename(self, target)
+        time.sleep(0.1)
+        return new
+
+    monkeypatch.setattr(Path, "rename", slow)
+
+
+@pytest.mark.usefixtures("slow_renames")
 def test_a_reader_never_misses_the_model_while_another_takes_its_place(
     environment: Environment, config: PushConfig, target: Path
 ) -> None:
@@ -208,6 +222,7 @@ def test_a_reader_never_misses_the_model_while_another_takes_its_place(
     def read() -> None:
         while not stop.is_set():
             seen.add((target / "model.safetensors").exists())
+            time.sleep(0.001)
 
     reader = threading.Thread(target=read)
     reader.start()

@@ -52,7 +52,7 @@ def front_matter(config: PushConfig, name: str, scores: EvaluateResult | None, e
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["lora", "merged"],
-        model_name=name,
+        model_name=name if scores else None,
         eval_results=_eval_results(config, scores, environment) if scores else None,
     )
     return str(data.to_yaml())
