@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from finetune_cli.places import Refused
-from finetune_cli.problems import ManifestInvalid
+from finetune_cli.problems import ManifestInvalid, Refused
 from finetune_operator.errors import ClusterError
 
 COMMANDS = ("init", "validate", "plan", "run", "get", "logs", "retry")

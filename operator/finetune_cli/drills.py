@@ -8,7 +8,7 @@ from typing import Literal
 
 from typing_extensions import override
 
-from finetune_cli.places import Refused
+from finetune_cli.problems import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome
 from finetune_operator.cluster.process.cluster import POLL_SECONDS, ProcessCluster

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from finetune_cli.drills import Drill, Drills
 from finetune_cli.manifest import Manifest
-from finetune_cli.places import Refused
-from finetune_cli.problems import ManifestInvalid, Problem
+from finetune_cli.problems import ManifestInvalid, Problem, Refused
 from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, PipelineStatus, StageState

@@ -5,12 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from finetune_cli.manifest import Manifest
+from finetune_cli.problems import Refused
 
 RUNS = Path(".finetune")
-
-
-class Refused(Exception):
-    """The command cannot begin with these arguments; says why and what to do."""
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:

@@ -62,3 +62,7 @@ def quoted(value: object) -> str:
         case _:
             text = json.dumps(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+
+
+class Refused(Exception):
+    """The command cannot begin with these arguments; says why and what to do."""

@@ -18,6 +18,9 @@ TAKEN_AS_THEY_ARE = frozenset(
     }
 )  # fmt: skip
 
+INT_OR_STRING = "x-kubernetes-int-or-string"
+"""The one union that a custom resource's schema knows, and the one place where it is said with anyOf."""
+
 SAID_OTHERWISE: Mapping[str, Callable[[Any], Schema]] = {
     "const": lambda value: {"enum": [value]},
     "exclusiveMinimum": lambda value: {"minimum": value, "exclusiveMinimum": True},
@@ -64,6 +67,9 @@ class _Converter:
         """Convert one schema and everything in it."""
         if "$ref" in schema:
             return self._inlined(schema, path)
+        if INT_OR_STRING in schema:
+            said = {key: value for key, value in schema.items() if key not in TREATED_APART | {"title"}}
+            return _annotated(schema) | said
         if "anyOf" in schema:
             return self.convert(_without_null(schema, path), path)
         converted = _annotated(schema)

@@ -141,7 +141,7 @@ spec:
             "spec.deploy: needs push: what is served is the published model; add push.target",
         ),
         ("zzzz: 1", "spec.zzzz: unknown key; there are model, dataset, seed,"),
-        ("seed: &s 1\n  workspace: {size: *s}", 'spec.workspace.size: must be text (got 1); put it in quotes: "1"'),
+        ("seed: &s 1\n  train: {image: *s}", 'spec.train.image: must be text (got 1); put it in quotes: "1"'),
         ("seed: !!python/object:os.system 1", "spec.seed: has a tag (!…) that means nothing here; remove it"),
         ('train: {image: "\\ud800"}', "spec.train.image: half of a UTF-16 pair is not a character"),
     ],

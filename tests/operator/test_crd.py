@@ -184,7 +184,7 @@ BROKEN = [
     ("prepare.command", "python"),
     ("prepare.command", ["x"] * 65),
     ("prepare.args", [1]),
-    ("prepare.resources.cpu", 2),
+    ("prepare.resources.cpu", 2.5),
     ("prepare.resources.gpu.count", 17),
     ("prepare.env", {"A": 1}),
     ("prepare.env", {f"A{i}": "x" for i in range(129)}),

@@ -32,7 +32,14 @@ ANYWHERE = {"description", "default", "type", "x-kubernetes-validations"}
 NOT_IN_RE2 = re.compile(r"\(\?[=!<]|\\[1-9]|\(\?>|[*+?}]\+|\\Z|\(\?P=")
 
 
+INT_OR_STRING = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+"""The only part without a type, and the only anyOf, that a structural schema may have."""
+
+
 def parts(schema, path="$"):
+    if "x-kubernetes-int-or-string" in schema:
+        assert schema.items() >= INT_OR_STRING.items(), path
+        schema = {key: value for key, value in schema.items() if key not in INT_OR_STRING} | {"type": "string"}
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from parts(inner, f"{path}.{name}")

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from finetune_cli.commands import Commands
-from finetune_cli.places import Refused, add_run, existing_workdir
+from finetune_cli.places import add_run, existing_workdir
+from finetune_cli.problems import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.cluster.process.records import is_held

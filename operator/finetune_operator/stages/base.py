@@ -3,9 +3,9 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule, Ruled
@@ -14,9 +14,29 @@ from finetune_operator.placement import PLACEMENTS
 from finetune_operator.placement.base import Toleration
 from finetune_trainer.contract import AnyResult, Contract, DatasetSource, ModelSource, StageConfig
 
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+
+
+def _as_text(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if whole else value
+
+
 Quantity = Annotated[
-    str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
+    str,
+    BeforeValidator(_as_text),
+    StringConstraints(max_length=32, pattern=QUANTITY),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": QUANTITY,
+            "maxLength": 32,
+            "x-kubernetes-int-or-string": True,
+        }
+    ),
 ]
+"""A Kubernetes quantity; cpu: 2 may be written without quotes, as in a pod."""
+
 Argument = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")]

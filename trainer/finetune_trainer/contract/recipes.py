@@ -197,7 +197,7 @@ class Gate(Contract):
     metric: Annotated[str, StringConstraints(min_length=1, max_length=64)] = "acc"
     """The metric as lm-eval names it, with or without its filter: acc, or acc,none."""
 
-    threshold: float
+    threshold: float = Field(allow_inf_nan=False)
     """The gate opens when the score is greater than this, not when it is equal."""
 
     standard_errors: float = Field(default=0.0, ge=0, le=10)
