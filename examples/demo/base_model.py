@@ -85,7 +85,7 @@ def pretrain(model: LlamaForCausalLM, rows: torch.Tensor, steps: int) -> float:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         if step % 50 == 0:
             print(f"  base model: step {step}/{steps}, loss {losses[-1]:.2f}", flush=True)
     return sum(losses[-10:]) / len(losses[-10:])

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+
 MODULES = ("asyncio", "decimal", "email", "http", "logging", "multiprocessing", "unittest", "xml")
 """The answers to choose from: the richest in doc-strings of what every Python from 3.11 on brings along."""
 
@@ -23,13 +25,12 @@ HELD_OUT = 32
 """Rows of each module kept for the exam. The same of each, so that a constant answer scores one in eight."""
 
 
-def split(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
+def split(owners: dict[str, set[str]], seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
     """Give rows to train on, rows to examine with, and plain texts for the base model in the order of their files.
 
-    The rows are {"text": doc-string, "module": name}. No text of the exam is in the other two lists,
-    and a text that several modules share is in no row at all.
+    `owners` is what `gather` gives. The rows are {"text": doc-string, "module": name}. No text of the exam is in
+    the other two lists, and a text that several modules share is in no row at all.
     """
-    owners = gather(Path(sysconfig.get_path("stdlib")))
     chance = random.Random(seed)  # noqa: S311  no secret
     train: list[dict[str, str]] = []
     exam: list[dict[str, str]] = []
@@ -47,7 +48,7 @@ def split(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]], list[s
     return train, exam, plain
 
 
-def gather(library: Path) -> dict[str, set[str]]:
+def gather(library: Path = LIBRARY) -> dict[str, set[str]]:
     """Give every doc-string below a folder with the modules it is in, both in the order of the files' names."""
     owners: dict[str, set[str]] = {}
     for path in sorted(library.rglob("*.py")):

@@ -28,7 +28,7 @@ STEPS = 600
 
 def make(folder: Path, *, steps: int = STEPS, seed: int = SEED) -> None:
     """Fill the folder with data/{train.jsonl,heldout.jsonl,task.yaml} and base-model/, each whole or not there."""
-    train, exam, plain = docstrings.split(seed)
+    train, exam, plain = docstrings.split(docstrings.gather(), seed)
     task = (HERE / "task.yaml").read_text()
     make_once(folder / "data", {"rows": digest([train, exam]), "task": digest(task)}, lambda to: data(to, train, exam))
     made_by = {"program": digest((HERE / "base_model.py").read_text()), "torch": version("torch")}
