@@ -21,11 +21,9 @@ INTERRUPTIONS = {
     "complete, but nobody read its result": lambda w, job: w.cluster.complete(job, None),
     "complete, with the result of something else": with_other_identity,
     "evicted, checkpoint saved": lambda w, job: w.cluster.evict(job, step=70, saved=70),
-    "evicted, killed before it could save": lambda w, job: w.cluster._end(
-        job, "Failed", exit_code=137, disruption="evicted"
-    ),
-    "evicted while failing": lambda w, job: w.cluster._end(job, "Failed", exit_code=65, disruption="evicted"),
-    "its node is gone": lambda w, job: w.cluster.lose_node(job),
+    "evicted, killed before it could save": lambda w, job: w.cluster.fail(job, 137, disruption="evicted"),
+    "evicted while failing": lambda w, job: w.cluster.fail(job, 65, disruption="evicted"),
+    "its node is gone": lambda w, job: w.lose_node(job),
     "exit code 75 without any evidence": lambda w, job: w.cluster.evict(job, step=70, saved=70, why=None),
     "its Job object was deleted": lambda w, job: w.cluster.vanish(job),
 }
@@ -84,7 +82,7 @@ def test_a_result_counts_even_if_the_job_was_being_stopped():
 
 
 def test_out_of_memory_waits_for_other_resources():
-    world = ended(lambda w, job: w.cluster.run_out_of_memory(job))
+    world = ended(lambda w, job: w.run_out_of_memory(job))
     assert world.stage("train").reason == "OutOfMemory"
     assert "resources.memory" in world.stage("train").message
     assert world.after(1e6).settle().created[-1] == "train-a1"
@@ -100,7 +98,7 @@ def test_the_programs_own_words_are_told():
 
 def test_a_job_that_waits_says_for_what():
     world = World().settle()
-    world.cluster.hold(world.attempt("prepare").job, "0/3 nodes have nvidia.com/gpu")
+    world.hold(world.attempt("prepare").job, "0/3 nodes have nvidia.com/gpu")
     world.settle()
     assert (world.stage("prepare").state, world.stage("prepare").reason) == ("Queued", "WaitingForCapacity")
     assert "nvidia.com/gpu" in world.status.conditions[0].message
@@ -111,8 +109,8 @@ def test_words_of_any_length_fit_into_the_status():
     world.cluster.fail(world.start("train"), 70, "x" * 4000)
     assert len(world.settle().stage("train").message) <= 4096
     other = World()
-    other.cluster._end(other.start("prepare"), "Failed", disruption="y" * 30_000)
+    other.cluster.fail(other.start("prepare"), None, disruption="y" * 30_000)
     assert len(other.settle().stage("prepare").attempts[0].message) <= 4096
     queued = World().settle()
-    queued.cluster.hold(queued.attempt("prepare").job, "z" * 30_000)
+    queued.hold(queued.attempt("prepare").job, "z" * 30_000)
     assert len(queued.settle().stage("prepare").message) <= 4096

@@ -18,7 +18,7 @@ def fail(world: World, times: int, code: int = 70) -> World:
 
 def interrupt(world: World, times: int) -> World:
     for _ in range(times):
-        world.cluster.lose_node(world.start("train"))
+        world.lose_node(world.start("train"))
         world.settle()
     return world
 
@@ -97,7 +97,7 @@ def test_only_time_in_which_it_ran_counts_towards_the_timeout():
     for _ in range(3):
         world.after(1000).settle()  # waits for a node
         job = world.start("train")
-        world.after(30).cluster.lose_node(job)
+        world.after(30).lose_node(job)
         world.settle()
     assert world.stage("train").active_seconds == 90
     world.start("train")

@@ -113,7 +113,7 @@ def test_events_tell_the_story_once():
     world = World(a_pipeline(push=None, deploy=None))
     world.cluster.fail(world.start("prepare"), 70, "no space")
     world.settle().after(10).run("prepare")
-    world.cluster.lose_node(world.start("train"))
+    world.lose_node(world.start("train"))
     world.settle().finish()
     assert world.events == [
         "AttemptStarted",

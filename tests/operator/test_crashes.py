@@ -62,7 +62,7 @@ def a_story(trouble: Trouble) -> World:
     job = world.start("train")
     world.cluster.progress(job, step=90, start_step=70, step_seconds=2.0)
     world.settle()
-    world.cluster.lose_node(job)
+    world.lose_node(job)
     job = world.start("train")
     world.cluster.progress(job, step=75, start_step=70, step_seconds=2.0)
     world.edit(train={"resources": {"memory": "32Gi"}})

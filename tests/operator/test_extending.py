@@ -61,7 +61,7 @@ from finetune_operator.crdgen import text
 
 RESULTS["safety"] = {**RESULTS["evaluate"], "stage": "evaluate"}
 world = World(a_pipeline(safety={"placement": {"capacity": "reserved"}})).run_before("safety")
-world.cluster.lose_node(world.start("safety"))
+world.lose_node(world.start("safety"))
 world.settle().finish()
 print(*sorted(world.created))
 print(world.status.phase, *world.condition("Safeguarded"))

@@ -38,7 +38,7 @@ def test_nothing_is_lost_where_everything_was_saved(world):
 
 
 def test_what_was_done_after_the_checkpoint_is_lost_with_the_node(world):
-    world.cluster.lose_node(train(world, 0, 750))
+    world.lose_node(train(world, 0, 750))
     assert lost(world.settle()) == (0, 0.0)  # not known yet
     train(world, 500, 510)
     assert lost(world) == (250, 500.0)
@@ -46,7 +46,7 @@ def test_what_was_done_after_the_checkpoint_is_lost_with_the_node(world):
 
 
 def test_a_loss_is_counted_once_however_often_it_is_looked_at(world):
-    world.cluster.lose_node(train(world, 0, 750))
+    world.lose_node(train(world, 0, 750))
     job = train(world, 500, 510)
     for step in (520, 600, 800):
         world.cluster.progress(job, step=step, start_step=500, step_seconds=2.0)
@@ -55,9 +55,9 @@ def test_a_loss_is_counted_once_however_often_it_is_looked_at(world):
 
 
 def test_losses_of_several_interruptions_add_up(world):
-    world.cluster.lose_node(train(world, 0, 750))
-    world.cluster.lose_node(train(world, 500, 600))
-    world.cluster.lose_node(train(world, 500, 620, seconds=1.0))
+    world.lose_node(train(world, 0, 750))
+    world.lose_node(train(world, 500, 600))
+    world.lose_node(train(world, 500, 620, seconds=1.0))
     train(world, 600, 601)
     assert losses(world) == [250, 100, 20, None]
     assert lost(world) == (370, 720.0)
@@ -70,8 +70,8 @@ def test_going_back_to_an_older_checkpoint_costs_more(world):
 
 
 def test_an_attempt_that_got_nowhere_does_not_hide_the_loss_of_the_one_before(world):
-    world.cluster.lose_node(train(world, 0, 750))
-    world.cluster.lose_node(train(world, None, 0))
+    world.lose_node(train(world, 0, 750))
+    world.lose_node(train(world, None, 0))
     world.settle()
     assert lost(world) == (0, 0.0)
     train(world, 500, 501)
@@ -80,7 +80,7 @@ def test_an_attempt_that_got_nowhere_does_not_hide_the_loss_of_the_one_before(wo
 
 
 def test_a_process_that_does_not_know_yet_where_it_begins_settles_nothing(world):
-    world.cluster.lose_node(train(world, 0, 750))
+    world.lose_node(train(world, 0, 750))
     job = world.start("train")
     world.cluster.progress(job, step=0, note="loading the model")
     world.settle()
@@ -97,10 +97,10 @@ def test_the_last_word_of_a_process_counts_more_than_its_last_progress(world):
 
 
 def test_a_loss_is_known_at_the_latest_when_the_next_attempt_ends(world):
-    world.cluster.lose_node(train(world, 0, 750))
+    world.lose_node(train(world, 0, 750))
     job = world.start("train")
     world.cluster.progress(job, step=510, start_step=500, step_seconds=2.0)
-    world.cluster.lose_node(job)  # nobody looked in between
+    world.lose_node(job)  # nobody looked in between
     world.settle()
     assert lost(world) == (250, 500.0)
 
@@ -114,8 +114,8 @@ def test_another_training_loses_nothing_of_the_old_one(world):
 
 
 def test_other_resources_or_a_retry_do_not_make_the_past_unhappen(world):
-    world.cluster.lose_node(train(world, 0, 750))
-    world.cluster.lose_node(train(world, 500, 510))
+    world.lose_node(train(world, 0, 750))
+    world.lose_node(train(world, 500, 510))
     world.settle().edit(train={"resources": {"memory": "64Gi"}})
     world.cluster.evict(world.attempt("train").job, why=None)
     train(world, 500, 505)
@@ -126,7 +126,7 @@ def test_other_resources_or_a_retry_do_not_make_the_past_unhappen(world):
 
 
 def test_the_model_card_is_told_what_training_went_through(world):
-    world.cluster.lose_node(train(world, 0, 750))
+    world.lose_node(train(world, 0, 750))
     train(world, 500, 990)
     world.complete("train").run("evaluate")
     config = parse_config(world.cluster.jobs[world.attempt("push").job].template.env[CONFIG])

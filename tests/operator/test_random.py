@@ -126,8 +126,8 @@ class Anything(RuleBasedStateMachine):
         ways = (
             lambda: self.cluster.evict(name, step=step, saved=step // 2),
             lambda: self.cluster.evict(name, why=None),
-            lambda: self.cluster.lose_node(name, why="y" * 5000),
-            lambda: self.cluster.run_out_of_memory(name),
+            lambda: self.world.lose_node(name, why="y" * 5000),
+            lambda: self.world.run_out_of_memory(name),
             lambda: self.cluster.complete(name, None),
             lambda: self.cluster.vanish(name),
         )

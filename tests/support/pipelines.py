@@ -170,6 +170,17 @@ class World:
         self.cluster.now += timedelta(seconds=seconds)
         return self
 
+    def hold(self, job: str, waiting_for: str) -> None:
+        """Let its pod find no place."""
+        self.cluster.see(job, waiting_for=waiting_for)
+
+    def lose_node(self, job: str, why: str = "its node is gone") -> None:
+        """Take its node away, so that nobody sees how it ended."""
+        self.cluster.fail(job, None, disruption=why)
+
+    def run_out_of_memory(self, job: str) -> None:
+        self.cluster.fail(job, 137, out_of_memory=True)
+
     def edit(self, **changes: Any) -> "World":
         data = self.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.spec = PipelineSpec.model_validate(merged(data, changes))

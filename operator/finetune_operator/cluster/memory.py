@@ -21,7 +21,6 @@ from finetune_operator.planning import Action, CreateJob, StopJob
 from finetune_operator.reporting import Event
 from finetune_trainer.contract import AnyResult, ExitCode, Failure, Interruption, Progress, TerminationMessage
 
-KILLED = 137
 LIVE = frozenset({JobState.WAITING, JobState.RUNNING})
 
 
@@ -151,50 +150,39 @@ class MemoryCluster:
 
     # What happens to Jobs.
 
-    def hold(self, name: str, waiting_for: str) -> None:
-        """Find no place for its pod."""
-        self._see(name, waiting_for=waiting_for)
-
     def start(self, name: str) -> None:
         """Start its process."""
-        self._see(name, state=JobState.RUNNING, started_at=self.now, waiting_for="")
+        self.see(name, state=JobState.RUNNING, started_at=self.now, waiting_for="")
 
     def progress(self, name: str, step: int, **known: Any) -> None:
         """Let its process say where it is."""
         stage = self.jobs[name].template.stage
-        self._see(name, progress=Progress(stage=stage, updated_at=self.now, step=step, **known))
+        self.see(name, progress=Progress(stage=stage, updated_at=self.now, step=step, **known))
 
     def complete(self, name: str, result: AnyResult | None) -> None:
         """End its process with 0; without a result it is as if nobody had read the termination message."""
         message = TerminationMessage(result=result) if result else None
         self._end(name, JobState.COMPLETE, exit_code=0, message=message)
 
-    def fail(self, name: str, exit_code: int, words: str = "") -> None:
-        """End its process by its own fault."""
+    def fail(self, name: str, exit_code: int | None, words: str = "", **evidence: Any) -> None:
+        """End its process badly: by its own fault, or as the evidence has it."""
         message = TerminationMessage(failure=Failure(message=words)) if words else None
-        self._end(name, JobState.FAILED, exit_code=exit_code, message=message)
+        self._end(name, JobState.FAILED, exit_code=exit_code, message=message, **evidence)
 
     def evict(self, name: str, step: int | None = None, saved: int | None = None, why: str | None = "evicted") -> None:
         """Ask its process to stop: it saves and says where. Without evidence, only its exit code tells of it."""
         message = TerminationMessage(interruption=Interruption(step=step, saved_step=saved))
         self._end(name, JobState.FAILED, exit_code=ExitCode.INTERRUPTED, message=message, disruption=why)
 
-    def lose_node(self, name: str, why: str = "its node is gone") -> None:
-        """Take its node away; nobody sees how it ended."""
-        self._end(name, JobState.FAILED, disruption=why)
-
-    def run_out_of_memory(self, name: str) -> None:
-        """Kill its process for the memory it took."""
-        self._end(name, JobState.FAILED, exit_code=KILLED, out_of_memory=True)
-
     def vanish(self, name: str) -> None:
         """Delete the Job object and all that could be seen of it."""
         del self.jobs[name]
 
     def _end(self, name: str, state: JobState, **facts: Any) -> None:
-        self._see(name, state=state, finished_at=self.now, **facts)
+        self.see(name, state=state, finished_at=self.now, **facts)
 
-    def _see(self, name: str, **facts: Any) -> None:
+    def see(self, name: str, **facts: Any) -> None:
+        """Change what can be seen of a Job that is not over."""
         job = self.jobs[name]
         if not job.live:
             raise ValueError(f"{name} is over: nothing happens to it any more")
