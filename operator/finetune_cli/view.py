@@ -100,7 +100,7 @@ class Board:
 
     def tell(self, event: Event) -> None:
         """Let bad news scroll by above the table; the table shows the rest."""
-        if event.type == "Warning" or "Interrupted" in event.reason:
+        if event.type == "Warning":
             self.live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
 
     def show(self, status: PipelineStatus) -> None:
@@ -109,14 +109,17 @@ class Board:
 
 
 def board(title: str, status: PipelineStatus) -> RenderableType:
-    """Give the table of all stages and their attempts."""
-    table = Table(box=None, show_header=False, padding=(0, 1))
+    """Give the pipeline as a tree: its stages, and the attempts that have something to tell."""
+    lines: list[RenderableType] = [Text(f"{title}  {status.phase}", style="bold")]
     for name, stage in status.stages.items():
         mark, style = MARKS[stage.state]
-        table.add_row(Text(mark, style=style), Text(name, style="bold"), _bar(stage), Text(summary(stage), style=style))
-        for line in attempt_lines(stage):
-            table.add_row("", "", "", Text(line, style="dim"))
-    return Group(Text(f"{title}  {status.phase}", style="bold"), table)
+        line = Table.grid(padding=(0, 1))
+        line.add_row(
+            Text(mark, style=style), Text(f"{name:<9}", style="bold"), _bar(stage), Text(summary(stage), style)
+        )
+        lines.append(line)
+        lines += [Text(f"  ↳ {words}", style="dim") for words in attempt_lines(stage)]
+    return Group(*lines)
 
 
 def _bar(stage: StageStatus) -> RenderableType:
@@ -165,17 +168,14 @@ def attempt_lines(stage: StageStatus) -> Iterator[str]:
 
 def attempt_line(attempt: AttemptStatus) -> str:
     """Tell one attempt: where it began, how it ended, what was lost."""
-    parts = [f"attempt {attempt.number}"]
-    if attempt.start_step:
-        parts.append(f"resumed at {attempt.start_step}")
-    if attempt.outcome is not Outcome.RUNNING:
-        at = f" at {attempt.last_step}" if attempt.last_step is not None else ""
-        parts.append(attempt.outcome.lower() + at)
-    if attempt.message:
-        parts.append(attempt.message)
+    began = f"attempt {attempt.number}" + (f" resumed at {attempt.start_step}" if attempt.start_step else "")
+    if attempt.outcome is Outcome.RUNNING:
+        return began
+    at = f" at {attempt.last_step}" if attempt.last_step is not None else ""
+    parts = [f"{began}, {attempt.outcome.lower()}{at}", attempt.message]
     if attempt.lost_steps is not None:
-        parts.append(f"{attempt.lost_steps} steps ({attempt.lost_seconds or 0:.1f} s) lost")
-    return ", ".join(parts)
+        parts.append(f"{attempt.lost_steps} steps lost ({attempt.lost_seconds or 0:.1f} s)")
+    return "; ".join(part for part in parts if part)
 
 
 def view_for(title: str, *, to_stderr: bool) -> View:

@@ -7,7 +7,8 @@ from rich.console import Console
 
 from finetune_cli.commands import Commands
 from finetune_cli.places import add_run, existing_workdir
-from finetune_cli.view import MARKS, attempt_line, summary
+from finetune_cli.view import board
+from finetune_operator.api.conditions import READY
 from finetune_operator.cluster.process.store import Store, as_object
 from finetune_operator.pipeline import Pipeline
 
@@ -36,14 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(pipeline: Pipeline, console: Console) -> None:
     status = pipeline.status
-    ready = next((c.message for c in status.conditions if c.type == "Ready"), "")
-    console.print(f"[bold]{pipeline.key.name}[/bold]  {status.phase}", end="  ")
-    console.print(ready, markup=False)
-    for name, stage in status.stages.items():
-        mark, style = MARKS[stage.state]
-        console.print(f"[{style}]{mark}[/{style}] {name:<9}", end=" ")
-        console.print(summary(stage), markup=False)
-        for attempt in stage.attempts:
-            console.print(f"    {attempt_line(attempt)}", style="dim", markup=False)
+    console.print(board(pipeline.key.name, status))
+    console.print(next((c.message for c in status.conditions if c.type == READY), ""), markup=False)
     if status.model:
         console.print(f"model {status.model.uri}  {status.model.digest}", markup=False)

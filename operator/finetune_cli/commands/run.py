@@ -14,7 +14,7 @@ from finetune_cli.laptop import Laptop, reached
 from finetune_cli.manifest import read
 from finetune_cli.places import add_places, claims, workdir_for
 from finetune_cli.serving import keep_serving
-from finetune_cli.view import attempt_lines, view_for
+from finetune_cli.view import board, view_for
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
@@ -83,9 +83,7 @@ def exit_code(status: PipelineStatus, laptop: Laptop, until: str | None) -> int:
 def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespace) -> None:
     """Say at the end what there is, what it cost, and what to do next."""
     console = Console(highlight=False, soft_wrap=True)
-    for name, stage in status.stages.items():
-        for line in attempt_lines(stage):
-            console.print(f"{name}: {line}", markup=False)
+    console.print(board(laptop.key.name, status))
     if status.interruptions:
         lost = f"{status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
         console.print(f"{status.interruptions} interruptions; {lost}")
