@@ -175,11 +175,16 @@ def _truth(state: StageState) -> Truth:
 def events(before: PipelineStatus, after: PipelineStatus) -> tuple[Event, ...]:
     """Give what became true between two statuses; nothing twice, and nothing from nothing."""
     found = [event for name, stage in after.stages.items() for event in _of_stage(name, before.stages.get(name), stage)]
-    if after.finished_at and not before.finished_at:
+    if after.finished_at and _ending(before) != _ending(after):
         word: Literal["Normal", "Warning"] = "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
         ready = next(c for c in after.conditions if c.type == READY)
         found.append(Event(word, f"Pipeline{after.phase}", ready.message))
     return tuple(found)
+
+
+def _ending(status: PipelineStatus) -> tuple[Truth, Reason] | None:
+    """Give how it finished; a finished pipeline may come to another end at once, by an edit of its gate."""
+    return next(((c.status, c.reason) for c in status.conditions if c.type == FINISHED), None)
 
 
 def _of_stage(name: str, before: StageStatus | None, after: StageStatus) -> Iterator[Event]:

@@ -140,6 +140,13 @@ def test_the_last_event_says_how_it_ended(situation, last):
     assert situation().events[-1] == last
 
 
+def test_another_end_without_any_work_is_told_too():
+    world = World(a_pipeline(evaluate={"gate": {"metric": "f1"}})).finish(evaluate=scores(0.1))
+    assert world.events[-1] == "PipelineFailed"
+    world.edit(evaluate={"gate": {"metric": "acc"}})
+    assert world.finish().events[-1] == "PipelineBelowThreshold"
+
+
 def test_a_pipeline_that_fails_again_after_a_retry_says_so_again():
     world = failed().retry("1")
     world.cluster.fail(world.start("prepare"), 65)

@@ -53,12 +53,29 @@ def test_resuming_before_the_old_job_is_gone_waits_for_its_end():
     assert world.settle().created == ["prepare-a1", "prepare-a2"]
 
 
-def test_a_job_that_was_never_made_needs_no_stopping():
-    world = World()
+def killed_before_acting(world: World) -> World:
+    """Look once, but die when the status is written and nothing is done yet."""
     world.cluster.fault = lambda moment: 1 / 0 if moment == "before apply" else None
     with pytest.raises(ZeroDivisionError):
         world.look()
     world.cluster.fault = lambda moment: None
+    return world
+
+
+def test_a_stop_that_was_written_down_is_carried_out_even_if_it_is_not_wanted_any_more():
+    world = World()
+    job = world.start("prepare")
+    world.cluster.edit(world.key, a_pipeline(suspend=True))
+    killed_before_acting(world)
+    assert not world.cluster.jobs[job].asked_to_stop
+    world.edit(suspend=False)
+    assert world.cluster.jobs[job].asked_to_stop
+    world.cluster.evict(job, why=None)
+    assert world.finish().status.phase == "Succeeded"
+
+
+def test_a_job_that_was_never_made_needs_no_stopping():
+    world = killed_before_acting(World())
     world.edit(suspend=True)
     assert world.cluster.jobs == {}
     assert world.attempt("prepare").outcome == Outcome.STOPPED

@@ -17,7 +17,7 @@ class Cluster(Protocol):
         """Give the pipeline as it is now, or None where it is gone."""
 
     async def observe(self, pipeline: Pipeline) -> Observed:
-        """Give what can be seen of its Jobs; a Job is Complete or Failed only when no process of it is left."""
+        """Give what can be seen of its Jobs; one is Complete, Failed or missing only when no process of it is left."""
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
         """Make the status durable, where it differs; raise Conflict where the pipeline has changed since the read."""
