@@ -167,3 +167,13 @@ def test_a_stage_that_is_not_wanted_is_not_waited_for_either():
     world.settings = Settings(until="train")
     world.after(1000).settle()
     assert world.next_look is None
+
+
+def test_an_old_attempt_that_is_slow_to_stop_takes_no_time_from_the_new_ones():
+    world = World(a_pipeline(activeDeadlineSeconds=200)).run("prepare")
+    world.start("train")
+    world.after(95).edit(seed=7)
+    job = world.start("prepare")
+    world.after(60).settle()  # with the old training, which has not stopped yet, it would be 215
+    assert not world.cluster.jobs[job].asked_to_stop
+    assert world.next_look == timedelta(seconds=140)

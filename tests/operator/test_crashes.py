@@ -130,3 +130,23 @@ def test_a_status_written_by_somebody_else_in_between_is_not_overwritten():
         done_now(reconcile(world.key, world.cluster, world.settings, world.cluster.now))
     assert world.cluster.deeds == []
     assert world.settle().status.observed_generation == 2
+
+
+def test_what_is_left_of_two_actions_is_done_by_the_next_operator():
+    world = World().run("prepare")
+    job = world.start("train")
+    world.cluster.edit(world.key, world.spec.model_copy(update={"seed": 7}))
+    deaths = iter(["after apply"])
+
+    def between_the_two(moment: str) -> None:
+        if moment == "after apply" and next(deaths, None):
+            raise Killed
+
+    world.cluster.fault = between_the_two
+    with pytest.raises(Killed):
+        world.look()
+    assert world.created[-1] == "prepare-a2"
+    assert not world.cluster.jobs[job].asked_to_stop
+    world.settle()
+    assert world.cluster.jobs[job].asked_to_stop
+    assert world.created[-1] == "prepare-a2"
