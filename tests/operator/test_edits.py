@@ -160,3 +160,14 @@ def test_an_edit_in_the_middle_comes_to_the_same_result_as_one_in_the_beginning(
     assert {n: s.identity for n, s in world.status.stages.items()} == {
         n: s.identity for n, s in beginning.status.stages.items()
     }
+
+
+def test_nothing_is_finished_while_an_old_job_is_still_stopping():
+    world = World().run("prepare")
+    job = world.start("train")
+    world.edit(seed=7)
+    world.cluster.fail(world.start("prepare"), 65)
+    assert world.settle().condition("Finished")[0] == "False"
+    assert world.condition("Stalled") is None
+    world.cluster.evict(job, why=None)
+    assert world.settle().condition("Finished") == ("True", "DataInvalid")
