@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from finetune_cli.laptop import Laptop, with_spec
-from finetune_operator.api.spec import STAGES, PipelineSpec
+from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import StageState
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.stages.base import StageSpec
@@ -108,5 +108,5 @@ def _said(value: Any) -> str:
 
 def without_effect(spec: PipelineSpec) -> list[str]:
     """Name the fields that were written for a cluster and change nothing on a laptop."""
-    stages = (stage for kind in STAGES if (stage := spec.stage(kind.name)))
-    return [f"spec.{stage.name}.{field}" for stage in stages for field in DISTANT if field in stage.model_fields_set]
+    stages = spec.stages().items()
+    return [f"spec.{name}.{field}" for name, stage in stages for field in DISTANT if field in stage.model_fields_set]

@@ -54,10 +54,10 @@ def assess(pipeline: Pipeline, observed: Observed, now: datetime) -> PipelineVie
     assessor = _Assessor(pipeline, observed, now)
     for kind in STAGES:
         assessor.follow(kind)
-    active = sum((active_time(status, now) for status in assessor.told.values()), timedelta())
+    assessor.active = sum((active_time(status, now) for status in assessor.told.values()), timedelta())
     for kind in STAGES:
-        assessor.judge(kind, active)
-    return PipelineView(assessor.views, assessor.gate, assessor.cancelled, active)
+        assessor.judge(kind)
+    return PipelineView(assessor.views, assessor.gate, assessor.cancelled, assessor.active)
 
 
 def active_time(status: StageStatus, now: datetime) -> timedelta:
@@ -97,9 +97,8 @@ class _Assessor:
                 self.gate = spec.verdict(status.result) or self.gate
         self.told[kind.name] = status
 
-    def judge(self, kind: type[StageSpec], active: timedelta) -> None:
+    def judge(self, kind: type[StageSpec]) -> None:
         """Say what a stage is, now that all of them have been followed."""
-        self.active = active
         spec, status = self.specs.get(kind.name), self.told[kind.name]
         judged = self._judged(spec, status) if spec else _is(status, *NOT_ASKED_FOR)
         self.views[kind.name] = StageView(spec, self.configs.get(kind.name), judged)
@@ -111,7 +110,7 @@ class _Assessor:
             seed=spec.seed,
             model=spec.model,
             dataset=spec.dataset,
-            specs=self.specs,
+            specs=self.pipeline.spec.stages(),
             identities={name: config.identity for name, config in self.configs.items()},
             told=self.told,
         )

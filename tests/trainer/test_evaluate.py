@@ -241,7 +241,7 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(environment: Environ
     process = start(slow, environment)
     wait_for_answers(folder, 10)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == ExitCode.INTERRUPTED
+    assert process.wait(60) == ExitCode.INTERRUPTED
     assert message_in(environment).interruption
     answered = len(answers_in(folder))
     assert answered < 4 * 96
@@ -265,8 +265,8 @@ def tear_last_line(folder: Path) -> None:
 
 
 def wait_for_answers(folder: Path, count: int) -> None:
-    for _ in range(6000):
+    for _ in range(30000):
         if len(answers_in(folder)) >= count:
             return
         time.sleep(0.01)
-    raise AssertionError("the stage did not answer anything within a minute")
+    raise AssertionError("the stage did not answer anything within five minutes")

@@ -143,7 +143,7 @@ def _scores(results: Mapping[str, Any]) -> dict[str, Score]:
             filters.setdefault(metric, []).append(filtered)
     return {
         metric if len(names) == 1 else f"{metric},{filtered}": Score(
-            value=float(results[f"{metric},{filtered}"]), stderr=_number(results.get(f"{metric}_stderr,{filtered}"))
+            value=_number(results[f"{metric},{filtered}"]), stderr=_number(results.get(f"{metric}_stderr,{filtered}"))
         )
         for metric, names in filters.items()
         for filtered in names
@@ -151,12 +151,15 @@ def _scores(results: Mapping[str, Any]) -> dict[str, Score]:
 
 
 def _number(value: Any) -> float | None:
-    """Give a finite float, or None for what lm-eval puts in place of one: 'N/A', nan."""
+    """Give a finite float of six digits, or None for what lm-eval puts in place of one: 'N/A', nan.
+
+    results.json has all digits; with six, the scores of sixteen tasks fit into a termination message.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return number if math.isfinite(number) else None
+    return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
 def write_output(output: Output, folder: Path) -> None:

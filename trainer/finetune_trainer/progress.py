@@ -25,6 +25,7 @@ class ProgressReporter:
         self.now = Progress(stage=stage, updated_at=datetime.now(UTC), step=0)  # noqa: TID251  an edge
         self._file = environment.progress_file
         self._written = self._printed = -1e9
+        self._said = ""
         if environment.metrics_port:
             serve_metrics(environment.metrics_port, lambda: self.now)
 
@@ -47,9 +48,12 @@ class ProgressReporter:
         self.say()
 
     def say(self) -> None:
-        """Print one line: over the last one on a terminal, below it in a log."""
-        sys.stdout.write(("\r\x1b[K" if sys.stdout.isatty() else "") + line(self.now))
-        sys.stdout.write("" if sys.stdout.isatty() else "\n")
+        """Print one line, if it is news: over the last one on a terminal, below it in a log."""
+        words = line(self.now)
+        if words == self._said:
+            return
+        self._said = words
+        sys.stdout.write(f"\r\x1b[K{words}" if sys.stdout.isatty() else f"{words}\n")
         sys.stdout.flush()
 
 

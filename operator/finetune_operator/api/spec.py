@@ -94,10 +94,14 @@ class PipelineSpec(Ruled):
         found: StageSpec | None = getattr(self, name)
         return found
 
+    def stages(self) -> dict[str, StageSpec]:
+        """Give the stages that were asked for, in their order."""
+        return {kind.name: stage for kind in STAGES if (stage := self.stage(kind.name))}
+
     def sources(self) -> tuple[str, ...]:
         """Give the URIs of everything that the stages read and did not make themselves."""
-        stages = (stage for kind in STAGES if (stage := self.stage(kind.name)))
-        return (self.model.uri, self.dataset.uri, *(uri for stage in stages for uri in stage.sources()))
+        read = (uri for stage in self.stages().values() for uri in stage.sources())
+        return (self.model.uri, self.dataset.uri, *read)
 
 
 def _stage_type(annotation: Any) -> type[StageSpec] | None:

@@ -108,9 +108,9 @@ class Request:
     model: ModelSource
     dataset: DatasetSource
     specs: Mapping[str, "StageSpec"]
-    """Of the requested stages before this one, by name."""
+    """Of all requested stages, by name."""
     identities: Mapping[str, str]
-    """Of the same stages."""
+    """Of the requested stages before this one."""
     told: Mapping[str, StageStatus]
     """What is known of all stages before this one."""
 

@@ -9,6 +9,7 @@ from finetune_operator.api.rules import Rule
 from finetune_operator.api.status import GateStatus, message
 from finetune_operator.stages.base import Request, StageSpec
 from finetune_operator.stages.parts import part
+from finetune_operator.stages.push import Push
 from finetune_trainer.contract import (
     AnyResult,
     EvaluateConfig,
@@ -40,12 +41,15 @@ class Evaluate(StageSpec, EvaluateRecipe):
 
     @override
     def config(self, request: Request) -> EvaluateConfig:
+        published = request.specs.get(Push.name)
+        numbers = published.dtype if self.model == "merged" and isinstance(published, Push) else "auto"
         return EvaluateConfig(
             identity="",
             seed=request.seed,
             train=request.identities["train"],
             model=request.model,
             recipe=part(self, EvaluateRecipe),
+            dtype=numbers,
         )
 
     @override
@@ -57,7 +61,8 @@ class Evaluate(StageSpec, EvaluateRecipe):
         if self.gate is None or not isinstance(result, EvaluateResult):
             return None
         scores = result.scores.get(self.gate.task, {})
-        score = scores.get(self.gate.metric)
+        name = self.gate.metric
+        score = scores.get(name) or scores.get(name.partition(",")[0])  # acc,none where only acc was given
         if score is None:
             return unmeasured(
                 self.gate, f"{self.gate.metric} was not measured; there are {', '.join(scores) or 'none'}"

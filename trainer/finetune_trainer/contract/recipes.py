@@ -207,7 +207,7 @@ class Gate(Contract):
 class EvaluateRecipe(Contract):
     """What is measured."""
 
-    tasks: dict[TaskName, Task] = Field(min_length=1, max_length=32)
+    tasks: dict[TaskName, Task] = Field(min_length=1, max_length=16)
     """lm-eval tasks by name."""
 
     model: Literal["adapter", "merged"] = "adapter"
