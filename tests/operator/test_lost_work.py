@@ -85,8 +85,9 @@ def test_a_process_that_does_not_know_yet_where_it_begins_settles_nothing(world)
     world.cluster.progress(job, step=0, note="loading the model")
     world.settle()
     assert lost(world) == (0, 0.0)
-    world.cluster.progress(job, step=500, start_step=500)
-    world.settle()
+    world.lose_node(job)
+    train(world, 500, 501)
+    assert losses(world) == [250, None, None]
     assert lost(world) == (250, 500.0)
 
 
