@@ -88,6 +88,16 @@ def _verify_files(folder: Path, named: dict[Path, tuple[int, str]]) -> None:
         raise Damaged(f"{folder.name}/{min(strangers).relative_to(folder)} is not in its manifest")
 
 
+def holds(folder: Path, digest: str) -> bool:
+    """Whether a sealed folder is whole and has this digest; reads every byte of it and says what is wrong."""
+    try:
+        verify(folder)
+        return digest_of(folder) == digest
+    except Damaged as damaged:
+        print(f"{damaged}; doing it again", flush=True)
+        return False
+
+
 def digest_of(folder: Path) -> str:
     """Give the digest that `seal` gave; raise Damaged where there is no readable manifest."""
     try:

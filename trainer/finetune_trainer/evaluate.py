@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import handle_non_serializable
 
 from finetune_trainer.answers import Answers, RememberingModel, Tell
-from finetune_trainer.artifacts import Damaged, appearing, canonical, digest_file, digest_of, seal, verify
+from finetune_trainer.artifacts import appearing, canonical, digest_file, digest_of, holds, seal
 from finetune_trainer.contract import Environment, EvaluateConfig, EvaluateRecipe, EvaluateResult, Score
 from finetune_trainer.errors import ConfigInvalid
 from finetune_trainer.merge import adapter_of, dtype_of, load_base, merged, with_adapter
@@ -57,12 +57,7 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
 
 def still_holds(result: EvaluateResult, config: EvaluateConfig, environment: Environment) -> bool:
     """Tell whether lm-eval's output is still there and whole."""
-    folder = environment.stage_dir("evaluate", config.identity) / "output"
-    try:
-        verify(folder)
-    except Damaged:
-        return False
-    return digest_of(folder) == result.digest
+    return holds(environment.stage_dir("evaluate", config.identity) / "output", result.digest)
 
 
 def scores_of(

@@ -35,11 +35,12 @@ class Reader:
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
-        self._shape: Shape | None = None
+        self.shape: Shape | None = None
+        """Of the records so far."""
 
     def read(self, fields: Fields) -> Passage:
         """Raise Unusable where the fields are not those of the data set's shape, or hold nothing to learn."""
-        shape = self._shape_of(fields)
+        shape = self.shape_of(fields)
         match shape:
             case "messages":
                 passage = Passage(*self._chat.render(_messages(fields["messages"])), is_framed=True)
@@ -51,21 +52,21 @@ class Reader:
                 text = _text(fields, "text")
                 _not_blank(text, "text")
                 passage = Passage(text, ((0, len(text) + 1),), is_framed=False)
-        self._shape = shape
+        self.shape = shape
         return passage
 
     def _shape_of(self, fields: Fields) -> Shape:
         names = {name for name, value in fields.items() if value is not None}
         found = complete_shapes(names)
-        if self._shape in found and len(found) == 1:
-            return self._shape
+        if self.shape in found and len(found) == 1:
+            return self.shape
         match found:
-            case [shape] if self._shape is None:
+            case [shape] if self.shape is None:
                 return shape
             case [shape]:
-                raise Unusable(f"has {shape} where the records before have {self._shape}: one file holds one shape")
+                raise Unusable(f"has {shape} where the records before have {self.shape}: one file holds one shape")
             case []:
-                raise Unusable(_what_is_missing(fields, names, self._shape))
+                raise Unusable(_what_is_missing(fields, names, self.shape))
             case _:
                 raise Unusable(f"has {' and also '.join(found)}: leave only one of them in the file")
 

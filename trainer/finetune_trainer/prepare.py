@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from finetune_trainer.artifacts import Damaged, appearing, digest_file, digest_of, seal, verify
+from finetune_trainer.artifacts import appearing, digest_file, holds, seal
 from finetune_trainer.chat import ChatFormat
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareRecipe, PrepareResult, StageResult
 from finetune_trainer.errors import ConfigInvalid, DataInvalid
@@ -60,18 +60,13 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         validation_rows=writer.rows("validation"),
         train_tokens=writer.tokens("train"),
         data_digest=f"sha256:{digest_file(path)}",
+        conversations=preparation.reader.shape == "messages",
     )
 
 
 def still_holds(result: StageResult, config: PrepareConfig, environment: Environment) -> bool:
     """Whether the packed rows are there and whole; reads every byte of them."""
-    output = environment.stage_dir("prepare", config.identity) / OUTPUT
-    try:
-        verify(output)
-        return digest_of(output) == result.digest
-    except Damaged as damaged:
-        print(f"prepare: {damaged}; doing it again", flush=True)
-        return False
+    return holds(environment.stage_dir("prepare", config.identity) / OUTPUT, result.digest)
 
 
 def load_tokenizer(config: PrepareConfig, environment: Environment) -> Any:
@@ -162,7 +157,7 @@ class Preparation:
     def __init__(self, config: PrepareConfig, tokenizer: Any, tally: Tally, writer: PackedWriter) -> None:
         self._config = config
         self._recipe: PrepareRecipe = config.recipe
-        self._reader = Reader(ChatFormat(tokenizer))
+        self.reader = Reader(ChatFormat(tokenizer))
         self._encoder = Encoder(tokenizer)
         self._tally = tally
         self._writer = writer
@@ -193,7 +188,7 @@ class Preparation:
         try:
             if isinstance(fields, Unusable):
                 raise fields
-            return self._reader.read(fields)
+            return self.reader.read(fields)
         except Unusable as unusable:
             self._tally.refuse(line, unusable)
             return None

@@ -11,13 +11,14 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from finetune_trainer.artifacts import MANIFEST, appearing, digest_of, files_in, seal
-from finetune_trainer.contract import Environment, PushConfig, PushResult
+from finetune_trainer.chat import template_of
+from finetune_trainer.contract import Environment, PrepareResult, PushConfig, PushResult
 from finetune_trainer.errors import ConfigInvalid, ServiceUnavailable
 from finetune_trainer.merge import DTYPES, adapter_of, merged
 from finetune_trainer.model_card import card
 from finetune_trainer.published import CARD, about, model_digest
 from finetune_trainer.sources import fetch_model, locate
-from finetune_trainer.stage import Context
+from finetune_trainer.stage import Context, read_result
 
 SHARD = "5GB"
 READABLE = 0o644
@@ -80,6 +81,9 @@ def publish(config: PushConfig, context: Context, adapter: Path, target: Path, m
     base = fetch_model(config.model.uri, config.model.revision, environment)
     model = merged(base, adapter, DTYPES[config.recipe.dtype])
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    prepared = read_result(environment.stage_dir("prepare", config.prepare))
+    if isinstance(prepared, PrepareResult) and prepared.conversations:
+        tokenizer.chat_template = template_of(tokenizer)  # the one it was trained with, also where it had none
     progress.update(step=1, note="writing")
     with _room_for(model, target, config.recipe.target), appearing(target) as folder:
         model.save_pretrained(folder, max_shard_size=SHARD)

@@ -49,6 +49,8 @@ class PrepareResult(StageResult):
     """Tokens in them, without padding."""
     data_digest: str
     """sha256:… of the data set's file."""
+    conversations: bool = False
+    """Whether the records were messages, so that the published tokenizer must know how to write them."""
 
 
 class TrainResult(StageResult):
