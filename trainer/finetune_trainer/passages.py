@@ -40,7 +40,7 @@ class Reader:
 
     def read(self, fields: Fields) -> Passage:
         """Raise Unusable where the fields are not those of the data set's shape, or hold nothing to learn."""
-        shape = self.shape_of(fields)
+        shape = self._shape_of(fields)
         match shape:
             case "messages":
                 passage = Passage(*self._chat.render(_messages(fields["messages"])), is_framed=True)
