@@ -102,7 +102,7 @@ def test_an_operator_that_is_killed_in_every_look_at_every_moment_comes_to_the_s
 
 def test_a_single_trouble_changes_nothing_about_the_end(undisturbed):
     world, moments = undisturbed
-    for moment in range(1, len(moments), 29):  # coprime with the moments of a look, so that all kinds are among them
+    for moment in range(1, len(moments), 41):  # coprime with the moments of a look, so that all kinds are among them
         error = Killed if moment % 2 else ClusterError
         assert same_end(a_story(Trouble(moment, error)), world), f"{error.__name__} {moments[moment - 1]}"
 

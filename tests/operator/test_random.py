@@ -218,4 +218,4 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, derandomize=True)
+TestAnything.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
