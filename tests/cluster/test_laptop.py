@@ -251,3 +251,74 @@ def test_killing_the_command_at_random_moments_loses_nothing(desk: Desk) -> None
         assert stage["state"] == "Succeeded", name
         assert stage["failures"] == 0, name
         assert "again" not in desk.starts(name), desk.starts(name)  # no process of a stage that had finished
+
+
+def test_a_damaged_work_folder_is_named_and_the_finished_work_is_found_again(desk: Desk) -> None:
+    assert desk.do("run").returncode == 0
+    file = desk.run_folder / "pipeline.json"
+    file.write_text(file.read_text()[:200])
+    for verb in ("run", "get", "plan"):
+        refused = desk.do(verb)
+        assert refused.returncode == 1, verb
+        assert "pipeline.json cannot be read" in refused.stderr
+    file.unlink()
+    foretold = {s["stage"]: s["doing"] for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
+    assert foretold == dict.fromkeys(STAGES, "reuse")
+    assert desk.do("run").returncode == 0
+    assert [desk.starts(stage) for stage in STAGES] == [["work", "again"]] * 5
+
+
+def test_a_work_folder_belongs_to_one_pipeline(desk: Desk) -> None:
+    assert desk.do("run", "--until", "prepare").returncode == 0
+    desk.manifest["metadata"]["name"] = "other"
+    refused = desk.do("run")
+    assert refused.returncode == 1
+    assert "belongs to the pipeline default/desk" in refused.stderr
+
+
+def test_until_stops_after_a_stage_and_a_later_run_goes_on(desk: Desk) -> None:
+    assert desk.do("run", "--until", "train").returncode == 0
+    assert [len(desk.starts(stage)) for stage in STAGES] == [1, 1, 0, 0, 0]
+    assert desk.do("run").returncode == 0
+    assert [len(desk.starts(stage)) for stage in STAGES] == [1, 1, 1, 1, 1]
+
+
+def test_what_cannot_begin_says_why_and_writes_nothing(desk: Desk) -> None:
+    desk.command("run")
+    for arguments, words in (
+        (["run", "p.yaml", "--workdir", "run"], "pvc://demo/… has no folder on this machine; add --claim demo=FOLDER"),
+        (["run", "p.yaml", "--claim", "demo=nowhere"], "nowhere is no folder"),
+        (["run", "p.yaml", "--claim", "demo"], "must be NAME=FOLDER"),
+        (["run", "p.yaml", "--evict", "train"], "is not STAGE@STEP"),
+        (["run", "nothing.yaml"], "no such file"),
+        (["get"], "which run?"),
+        (["logs", "train", "--workdir", "nowhere"], "holds no run"),
+    ):
+        refused = subprocess.run(
+            [sys.executable, "-m", "finetune_cli", *arguments],
+            cwd=desk.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert refused.returncode == 2, arguments
+        assert words in refused.stderr, arguments
+        assert "Traceback" not in refused.stderr
+    assert not (desk.run_folder / "pipeline.json").exists()
+
+
+def test_a_result_that_breaks_the_contract_is_a_failure_that_says_so(desk: Desk) -> None:
+    code = "import os; open(os.environ['FINETUNE_TERMINATION_LOG'],'w').write('{\"result\": {\"stage\": \"train\"}}')"
+    desk.manifest["spec"]["train"] = {"command": [sys.executable, "-c", code], "retries": {"failures": 0}}
+    failed = desk.do("run")
+    assert failed.returncode == 1
+    assert "the process ended with 0, but its termination message keeps not to the stage contract" in failed.stdout
+
+
+def test_logs_tell_the_attempts_apart(desk: Desk) -> None:
+    desk.manifest["spec"]["prepare"]["command"] = [sys.executable, "-c", "print('hello'); raise SystemExit(64)"]
+    assert desk.do("run").returncode == 1
+    logs = desk.do("logs", "prepare")
+    assert logs.stdout == "hello\n"
+    assert "attempt 1" in logs.stderr
+    assert "exit code 64" in desk.do("get").stdout
