@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers.integrations.sdpa_attention
-import transformers.models.llama.modeling_llama
+import transformers.models.llama.modeling_llama  # noqa: F401  loaded by transformers only when it is needed
 
 import finetune_trainer.train  # noqa: F401  imported here so that the children need not
 from finetune_trainer.interruption import stop

@@ -1,0 +1,350 @@
+"""Our training loop beside HF's Trainer and TRL's SFTTrainer, on this machine's CPU.
+
+    python bench/train.py [--repeats 5] [--steps 6] [--counted 0.25] [--precision fp32]
+
+Same model (26 million weights, made on the spot), same packed rows in the same order, same batch, precision, LoRA,
+optimizer and clipping; the contestants take turns, so that a machine busy with other things is busy for all of them.
+The clock runs from the end of a run's first step to the end of its last. Prints tokens a second, the ratios of ours to
+each of theirs in the same turn (median, least and most), how long a checkpoint holds training up, and how long SIGTERM
+takes until the process has saved and gone.
+
+TRL runs with gradient_checkpointing=False, which is not its default, because the others do without.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from trl import SFTConfig, SFTTrainer
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "trainer"))
+
+from finetune_trainer import artifacts, train  # noqa: E402
+from finetune_trainer.contract import Environment, TrainConfig  # noqa: E402
+from finetune_trainer.interruption import StopSignal  # noqa: E402
+from finetune_trainer.packed import Document, PackedRows, PackedWriter  # noqa: E402
+from finetune_trainer.progress import ProgressReporter  # noqa: E402
+from finetune_trainer.stage import Context  # noqa: E402
+from finetune_trainer.training.checkpoints import Checkpoints  # noqa: E402
+from finetune_trainer.training.data import Course  # noqa: E402
+from finetune_trainer.training.loop import Run  # noqa: E402
+from finetune_trainer.training.model import attach_adapter, load_base  # noqa: E402
+
+VOCABULARY = 8192
+CONTEXT = 128
+BATCH = 4
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def make_model(folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        intermediate_size=1376,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    print(f"model: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M weights")
+    model.save_pretrained(folder)
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, "w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.add_special_tokens({"pad_token": "w0", "eos_token": "w1"})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_rows(workspace: Path, count: int, counted: float) -> Path:
+    """Full rows of two documents each, the last part of each of which counts."""
+    random = np.random.Generator(np.random.Philox(1))
+    flags = (np.arange(CONTEXT // 2) >= CONTEXT // 2 * (1 - counted)).astype("u1")
+    flags[0] = 0
+    output = workspace / "prepare" / "rows" / "output"
+    with artifacts.appearing(output) as folder:
+        with PackedWriter(folder, CONTEXT, 0) as writer:
+            for _ in range(2 * count):
+                tokens = random.integers(2, VOCABULARY, CONTEXT // 2, dtype="<i4")
+                writer.add("train", Document(tokens, flags))
+        artifacts.seal(folder)
+    return output
+
+
+class Clock(ProgressReporter):
+    """Notes when each step ends."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__("train", environment)
+        self.ends: list[float] = []
+
+    def update(self, **fields: object) -> None:
+        """Note it."""
+        if "loss" in fields:
+            self.ends.append(time.perf_counter())
+
+
+class StepEnds(TrainerCallback):
+    """The same for their trainers."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        """Note it."""
+        self.ends.append(time.perf_counter())
+
+
+class Arena:
+    """What all contestants share."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self.options = folder, options
+        self.model = make_model(folder / "model")
+        self.rows = PackedRows(make_rows(folder, 64, options.counted), "train")
+
+    def config(self, identity: str, *, steps: int, rank: int = 16, every: int = 10**6) -> TrainConfig:
+        """Give what all of them are to do."""
+        recipe = {
+            "max_steps": steps,
+            "batch_size": BATCH,
+            "precision": self.options.precision,
+            "lora": {"rank": rank, "alpha": 32, "dropout": 0.05, "target_modules": TARGETS},
+            "optimizer": {"learning_rate": 1e-4, "schedule": "constant", "warmup_fraction": 0.0},
+        }
+        return TrainConfig.model_validate(
+            {
+                "identity": identity,
+                "prepare": "rows",
+                "model": {"uri": f"file://{self.model}"},
+                "recipe": recipe,
+                "checkpoint": {"every_steps": every},
+            }
+        )
+
+    def ours(self, steps: int, **changes: int) -> list[float]:
+        """Train with our loop; give when each step ended."""
+        config = self.config("ours", steps=steps, **changes)
+        environment = Environment(self.folder)
+        folder = environment.stage_dir("train", "ours")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        clock = Clock(environment)
+        train.run(config, Context(environment, folder, clock, StopSignal()))
+        return clock.ends
+
+    def theirs(
+        self, make: Callable[..., Trainer], arguments: type[TrainingArguments], steps: int, **more: object
+    ) -> list[float]:
+        """Train with one of theirs; give when each step ended."""
+        rank = more.pop("rank", 16)
+        config = self.config("theirs", steps=steps, rank=rank)
+        base = load_base(self.model, config.model, config.recipe.precision, CONTEXT)
+        model = attach_adapter(base, config.recipe.lora, config.model, 0)
+        course = Course.of(config.recipe, len(self.rows), 0)
+        order = np.concatenate([course.rows_of(step) for step in range(steps)])
+        ends = StepEnds()
+        settings = {
+            "output_dir": str(self.folder / "theirs"),
+            "max_steps": steps,
+            "per_device_train_batch_size": BATCH,
+            "learning_rate": 1e-4,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 1.0,
+            "bf16": self.options.precision == "bf16",
+            "gradient_checkpointing": False,
+            "use_cpu": True,
+            "report_to": [],
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "logging_steps": 500,
+            "remove_unused_columns": False,
+            "dataloader_pin_memory": False,
+        }
+        trainer = make(
+            model=model,
+            args=arguments(**(settings | more)),
+            train_dataset=[self.record(row) for row in order],
+            data_collator=lambda records: {k: torch.stack([r[k] for r in records]) for k in records[0]},
+            callbacks=[ends],
+        )
+        trainer.train()
+        return ends.ends
+
+    def record(self, row: int) -> dict[str, torch.Tensor]:
+        """Give one of our rows as their collators want it."""
+        tokens = torch.from_numpy(self.rows.tokens[row].astype(np.int64))
+        labels = tokens.masked_fill(torch.from_numpy(self.rows.counted[row] == 0), -100)
+        positions = torch.from_numpy(self.rows.positions[row].astype(np.int64))
+        return {"input_ids": tokens, "labels": labels, "position_ids": positions}
+
+    def hf(self, steps: int, **more: object) -> list[float]:
+        """Train with transformers.Trainer."""
+        return self.theirs(InOrder, TrainingArguments, steps, **more)
+
+    def trl(self, steps: int) -> list[float]:
+        """Train with trl.SFTTrainer."""
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.model)
+        return self.theirs(
+            lambda train_dataset, **parts: InOrderSFT(
+                train_dataset=Dataset.from_list(train_dataset).with_format("torch"),
+                processing_class=tokenizer,
+                **parts,
+            ),
+            SFTConfig,
+            steps,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            packing=False,
+        )
+
+
+class InOrder(Trainer):
+    """HF's trainer without its shuffling, so that it sees our rows in our order."""
+
+    def _get_train_sampler(self, *_: object) -> None:
+        return None
+
+
+class InOrderSFT(SFTTrainer):
+    """TRL's, likewise."""
+
+    def _get_train_sampler(self, *_: object) -> None:
+        return None
+
+
+def throughput(arena: Arena, repeats: int, steps: int) -> None:
+    contestants = {"ours": arena.ours, "HF Trainer": arena.hf, "TRL SFTTrainer": arena.trl}
+    names = list(contestants)
+    speeds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats):
+        for name in names[turn % 3 :] + names[: turn % 3]:
+            ends = quietly(lambda name=name: contestants[name](steps + 1))
+            speeds[name].append(steps * BATCH * CONTEXT / (ends[-1] - ends[0]))
+    for name in names:
+        print(f"{name:15} {spread(speeds[name], ',.0f')} tokens/s")
+    for name in names[1:]:
+        ratios = [ours / theirs for ours, theirs in zip(speeds["ours"], speeds[name], strict=True)]
+        print(f"ours / {name:15} {spread(ratios, '.2f')}")
+
+
+def pauses(arena: Arena, steps: int) -> None:
+    """Time what the loop waits for, in ours, and the whole save, in HF's, with an adapter of rank 128."""
+    for turn in range(2):
+        ours: list[float] = []
+        with timed(Run, "snapshot", ours), timed(Checkpoints, "save", ours):
+            quietly(lambda: arena.ours(steps, rank=128, every=2))
+        held = [a + b for a, b in zip(ours[::2], ours[1::2], strict=True)]
+        theirs: list[float] = []
+        with timed(Trainer, "_save_checkpoint", theirs):
+            quietly(lambda: arena.hf(steps, rank=128, save_strategy="steps", save_steps=2))
+        folder = max((arena.folder / "train" / "ours" / "checkpoints").glob("step-*"))
+        size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+        print(f"a checkpoint of {size:.0f} MB holds training up (turn {turn + 1}):")
+        for name, seconds in (("ours", held), ("HF Trainer", theirs)):
+            print(f"  {name:15} {spread([1e3 * each for each in seconds], '.1f')} ms")
+
+
+@contextlib.contextmanager
+def timed(owner: type, name: str, seconds: list[float]) -> Iterator[None]:
+    original = getattr(owner, name)
+
+    def wrapped(*arguments: object, **named: object) -> object:
+        start = time.perf_counter()
+        try:
+            return original(*arguments, **named)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    setattr(owner, name, wrapped)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def stopping(arena: Arena, repeats: int) -> None:
+    """Time a real process from SIGTERM to its end, when the last boundary is durable."""
+    seconds = []
+    for turn in range(repeats):
+        environment = Environment(
+            arena.folder, termination_log=arena.folder / "termination", progress_file=arena.folder / f"progress{turn}"
+        )
+        config = arena.config(f"stopped{turn}", steps=10**4)
+        variables = environment.variables() | {
+            "FINETUNE_CONFIG": config.model_dump_json(by_alias=True),
+            "PYTHONPATH": str(ROOT / "trainer"),
+            "PYTHONWARNINGS": "ignore",
+        }
+        command = [sys.executable, "-m", "finetune_trainer", "train"]
+        process = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.DEVNULL)
+        while not (
+            environment.progress_file.exists() and json.loads(environment.progress_file.read_text())["step"] > 2
+        ):
+            time.sleep(0.05)
+        time.sleep(0.1 * turn)
+        asked = time.perf_counter()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 75
+        seconds.append(time.perf_counter() - asked)
+    print(f"SIGTERM to durable exit: {spread(seconds, '.2f')} s")
+
+
+def quietly(work: Callable[[], list[float]]) -> list[float]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return work()
+
+
+def spread(values: list[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--counted", type=float, default=0.25, help="share of tokens that the loss counts")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.precision}")
+    print(f"{BATCH} rows of {CONTEXT} tokens a step, {options.counted:.0%} of them counted, {options.repeats} turns")
+    with tempfile.TemporaryDirectory() as folder:
+        arena = Arena(Path(folder), options)
+        throughput(arena, options.repeats, options.steps)
+        pauses(arena, options.steps)
+        stopping(arena, 3)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()
