@@ -171,6 +171,9 @@ def test_below_the_gate_nothing_is_deployed_and_the_exit_code_says_so(desk: Desk
     desk.manifest["spec"]["evaluate"]["gate"]["threshold"] = 0.4
     assert desk.do("run").returncode == 0
     assert desk.starts("evaluate") == ["work"]  # another threshold measures nothing again
+    desk.manifest["spec"]["evaluate"]["gate"]["threshold"] = 0.6
+    del desk.manifest["spec"]["deploy"]
+    assert desk.do("run").returncode == 3  # although nothing waited for the gate
 
 
 def test_an_edit_reruns_what_it_touches_and_plan_said_so(desk: Desk) -> None:

@@ -26,8 +26,8 @@ running the command again goes on where it stopped, and finished stages are not 
 eviction would. Exit code: 0 done, 1 failed, 2 the manifest is invalid, 3 done but below the gate, 130 interrupted.
 """
 
-EXIT_CODES = {"Succeeded": 0, "BelowThreshold": 3}
-FAILED, INTERRUPTED = 1, 130
+DONE = ("Succeeded", "BelowThreshold")
+FAILED, BELOW_GATE, INTERRUPTED = 1, 3, 130
 
 
 def register(commands: Commands) -> None:
@@ -76,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
 def exit_code(status: PipelineStatus, laptop: Laptop, until: str | None) -> int:
     """Say in a number how it ended."""
     if status.finished_at:
-        return EXIT_CODES.get(status.phase, FAILED)
+        below = status.gate is not None and not status.gate.passed  # also where nothing waited for the gate
+        return FAILED if status.phase not in DONE else BELOW_GATE if below else 0
     return 0 if reached(status, until) and not laptop.cluster.stopping else INTERRUPTED
 
 
