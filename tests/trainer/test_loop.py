@@ -190,8 +190,9 @@ def test_a_defect_of_the_writer_is_not_swallowed(tiny_model, workspace, monkeypa
         raise KeyError("defect")
 
     monkeypatch.setattr("finetune_trainer.training.checkpoints.write_files", defect)
-    with pytest.raises(KeyError, match="defect"):
-        run_train(config_for(tiny_model), workspace)
+    for every_steps in (3, 10):  # in the middle, and with the last step
+        with pytest.raises(KeyError, match="defect"):
+            run_train(config_for(tiny_model, checkpoint={"every_steps": every_steps}), workspace)
 
 
 def test_seconds_alone_make_a_checkpoint_due(tmp_path, monkeypatch):

@@ -213,6 +213,12 @@ def test_no_rows_at_all_are_refused(tiny_model, tmp_path):
         run_train(train_config(tiny_model), tmp_path)
 
 
+def test_rows_of_which_no_token_counts_are_refused(tiny_model, tmp_path):
+    write_rows(tmp_path, [document(0, 20, prompt=20)])
+    with pytest.raises(DataInvalid, match="no token of the packed rows counts"):
+        run_train(train_config(tiny_model), tmp_path)
+
+
 def test_early_stopping_that_could_never_act_is_refused(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20))
     with pytest.raises(ConfigInvalid, match=r"set train.validateEverySteps"):
@@ -228,9 +234,9 @@ def test_rows_longer_than_the_models_positions_are_refused(tiny_model, tmp_path)
 
 
 def test_the_traced_model_learns_the_same(tmp_path, monkeypatch):
-    """Without the last stage of torch.compile, a C++ compiler that runs for half a minute."""
+    """Without the later stages of torch.compile, whose C++ compiler runs for half a minute."""
     compile_module = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="aot_eager"))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager"))
     model = make_tiny_model(tmp_path / "model", layers=1)
     write_rows(tmp_path, [document(0, 32)] * 2)
     once = {"max_steps": 1, "lora": {"rank": 4, "dropout": 0, "target_modules": ["q_proj"]}, "gradient_accumulation": 1}

@@ -13,7 +13,7 @@ from finetune_trainer.contract import Lora, ModelSource
 from finetune_trainer.errors import ConfigInvalid
 from finetune_trainer.packed import PackedRows
 from finetune_trainer.training.data import Course, load_batch
-from finetune_trainer.training.model import AdaptedModel, attach_adapter, load_base
+from finetune_trainer.training.model import AdaptedModel, attach_adapter, check_isolation, load_base
 
 torch.set_num_threads(1)
 
@@ -54,6 +54,15 @@ def test_a_packed_document_gets_the_logits_it_gets_alone(tiny_model, packed, pai
     for row in together:
         torch.testing.assert_close(row[second], alone[0], atol=2e-6, rtol=0)
     assert (leaking[0][second] - alone[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_that_lets_documents_see_each_other_is_refused(tiny_model, precision, monkeypatch):
+    model, source = adapted(tiny_model, precision=precision), ModelSource(uri="m")
+    check_isolation(model, source)
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None)
+    with pytest.raises(ConfigInvalid, match=r"see each other in this architecture \(LlamaForCausalLM\)"):
+        check_isolation(model, source)
 
 
 def test_loss_and_gradients_are_those_of_the_documents_one_by_one(tiny_model, packed, pair):

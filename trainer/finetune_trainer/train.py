@@ -19,6 +19,7 @@ from finetune_trainer.training.model import (
     AdaptedModel,
     adapter_config,
     attach_adapter,
+    check_isolation,
     load_base,
     save_tensors,
 )
@@ -40,10 +41,11 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     folder = fetch_model(config.model.uri, config.model.revision, context.environment)
     base = load_base(folder, config.model, config.recipe.precision, rows.context_length)
     for split in (rows, validation_rows):
-        check_vocabulary(split, base)
+        check_tokens(split, base)
     peft_model = attach_adapter(base, config.recipe.lora, config.model, config.seed)
     settings = adapter_config(peft_model)
     model = AdaptedModel(peft_model, device, config.recipe)
+    check_isolation(model, config.model)
     course = Course.of(config.recipe, len(rows), config.seed)
     run = Run(
         config=config,
@@ -84,9 +86,11 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
     return rows, validation_rows, artifacts.digest_of(folder)
 
 
-def check_vocabulary(rows: PackedRows, base: torch.nn.Module) -> None:
-    """Raise DataInvalid where a token is none of the model's."""
+def check_tokens(rows: PackedRows, base: torch.nn.Module) -> None:
+    """Raise DataInvalid where a token is none of the model's, or none counts: that would train on nothing."""
     size = base.get_input_embeddings().num_embeddings
+    if len(rows) and not rows.counted.any():
+        raise DataInvalid("no token of the packed rows counts for the loss: give the records completions")
     for start in range(0, len(rows), ROWS_AT_ONCE):
         part = rows.tokens[start : start + ROWS_AT_ONCE]
         if part.max() >= size or part.min() < 0:

@@ -47,8 +47,10 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._thread.shutdown(wait=True)
+        if kind is None:
+            self._wait()
 
     def newest(self, layout: Layout) -> Snapshot | None:
         """Read the newest checkpoint that is whole and of this run.

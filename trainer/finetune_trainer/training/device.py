@@ -2,6 +2,7 @@
 
 import os
 import platform
+from pathlib import Path
 
 import peft
 import torch
@@ -26,13 +27,23 @@ def prepare_device() -> torch.device:
 def numerics(device: torch.device) -> dict[str, str]:
     """Name everything outside the configuration that can change the last bits of a sum."""
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "peft": peft.__version__,
     }
+
+
+def processor() -> str:
+    """Name the CPU; libraries choose their kernels by it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def adopt_threads(recorded: str | None) -> None:
