@@ -1,7 +1,7 @@
 """The demo's base model: a toy, made on the spot so that no hub is needed.
 
-Less than a million weights and a minute of reading doc-strings. It has learnt a little English and some Python words,
-about as much as LoRA needs to have something to adapt, and it is good for nothing else.
+Two thirds of a million weights and a minute of reading doc-strings. It has learnt a little English and some words
+of Python, about as much as LoRA needs to have something to adapt, and it is good for nothing else.
 """
 
 import math
@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 VOCABULARY = 2048
 ROW = 256
 """Tokens in one row of the pre-training."""
 ROWS = 8
 """Rows in one step of it."""
-PEAK_RATE = 4e-3
+PEAK_RATE = 5e-3
 
 
 def make(folder: Path, texts: list[str], steps: int, seed: int) -> float:
@@ -26,6 +27,7 @@ def make(folder: Path, texts: list[str], steps: int, seed: int) -> float:
     torch.manual_seed(seed)
     model = LlamaForCausalLM(shape(tokenizer))
     loss = pretrain(model, rows_of(texts, tokenizer), steps)
+    disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return loss
@@ -34,7 +36,8 @@ def make(folder: Path, texts: list[str], steps: int, seed: int) -> float:
 def tokenizer_for(texts: list[str]) -> PreTrainedTokenizerFast:
     """Give a byte-level BPE tokenizer: every text can be written in it."""
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(texts, vocab_size=VOCABULARY, special_tokens=["<pad>", "<bos>", "<eos>"])
+    special = ["<pad>", "<bos>", "<eos>"]
+    bpe.train_from_iterator(texts, vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer,  # noqa: SLF001  there is no public way from one library to the other
         model_max_length=512,
@@ -49,7 +52,7 @@ def shape(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
@@ -86,8 +89,8 @@ def pretrain(model: LlamaForCausalLM, rows: torch.Tensor, steps: int) -> float:
         schedule.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-        if step % 50 == 0:
-            print(f"  base model: step {step}/{steps}, loss {losses[-1]:.2f}", flush=True)
+        if step % 100 == 0:
+            print(f"base-model: step {step} of {steps}, loss {losses[-1]:.2f}", flush=True)
     return sum(losses[-10:]) / len(losses[-10:])
 
 

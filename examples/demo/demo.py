@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path("examples/demo")
 MANIFEST = HERE / "pipeline.yaml"
 MATERIAL, EVICTED, UNDISTURBED = Path(".demo/material"), Path(".demo/run"), Path(".demo/undisturbed")
-DRILLS = ("--evict", "train@100", "--kill", "train@260")
+DRILLS = ("--evict", "train@100", "--kill", "train@250")
 """The second comes ten steps after a checkpoint, so that something is lost."""
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 INTERRUPTED = 130
@@ -37,7 +37,7 @@ def main() -> None:
     seconds: dict[str, float] = {}
     with part("material", "a data set, an exam, and a base model to adapt", seconds):
         python(str(HERE / "material.py"), str(MATERIAL))
-    with part("pipeline", "training is evicted at step 100 (SIGTERM) and killed at step 260 (SIGKILL)", seconds):
+    with part("pipeline", "training is evicted at step 100 (SIGTERM) and killed at step 250 (SIGKILL)", seconds):
         status = pipeline(EVICTED, *DRILLS)
     with part("training again", "the same, undisturbed, in a folder of its own", seconds):
         again = pipeline(UNDISTURBED, "--until", "train")
