@@ -200,7 +200,7 @@ def start_program(config, workspace: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "finetune_trainer", "train"], env=os.environ | variables)
 
 
-def test_the_program_itself_can_be_stopped_while_it_imports_and_while_it_trains(config, undisturbed, workspace):
+def test_the_program_itself_can_be_stopped_while_it_imports_and_while_it_trains(server, config, undisturbed, workspace):
     importing = start_program(config, workspace)
     while b"finetune_trainer" not in Path(f"/proc/{importing.pid}/cmdline").read_bytes():
         time.sleep(0.01)
@@ -220,5 +220,4 @@ def test_the_program_itself_can_be_stopped_while_it_imports_and_while_it_trains(
     assert training.wait(20) == ExitCode.INTERRUPTED
     assert TerminationMessage.model_validate_json((workspace / "termination.json").read_text()).interruption.saved_step
 
-    assert start_program(config, workspace).wait(120) == ExitCode.DONE
-    assert adapter_digest(workspace) == undisturbed
+    assert Ordeal(server, config, workspace).finish() == undisturbed
