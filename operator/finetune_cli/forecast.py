@@ -41,8 +41,13 @@ async def forecast(laptop: Laptop) -> list[Forecast]:
     found: list[Forecast] = []
     for name, stage in view.stages.items():
         again = {one.stage for one in found if one.doing in {"run", "resume"}}
-        found.append(_of_stage(name, stage, old.get(name), workspace, again))
+        held = after.spec.suspend and not _settled(stage)
+        found.append(_held(name, stage) if held else _of_stage(name, stage, old.get(name), workspace, again))
     return found
+
+
+def _held(name: str, now: StageView) -> Forecast:
+    return Forecast(name, "stay", "spec.suspend is true", now.status.identity)
 
 
 def _of_stage(name: str, now: StageView, old: StageView | None, workspace: Path, again: set[str]) -> Forecast:

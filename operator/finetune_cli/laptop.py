@@ -24,6 +24,7 @@ from finetune_operator.reconcile import reconcile
 from finetune_operator.reporting import Event
 from finetune_operator.settings import Settings
 from finetune_operator.state import assess
+from finetune_trainer.contract.environment import Unlocatable
 
 REFRESH_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0
@@ -87,6 +88,20 @@ class Laptop:
             file = self.manifest.path
             raise ManifestInvalid([Problem(file, self.manifest.line, "spec", message.format(name)) for name in missing])
 
+    def check_places(self) -> None:
+        """Raise Refused where the run would write into a folder that it reads: each write would make it other data."""
+        spec = self.manifest.spec
+        environment = self.cluster.environment(Pipeline(self.key, "", 1, spec))
+        written = {"the work folder": self.workdir, "the workspace": environment.workspace}
+        with contextlib.suppress(Unlocatable):  # the stage that needs it will say what is wrong
+            written |= {"push.target": environment.locate(spec.push.target)} if spec.push else {}
+        for uri in spec.sources():
+            with contextlib.suppress(Unlocatable):
+                source = environment.locate(uri).resolve()
+                for name, place in written.items():
+                    if source.is_dir() and place.resolve().is_relative_to(source):
+                        raise Refused(f"{uri} is read, and {name}, {place}, lies in it; choose a place outside")
+
     def _claims(self) -> set[str]:
         pipeline = Pipeline(self.key, "", 1, self.manifest.spec)
         views = assess(pipeline, Observed(), datetime.now(UTC)).stages.values()  # noqa: TID251  an edge
@@ -131,7 +146,7 @@ class Laptop:
         running = any(a.outcome is Outcome.RUNNING for s in status.stages.values() if (a := s.last_attempt))
         if status.finished_at or running:
             return not running
-        return self.cluster.stopping or reached(status, settings.until)
+        return self.cluster.stopping or self.manifest.spec.suspend or reached(status, settings.until)
 
     def _obey_signals(self) -> None:
         """First Ctrl-C: stop as an eviction would. Second: kill."""
@@ -159,4 +174,4 @@ def reached(status: PipelineStatus, until: str | None) -> bool:
 def with_spec(pipeline: Pipeline, manifest: Manifest) -> Pipeline:
     """Give the pipeline as it would be if the manifest were applied now."""
     grown = pipeline.generation + (pipeline.spec != manifest.spec)
-    return replace(pipeline, spec=manifest.spec, generation=grown)
+    return replace(pipeline, spec=manifest.spec, generation=grown, annotations=manifest.annotations)

@@ -72,7 +72,7 @@ for step in range(begin, steps + 1):
         "savedStep": saved,
         "stepSeconds": 0.01,
     }
-    replace(Path(os.environ["FINETUNE_PROGRESS_FILE"]), {**progress, "updatedAt": datetime.now(UTC).isoformat()})  # noqa: TID251
+    replace(Path(os.environ["FINETUNE_PROGRESS_FILE"]), {**progress, "updatedAt": datetime.now(UTC).isoformat()})
     if asked or (step % save_every == 0 and step > begin):
         replace(state, step)
         saved = step

@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         known = {link.name: link.resolve() for link in (workdir / "claims").glob("*") if link.is_dir()}
         laptop.cluster.folders.mount(known | claims(arguments.claim))
         laptop.check_claims()
+        laptop.check_places()
         stages = asyncio.run(forecast(laptop))
     unused = without_effect(manifest.spec)
     if arguments.json:

@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         with laptop.held():
             laptop.cluster.folders.mount(claims(arguments.claim))
             laptop.check_claims()
+            laptop.check_places()
             now = datetime.now(UTC)  # noqa: TID251  an edge
             laptop.accept(retry=now.isoformat() if arguments.retry else None)
             status = asyncio.run(laptop.run(Settings(until=arguments.until), drills, view.show))
