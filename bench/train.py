@@ -345,10 +345,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.precision}")
-    print(
     print(f"{BATCH} rows of {CONTEXT} tokens a step, {options.counted:.0%} of them counted")
     print(f"{options.repeats} turns, {options.clock} clock")
-    )
     with tempfile.TemporaryDirectory() as folder:
         arena = Arena(Path(folder), options)
         throughput(arena, options.repeats, options.steps)
