@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from finetune_trainer.contract import TrainConfig
-from finetune_trainer.errors import Interrupted, StageError
+from finetune_trainer.errors import ConfigInvalid, Interrupted
 from finetune_trainer.interruption import StopSignal
 from finetune_trainer.packed import PackedRows
 from finetune_trainer.progress import ProgressReporter
@@ -28,7 +28,7 @@ from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
 
 
-class Diverged(StageError):
+class Diverged(ConfigInvalid):
     """The loss or a gradient is no number any more; the same steps again would end the same way."""
 
 
