@@ -1,10 +1,15 @@
 """`finetune run` where something is not as it should be: the manifest, the disk, the terminal."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.desk import Desk
+
+from finetune_cli.__main__ import main
 
 
 @pytest.fixture
@@ -41,3 +46,79 @@ def test_a_suspended_pipeline_starts_nothing_and_the_command_ends(desk: Desk) ->
     assert [desk.starts(stage) for stage in ("prepare", "train")] == [["work"], []]
     desk.manifest["spec"]["suspend"] = False
     assert desk.do("run").returncode == 0
+
+
+def test_a_command_that_is_not_there_is_named(desk: Desk) -> None:
+    desk.manifest["spec"]["prepare"] |= {"command": ["no-such-program"], "retries": {"failures": 0}}
+    assert desk.do("run").returncode == 1
+    assert "cannot start no-such-program" in desk.do("get").stdout
+
+
+def test_a_runner_that_cannot_start_is_a_failure_and_not_tried_for_ever(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("finetune_operator.cluster.process.cluster.RUNNER", (sys.executable, "-c", "exit(3)"))
+    monkeypatch.chdir(desk.folder)
+    desk.manifest["spec"]["prepare"]["retries"] = {"failures": 0}
+    assert main(desk.command("run")[3:]) == 1
+    assert "its runner ended with code 3 before anything was started" in capsys.readouterr().out
+
+
+def test_files_in_the_folder_of_the_command_take_no_librarys_place(desk: Desk) -> None:
+    (desk.folder / "select.py").write_text("raise SystemExit(3)")
+    finetune = Path(sys.executable).with_name("finetune")
+    words = desk.command("run", "--until", "prepare")[3:]
+    done = subprocess.run([finetune, *words], cwd=desk.folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_drill_that_never_strikes_is_named(desk: Desk) -> None:
+    done = desk.do("run", "--evict", "train@4", "--kill", "train@1000")
+    assert "DrillMissed: --kill train@1000 never struck" in done.stdout
+    assert "--evict" not in done.stdout.replace("on purpose (--evict)", "")
+
+
+def test_a_gate_of_any_name_and_a_folder_of_any_name_can_be_told(tmp_path: Path) -> None:
+    folder = tmp_path / "a [b] ç"
+    folder.mkdir()
+    desk = Desk(folder)
+    desk.manifest["spec"]["evaluate"]["gate"]["metric"] = "[/x]"
+    failed = desk.do("run")
+    assert "[/x] was not measured" in failed.stdout
+    assert failed.stderr == ""
+    assert f"finetune retry p.yaml --workdir '{folder}/run'" in failed.stdout
+
+
+@pytest.mark.parametrize("place", ["p.yaml", "/proc/nowhere"])
+def test_a_work_folder_that_cannot_be_made_is_said_in_one_line(desk: Desk, place: str) -> None:
+    desk.command("run")
+    command = [sys.executable, "-m", "finetune_cli", "run", "p.yaml", "--claim", "demo=material", "--workdir", place]
+    failed = subprocess.run(command, cwd=desk.folder, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("finetune: [Errno ")
+    assert failed.stderr.count("\n") == 1
+
+
+def test_a_claims_name_leads_nowhere_else(desk: Desk) -> None:
+    refused = subprocess.run(
+        [*desk.command("run"), "--claim", "..=material"], cwd=desk.folder, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "must be NAME=FOLDER" in refused.stderr
+    desk.manifest["spec"] |= {"dataset": {"uri": "pvc://../pipeline.json"}, "push": {"target": "pvc:///demo/out"}}
+    refused = desk.do("run")
+    assert refused.returncode == 2
+    assert "spec.dataset.uri: must be hf://ORG/NAME, pvc://CLAIM/PATH" in refused.stderr
+    assert "spec.push.target: must be pvc://CLAIM/PATH" in refused.stderr
+
+
+def test_a_reader_that_goes_away_evicts_what_runs(desk: Desk) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        desk.command("run"), cwd=desk.folder, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")
+    desk.settle()
+    assert desk.processes() == []

@@ -11,10 +11,14 @@ def write_durably(path: Path, data: bytes) -> None:
     """Replace a file so that a reader, or a crash, sees the old bytes or the new ones and nothing between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk every byte counts
+        raise
     temporary.replace(path)
     sync_folder(path.parent)
 

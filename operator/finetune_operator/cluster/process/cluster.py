@@ -1,6 +1,7 @@
 """The Cluster protocol on one machine."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,16 @@ from pathlib import Path
 from finetune_operator.api.status import Outcome, PipelineStatus
 from finetune_operator.cluster.process.contents import Contents
 from finetune_operator.cluster.process.records import seen
-from finetune_operator.cluster.process.runner import EVICT, KILL, LOG, ORDER, PROGRESS, STOP, TERMINATION
+from finetune_operator.cluster.process.runner import (
+    EVICT,
+    KILL,
+    LOG,
+    ORDER,
+    PROGRESS,
+    STOP,
+    TERMINATION,
+    cannot_start,
+)
 from finetune_operator.cluster.process.store import Store
 from finetune_operator.errors import ClusterError
 from finetune_operator.jobs import JobTemplate
@@ -23,6 +33,8 @@ from finetune_trainer.contract import Environment
 from finetune_trainer.files import write_durably
 
 POLL_SECONDS = 0.05
+RUNNER = (sys.executable, "-P", "-m", "finetune_operator.cluster.process.runner")
+"""-P: what lies in the folder of the command is not importable, so that no file there takes a library's place."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +118,14 @@ class ProcessCluster:
         """Tell the person at the keyboard, and keep it in events.jsonl."""
         if not events:
             return
-        with (self.folders.workdir / "events.jsonl").open("a") as file:
-            for event in events:
-                file.write(json.dumps({"pipeline": str(pipeline.key), **vars(event)}) + "\n")
         for event in events:
             self.tell(event)
+        lines = (json.dumps({"pipeline": str(pipeline.key), **vars(event)}) + "\n" for event in events)
+        try:
+            with (self.folders.workdir / "events.jsonl").open("a") as file:
+                file.writelines(lines)
+        except OSError as error:
+            raise ClusterError(f"cannot write events.jsonl: {error}") from error
 
     def evict(self, job: str, why: str) -> None:
         """Take the process's right to run: SIGTERM, the grace period, SIGKILL."""
@@ -127,7 +142,7 @@ class ProcessCluster:
         while loop.time() < until:
             over = [name for name, runner in self.runners.items() if runner.poll() is not None]
             for name in over:
-                del self.runners[name]
+                self._bury(name, self.runners.pop(name).returncode)
             if over:
                 return
             await asyncio.sleep(POLL_SECONDS)
@@ -148,7 +163,6 @@ class ProcessCluster:
             return
         folder = self.folders.job(job.name)
         environment = self.environment(pipeline, folder)
-        environment.workspace.mkdir(parents=True, exist_ok=True)
         program = (sys.executable, *job.command[1:]) if job.command[0] == "python" else job.command
         order = {
             "command": program,
@@ -157,10 +171,11 @@ class ProcessCluster:
             "graceSeconds": job.grace.total_seconds(),
         }
         try:
+            environment.workspace.mkdir(parents=True, exist_ok=True)
             write_durably(folder / ORDER, json.dumps(order, indent=1).encode())
             with (folder / LOG).open("ab") as log:
                 self.runners[job.name] = subprocess.Popen(
-                    [sys.executable, "-m", "finetune_operator.cluster.process.runner", str(folder)],
+                    [*RUNNER, str(folder)],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -168,6 +183,14 @@ class ProcessCluster:
                 )
         except OSError as error:
             raise ClusterError(f"cannot start {job.name}: {error}") from error
+
+    def _bury(self, job: str, code: int) -> None:
+        """Write down what a runner that died before its process was started cannot; else it would be tried for ever."""
+        folder = self.folders.job(job)
+        if code and self.job(job) is None:
+            words = f"its runner ended with code {code} before anything was started; {folder / LOG} says why"
+            with contextlib.suppress(OSError):  # then starting it once more will say what is wrong with the disk
+                cannot_start(folder, words)
 
     def _order(self, job: str, words: str) -> None:
         runner = self.runners.get(job)

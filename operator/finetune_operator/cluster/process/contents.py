@@ -1,5 +1,6 @@
 """Digests of what lies behind a manifest's URIs, so that data which changed in place is other data."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -26,7 +27,8 @@ class Contents:
         before = dict(self.known)
         found = {uri: digest for uri in uris if (digest := self._digest(uri, environment))}
         if self.keep and self.known != before:
-            write_durably(self.cache, json.dumps(self.known, indent=1).encode())
+            with contextlib.suppress(OSError):  # on a full disk it is reckoned again
+                write_durably(self.cache, json.dumps(self.known, indent=1).encode())
         return found
 
     def _digest(self, uri: str, environment: Environment) -> str | None:

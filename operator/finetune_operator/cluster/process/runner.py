@@ -29,6 +29,8 @@ STOP, EVICT, KILL = "stop", "evict", "kill"
 """Orders, one a line on stdin: stop; evict WHY; kill WHY."""
 
 LEFTOVERS_SECONDS = 5.0
+CANNOT_START = 127
+"""What a shell says of a program that is not there."""
 
 
 @dataclass
@@ -73,8 +75,9 @@ def main(folder: Path) -> None:
         try:
             child = start(order, log)
         except OSError as error:
-            log.write(f"cannot start {order['command'][0]}: {error}\n".encode())
-            note(folder / ENDED, code=127, disruption=None)
+            words = f"cannot start {order['command'][0]}: {error}"
+            log.write(f"{words}\n".encode())
+            cannot_start(folder, words)
             return
     note(folder / STARTED, pid=child.pid)
     watch = Watch(group=child.pid, grace=order["graceSeconds"])
@@ -96,6 +99,12 @@ def note(path: Path, **facts: Any) -> None:
     write_durably(path, json.dumps({"at": now.isoformat(), **facts}).encode())
 
 
+def cannot_start(folder: Path, words: str) -> None:
+    """Write down that the Job's process was never there, and why, in the place of its own last words."""
+    write_durably(folder / TERMINATION, json.dumps({"failure": {"message": words}}).encode())
+    note(folder / ENDED, code=CANNOT_START, disruption=None)
+
+
 def start(order: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the Job's process in a group of its own."""
     return subprocess.Popen(
@@ -106,12 +115,12 @@ def start(order: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509  no thread has been started yet
+        preexec_fn=die_with_parent,  # noqa: PLW1509  no thread has been started yet
     )
 
 
-def _die_with_parent() -> None:
-    # Linux only: a runner that is killed takes its process along, as a node does.
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends, as a node takes its processes along; on Linux only."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
