@@ -1,6 +1,7 @@
 """Evictions on purpose: `--evict train@100` takes the node away when training has done 100 steps."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from finetune_cli.problems import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome
 from finetune_operator.cluster.process.cluster import POLL_SECONDS, ProcessCluster
+from finetune_operator.errors import ClusterError
 from finetune_operator.observing import JobState
+from finetune_operator.reporting import Event
 
 EVICTED = "evicted on purpose (--evict)"
 NODE_LOST = "its node was lost on purpose (--kill)"
@@ -56,8 +59,15 @@ class Drills:
     async def watch(self) -> None:
         """Look at progress until no drill is left."""
         while self.left:
-            self._look()
+            with contextlib.suppress(ClusterError):  # reconciling meets it too, and says so
+                self._look()
             await asyncio.sleep(POLL_SECONDS)
+
+    def tell_missed(self) -> None:
+        """Say which drills never struck, so that nobody takes the run for a proof that it survives them."""
+        for drill in self.left:
+            words = f"{drill} never struck: the stage was not seen to run and to reach that step"
+            self.cluster.tell(Event("Warning", "DrillMissed", words))
 
     def _look(self) -> None:
         pipeline = self.cluster.store.read()

@@ -117,12 +117,14 @@ class Laptop:
     async def run(self, settings: Settings, drills: Sequence[Drill], show: Show) -> PipelineStatus:
         """Reconcile until the pipeline is finished, `until` is reached, or someone pressed Ctrl-C."""
         self._obey_signals()
-        watching = asyncio.create_task(Drills(self.cluster, drills).watch())
+        planned = Drills(self.cluster, drills)
+        watching = asyncio.create_task(planned.watch())
         try:
             while True:
                 wait = await self._look(settings)
                 show(status := self.status())
                 if self._is_over(status, settings):
+                    planned.tell_missed()
                     return status
                 await self.cluster.wait(wait)
         finally:
