@@ -23,23 +23,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = _run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
     except ManifestInvalid as invalid:
         print(invalid, file=sys.stderr)
-        return INVALID
+        code = INVALID
     except Refused as refused:
         print(f"finetune: {refused}", file=sys.stderr)
-        return INVALID
-    except ClusterError as error:
-        print(f"finetune: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
+        code = INVALID
     except BrokenPipeError:
-        # Whoever read our output has gone; without this, Python complains once more on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        code = _unheard()
+    except (ClusterError, OSError) as error:
+        print(f"finetune: {error}", file=sys.stderr)
+        code = FAILED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except SystemExit as leaving:
+        if not isinstance(leaving.__context__, BrokenPipeError):  # rich's way to say it
+            raise
+        code = _unheard()
     return code
+
+
+def _unheard() -> int:
+    """Go quietly: whoever read our output has gone, and Python would complain once more on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return PIPE_CLOSED
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -1,11 +1,13 @@
 """Where a run lives and which folders stand for claims: arguments that several commands share."""
 
 import argparse
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from finetune_cli.manifest import Manifest
 from finetune_cli.problems import Refused
+from finetune_cli.words import DNS_SUBDOMAIN
 
 RUNS = Path(".finetune")
 
@@ -48,8 +50,8 @@ def claims(given: Iterable[str]) -> dict[str, Path]:
 
 def _claim(text: str) -> tuple[str, Path]:
     name, separator, folder = text.partition("=")
-    if not separator or not name or "/" in name:
-        raise Refused(f"--claim {text}: must be NAME=FOLDER")
+    if not separator or not re.fullmatch(DNS_SUBDOMAIN, name):
+        raise Refused(f"--claim {text}: must be NAME=FOLDER, the name as a cluster takes it: a-z, 0-9, - and .")
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise Refused(f"--claim {text}: {path} is no folder")

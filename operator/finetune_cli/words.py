@@ -16,10 +16,10 @@ PATTERNS = {
     DNS_LABEL: "must be lower-case letters, digits and -, with a letter or digit at both ends",
     DNS_SUBDOMAIN: "must be lower-case letters, digits, - and ., with a letter or digit at both ends",
     r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$": "must be lower-case letters, digits, - and ., as names in Kubernetes are",
-    r"^((hf|pvc|file)://\S+|[A-Za-z0-9_.][^\s:]*)$": (
+    r"^((hf|file)://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$": (
         "must be hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH or a path beside the manifest, without spaces"
     ),
-    r"^((pvc|file)://\S+|[A-Za-z0-9_.][^\s:]*)$": (
+    r"^(file://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$": (
         "must be pvc://CLAIM/PATH, file:///PATH or a path beside the manifest, without spaces"
     ),
     r"^\S+$": "must be one word, without spaces",

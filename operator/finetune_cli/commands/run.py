@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -90,14 +91,14 @@ def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespa
         lost = f"{status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
         console.print(f"{status.interruptions} interruptions; {lost}")
     if status.gate:
-        console.print(f"gate {'open' if status.gate.passed else 'closed'}: {status.gate.message}")
+        console.print(f"gate {'open' if status.gate.passed else 'closed'}: {status.gate.message}", markup=False)
     if status.model:
         console.print(f"model: {status.model.uri} ({status.model.digest[:19]}…)", markup=False)
-    again = f"finetune run {arguments.file} --workdir {laptop.workdir}"
+    places = shlex.join([str(arguments.file), "--workdir", str(laptop.workdir)])
     ready = next((c.message for c in status.conditions if c.type == READY), "")
     if status.finished_at:
         console.print(f"{status.phase}: {ready}", markup=False)
         if status.phase == "Failed":
-            console.print(f"mend it, then: {again.replace(' run ', ' retry ', 1)}", markup=False)
+            console.print(f"mend it, then: finetune retry {places}", markup=False)
     elif laptop.cluster.stopping:
-        console.print(f"stopped. To go on: {again}", markup=False)
+        console.print(f"stopped. To go on: finetune run {places}", markup=False)

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-URI_PATTERN = r"^((hf|pvc|file)://\S+|[A-Za-z0-9_.][^\s:]*)$"
+URI_PATTERN = r"^((hf|file)://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$"
+TARGET_PATTERN = r"^(file://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$"
 
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=URI_PATTERN)]
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")]
@@ -220,9 +221,7 @@ class EvaluateRecipe(Contract):
 class PushRecipe(Contract):
     """Where the merged model goes."""
 
-    target: Annotated[
-        str, StringConstraints(min_length=1, max_length=1024, pattern=r"^((pvc|file)://\S+|[A-Za-z0-9_.][^\s:]*)$")
-    ]
+    target: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=TARGET_PATTERN)]
     """pvc://CLAIM/PATH, or on a laptop file:///PATH or a path beside the manifest."""
 
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
