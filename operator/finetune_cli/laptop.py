@@ -133,13 +133,15 @@ class Laptop:
     async def _look(self, settings: Settings) -> float:
         """Reconcile once; a work folder that cannot be written is tried again for a while."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_SECONDS
+        until, said = loop.time() + PATIENCE_SECONDS, ""
         while True:
             try:
                 look = await reconcile(self.key, self.cluster, settings, datetime.now(UTC))  # noqa: TID251  an edge
-            except ClusterError:
-                if loop.time() > until:
+            except ClusterError as error:
+                if loop.time() > until or self.cluster.stopping:
                     raise
+                if str(error) != said:
+                    self.cluster.tell(Event("Warning", "WorkFolder", f"{(said := str(error))}; trying again"))
                 await asyncio.sleep(REFRESH_SECONDS)
             else:
                 return min(REFRESH_SECONDS, look.after.total_seconds() if look.after is not None else REFRESH_SECONDS)

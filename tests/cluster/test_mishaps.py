@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,21 @@ def test_a_reader_that_goes_away_evicts_what_runs(desk: Desk) -> None:
     assert (ended.returncode, ended.stderr) == (141, "")
     desk.settle()
     assert desk.processes() == []
+
+
+def test_a_work_folder_that_cannot_be_written_for_a_while_is_said(desk: Desk) -> None:
+    for stage in ("prepare", "train"):
+        desk.env(stage, STEPS="40", STEP_SECONDS="0.05")
+    running = desk.start()
+    while not list(desk.run_folder.glob("jobs/*/started.json")):
+        time.sleep(0.02)
+    file = desk.run_folder / "pipeline.json"
+    file.rename(away := file.with_name("away.json"))
+    file.mkdir()
+    time.sleep(1.5)
+    file.rmdir()
+    away.rename(file)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, said
+    assert said.count("WorkFolder: ") == 1
+    assert "Is a directory" in said

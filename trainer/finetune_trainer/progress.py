@@ -1,5 +1,6 @@
 """Where a stage is: a line for people, a file for the laptop's runner, two HTTP pages for the cluster."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -12,6 +13,8 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Progress
+from finetune_trainer.contract.environment import METRICS_PORT
+from finetune_trainer.errors import ServiceUnavailable
 
 FILE_SECONDS = 0.1
 LOG_SECONDS = 5.0
@@ -53,8 +56,9 @@ class ProgressReporter:
         if words == self._said:
             return
         self._said = words
-        sys.stdout.write(f"\r\x1b[K{words}" if sys.stdout.isatty() else f"{words}\n")
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the log may lie on a disk that is full
+            sys.stdout.write(f"\r\x1b[K{words}" if sys.stdout.isatty() else f"{words}\n")
+            sys.stdout.flush()
 
 
 def line(progress: Progress) -> str:
@@ -74,12 +78,13 @@ def line(progress: Progress) -> str:
 def _replace(path: Path, text: str) -> None:
     # Atomic for readers, but not durable: progress is worth nothing after a power cut.
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text)
-    temporary.replace(path)
+    with contextlib.suppress(OSError):  # nor is it worth the stage: on a full disk the work itself may still fit
+        temporary.write_text(text)
+        temporary.replace(path)
 
 
 def serve_metrics(port: int, progress: Callable[[], Progress]) -> None:
-    """Serve /metrics and /progress on all interfaces from a daemon thread; raise OSError if the port is taken."""
+    """Serve /metrics and /progress on all interfaces from a daemon thread; raise ServiceUnavailable without a port."""
     from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  only where a port was asked for
     from prometheus_client.core import GaugeMetricFamily, Metric  # noqa: PLC0415
 
@@ -102,7 +107,10 @@ def serve_metrics(port: int, progress: Callable[[], Progress]) -> None:
         start_response("200 OK", [("Content-Type", "application/json")])
         return [progress().model_dump_json(by_alias=True, exclude_none=True).encode()]
 
-    server = make_server("", port, app, handler_class=_QuietHandler)
+    try:
+        server = make_server("", port, app, handler_class=_QuietHandler)
+    except (OSError, OverflowError) as error:
+        raise ServiceUnavailable(f"{METRICS_PORT}: port {port} cannot be listened on: {error}") from error
     threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
 
 

@@ -62,14 +62,14 @@ class Environment:
         )
 
     def variables(self) -> dict[str, str]:
-        """Give the environment that `read` reads back."""
+        """Give the environment that `read` reads back; without a port, the user's own word on it stands."""
         said = {
             WORKSPACE: self.workspace,
             CLAIMS: self.claims,
             MANIFEST_DIR: self.manifest_dir,
             TERMINATION_LOG: self.termination_log,
             PROGRESS_FILE: self.progress_file,
-            METRICS_PORT: self.metrics_port,
+            METRICS_PORT: self.metrics_port or None,
         }
         return {name: str(value) for name, value in said.items() if value is not None}
 

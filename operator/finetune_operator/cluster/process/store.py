@@ -40,6 +40,8 @@ class Store:
             )
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise ClusterError(f"{self.path} cannot be read: {error}") from error
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise ClusterError(
                 f"{self.path} cannot be read ({error}); it was damaged or written by another version: "
