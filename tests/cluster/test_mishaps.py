@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -141,3 +142,41 @@ def test_a_work_folder_that_cannot_be_written_for_a_while_is_said(desk: Desk) ->
     assert running.returncode == 0, said
     assert said.count("WorkFolder: ") == 1
     assert "Is a directory" in said
+
+
+def servers(desk: Desk) -> list[str]:
+    """Every process that serves what this desk has pushed."""
+    place = str(desk.folder / "material" / "out").encode()
+    return [file.parent.name for file in Path("/proc").glob("[0-9]*/cmdline") if place in _read(file)]
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_server_outlives_the_command_that_keeps_serving(desk: Desk, number: signal.Signals) -> None:
+    published = desk.folder / "material" / "out"
+    published.mkdir()
+    (published / "config.json").write_text("{}")
+    running = desk.start("--keep-serving")
+    while not servers(desk):
+        assert running.poll() is None
+        time.sleep(0.02)
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    until = time.monotonic() + 20
+    while servers(desk) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert servers(desk) == []
+
+
+def test_a_model_that_cannot_be_kept_serving_is_told_by_the_exit_code(desk: Desk) -> None:
+    (desk.folder / "material" / "out").mkdir()
+    failed = desk.do("run", "--keep-serving", "--json")
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout)["phase"] == "Succeeded"
+    assert "holds no config.json" in failed.stderr

@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1))
     else:
         conclude(laptop, status, arguments)
-    if arguments.keep_serving and status.phase == "Succeeded":
-        keep_serving(laptop)
+    if arguments.keep_serving and status.phase == "Succeeded" and not keep_serving(laptop):
+        return FAILED
     return exit_code(status, laptop, arguments.until)
 
 
