@@ -34,6 +34,8 @@ Status = dict[str, Any]
 def main() -> None:
     """Make the material, run the pipeline with evictions, train again without them, compare, and tell."""
     os.chdir(ROOT)
+    # Threads that wait for each other sleep: where other programs want the cores, spinning is many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     seconds: dict[str, float] = {}
     with part("material", "a data set, an exam, and a base model to adapt", seconds):
         python(str(HERE / "material.py"), str(MATERIAL))
