@@ -14,6 +14,7 @@ from finetune_operator.stages.base import StageSpec
 from finetune_operator.state import StageView, assess
 
 Doing = Literal["reuse", "run", "resume", "skip", "stay"]
+NO_WORK = frozenset({"config.json", "server.log"})
 DISTANT = ("image", "resources", "placement")
 """What a stage says to a cluster and a laptop cannot obey."""
 
@@ -73,7 +74,7 @@ def _to_do(name: str, now: StageView, old: StageView | None, folder: Path, again
     if (folder / "result.json").is_file():
         return "reuse", "its result is in the workspace"
     if _has_work(folder):
-        return "resume", f"{why}; goes on from its checkpoint"
+        return "resume", f"{why}; goes on from what an earlier attempt has kept"
     return "run", why
 
 
@@ -82,7 +83,9 @@ def _took(seconds: float) -> str:
 
 
 def _has_work(folder: Path) -> bool:
-    return folder.is_dir() and any(path.name != "config.json" for path in folder.iterdir())
+    """Whether a file of an earlier attempt is there; what begins with a dot was never finished."""
+    files = (path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
+    return any(parts[-1] not in NO_WORK and not any(part.startswith(".") for part in parts) for parts in files)
 
 
 def _why(name: str, now: StageView, old: StageView | None, waits_for: list[str]) -> str:

@@ -64,7 +64,8 @@ class Laptop:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keep other runs out of the work folder; raises Refused where one is in it."""
-        self.workdir.mkdir(parents=True, exist_ok=True)
+        self.workdir.parent.mkdir(parents=True, exist_ok=True)
+        self.workdir.mkdir(mode=0o700, exist_ok=True)  # spec.env may hold a token, and its values are written in here
         with (self.workdir / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

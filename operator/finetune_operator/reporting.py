@@ -91,7 +91,9 @@ def summarise(pipeline: Pipeline, view: PipelineView, plan: Plan) -> Summary:
     if view.over and not running:
         return _finished(view)
     if pipeline.spec.suspend:
-        return Summary("Suspended", "False", Reason.SUSPENDED, "spec.suspend is true", reconciling=running)
+        return Summary(
+            "Suspended", "False", Reason.SUSPENDED, "suspended, goes on where it stopped", reconciling=running
+        )
     name = focus(plan.stages)
     status = plan.stages[name]
     message = f"{name}: {status.message}" if status.message else f"{name} is {status.state.lower()}"

@@ -185,7 +185,7 @@ class _Assessor:
                 "all stages together ran longer than activeDeadlineSeconds",
             )
         if self.pipeline.spec.suspend:
-            return StageState.PENDING, Reason.SUSPENDED, "spec.suspend is true"
+            return StageState.PENDING, Reason.SUSPENDED, "suspended"
         return None
 
 

@@ -180,3 +180,39 @@ def test_a_model_that_cannot_be_kept_serving_is_told_by_the_exit_code(desk: Desk
     assert failed.returncode == 1
     assert json.loads(failed.stdout)["phase"] == "Succeeded"
     assert "holds no config.json" in failed.stderr
+
+
+def test_the_plan_speaks_of_resuming_only_where_something_was_kept(desk: Desk) -> None:
+    assert desk.do("run", "--until", "prepare").returncode == 0
+
+    def train() -> dict[str, str]:
+        stages: list[dict[str, str]] = json.loads(desk.do("plan", "--json").stdout)["stages"]
+        return stages[1]
+
+    folder = desk.run_folder / "volumes/workspace/train" / train()["identity"]
+    for name in ("config.json", "checkpoints/.step-00000005.77/state.json", "server.log"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert train()["doing"] == "run"
+    (folder / "checkpoints/step-00000005").mkdir()
+    (folder / "checkpoints/step-00000005/state.json").touch()
+    assert train()["doing"] == "resume"
+
+
+def test_a_run_that_was_stopped_from_the_keyboard_is_not_said_to_be_suspended_by_its_spec(desk: Desk) -> None:
+    desk.env("train", STEPS="200", STEP_SECONDS="0.05")
+    running = desk.start()
+    while not list(desk.run_folder.glob("jobs/*train*/progress.json")):
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
+    assert running.returncode == 130
+    told = desk.do("get").stdout
+    assert "suspended, goes on where it stopped" in told
+    assert "spec.suspend" not in told
+
+
+def test_only_the_owner_reads_the_work_folder(desk: Desk) -> None:
+    desk.env("prepare", TOKEN="secret")
+    assert desk.do("run", "--until", "prepare").returncode == 0
+    assert desk.run_folder.stat().st_mode & 0o077 == 0

@@ -102,3 +102,5 @@ def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespa
             console.print(f"mend it, then: finetune retry {places}", markup=False)
     elif laptop.cluster.stopping:
         console.print(f"stopped. To go on: finetune run {places}", markup=False)
+    elif laptop.manifest.spec.suspend:
+        console.print("nothing is started: spec.suspend is true")
