@@ -15,9 +15,19 @@ from support.servers import server_that
 from support.stages import environment_in, message_in, run_here, start
 
 from finetune_trainer.artifacts import seal, verify
-from finetune_trainer.contract import DeployConfig, DeployRecipe, DeployResult, Environment, ExitCode, ModelSource
+from finetune_trainer.contract import (
+    DeployConfig,
+    DeployRecipe,
+    DeployResult,
+    Environment,
+    ExitCode,
+    ModelSource,
+    TerminationMessage,
+)
+from finetune_trainer.deploy import shortened
 from finetune_trainer.interruption import stop
 from finetune_trainer.serving import ENGINES
+from finetune_trainer.stage import leave_message
 
 
 @pytest.fixture
@@ -192,6 +202,17 @@ def test_a_long_answer_is_cut(environment: Environment, config: DeployConfig, mo
     assert isinstance(message.result, DeployResult)
     assert len(message.result.answer) == 1024
     assert message.result.answer.startswith(" after The parser")
+
+
+@pytest.mark.parametrize("character", ["a", "字", "🙂", "\x00"])
+def test_an_answer_of_any_characters_fits_into_a_termination_message(tmp_path: Path, character: str) -> None:
+    environment = Environment(tmp_path, termination_log=tmp_path / "log")
+    result = DeployResult(
+        identity="d" * 16, digest="sha256:0", url="", answer=shortened(character * 4096), seconds_to_ready=1.0
+    )
+    leave_message(environment, TerminationMessage(result=result))
+    assert environment.termination_log.stat().st_size <= 4096
+    assert character in result.answer
 
 
 def test_a_damaged_model_is_not_served(environment: Environment, config: DeployConfig, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from finetune_trainer.sources import fetch_model
 from finetune_trainer.stage import Context, read_result
 
 ANSWER_CHARACTERS = 1024
+ANSWER_BYTES = 2048
+"""Of the answer as JSON; more would not fit into a termination message."""
 
 
 def run(config: DeployConfig, context: Context) -> DeployResult:
@@ -24,7 +26,7 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
     context.progress.update(note=f"starting {recipe.engine}")
     with stop.deferred(), serving(ENGINES[recipe.engine], model, stop, context.folder / "server.log") as server:
         context.progress.update(step=1, note="asking")
-        answer = ask(server, recipe.prompt, recipe.max_tokens, stop)[:ANSWER_CHARACTERS]
+        answer = ask(server, recipe.prompt, recipe.max_tokens, stop)
     with appearing(context.folder / "output") as folder:
         proof = {"model": digest, "prompt": recipe.prompt, "answer": answer}
         (folder / "answer.json").write_text(json.dumps(proof, indent=1))
@@ -34,9 +36,17 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
         identity=config.identity,
         digest=sealed,
         url=server.url,
-        answer=answer,
+        answer=shortened(answer),
         seconds_to_ready=round(server.seconds_to_ready, 3),
     )
+
+
+def shortened(answer: str) -> str:
+    """Cut an answer for the result: a character may take up to six bytes there. The proof has the whole of it."""
+    answer = answer[:ANSWER_CHARACTERS]
+    while len(json.dumps(answer, ensure_ascii=False).encode()) > ANSWER_BYTES:
+        answer = answer[:-1]
+    return answer
 
 
 def still_holds(_result: DeployResult, config: DeployConfig, environment: Environment) -> bool:
