@@ -1,6 +1,6 @@
 """What a run would do, stage by stage, and why: said before anything runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,14 +41,18 @@ async def forecast(laptop: Laptop) -> list[Forecast]:
     workspace = cluster.folders.workspace(after)
     found: list[Forecast] = []
     for name, stage in view.stages.items():
-        again = {one.stage for one in found if one.doing in {"run", "resume"}}
-        held = after.spec.suspend and not _settled(stage)
-        found.append(_held(name, stage) if held else _of_stage(name, stage, old.get(name), workspace, again))
+        stays = [need for need in (stage.spec.needs if stage.spec else ()) if need in _that(found, "stay")]
+        held = "spec.suspend is true" if after.spec.suspend else f"waits for {stays[0]}" if stays else ""
+        if held and not _settled(stage):
+            found.append(Forecast(name, "stay", held, stage.status.identity))
+        else:
+            again = _that(found, "run", "resume")
+            found.append(_of_stage(name, stage, old.get(name), workspace, again))
     return found
 
 
-def _held(name: str, now: StageView) -> Forecast:
-    return Forecast(name, "stay", "spec.suspend is true", now.status.identity)
+def _that(found: Sequence[Forecast], *doing: Doing) -> set[str]:
+    return {one.stage for one in found if one.doing in doing}
 
 
 def _of_stage(name: str, now: StageView, old: StageView | None, workspace: Path, again: set[str]) -> Forecast:

@@ -216,3 +216,11 @@ def test_only_the_owner_reads_the_work_folder(desk: Desk) -> None:
     desk.env("prepare", TOKEN="secret")
     assert desk.do("run", "--until", "prepare").returncode == 0
     assert desk.run_folder.stat().st_mode & 0o077 == 0
+
+
+def test_the_plan_does_not_promise_what_waits_for_a_failed_stage(desk: Desk) -> None:
+    desk.manifest["spec"]["prepare"] |= {"command": ["false"], "retries": {"failures": 0}}
+    assert desk.do("run").returncode == 1
+    stages = json.loads(desk.do("plan", "--json").stdout)["stages"]
+    assert [stage["doing"] for stage in stages] == ["stay"] * 5
+    assert stages[1]["why"] == "waits for prepare"
