@@ -224,3 +224,9 @@ def test_the_plan_does_not_promise_what_waits_for_a_failed_stage(desk: Desk) -> 
     stages = json.loads(desk.do("plan", "--json").stdout)["stages"]
     assert [stage["doing"] for stage in stages] == ["stay"] * 5
     assert stages[1]["why"] == "waits for prepare"
+
+
+def test_a_score_below_the_gate_is_told_also_where_the_run_ends_with_the_exam(desk: Desk) -> None:
+    desk.env("evaluate", SCORE="0.1")
+    assert desk.do("run", "--until", "train").returncode == 0
+    assert desk.do("run", "--until", "evaluate").returncode == 3

@@ -77,10 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def exit_code(status: PipelineStatus, laptop: Laptop, until: str | None) -> int:
     """Say in a number how it ended."""
-    if status.finished_at:
-        below = status.gate is not None and not status.gate.passed  # also where nothing waited for the gate
-        return FAILED if status.phase not in DONE else BELOW_GATE if below else 0
-    return 0 if reached(status, until) and not laptop.cluster.stopping else INTERRUPTED
+    if status.finished_at and status.phase not in DONE:
+        return FAILED
+    if not status.finished_at and (laptop.cluster.stopping or not reached(status, until)):
+        return INTERRUPTED
+    below = status.gate is not None and not status.gate.passed  # also where nothing waited for the gate
+    return BELOW_GATE if below else 0
 
 
 def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespace) -> None:
