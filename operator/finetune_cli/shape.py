@@ -100,7 +100,7 @@ def broken_rules(annotation: Any, data: Any, location: Location = ()) -> Iterato
     kind = bare(annotation)
     if is_model(kind) and issubclass(kind, Ruled) and isinstance(data, dict):
         whole = _completed(kind, data)
-        yield from ((location, rule) for rule in kind.rules if _breaks(whole, rule))
+        yield from ((location, rule) for rule in kind.all_rules() if _breaks(whole, rule))
     for step, inner, part in _parts(kind, data):
         yield from broken_rules(inner, part, (*location, step))
 

@@ -11,12 +11,6 @@ def job_name(pipeline: str, uid: str, stage: str, attempt: int) -> str:
     return _shortened(pipeline, LONGEST - len(tail)) + tail
 
 
-def workspace_claim(pipeline: str, uid: str) -> str:
-    """Give the name of the claim that holds the pipeline's workspace."""
-    tail = f"-{uid.replace('-', '')[:8]}-workspace"
-    return _shortened(pipeline, LONGEST - len(tail)) + tail
-
-
 def _shortened(name: str, room: int) -> str:
     name = name.replace(".", "-")
     if len(name) <= room:

@@ -5,10 +5,11 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from support.pipelines import ORDER, UID, World, a_pipeline
 
 from finetune_operator.labels import ATTEMPT, IDENTITY, PIPELINE, STAGE
-from finetune_operator.names import job_name, workspace_claim
+from finetune_operator.names import job_name
 from finetune_operator.settings import Settings
 from finetune_trainer.contract import parse_config
 from finetune_trainer.contract.environment import CONFIG
@@ -25,9 +26,9 @@ def templates(world: World):
 
 @given(names, st.integers(1, 10**6), st.sampled_from(ORDER))
 def test_names_fit_whatever_the_pipeline_is_called(pipeline, attempt, stage):
-    for name in (job_name(pipeline, UID, stage, attempt), workspace_claim(pipeline, UID)):
-        assert len(name) <= 63
-        assert JOB_NAME.fullmatch(name)
+    name = job_name(pipeline, UID, stage, attempt)
+    assert len(name) <= 63
+    assert JOB_NAME.fullmatch(name)
 
 
 def test_names_of_long_pipelines_differ():
@@ -98,9 +99,11 @@ def test_another_image_of_the_trainer_does_not_determine_the_result():
 
 
 def test_the_users_variables_reach_the_process_and_cannot_replace_its_config():
-    train = templates(World(a_pipeline(train={"env": {"A": "1", CONFIG: "{}"}})))["train"]
+    train = templates(World(a_pipeline(train={"env": {"A": "1"}})))["train"]
     assert train.env["A"] == "1"
     assert parse_config(train.env[CONFIG]).identity == train.identity
+    with pytest.raises(ValidationError, match=r"env: names that begin with FINETUNE_ are the stage contract's own"):
+        a_pipeline(train={"env": {CONFIG: "{}"}})
 
 
 def test_capacity_decides_where_a_pod_may_run():

@@ -18,8 +18,3 @@ class ExitCode(IntEnum):
     BUG = 70
     INTERRUPTED = 75
     CREDENTIALS = 77
-
-    @property
-    def is_permanent(self) -> bool:
-        """Whether the same attempt again must end the same way."""
-        return self in {ExitCode.CONFIG, ExitCode.DATA, ExitCode.NOT_FOUND, ExitCode.CREDENTIALS}

@@ -19,9 +19,9 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
+from finetune_trainer.contract.environment import GIT_SHA
 from finetune_trainer.stage import read_config, read_result
 
-GIT_SHA = "FINETUNE_GIT_SHA"
 LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
 
 

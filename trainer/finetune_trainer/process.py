@@ -20,8 +20,8 @@ from finetune_trainer.contract import (
 from finetune_trainer.contract import environment as names
 from finetune_trainer.errors import ConfigInvalid, Interrupted, ServiceUnavailable, StageError
 from finetune_trainer.interruption import stop
-from finetune_trainer.progress import ProgressReporter
-from finetune_trainer.stage import Context, leave_message, read_result, write_config, write_result
+from finetune_trainer.progress import ProgressReporter, say
+from finetune_trainer.stage import Context, alone_in, leave_message, read_result, write_config, write_result
 
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
@@ -53,14 +53,14 @@ def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage,
     except StageError as error:
         return failed(stage, str(error)), error.exit_code
     except OSError as error:
-        traceback.print_exc()
+        say(traceback.format_exc())
         # A write to a full disk names no file; all writing goes to the workspace, or names its file.
         words = str(error) if error.filename else f"{environment.workspace}: {error}"
         return failed(stage, words), ServiceUnavailable.exit_code
     except MemoryError:
         return failed(stage, "out of memory: raise resources.memory or lower batchSize"), ExitCode.BUG
     except Exception as error:  # noqa: BLE001  a bug is reported like everything else
-        traceback.print_exc()
+        say(traceback.format_exc())
         return failed(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
 
 
@@ -79,19 +79,20 @@ def result_of(config: AnyConfig, environment: Environment) -> AnyResult:
     """Give the result that is there already, or make it."""
     folder = environment.stage_dir(config.stage, config.identity)
     module = importlib.import_module(f"finetune_trainer.{config.stage}")
-    done = read_result(folder)
-    if done is not None and module.still_holds(done, config, environment):
-        print(f"{config.stage}: done already, {done.digest}", flush=True)
-        return done
-    write_config(folder, config)
-    context = Context(environment, folder, ProgressReporter(config.stage, environment), stop)
-    result: AnyResult = module.run(config, context)
-    context.progress.flush()
-    write_result(folder, result)
-    return result
+    with alone_in(folder):
+        done = read_result(folder)
+        if done is not None and module.still_holds(done, config, environment):
+            say(f"{config.stage}: done already, {done.digest}")
+            return done
+        write_config(folder, config)
+        context = Context(environment, folder, ProgressReporter(config.stage, environment), stop)
+        result: AnyResult = module.run(config, context)
+        context.progress.flush()
+        write_result(folder, result)
+        return result
 
 
 def failed(stage: str, words: str) -> TerminationMessage:
     """Say it in the log and in the termination message."""
-    print(f"{stage}: {words}", file=sys.stderr, flush=True)
+    say(f"{stage}: {words}")
     return TerminationMessage(failure=Failure(message=words))

@@ -21,6 +21,12 @@ LOG_SECONDS = 5.0
 TERMINAL_SECONDS = 0.2
 
 
+def say(words: str) -> None:
+    """Put a line into the log; a log on a disk that is full costs the line and not the stage."""
+    with contextlib.suppress(OSError):
+        print(words, flush=True)
+
+
 class ProgressReporter:
     """Keeps the newest Progress and tells it, each listener at its own pace."""
 

@@ -1,19 +1,35 @@
 """What every stage's `run(config, context)` is handed, and how its end is made known."""
 
+import contextlib
+import fcntl
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from finetune_trainer.contract import AnyConfig, AnyResult, Environment, TerminationMessage, parse_config
+from finetune_trainer.contract import (
+    AnyConfig,
+    AnyResult,
+    Environment,
+    EvaluateResult,
+    Failure,
+    TerminationMessage,
+    parse_config,
+)
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
+from finetune_trainer.errors import ServiceUnavailable
 from finetune_trainer.files import write_durably
 from finetune_trainer.interruption import StopSignal
-from finetune_trainer.progress import ProgressReporter
+from finetune_trainer.progress import ProgressReporter, say
 
 CONFIG = "config.json"
 RESULT = "result.json"
+LOCK = ".lock"
+LOCK_PATIENCE = 10
+"""Seconds in which a process that has just been killed is gone for good."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +41,29 @@ class Context:
     """The stage's own folder; everything it makes lies here, or is named by its result."""
     progress: ProgressReporter
     stop: StopSignal
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep every other process out of a stage's folder, whichever machine or run it belongs to.
+
+    Raises ServiceUnavailable where one stays in it: a pod on a node that does not answer, a run in another work folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        for _ in range(LOCK_PATIENCE):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(1)
+            except OSError as error:
+                say(f"{folder}: this file system has no locks ({error}); nothing keeps a second writer out")
+                break
+            else:
+                break
+        else:
+            raise ServiceUnavailable(f"{folder}: another process works here; wait for it, or find out whose it is")
+        yield
 
 
 def write_config(folder: Path, config: AnyConfig) -> None:
@@ -56,12 +95,24 @@ def read_result(folder: Path) -> AnyResult | None:
 
 def leave_message(environment: Environment, message: TerminationMessage) -> None:
     """Write the termination message, shortened where it would not fit."""
-    text = message.model_dump_json(by_alias=True, exclude_none=True)
-    if len(text.encode()) > TERMINATION_MESSAGE_BYTES and message.failure:
-        words = message.failure.message.encode()[: TERMINATION_MESSAGE_BYTES // 2].decode(errors="ignore")
-        failure = message.failure.model_copy(update={"message": words + " …"})
-        text = message.model_copy(update={"failure": failure}).model_dump_json(by_alias=True, exclude_none=True)
+    while len(text := message.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_MESSAGE_BYTES:
+        message = shortened(message)
     try:
-        environment.termination_log.write_text(text)
+        environment.termination_log.write_bytes(text)
     except OSError as error:
-        print(f"cannot write {environment.termination_log}: {error}", flush=True)
+        say(f"cannot write {environment.termination_log}: {error}")
+
+
+def shortened(message: TerminationMessage) -> TerminationMessage:
+    """Leave out the second half of what went wrong, or the last metric of the task that has most."""
+    if message.failure:
+        words = message.failure.message[: len(message.failure.message) // 2] + " …"
+        return message.model_copy(update={"failure": Failure(message=words)})
+    if not isinstance(message.result, EvaluateResult):
+        raise TypeError(f"a termination message of more than {TERMINATION_MESSAGE_BYTES} bytes: {message}")
+    scores = message.result.scores
+    task = max(scores, key=lambda name: len(scores[name]))
+    *kept, last = scores[task]
+    say(f"evaluate: {task} {last} is in results.json only: the termination message is full")
+    fewer = scores | {task: {metric: scores[task][metric] for metric in kept}}
+    return message.model_copy(update={"result": message.result.model_copy(update={"scores": fewer})})

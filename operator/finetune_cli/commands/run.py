@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import json
+import os
 import shlex
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from finetune_operator.api.conditions import READY
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.settings import Settings
+from finetune_trainer.contract.environment import GIT_SHA
 
 DESCRIPTION = """\
 Run a pipeline on this machine: each stage is a process, each volume a folder. All of it lives in one work folder;
@@ -63,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             laptop.cluster.folders.mount(claims(arguments.claim))
             laptop.check_claims()
             laptop.check_places()
+            if commit := commit_of(manifest.path.parent):
+                os.environ.setdefault(GIT_SHA, commit)
             now = datetime.now(UTC)  # noqa: TID251  an edge
             laptop.accept(retry=now.isoformat() if arguments.retry else None)
             status = asyncio.run(laptop.run(Settings(until=arguments.until), drills, view.show))
@@ -73,6 +78,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.keep_serving and status.phase == "Succeeded" and not keep_serving(laptop):
         return FAILED
     return exit_code(status, laptop, arguments.until)
+
+
+def commit_of(folder: Path) -> str | None:
+    """Give the commit that a folder is at, with -dirty behind it where files differ; None where there is none."""
+    command = ("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None
 
 
 def exit_code(status: PipelineStatus, laptop: Laptop, until: str | None) -> int:

@@ -30,11 +30,17 @@ class Ruled(Contract):
     """An object with rules between its fields."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
+    """Of this class; those of the classes it is made of hold as well."""
+
+    @classmethod
+    def all_rules(cls) -> tuple[Rule, ...]:
+        """Give the rules of this class and of those it is made of."""
+        return tuple(rule for kind in reversed(cls.__mro__) for rule in vars(kind).get("rules", ()))
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:
         data = self.model_dump(by_alias=True, exclude_none=True, mode="json")
-        broken = [f"{rule.field}: {rule.message}" for rule in self.rules if not rule.holds(data)]
+        broken = [f"{rule.field}: {rule.message}" for rule in self.all_rules() if not rule.holds(data)]
         if broken:
             raise PydanticCustomError("rule", "{broken}", {"broken": "; ".join(broken)})
         return self
@@ -43,9 +49,9 @@ class Ruled(Contract):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core)
-        if cls.rules:
+        if cls.all_rules():
             target = handler.resolve_ref_schema(schema)
             target["x-kubernetes-validations"] = [
-                {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"} for rule in cls.rules
+                {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"} for rule in cls.all_rules()
             ]
         return schema

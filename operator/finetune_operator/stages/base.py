@@ -13,6 +13,7 @@ from finetune_operator.api.status import GateStatus, StageStatus
 from finetune_operator.placement import PLACEMENTS
 from finetune_operator.placement.base import Toleration
 from finetune_trainer.contract import AnyResult, Contract, DatasetSource, ModelSource, StageConfig
+from finetune_trainer.contract.environment import GIT_SHA, METRICS_PORT
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 
@@ -41,6 +42,10 @@ Argument = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
+
+
+RESERVED = "FINETUNE_"
+OF_THE_USER = frozenset({METRICS_PORT, GIT_SHA})
 
 
 def _known_capacity(value: str) -> str:
@@ -129,6 +134,19 @@ class StageSpec(Ruled):
     execution_fields: ClassVar[frozenset[str]] = frozenset()
     """Its own fields that change how it runs and never what it makes."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="env",
+            message="names that begin with FINETUNE_ are the stage contract's own; of these only FINETUNE_METRICS_PORT"
+            " and FINETUNE_GIT_SHA may be set",
+            cel="!has(self.env) || self.env.all(name, !name.startsWith('FINETUNE_')"
+            " || name in ['FINETUNE_METRICS_PORT', 'FINETUNE_GIT_SHA'])",
+            holds=lambda data: all(
+                name in OF_THE_USER or not name.startswith(RESERVED) for name in data.get("env", {})
+            ),
+        ),
+    )
+
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     """A container image in place of the trainer's. On a laptop there are no containers: the process runs as it is."""
 
@@ -173,7 +191,7 @@ class StageSpec(Ruled):
 class GatedSpec(StageSpec):
     """A stage that may wait for the gate, and writes to the world outside, so that it is never put on spot nodes."""
 
-    rules = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="placement.capacity",
             message="must be on-demand: it writes to the outside, and losing its node half-way cannot be undone",

@@ -12,6 +12,8 @@ MANIFEST_DIR = "FINETUNE_MANIFEST_DIR"
 TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
 PROGRESS_FILE = "FINETUNE_PROGRESS_FILE"
 METRICS_PORT = "FINETUNE_METRICS_PORT"
+GIT_SHA = "FINETUNE_GIT_SHA"
+"""The commit that the manifest is from, for the model card."""
 
 
 class Unlocatable(ValueError):

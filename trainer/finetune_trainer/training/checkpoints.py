@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from finetune_trainer import artifacts
+from finetune_trainer import artifacts, progress
 from finetune_trainer.artifacts import Damaged
 from finetune_trainer.contract import Checkpoint
 from finetune_trainer.errors import ServiceUnavailable
@@ -22,7 +22,7 @@ BROKEN = (Damaged, OSError, ValueError, RecursionError)
 
 def say(words: str) -> None:
     """Put a line into the log."""
-    print(f"train: {words}", flush=True)
+    progress.say(f"train: {words}")
 
 
 class Checkpoints:

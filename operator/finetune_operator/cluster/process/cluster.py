@@ -92,7 +92,9 @@ class ProcessCluster:
         attempts = (stage.last_attempt for stage in pipeline.status.stages.values())
         names = [attempt.job for attempt in attempts if attempt and attempt.outcome is Outcome.RUNNING]
         jobs = {name: job for name in names if (job := self.job(name))}
-        return Observed(jobs, self.contents.of(pipeline.spec.sources(), self.environment(pipeline)))
+        # Beside the loop: to read a big model takes a while, and Ctrl-C is heard by the loop.
+        sources, environment = pipeline.spec.sources(), self.environment(pipeline)
+        return Observed(jobs, await asyncio.to_thread(self.contents.of, sources, environment))
 
     def job(self, name: str) -> JobSeen | None:
         """Give one attempt as it is now."""
