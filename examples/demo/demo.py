@@ -41,6 +41,8 @@ def main() -> None:
         python(str(HERE / "material.py"), str(MATERIAL))
     with part("pipeline", "training is evicted at step 100 (SIGTERM) and killed at step 250 (SIGKILL)", seconds):
         status = pipeline(EVICTED, *DRILLS)
+    if [a["outcome"] for a in status["stages"]["train"]["attempts"]] != ["Interrupted", "Interrupted", "Succeeded"]:
+        sys.exit("demo: FAILED: training was not interrupted twice, so there is nothing to compare; see `finetune get`")
     with part("training again", "the same, undisturbed, in a folder of its own", seconds):
         again = pipeline(UNDISTURBED, "--until", "train")
     sums = compared(adapter_sums(EVICTED, status), adapter_sums(UNDISTURBED, again))

@@ -163,7 +163,11 @@ class Pace:
         self._start_step, self._start_tokens = run.state.step, run.state.tokens
         self._told: int | None = None
         run.progress.update(
-            step=run.state.step, total=run.course.steps, start_step=run.state.step, saved_step=checkpoints.saved_step
+            step=run.state.step,
+            total=run.course.steps,
+            start_step=run.state.step,
+            saved_step=checkpoints.saved_step,
+            note="",
         )
 
     def __enter__(self) -> None:
