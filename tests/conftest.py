@@ -1,6 +1,13 @@
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time where a machine judges a change; other ones each time on a person's.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

@@ -191,7 +191,7 @@ def test_leftovers_of_killed_attempts_are_cleaned_away(model: Path, environment:
     write_jsonl(data, prompt_records(5))
     prepare(prepare_config(model), environment)
 
-    assert sorted(path.name for path in leftover.parent.iterdir()) == ["config.json", "output", "result.json"]
+    assert sorted(path.name for path in leftover.parent.iterdir()) == [".lock", "config.json", "output", "result.json"]
 
 
 def test_a_full_disk_is_said_with_the_folder(model: Path, environment: Environment, data: Path) -> None:
