@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from support.models import SENTENCES
-from support.stages import run_here
+from support.stages import made
 
-from finetune_trainer.contract import Environment, ExitCode, PrepareConfig, PrepareResult
+from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult
 from finetune_trainer.packed import PackedRows, Split
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -53,17 +53,7 @@ def prepare_config(model: Path, uri: str = "data.jsonl", **changes: Any) -> Prep
 
 
 def prepare(config: PrepareConfig, environment: Environment) -> PrepareResult:
-    message, code = run_here(config, environment)
-    assert code == ExitCode.DONE, message.failure
-    assert isinstance(message.result, PrepareResult)
-    return message.result
-
-
-def refusal(config: PrepareConfig, environment: Environment) -> tuple[str, ExitCode]:
-    """Give the words and the exit code with which the stage refuses."""
-    message, code = run_here(config, environment)
-    assert message.failure, message
-    return message.failure.message, code
+    return made(config, environment, PrepareResult)
 
 
 def output_of(environment: Environment) -> Path:

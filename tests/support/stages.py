@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from finetune_trainer.contract import AnyConfig, Environment, ExitCode, TerminationMessage
+from finetune_trainer.contract import AnyConfig, Environment, ExitCode, StageResult, TerminationMessage
 from finetune_trainer.contract.environment import CONFIG
 from finetune_trainer.process import run_stage
 
+R = TypeVar("R", bound=StageResult)
 TRAINER = Path(__file__).parents[2] / "trainer"
 
 
@@ -62,3 +64,18 @@ def progress_in(environment: Environment) -> dict[str, object]:
     assert environment.progress_file
     found: dict[str, object] = json.loads(environment.progress_file.read_text())
     return found
+
+
+def made(config: AnyConfig, environment: Environment, kind: type[R]) -> R:
+    """Give what the stage makes here."""
+    message, code = run_here(config, environment)
+    assert code == ExitCode.DONE, message.failure
+    assert isinstance(message.result, kind)
+    return message.result
+
+
+def refusal(config: AnyConfig, environment: Environment) -> tuple[str, ExitCode]:
+    """Give the words and the exit code with which the stage refuses."""
+    message, code = run_here(config, environment)
+    assert message.failure, message
+    return message.failure.message, code

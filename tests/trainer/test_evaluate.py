@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.adapters import make_adapter
 from support.lm_eval_tasks import write_verbs_task
-from support.stages import environment_in, message_in, progress_in, run_here, start
+from support.stages import environment_in, made, message_in, progress_in, refusal, start
 
 from finetune_trainer.contract import (
     Environment,
@@ -59,16 +59,7 @@ def with_recipe(config: EvaluateConfig, **changes: object) -> EvaluateConfig:
 
 
 def result_of(config: EvaluateConfig, environment: Environment) -> EvaluateResult:
-    message, code = run_here(config, environment)
-    assert code == ExitCode.DONE, message.failure
-    assert isinstance(message.result, EvaluateResult)
-    return message.result
-
-
-def failure_of(config: EvaluateConfig, environment: Environment) -> tuple[str, ExitCode]:
-    message, code = run_here(config, environment)
-    assert message.failure
-    return message.failure.message, code
+    return made(config, environment, EvaluateResult)
 
 
 def log_likelihoods(config: EvaluateConfig, environment: Environment) -> list[float]:
@@ -191,7 +182,7 @@ def test_a_task_that_cannot_be_made_is_named_with_the_reason(
     (folder / "bad.yaml").write_text("task: bad\ndataset_path: [")
     (folder / "questions" / "torn.jsonl").write_text('{"sentence": "A reader opens')
     (folder / "questions" / "empty.jsonl").write_text("")
-    message, found = failure_of(with_recipe(config, tasks=tasks), environment)
+    message, found = refusal(with_recipe(config, tasks=tasks), environment)
     assert words in message
     assert found == code
 
@@ -220,7 +211,7 @@ def lm_evals_own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tasks_of_lm_evals_own_are_known_by_name_and_need_their_data(
     environment: Environment, config: EvaluateConfig, name: str, words: str, code: ExitCode
 ) -> None:
-    message, found = failure_of(with_recipe(config, tasks={name: Task(), **VERBS}), environment)
+    message, found = refusal(with_recipe(config, tasks={name: Task(), **VERBS}), environment)
     assert words in message
     assert found == code
 
@@ -228,7 +219,7 @@ def test_tasks_of_lm_evals_own_are_known_by_name_and_need_their_data(
 def test_a_damaged_adapter_is_not_measured(environment: Environment, config: EvaluateConfig) -> None:
     weights = environment.stage_dir("train", "first") / "output" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    message, code = failure_of(config, environment)
+    message, code = refusal(config, environment)
     assert "adapter_model.safetensors" in message
     assert code == ExitCode.NOT_FOUND
 

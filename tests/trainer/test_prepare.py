@@ -14,31 +14,22 @@ from support.prepared import (
     packed_documents,
     prepare,
     prepare_config,
-    refusal,
 )
-from support.stages import environment_in, progress_in, run_here
+from support.stages import environment_in, progress_in, refusal, run_here
 
 from finetune_trainer import artifacts
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.packed import PackedRows
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(folder)
-    return folder
+@pytest.fixture
+def model(tokenizer_folder: Path) -> Path:
+    return tokenizer_folder
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    return environment_in(tmp_path)
-
-
-@pytest.fixture
-def data(environment: Environment) -> Path:
-    assert environment.manifest_dir
-    return environment.manifest_dir / "data.jsonl"
+def data(here: Path) -> Path:
+    return here / "data.jsonl"
 
 
 def test_all_records_are_in_the_rows_and_the_result_says_what_became_of_them(

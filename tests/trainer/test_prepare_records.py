@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from support.models import write_jsonl
-from support.prepared import IDENTITY, make_tokenizer, packed_documents, prepare, prepare_config, refusal
-from support.stages import environment_in
+from support.prepared import IDENTITY, packed_documents, prepare, prepare_config
+from support.stages import refusal
 
 from finetune_trainer import records
 from finetune_trainer.contract import Environment, ExitCode
@@ -41,22 +41,9 @@ FORMATS: dict[str, Write] = {"jsonl": write_jsonl, "json": write_json, "csv": wr
 CONVERSATION = [{"role": "user", "content": 'the "file",\nor?'}, {"role": "assistant", "content": "a socket"}]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(folder)
-    return folder
-
-
 @pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    return environment_in(tmp_path)
-
-
-@pytest.fixture
-def here(environment: Environment) -> Path:
-    assert environment.manifest_dir
-    return environment.manifest_dir
+def model(tokenizer_folder: Path) -> Path:
+    return tokenizer_folder
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.models import write_jsonl
-from support.prepared import counted_texts, make_tokenizer, packed_documents, prepare, prepare_config, refusal
-from support.stages import environment_in
+from support.prepared import counted_texts, make_tokenizer, packed_documents, prepare, prepare_config
+from support.stages import environment_in, refusal
 
 from finetune_trainer.chat import ChatFormat
 from finetune_trainer.contract import Environment, ExitCode

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.adapters import make_adapter
-from support.stages import environment_in, run_here, start
+from support.stages import environment_in, made, refusal, start
 
 from finetune_trainer.artifacts import verify
 from finetune_trainer.contract import (
@@ -68,16 +68,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def pushed(config: PushConfig, environment: Environment) -> PushResult:
-    message, code = run_here(config, environment)
-    assert code == ExitCode.DONE, message.failure
-    assert isinstance(message.result, PushResult)
-    return message.result
-
-
-def failure_of(config: PushConfig, environment: Environment) -> tuple[str, ExitCode]:
-    message, code = run_here(config, environment)
-    assert message.failure
-    return message.failure.message, code
+    return made(config, environment, PushResult)
 
 
 def to(config: PushConfig, target: str, **changes: object) -> PushConfig:
@@ -243,7 +234,7 @@ def test_what_others_put_at_the_target_is_left_alone(
     theirs = target.parent / name
     theirs.parent.mkdir(exist_ok=True)
     theirs.write_text("mine")
-    message, code = failure_of(config, environment)
+    message, code = refusal(config, environment)
     assert "push.target pvc://models/names" in message
     assert words in message
     assert code == ExitCode.CONFIG
@@ -255,7 +246,7 @@ def test_a_file_that_others_put_beside_the_pushed_one_is_left_alone(
 ) -> None:
     pushed(config, environment)
     (target / "notes.txt").write_text("mine")
-    message, code = failure_of(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
+    message, code = refusal(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
     assert "notes.txt" in message
     assert code == ExitCode.CONFIG
     assert (target / "notes.txt").read_text() == "mine"
@@ -263,13 +254,13 @@ def test_a_file_that_others_put_beside_the_pushed_one_is_left_alone(
 
 def test_a_trained_adapter_is_not_taken_for_a_pushed_model(environment: Environment, config: PushConfig) -> None:
     adapter = environment.stage_dir("train", "second") / "output"
-    _, code = failure_of(to(config, f"file://{adapter}"), environment)
+    _, code = refusal(to(config, f"file://{adapter}"), environment)
     assert code == ExitCode.CONFIG
     verify(adapter)
 
 
 def test_the_root_of_a_claim_is_no_target(environment: Environment, config: PushConfig) -> None:
-    message, code = failure_of(to(config, "pvc://models/"), environment)
+    message, code = refusal(to(config, "pvc://models/"), environment)
     assert "pvc://CLAIM/PATH" in message
     assert code == ExitCode.CONFIG
 
@@ -305,7 +296,7 @@ def test_a_full_disk_is_said_and_the_target_is_as_it_was(
     target = environment.locate(config.recipe.target)
     before = bytes_in(target)
     request.getfixturevalue(disk)
-    message, code = failure_of(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
+    message, code = refusal(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
     assert words in message
     assert "make room" in message
     assert code == ExitCode.UNAVAILABLE
