@@ -1,6 +1,5 @@
 """Where prompt ends and completion begins, and what the assistant says: exact to the token."""
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from finetune_trainer.passages import Encoder, Reader
 from finetune_trainer.records import Unusable
 
 often = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-texts = st.text(st.sampled_from(" \nabenops the.,éß漢🙂<>"), max_size=30)
+texts = st.text(st.sampled_from(" \nabenops the.,éß漢🙂<"), max_size=30)  # no ">", so no special token written out
 
 
 @pytest.fixture(scope="module", params=["plain", "trimmed offsets", "BOS"])
@@ -36,7 +35,6 @@ def test_the_tokens_are_those_that_evaluation_sees(tokenizer: Any, prompt: str, 
     from lm_eval.api.model import TemplateLM  # noqa: PLC0415  seconds of imports
 
     assume(prompt.strip() and completion.strip())
-    assume(not re.search("<[be]os>", prompt + completion))  # written out, they are not doubled; lm-eval doubles them
     passage = Reader(ChatFormat(tokenizer)).read({"prompt": prompt, "completion": completion})
     [document] = Encoder(tokenizer).encode([passage])
 
