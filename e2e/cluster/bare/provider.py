@@ -1,0 +1,298 @@
+"""A cluster without Docker: every machine is a set of namespaces, with real programs in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from e2e.cluster import binaries, dns, fake, storage
+from e2e.cluster.bare import cgroups, checks, images
+from e2e.cluster.bare.certificates import ADMINS, Authority
+from e2e.cluster.bare.control_plane import REGISTRY_PORT, ControlPlane
+from e2e.cluster.bare.machine import Machine, Service
+from e2e.cluster.bare.network import CONTROL_PLANE, DNS_SERVICE, MACHINES, Network, taken
+from e2e.cluster.bare.node import PAUSE, Programs
+from e2e.cluster.kube import Kube
+from e2e.cluster.nodes import Node
+from e2e.cluster.provider import Pressure, Wish
+from e2e.cluster.state import State, cache, claim, folder_of, forget
+from e2e.images import engines
+
+NEEDED = (
+    *("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"),
+    *("etcd", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "registry", "coredns", "kwok", "pause"),
+)
+TOOLBOX = "localhost/toolbox:1"
+"""A small image with busybox, on every node."""
+READY_WITHIN = 60
+"""Seconds; a few are usual."""
+
+
+class Bare:
+    """A cluster by name; see Provider for what the verbs promise."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.folder = folder_of(name)
+
+    # ---- what it is made of
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Give the administrator's kubeconfig."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def registry(self) -> str:
+        """Give the registry's host:port."""
+        return f"{self._network.address(CONTROL_PLANE)}:{REGISTRY_PORT}"
+
+    @property
+    def kube(self) -> Kube:
+        """Give the API, as administrator."""
+        return Kube(self._binaries / "kubectl", self.kubeconfig)
+
+    @cached_property
+    def _binaries(self) -> Path:
+        return binaries.provide(NEEDED)
+
+    @property
+    def _state(self) -> State:
+        return State.read(self.folder)
+
+    @property
+    def _network(self) -> Network:
+        return Network(self.name, self._state.subnet)
+
+    @property
+    def _prefix(self) -> str:
+        return f"finetune.{self.name}."
+
+    def _machine(self, name: str, seat: int) -> Machine:
+        return Machine(name, self.folder / "machines" / name, f"{self._prefix}{name}", self._network.cable(seat))
+
+    def machine(self, node: str) -> Machine:
+        """Give the machine of a node. Raises Refused for a node that there is not."""
+        state = self._state
+        state.known(node)
+        return self._machine(node, state.seats[node])
+
+    @cached_property
+    def _control(self) -> ControlPlane:
+        folder = self.folder / "machines" / "control-plane"
+        authority = Authority(self.folder / "pki")
+        return ControlPlane(self.name, self._network.address(CONTROL_PLANE), folder, self._binaries, authority)
+
+    def _programs(self, name: str) -> Programs:
+        state = self._state
+        machine = self.machine(name)
+        return Programs(state.nodes[name], state.seats[name], machine.cable.address, machine.folder, self._control)
+
+    def _binds(self) -> list[tuple[Path, str]]:
+        shared = [self.folder, self._binaries, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]]
+        return [*((path, str(path)) for path in shared), (self.folder / "volumes", storage.ON_NODES)]
+
+    # ---- up and down
+
+    def exists(self) -> bool:
+        """Tell whether anything of it is there."""
+        return self.folder.exists() or bool(cgroups.like(self._prefix))
+
+    def nodes(self) -> list[Node]:
+        """Give its nodes."""
+        return list(self._state.nodes.values())
+
+    def up(self, wish: Wish) -> None:
+        """Make it."""
+        checks.check(self.folder)
+        _ = self._binaries
+        archives = self._archives(wish.images)
+        state = claim(self.folder, taken())
+        try:
+            self._make(state, wish, archives)
+        except BaseException:
+            self.down()
+            raise
+
+    def _archives(self, wanted: Sequence[str]) -> list[Path]:
+        return [engines.export(image, cache() / "images") for image in wanted]
+
+    def _make(self, state: State, wish: Wish, archives: Sequence[Path]) -> None:
+        for node in wish.nodes:
+            state.seat(node)
+        state.fake_nodes = wish.fake_nodes
+        (self.folder / "volumes").mkdir()
+        self._network.make()
+        state.save()
+        own = self._own_images()
+        self._start_control_plane(fakes=bool(wish.fake_nodes))
+        state.pantry = self._stocked(state, [*own, *archives])
+        state.save()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(self._boot, state.nodes))
+        self._furnish_api(state)
+
+    def _own_images(self) -> list[Path]:
+        folder = self.folder / "images"
+        folder.mkdir()
+        pause = images.pack(folder / "pause.tar", PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
+        box = images.busybox()
+        tools = {f"bin/{name}": box for name in ("busybox", "sh")}
+        return [pause, images.pack(folder / "toolbox.tar", TOOLBOX, tools, ["/bin/sh"])]
+
+    def _stocked(self, state: State, archives: Sequence[Path]) -> str:
+        name = images.pantry_name(archives, self._binaries)
+        pantry = cache() / "pantry" / name
+        if not pantry.exists():
+            kitchen = self._machine("kitchen", MACHINES - 1)
+            programs = Programs(Node("kitchen", "ondemand", ""), MACHINES - 1, "", kitchen.folder, self._control)
+            programs.configure()
+            kitchen.start([programs.containerd()], self._binds())
+            images.stock(pantry, kitchen, self._binaries / "ctr", archives)
+            shutil.rmtree(kitchen.folder)
+        os.utime(pantry)
+        return name
+
+    def _start_control_plane(self, *, fakes: bool) -> None:
+        control = self._control
+        machine = self._machine("control-plane", CONTROL_PLANE)
+        (machine.folder / "etc").mkdir(parents=True)
+        admin = control.kubeconfig("admin", "finetune-e2e", ADMINS)
+        corefile = machine.folder / "etc" / "Corefile"
+        corefile.write_text(dns.corefile(control.address, control.kubeconfig("coredns", "system:coredns")))
+        registry = machine.folder / "etc" / "registry.yaml"
+        registry.write_text(_registry(self.folder / "registry"))
+        serve = ["-m", "e2e.cluster.storage", f"--kubeconfig={admin}", f"--folder={self.folder / 'volumes'}"]
+        provisioner = Service("storage", [sys.executable, *serve], {"PYTHONPATH": str(Path(__file__).parents[3])})
+        services = [*control.services(corefile, registry), provisioner]
+        if fakes:
+            services.append(fake.service(self._binaries, admin))
+        machine.start(services, self._binds())
+        shutil.copy(admin, self.kubeconfig)
+
+    def _boot(self, name: str) -> None:
+        machine = self.machine(name)
+        programs = self._programs(name)
+        if not (machine.var / "lib" / "containerd").exists():
+            images.furnish(cache() / "pantry" / self._state.pantry, machine.var)
+        programs.configure()
+        machine.start(programs.services(), self._binds())
+
+    def _furnish_api(self, state: State) -> None:
+        kube = self.kube
+        kube.wait_answer(READY_WITHIN)
+        kube.apply([*dns.manifests(self._control.address, DNS_SERVICE), *storage.classes()])
+        fake.make(kube, state.fake_nodes)
+        kube.wait_ready(state.nodes, READY_WITHIN)
+        for node in state.nodes.values():
+            kube.patch_devices(node.name, node.devices)
+
+    def down(self) -> None:
+        """Take everything away, whatever state it is in."""
+        for pid in _launchers(self.folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for group in cgroups.like(self._prefix):
+            cgroups.thaw(group)
+            cgroups.kill(group)
+            cgroups.remove(group)
+        Network(self.name, 0).remove()
+        forget(self.folder)
+
+    # ---- nodes
+
+    def add(self, node: Node) -> None:
+        """Make one more."""
+        state = self._state
+        state.seat(node)
+        state.save()
+        self._start_fresh(node.name)
+
+    def _start_fresh(self, name: str) -> None:
+        begun = datetime.now(UTC).replace(microsecond=0)
+        self._boot(name)
+        state = self._state
+        images.load(self.machine(name), self._binaries / "ctr", [Path(archive) for archive in state.loaded])
+        self.kube.wait_ready([name], READY_WITHIN, since=begun)
+        self.kube.patch_devices(name, state.nodes[name].devices)
+
+    def kill(self, node: str) -> None:
+        """Turn its power off."""
+        self.machine(node).kill()
+
+    def revive(self, node: str) -> None:
+        """Turn it on again."""
+        machine = self.machine(node)
+        machine.kill()
+        self._start_fresh(node)
+
+    def delete(self, node: str) -> None:
+        """Kill it, with its disk, and take its Node object away; revive would make it anew."""
+        machine = self.machine(node)
+        machine.kill()
+        self.kube.delete_node(node)
+        shutil.rmtree(machine.folder, ignore_errors=True)
+
+    def freeze(self, node: str) -> None:
+        """Stop everything on it."""
+        cgroups.freeze(self.machine(node).cgroup)
+
+    def thaw(self, node: str) -> None:
+        """Let it go on."""
+        cgroups.thaw(self.machine(node).cgroup)
+
+    def cut_off(self, node: str) -> None:
+        """Take its network away."""
+        self.machine(node).cable.cut()
+
+    def reconnect(self, node: str) -> None:
+        """Give it back."""
+        self.machine(node).cable.connect()
+
+    def press(self, node: str, pressure: Pressure) -> None:
+        """Make its kubelet see too little."""
+        self._reconfigure(node, pressure)
+
+    def relieve(self, node: str) -> None:
+        """End all pressure."""
+        self._reconfigure(node, None)
+
+    def _reconfigure(self, node: str, pressure: Pressure | None) -> None:
+        self._programs(node).configure(pressure)
+        self.machine(node).restart("kubelet")
+
+    def load(self, images_: Sequence[str]) -> None:
+        """Bring images to all nodes that live."""
+        archives = self._archives(images_)
+        state = self._state
+        for name in state.nodes:
+            machine = self.machine(name)
+            if machine.pid:
+                images.load(machine, self._binaries / "ctr", archives)
+        state.loaded += [str(archive) for archive in archives if str(archive) not in state.loaded]
+        state.save()
+
+
+def _registry(folder: Path) -> str:
+    return f"""version: 0.1
+log: {{level: warn, accesslog: {{disabled: true}}}}
+storage: {{filesystem: {{rootdirectory: {folder}}}, delete: {{enabled: true}}}}
+http: {{addr: ":{REGISTRY_PORT}"}}
+"""
+
+
+def _launchers(folder: Path) -> Iterable[int]:
+    """Find first processes of machines that have not entered their control group yet."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if any(word.startswith(os.fsencode(folder) + b"/machines/") for word in words) and b"-ISE" in words:
+                yield int(entry.name)

@@ -1,0 +1,40 @@
+"""Nodes that exist on paper only, played by kwok, to see the operator with thousands of pods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster.bare.machine import Service
+from e2e.cluster.kube import Kube
+
+_MARK = "kwok.x-k8s.io/node"
+
+
+def service(binaries: Path, kubeconfig: Path) -> Service:
+    """Give the program that plays the nodes that carry the mark, and their pods."""
+    selector = f"--manage-nodes-with-annotation-selector={_MARK}=fake"
+    own = ["--manage-all-nodes=false", selector, "--node-lease-duration-seconds=40", "--server-address="]
+    return Service("kwok", [str(binaries / "kwok"), f"--kubeconfig={kubeconfig}", *own])
+
+
+def make(kube: Kube, count: int) -> None:
+    """Create the Node objects, in one request; kwok makes them Ready."""
+    if count:
+        kube.apply([_node(number) for number in range(1, count + 1)])
+
+
+def _node(number: int) -> dict[str, Any]:
+    name = f"fake-{number}"
+    room = {"cpu": "64", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {_MARK: "fake"},
+            "labels": {"kubernetes.io/hostname": name, "type": "kwok", "workload": "training"},
+        },
+        "spec": {"taints": [{"key": _MARK, "value": "fake", "effect": "NoSchedule"}]},
+        "status": {"allocatable": room, "capacity": room},
+    }
