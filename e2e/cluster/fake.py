@@ -14,7 +14,8 @@ _MARK = "kwok.x-k8s.io/node"
 def service(binaries: Path, kubeconfig: Path) -> Service:
     """Give the program that plays the nodes that carry the mark, and their pods."""
     selector = f"--manage-nodes-with-annotation-selector={_MARK}=fake"
-    own = ["--manage-all-nodes=false", selector, "--node-lease-duration-seconds=40", "--server-address="]
+    stages = f"--config={Path(__file__).with_name('fake-stages.yaml')}"
+    own = ["--manage-all-nodes=false", selector, "--node-lease-duration-seconds=40", "--server-address=", stages]
     return Service("kwok", [str(binaries / "kwok"), f"--kubeconfig={kubeconfig}", *own])
 
 
@@ -22,11 +23,11 @@ def make(kube: Kube, count: int) -> None:
     """Create the Node objects, in one request; kwok makes them Ready."""
     if count:
         kube.apply([_node(number) for number in range(1, count + 1)])
+        kube.wait_ready([f"fake-{number}" for number in range(1, count + 1)], 60)
 
 
 def _node(number: int) -> dict[str, Any]:
     name = f"fake-{number}"
-    room = {"cpu": "64", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": "8"}
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -36,5 +37,4 @@ def _node(number: int) -> dict[str, Any]:
             "labels": {"kubernetes.io/hostname": name, "type": "kwok", "workload": "training"},
         },
         "spec": {"taints": [{"key": _MARK, "value": "fake", "effect": "NoSchedule"}]},
-        "status": {"allocatable": room, "capacity": room},
     }

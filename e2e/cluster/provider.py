@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from e2e.cluster.kube import Kube
 from e2e.cluster.nodes import Node
 
 Pressure = Literal["memory", "disk", "pids"]
@@ -26,6 +27,10 @@ class Provider(Protocol):
     """A cluster by name. Every verb returns when what it says is so; every verb may be repeated."""
 
     name: str
+
+    @property
+    def kube(self) -> Kube:
+        """Give the cluster's API, as administrator."""
 
     @property
     def kubeconfig(self) -> Path:
@@ -57,7 +62,7 @@ class Provider(Protocol):
         """Turn it on again, empty of containers."""
 
     def delete(self, node: str) -> None:
-        """Kill it and take its Node object away, as a cloud does with a machine that is gone."""
+        """Kill it and take its Node object away, as a cloud does with a machine that is gone; revive makes a fresh one."""
 
     def freeze(self, node: str) -> None:
         """Stop every process on it where it stands: a node that hangs."""

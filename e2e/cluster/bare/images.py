@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -18,8 +20,8 @@ _OLD = 3
 """Pantries kept: the one in use and what was in use before it."""
 
 
-def pack(archive: Path, name: str, programs: dict[str, Path], entrypoint: list[str]) -> Path:
-    """Write an image of a few static programs: {path inside: file here}; every other name of busybox is its own affair."""
+def pack(folder: Path, name: str, programs: dict[str, Path], entrypoint: list[str]) -> Path:
+    """Write an image of static programs, {path inside: file here}, into an archive that is named by its content."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
         for folder in ("bin", "tmp", "etc"):
@@ -38,11 +40,17 @@ def pack(archive: Path, name: str, programs: dict[str, Path], entrypoint: list[s
     }
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
     parts = {"config.json": json.dumps(config), "manifest.json": json.dumps(manifest)}
-    with tarfile.open(archive, "w") as files:
-        for part, content in {**{key: text.encode() for key, text in parts.items()}, "layer.tar": layer.getvalue()}.items():
-            member = tarfile.TarInfo(part)
-            member.size = len(content)
-            files.addfile(member, io.BytesIO(content))
+    known = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    archive = folder / f"{name.split('/')[-1].replace(':', '-')}-{known}.tar"
+    if not archive.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = archive.with_suffix(f".{os.getpid()}")
+        with tarfile.open(fresh, "w") as files:
+            for part, content in {**{key: text.encode() for key, text in parts.items()}, "layer.tar": layer.getvalue()}.items():
+                member = tarfile.TarInfo(part)
+                member.size = len(content)
+                files.addfile(member, io.BytesIO(content))
+        fresh.replace(archive)
     return archive
 
 
@@ -53,8 +61,6 @@ def _folder(name: str, mode: int) -> tarfile.TarInfo:
 
 
 def _architecture() -> str:
-    import platform
-
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 
@@ -99,8 +105,8 @@ def stock(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -
 
 
 def pantry_name(archives: Sequence[Path], binaries: Path) -> str:
-    """Name the pantry that holds just these archives, unpacked by this containerd."""
-    stamps = sorted(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in archives)
+    """Name the pantry that holds just these archives (named by their content), unpacked by this containerd."""
+    stamps = sorted(f"{path.name} {path.stat().st_size}" for path in archives)
     return hashlib.sha256("\n".join([binaries.name, *stamps]).encode()).hexdigest()[:16]
 
 

@@ -189,19 +189,29 @@ def keep_running(services: list[dict[str, Any]], log: Path) -> None:
         running[start(service, log)] = service
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
-        ended, _ = os.wait()
+        ended, status = os.wait()
         # Whoever else ends here is an orphan of a container, and only had to be reaped.
         if service := running.pop(ended, None):
+            print(f"{service['name']} ended with status {status}; starting it again", flush=True)
             time.sleep(PAUSE_BEFORE_RESTART)
             running[start(service, log)] = service
 
 
 def start(service: dict[str, Any], log: Path) -> int:
-    with (log / f"{service['name']}.log").open("ab") as out:
-        child = subprocess.Popen(  # noqa: S603 -- argument lists from machine.json, no shell
-            service["argv"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=service["env"], start_new_session=True
-        )
-    return child.pid
+    """Start a program in a session of its own. Not by subprocess, which would reap behind the back of os.wait."""
+    child = os.fork()
+    if child:
+        return child
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    out = os.open(log / f"{service['name']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (out, 2)):
+        os.dup2(stream, target)
+    try:
+        os.execve(service["argv"][0], service["argv"], service["env"])
+    except OSError as problem:
+        print(f"{service['argv'][0]}: {problem}", file=sys.stderr, flush=True)
+    os._exit(127)
 
 
 if __name__ == "__main__":

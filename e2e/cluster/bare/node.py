@@ -24,9 +24,9 @@ EVICTION_HARD = {
     "pid.available": "1%",
 }
 UNBEARABLE: dict[Pressure, dict[str, str]] = {
-    "memory": {"memory.available": "99%"},
-    "disk": {"nodefs.available": "99%"},
-    "pids": {"pid.available": "99%"},
+    "memory": {"memory.available": "99.99%"},
+    "disk": {"nodefs.available": "99.99%"},
+    "pids": {"pid.available": "99.99%"},
 }
 """Thresholds that a healthy machine is always below: the kubelet then does all that it does under true pressure."""
 _REGISTRIES = "/run/registries"

@@ -141,12 +141,11 @@ class Bare:
         self._furnish_api(state)
 
     def _own_images(self) -> list[Path]:
-        folder = self.folder / "images"
-        folder.mkdir()
-        pause = images.pack(folder / "pause.tar", PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
+        folder = cache() / "images"
+        pause = images.pack(folder, PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
         box = images.busybox()
         tools = {f"bin/{name}": box for name in ("busybox", "sh")}
-        return [pause, images.pack(folder / "toolbox.tar", TOOLBOX, tools, ["/bin/sh"])]
+        return [pause, images.pack(folder, TOOLBOX, tools, ["/bin/sh"])]
 
     def _stocked(self, state: State, archives: Sequence[Path]) -> str:
         name = images.pantry_name(archives, self._binaries)

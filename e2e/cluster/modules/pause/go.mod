@@ -1,0 +1,3 @@
+module finetune.dev/e2e/pause
+
+go 1.26.0

@@ -1,0 +1,36 @@
+"""What a cloud does with a spot machine: it says so, waits as long as it promised, and takes the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from e2e.cluster.kube import Kube
+from e2e.cluster.problems import NotReady
+from e2e.cluster.provider import Provider
+
+Notice = Literal["taint", "drain"]
+TAINT = "finetune.dev/reclaim=soon:NoExecute"
+
+
+def reclaim(cluster: Provider, kube: Kube, node: str, notice: float, by: Notice, say: Callable[[str], None]) -> None:
+    """Give notice by a NoExecute taint or by draining, and `notice` seconds later turn the machine off for good."""
+    begun = time.monotonic()
+    say(f"{node}: reclaimed in {notice:g} s; notice by {by}")
+    if by == "taint":
+        kube.run("taint", "node", node, TAINT, "--overwrite")
+    else:
+        _drain(kube, node, notice)
+    time.sleep(max(0.0, begun + notice - time.monotonic()))
+    cluster.delete(node)
+    say(f"{node}: gone")
+
+
+def _drain(kube: Kube, node: str, notice: float) -> None:
+    how = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={max(1, int(notice))}s"]
+    try:
+        kube.run("drain", node, *how, timeout=notice + 10)
+    except NotReady:
+        # A budget may forbid the eviction, or a pod may take longer: the machine is taken all the same.
+        return
