@@ -13,30 +13,37 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.problems import Refused
+from e2e.cluster import toolchain
+from e2e.cluster.problems import NotReady, Refused
 from e2e.cluster.state import cache
 
 MODULES = Path(__file__).with_name("modules")
-LEAST_DISK = 6 << 30
-"""Bytes free before anything is built: the compiler's cache takes most of it."""
-_STAMP = "k8s.io/component-base/version"
+_LAST_WORDS = 20
+"""Lines of the compiler that are shown when it fails."""
+_FLAGS = ("-mod=readonly", "-trimpath", "-buildvcs=false")
+"""go.sum decides; no path of this machine gets in; no version control is asked."""
+_VERSION = "k8s.io/component-base/version"
+_UNREACHABLE = re.compile(
+    r"dial tcp|no such host|i/o timeout|connection re(fused|set)|network is unreachable|TLS handshake|proxyconnect"
+    r"|50[234] |unexpected EOF|module lookup disabled|Client\.Timeout"
+)
 
 
 @dataclass(frozen=True)
 class Binary:
-    """One program: where it comes from, and how it tells its version."""
+    """One program: where it comes from, how it is built, and how it is asked for its version."""
 
     module: str
     package: str
     ask: tuple[str, ...] = ("--version",)
-    answer: str = "{version}"
-    """What the answer must contain; {version} is that of the module in go.mod, without its v."""
     cgo: bool = False
     tags: str = ""
 
@@ -45,12 +52,14 @@ def _kubernetes(name: str, *ask: str) -> Binary:
     return Binary("kubernetes", f"k8s.io/kubernetes/cmd/{name}", ask or ("--version",))
 
 
-def _containerd(name: str, ask: str) -> Binary:
-    # A build from a module knows no version of its own; that it runs and says its name is all there is to see.
-    return Binary("containerd", f"github.com/containerd/containerd/v2/cmd/{name}", (ask,), "containerd")
+def _containerd(name: str) -> Binary:
+    return Binary("containerd", f"github.com/containerd/containerd/v2/cmd/{name}")
 
 
+# In the order in which they are built: first the quick ones, of which one needs more than Go.
 BINARIES: dict[str, Binary] = {
+    "pause": Binary("pause", "."),
+    "runc": Binary("runc", "github.com/opencontainers/runc", cgo=True, tags="seccomp"),
     "kube-apiserver": _kubernetes("kube-apiserver"),
     "kube-controller-manager": _kubernetes("kube-controller-manager"),
     "kube-scheduler": _kubernetes("kube-scheduler"),
@@ -58,15 +67,13 @@ BINARIES: dict[str, Binary] = {
     "kubelet": _kubernetes("kubelet"),
     "kubectl": _kubernetes("kubectl", "version", "--client"),
     "etcd": Binary("etcd", "go.etcd.io/etcd/server/v3"),
-    "containerd": _containerd("containerd", "--version"),
-    "containerd-shim-runc-v2": _containerd("containerd-shim-runc-v2", "-v"),
-    "ctr": _containerd("ctr", "--version"),
-    "runc": Binary("runc", "github.com/opencontainers/runc", answer="libseccomp", cgo=True, tags="seccomp"),
-    "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", answer="kwok"),
-    "registry": Binary("registry", "github.com/distribution/distribution/v3/cmd/registry", answer="registry"),
-    "coredns": Binary("coredns", "github.com/coredns/coredns", ("-version",)),
-    "kind": Binary("kind", "sigs.k8s.io/kind", ("version",)),
-    "pause": Binary("pause", ".", answer="pause"),
+    "containerd": _containerd("containerd"),
+    "containerd-shim-runc-v2": _containerd("containerd-shim-runc-v2"),
+    "ctr": _containerd("ctr"),
+    "registry": Binary("registry", "github.com/distribution/distribution/v3/cmd/registry"),
+    "coredns": Binary("coredns", "github.com/coredns/coredns"),
+    "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "kind": Binary("kind", "sigs.k8s.io/kind"),
 }
 
 
@@ -77,33 +84,43 @@ def version(binary: Binary) -> str:
     return providing[max(providing, key=len)] if providing else "1"
 
 
-def _go_mod(binary: Binary) -> str:
-    return (MODULES / binary.module / "go.mod").read_text()
+def needed_go(names: Iterable[str] = BINARIES) -> str:
+    """Name the oldest Go that builds them all, as go.mod has it."""
+    lines = (re.search(r"^go (\S+)", _go_mod(BINARIES[name]), re.MULTILINE) for name in names)
+    return max((line[1] for line in lines if line), key=toolchain.parts)
 
 
 def folder() -> Path:
-    """Name the folder of the programs; another version of any of them is another folder."""
-    known = hashlib.sha256(f"{platform.machine()} {sorted(BINARIES.items())}".encode())
-    for file in sorted(MODULES.glob("*/*")):
-        known.update(f"{file.relative_to(MODULES)}\0".encode() + file.read_bytes())
+    """Name the folder of the programs; another version of any of them, or another way to build, is another folder."""
+    known = hashlib.sha256(f"{_architecture()} {_FLAGS} {sorted(BINARIES.items())}".encode())
+    for file in sorted(file for kind in ("go.mod", "go.sum", "*.go") for file in MODULES.glob(f"*/{kind}")):
+        known.update(f"{file.relative_to(MODULES)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
     return cache() / f"bin-{known.hexdigest()[:16]}"
 
 
-def provide(names: Iterable[str], say: Callable[[str], None] = print) -> Path:
-    """Build what is missing, and give the folder. Raises Refused when it cannot be built, and how to mend it."""
+def tell(line: str) -> None:
+    """Say it at once, and not where the output of a command is expected."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def provide(names: Iterable[str], say: Callable[[str], None] = tell) -> Path:
+    """Build what is missing, and give the folder; when nothing is missing no Go is needed.
+
+    Two that build at once do the work once; one that is killed leaves nothing that is taken for a program.
+    Raises Refused where Go, a compiler, room or the network is missing, NotReady where the compiler fails.
+    """
+    wanted = sorted(set(names), key=list(BINARIES).index)
     target = folder()
-    wanted = list(names)
-    if not _missing(wanted, target):
+    missing = _missing(wanted, target)
+    if not missing:
         return target
+    go = _toolchain(missing)
     with _alone(target, say):
+        for leftover in target.glob(".building-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         # Somebody else may have built them while we waited.
-        missing = _missing(wanted, target)
-        if missing:
-            _check_tools(missing)
-            for leftover in target.glob(".building-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-        for name in missing:
-            _build(name, target, say)
+        for name in _missing(wanted, target):
+            _build(go, name, target, say)
     return target
 
 
@@ -111,106 +128,92 @@ def _missing(names: list[str], target: Path) -> list[str]:
     return [name for name in names if not (target / name).exists()]
 
 
+def _toolchain(names: list[str]) -> str:
+    """Find the Go to build with, and see that nothing else is lacking."""
+    needed = needed_go(names)
+    asking = next(BINARIES[name].module for name in names if needed_go([name]) == needed)
+    go = toolchain.go(needed, MODULES / asking, cache())
+    if any(BINARIES[name].cgo for name in names):
+        toolchain.check_libseccomp()
+    return go
+
+
 @contextmanager
 def _alone(target: Path, say: Callable[[str], None]) -> Iterator[None]:
-    target.mkdir(parents=True, exist_ok=True)
-    handle = os.open(target, os.O_RDONLY)
     try:
+        target.mkdir(parents=True, exist_ok=True)
+        lock = (target / ".lock").open("a+")
+    except OSError as problem:
+        raise Refused(f"{target} cannot be written: {problem.strerror}; set FINETUNE_CACHE") from problem
+    with lock:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another build is at work in {target}; waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock.seek(0)
+            say(f"waiting for process {lock.read() or 'that just began and'} that builds into {target} …")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         yield
-    finally:
-        os.close(handle)
 
 
-def _check_tools(missing: list[str]) -> None:
-    go = shutil.which("go")
-    wanted = max(_go_version(BINARIES[name]) for name in missing)
-    if not go:
-        raise Refused(
-            f"Go {_dotted(wanted)} or newer is needed to build {', '.join(missing)}, and there is no `go` on PATH"
-        )
-    said = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False, cwd="/").stdout
-    found = re.match(r"go(\d+)\.(\d+)", said)
-    # A toolchain that is told to fetch a newer one does so by itself.
-    may_fetch = os.environ.get("GOTOOLCHAIN", "auto") != "local"
-    if found and (int(found[1]), int(found[2])) < wanted and not may_fetch:
-        raise Refused(
-            f"Go {_dotted(wanted)} or newer is needed, this is {said.strip()}; set GOTOOLCHAIN=auto or install it"
-        )
-    if any(BINARIES[name].cgo for name in missing) and not (shutil.which("gcc") and _has_libseccomp()):
-        raise Refused(
-            "runc needs a C compiler and libseccomp; `make cluster-deps` installs them (Debian: gcc libseccomp-dev)"
-        )
-    free = shutil.disk_usage(folder()).free
-    if free < LEAST_DISK:
-        raise Refused(
-            f"{free / (1 << 30):.1f} GiB free at {cache()}, building needs {LEAST_DISK >> 30}; make room, or set FINETUNE_CACHE"
-        )
-
-
-def _go_version(binary: Binary) -> tuple[int, int]:
-    found = re.search(r"^go (\d+)\.(\d+)", _go_mod(binary), re.MULTILINE)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def _dotted(version_: tuple[int, int]) -> str:
-    return f"{version_[0]}.{version_[1]}"
-
-
-def _has_libseccomp() -> bool:
-    told = subprocess.run(["pkg-config", "--exists", "libseccomp"], check=False) if shutil.which("pkg-config") else None
-    return told is not None and told.returncode == 0
-
-
-def _build(name: str, target: Path, say: Callable[[str], None]) -> None:
-    binary = BINARIES[name]
-    say(f"building {name} {version(binary)} …")
+def _build(go: str, name: str, target: Path, say: Callable[[str], None]) -> None:
+    known = version(BINARIES[name])
+    say(f"building {name} {known} …")
     begun = time.monotonic()
-    scratch = target / f".building-{name}"
-    scratch.mkdir()
-    try:
-        _compile(binary, scratch / name)
-        _verify(name, binary, scratch / name)
+    # A name of its own: the compiler of a build that was killed may still be writing where that one had been.
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target) as scratch:
+        built = Path(scratch) / name
+        _compile(go, name, built)
+        _verify(name, built)
+        with built.open("rb") as whole:
+            os.fsync(whole.fileno())
         # Only what has run is given its name, in one step.
-        (scratch / name).replace(target / name)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    say(f"{name} {version(binary)} built in {time.monotonic() - begun:.0f} s")
+        built.replace(target / name)
+    say(f"{name} {known} built in {time.monotonic() - begun:.0f} s")
 
 
-def _compile(binary: Binary, to: Path) -> None:
-    major, minor = version(BINARIES["kubelet"]).split(".")[:2]
-    stamps = {
-        "gitVersion": f"v{version(BINARIES['kubelet'])}",
-        "gitMajor": major,
-        "gitMinor": minor,
-        "gitTreeState": "clean",
-        "gitCommit": "none",
-    }
-    flags = " ".join(["-s -w", *(f"-X {_STAMP}.{key}={value}" for key, value in stamps.items())])
-    command = ["go", "build", "-trimpath", f"-tags={binary.tags}", f"-ldflags={flags}", "-o", str(to), binary.package]
-    own = {"CGO_ENABLED": str(int(binary.cgo)), "GOWORK": "off"}
-    done = subprocess.run(
-        command, cwd=MODULES / binary.module, env=os.environ | own, capture_output=True, text=True, check=False
-    )
+def _compile(go: str, name: str, to: Path) -> None:
+    binary = BINARIES[name]
+    command = [go, "build", *_FLAGS, f"-tags={binary.tags}", f"-ldflags={_link(binary)}", "-o", str(to), binary.package]
+    own = {"CGO_ENABLED": str(int(binary.cgo)), "GOOS": "linux", "GOARCH": _architecture(), "GOWORK": "off"}
+    there = MODULES / binary.module
+    done = subprocess.run(command, cwd=there, env=os.environ | own, capture_output=True, text=True, check=False)
+    if done.returncode and _UNREACHABLE.search(done.stderr):
+        raise Refused(f"{name}: the Go module proxy could not be reached; look at the network and at `go env GOPROXY`")
     if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-20:])
-        unreachable = re.search(r"dial tcp|no such host|i/o timeout|connection refused", done.stderr)
-        why = "the Go module proxy cannot be reached (GOPROXY, network)" if unreachable else "the compiler said"
-        raise Refused(f"{to.name} cannot be built; {why}:\n{last}")
+        last = "\n".join(done.stderr.strip().splitlines()[-_LAST_WORDS:])
+        raise NotReady(f"{name} {version(binary)} could not be built; the compiler's last words:\n{last}")
 
 
-def _verify(name: str, binary: Binary, program: Path) -> None:
-    """Run what was built. Raises Refused when it does not run here, or says it is something else."""
+def _link(binary: Binary) -> str:
+    """Strip; and tell Kubernetes its version, which it does not know when built as somebody's dependency."""
+    if binary.module != "kubernetes":
+        return "-s -w"
+    known = version(binary)
+    major, minor = known.split(".")[:2]
+    stamps = {"Version": f"v{known}", "Major": major, "Minor": minor, "TreeState": "clean", "Commit": "none"}
+    return " ".join(["-s -w", *(f"-X {_VERSION}.git{key}={value}" for key, value in stamps.items())])
+
+
+def _verify(name: str, program: Path) -> None:
+    """Run what was built. Raises Refused when it does not run here, or says that it is another version."""
+    wanted = version(BINARIES[name])
+    command = [str(program), *BINARIES[name].ask]
     try:
-        done = subprocess.run([str(program), *binary.ask], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as problem:
-        raise Refused(f"{name} was built but does not run: {problem}") from problem
+        raise Refused(f"{name} was built but does not run here: {problem}") from problem
     said = done.stdout + done.stderr
-    wanted = binary.answer.format(version=version(binary))
-    if wanted not in said:
-        raise Refused(f"{name} was built but answers {said.strip()[:200]!r} where {wanted!r} is expected")
+    if done.returncode or not re.search(rf"(?<![\d.]){re.escape(wanted)}(?![\d.])", said):
+        raise Refused(f"{name} {wanted} was built but answers {said.strip()[:200]!r}; it is not used")
+
+
+def _architecture() -> str:
+    machine = platform.machine()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+
+
+def _go_mod(binary: Binary) -> str:
+    return (MODULES / binary.module / "go.mod").read_text()
