@@ -31,10 +31,7 @@ _LAST_WORDS = 20
 _FLAGS = ("-mod=readonly", "-trimpath", "-buildvcs=false")
 """go.sum decides; no path of this machine gets in; no version control is asked."""
 _VERSION = "k8s.io/component-base/version"
-_UNREACHABLE = re.compile(
-    r"dial tcp|no such host|i/o timeout|connection re(fused|set)|network is unreachable|TLS handshake|proxyconnect"
-    r"|50[234] |unexpected EOF|module lookup disabled|Client\.Timeout"
-)
+_UNREACHABLE = re.compile(r'dial tcp|(Get|read) "?http|reading http\S+: 5\d\d|module lookup disabled')
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ def _build(go: str, name: str, target: Path, say: Callable[[str], None]) -> None
     say(f"building {name} {known} …")
     begun = time.monotonic()
     # A name of its own: the compiler of a build that was killed may still be writing where that one had been.
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=target) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target, ignore_cleanup_errors=True) as scratch:
         built = Path(scratch) / name
         _compile(go, name, built)
         _verify(name, built)
@@ -178,6 +175,8 @@ def _compile(go: str, name: str, to: Path) -> None:
     binary = BINARIES[name]
     command = [go, "build", *_FLAGS, f"-tags={binary.tags}", f"-ldflags={_link(binary)}", "-o", str(to), binary.package]
     own = {"CGO_ENABLED": str(int(binary.cgo)), "GOOS": "linux", "GOARCH": _architecture(), "GOWORK": "off"}
+    # Go's scratch where the next build clears up after one that was killed, and not in a small /tmp.
+    own["GOTMPDIR"] = str(to.parent)
     there = MODULES / binary.module
     done = subprocess.run(command, cwd=there, env=os.environ | own, capture_output=True, text=True, check=False)
     if done.returncode and _UNREACHABLE.search(done.stderr):
