@@ -79,9 +79,10 @@ class Kube:
         return f"{name}: {' '.join(said)}"
 
     def patch_devices(self, name: str, devices: dict[str, int]) -> None:
-        """Advertise extended resources; the kubelet keeps what it does not know, and copies it to what is allocatable."""
+        """Advertise extended resources; the kubelet keeps what it does not know."""
         if devices:
-            patch = {"status": {"capacity": {device: str(count) for device, count in devices.items()}}}
+            offered = {device: str(count) for device, count in devices.items()}
+            patch = {"status": {"capacity": offered, "allocatable": offered}}
             self.run("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
 
     def delete_node(self, name: str) -> None:

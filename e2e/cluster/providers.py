@@ -6,17 +6,16 @@ from collections.abc import Callable
 
 from e2e.cluster import state
 from e2e.cluster.bare.provider import Bare
-from e2e.cluster.kind import docker
-from e2e.cluster.kind.provider import Kind
 from e2e.cluster.problems import Refused
 from e2e.cluster.provider import Provider
+from e2e.images.engines import ENGINES
 
-PROVIDERS: dict[str, Callable[..., Provider]] = {"bare": Bare, "kind": Kind}
+PROVIDERS: dict[str, Callable[..., Provider]] = {"bare": Bare}
 
 
 def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> Provider:
     """Choose for a new cluster: what is asked for, else kind where a Docker engine answers, else bare."""
-    provider = wanted or ("kind" if docker.available() else "bare")
+    provider = wanted or ("kind" if ENGINES["docker"].there() else "bare")
     if provider == "kind":
         return Kind(name, node_image=node_image)
     if node_image:

@@ -24,8 +24,8 @@ def pack(folder: Path, name: str, programs: dict[str, Path], entrypoint: list[st
     """Write an image of static programs, {path inside: file here}, into an archive that is named by its content."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
-        for folder in ("bin", "tmp", "etc"):
-            files.addfile(_folder(folder, 0o1777 if folder == "tmp" else 0o755))
+        for name_inside, mode in (("bin", 0o755), ("etc", 0o755), ("tmp", 0o1777)):
+            files.addfile(_folder(name_inside, mode))
         for inside, program in programs.items():
             member = tarfile.TarInfo(inside)
             member.size, member.mode = program.stat().st_size, 0o755
@@ -33,7 +33,7 @@ def pack(folder: Path, name: str, programs: dict[str, Path], entrypoint: list[st
                 files.addfile(member, content)
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
     config = {
-        "architecture": _architecture(),
+        "architecture": architecture(),
         "os": "linux",
         "config": {"Entrypoint": entrypoint, "User": "65532:65532", "Env": ["PATH=/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
@@ -60,7 +60,7 @@ def _folder(name: str, mode: int) -> tarfile.TarInfo:
     return member
 
 
-def _architecture() -> str:
+def architecture() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 

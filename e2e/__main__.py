@@ -1,0 +1,33 @@
+"""`python -m e2e [PYTEST ARGUMENTS]`: the tests that need a control plane or nodes, with all that they need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from e2e.cluster import deps
+from e2e.cluster.problems import NotReady, Refused
+from e2e.images import build
+
+LAYERS = ("tests/controlplane", "e2e")
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare and test. A machine that cannot is told so in one loud line; where CI=true that is a failure."""
+    try:
+        deps.prepare()
+        build.build_all()
+    except Refused as problem:
+        print(f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {problem}\n", file=sys.stderr)
+        return int(os.environ.get("CI", "") in {"true", "1"})
+    except NotReady as problem:
+        print(f"e2e: {problem}", file=sys.stderr)
+        return 1
+    command = [sys.executable, "-m", "pytest", *(arguments or LAYERS)]
+    return subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,24 @@
+from collections.abc import Iterator
+
+import pytest
+
+from e2e import fixtures
+from e2e.cluster.provider import Provider
+from e2e.world import World, namespace
+
+IMAGES = ("finetune-operator:dev", "finetune-trainer:dev")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Provider]:
+    """Two on-demand and three spot nodes that have our images."""
+    with fixtures.cluster("main", "ondemand:2,spot:3", images=IMAGES) as made:
+        yield made
+
+
+@pytest.fixture
+def world(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[World]:
+    """A namespace of the test's own, in which Pod Security is restricted."""
+    words = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
+    with namespace(cluster.kube, words[:50].strip("-")) as made:
+        yield made
