@@ -67,7 +67,8 @@ def recipe(name: str, image: str, below: str, uv_cache: Path | None) -> Build:
     if uv_cache:
         mounts[uv_cache] = "/var/cache/uv:rw"
         arguments["UV_CACHE_DIR"] = "/var/cache/uv"
-    born = int(_git("log", "-1", "--format=%ct") or 0)
+    # Not of the last commit: a new time for old layers would build them all anew.
+    born = int(_git("log", "-1", "--format=%ct", "--", "pyproject.toml", "constraints.txt") or 0)
     return Build(image, ROOT / f"Dockerfile.{name}", ROOT, arguments, mounts, born)
 
 

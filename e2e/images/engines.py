@@ -113,16 +113,22 @@ def identity(image: str) -> str:
     return _known(image)[1]
 
 
-def export(image: str, folder: Path) -> Path:
-    """Give an archive of the image, named by its digest and written once; a path to a .tar is given back as it is."""
+def place(image: str, folder: Path) -> Path:
+    """Name the archive of an image, which its content decides; it need not be there yet."""
     if image.endswith(".tar"):
         if not Path(image).is_file():
             raise Refused(f"there is no archive {image}")
         return Path(image).resolve()
-    engine, known = _known(image)
-    archive = folder / f"{image.replace('/', '_').replace(':', '-')}-{known.removeprefix('sha256:')[:16]}.tar"
+    digest = identity(image).removeprefix("sha256:")[:16]
+    return folder / f"{image.replace('/', '_').replace(':', '-')}-{digest}.tar"
+
+
+def export(image: str, folder: Path) -> Path:
+    """Write the archive of an image unless it is there; a path to a .tar is given back as it is."""
+    archive = place(image, folder)
     if archive.exists():
         return archive
+    engine, _ = _known(image)
     folder.mkdir(parents=True, exist_ok=True)
     fresh = archive.with_suffix(f".{os.getpid()}")
     try:

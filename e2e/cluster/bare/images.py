@@ -16,6 +16,8 @@ from pathlib import Path
 from e2e.cluster.bare.machine import Machine, wait_until
 from e2e.cluster.problems import NotReady, Refused
 
+_LARGE = 100 << 20
+"""Bytes."""
 _OLD = 3
 """Pantries kept: the one in use and what was in use before it."""
 
@@ -64,6 +66,13 @@ def architecture() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 
+def keep_small(archives: Sequence[Path], folder: Path) -> None:
+    """Remove large archives of ours; what is in a pantry is not read again, and an engine still has it."""
+    for archive in archives:
+        if archive.parent == folder and archive.stat().st_size > _LARGE:
+            archive.unlink()
+
+
 def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
     """Import archives into the containerd of a running machine."""
 
@@ -84,7 +93,7 @@ def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
         except OSError:
             shutil.copyfile(archive, shown)
         try:
-            machine.run(str(ctr), "--namespace", "k8s.io", "images", "import", str(shown))
+            machine.run(str(ctr), "--namespace", "k8s.io", "images", "import", "--local", "--discard-unpacked-layers", str(shown))
         finally:
             shown.unlink()
 
@@ -106,8 +115,7 @@ def stock(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -
 
 def pantry_name(archives: Sequence[Path], binaries: Path) -> str:
     """Name the pantry that holds just these archives (named by their content), unpacked by this containerd."""
-    stamps = sorted(f"{path.name} {path.stat().st_size}" for path in archives)
-    return hashlib.sha256("\n".join([binaries.name, *stamps]).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join([binaries.name, *sorted(map(str, archives))]).encode()).hexdigest()[:16]
 
 
 def furnish(pantry: Path, disk: Path) -> None:

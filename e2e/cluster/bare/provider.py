@@ -114,10 +114,10 @@ class Bare:
         """Make it."""
         checks.check(self.folder)
         _ = self._binaries
-        archives = self._archives(wish.images)
+        _ = [engines.place(image, cache() / "images") for image in wish.images]
         state = claim(self.folder, taken())
         try:
-            self._make(state, wish, archives)
+            self._make(state, wish)
         except BaseException:
             self.down()
             raise
@@ -125,16 +125,15 @@ class Bare:
     def _archives(self, wanted: Sequence[str]) -> list[Path]:
         return [engines.export(image, cache() / "images") for image in wanted]
 
-    def _make(self, state: State, wish: Wish, archives: Sequence[Path]) -> None:
+    def _make(self, state: State, wish: Wish) -> None:
         for node in wish.nodes:
             state.seat(node)
         state.fake_nodes = wish.fake_nodes
         (self.folder / "volumes").mkdir()
         self._network.make()
         state.save()
-        own = self._own_images()
         self._start_control_plane(fakes=bool(wish.fake_nodes))
-        state.pantry = self._stocked(state, [*own, *archives])
+        state.pantry = self._stocked([*map(str, self._own_images()), *wish.images])
         state.save()
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(self._boot, state.nodes))
@@ -147,15 +146,18 @@ class Bare:
         tools = {f"bin/{name}": box for name in ("busybox", "sh")}
         return [pause, images.pack(folder, TOOLBOX, tools, ["/bin/sh"])]
 
-    def _stocked(self, state: State, archives: Sequence[Path]) -> str:
-        name = images.pantry_name(archives, self._binaries)
+    def _stocked(self, wanted: Sequence[str]) -> str:
+        name = images.pantry_name([engines.place(image, cache() / "images") for image in wanted], self._binaries)
         pantry = cache() / "pantry" / name
         if not pantry.exists():
+            checks.check_disk(self.folder)
             kitchen = self._machine("kitchen", MACHINES - 1)
             programs = Programs(Node("kitchen", "ondemand", ""), MACHINES - 1, "", kitchen.folder, self._control)
             programs.configure()
             kitchen.start([programs.containerd()], self._binds())
+            archives = self._archives(wanted)
             images.stock(pantry, kitchen, self._binaries / "ctr", archives)
+            images.keep_small(archives, cache() / "images")
             shutil.rmtree(kitchen.folder)
         os.utime(pantry)
         return name
