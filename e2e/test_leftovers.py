@@ -1,0 +1,136 @@
+"""Clusters come and go, also by kill -9, and leave nothing: counted before and after."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from e2e import fixtures
+from e2e.cluster import providers, state
+from e2e.cluster.bare import cgroups
+from e2e.cluster.bare.provider import NEEDED, Bare
+from e2e.cluster import binaries
+from e2e.cluster.nodes import parse
+from e2e.cluster.provider import Wish
+
+ROOT = Path(__file__).parents[1]
+ROUNDS, KILLS = 20, 10
+WATCHED = ("/etc", "/etc/cni", "/opt", "/opt/cni", "/run", "/run/netns", "/tmp", "/var/lib", "/var/log", "/var/run", "/mnt")  # noqa: S108
+
+pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="counts what the provider without Docker makes")
+
+
+def census() -> dict[str, object]:
+    """Count everything that a cluster is made of."""
+    processes = {entry.name: _words(entry) for entry in Path("/proc").glob("[0-9]*")}
+    return {
+        "processes": sorted(words for words in processes.values() if str(state.cache()) in words),
+        "mounts": sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+        "links": sorted(entry.name for entry in Path("/sys/class/net").iterdir()),
+        "network namespaces": len({_namespace(entry) for entry in Path("/proc").glob("[0-9]*")} - {""}),
+        "routes": _output("ip", "route", "show", "table", "all"),
+        "rules": _output("nft", "list", "ruleset"),
+        "cgroups": sorted(str(at / name) for at in cgroups.hierarchies() for name in cgroups.like("finetune.")),
+        "clusters": sorted(path.name for path in state.clusters().glob("*")),
+        "settings": {name: Path("/proc/sys", name).read_text() for name in SETTINGS},
+        "files": {folder: sorted(os.listdir(folder)) for folder in WATCHED if Path(folder).is_dir()},
+    }
+
+
+SETTINGS = ("net/ipv4/ip_forward", "vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys")
+
+
+def _words(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _namespace(process: Path) -> str:
+    try:
+        return os.readlink(process / "ns" / "net")
+    except OSError:
+        return ""
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs() -> None:
+    binaries.provide(NEEDED)
+    fixtures.sweep()
+
+
+@pytest.fixture
+def nothing_stays():
+    before = census()
+    yield
+    end = time.monotonic() + 20
+    # The kernel takes a network namespace apart a moment after its last process.
+    while census() != before and time.monotonic() < end:
+        time.sleep(0.2)
+    after = census()
+    assert {key: after[key] for key in before if after[key] != before[key]} == {}
+
+
+def test_a_cluster_comes_and_goes_many_times(nothing_stays):
+    took = []
+    for turn in range(ROUNDS):
+        cluster = Bare(fixtures.named(f"turn{turn}"))
+        begun = time.monotonic()
+        cluster.up(Wish(parse("ondemand,spot")))
+        took.append(time.monotonic() - begun)
+        cluster.down()
+    print(f"Ready after {min(took):.1f}-{max(took):.1f} s, median {sorted(took)[len(took) // 2]:.1f} s")
+
+
+def test_three_clusters_at_once_do_not_meet(nothing_stays):
+    clusters = [Bare(fixtures.named(name)) for name in ("one", "two", "three")]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda cluster: cluster.up(Wish(parse("ondemand"))), clusters))
+    assert len({cluster.registry for cluster in clusters}) == 3
+    for cluster in clusters:
+        cluster.kube.run("create", "namespace", cluster.name)
+    clusters[0].down()
+    for cluster in clusters[1:]:
+        seen = {one["metadata"]["name"] for one in cluster.kube.json("get", "namespaces")["items"]}
+        assert {name for name in seen if name.startswith("t")} == {cluster.name}
+        cluster.down()
+
+
+def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
+    moments = random.Random(4)
+    for turn in range(KILLS):
+        name = fixtures.named(f"killed{turn}")
+        up = subprocess.Popen(
+            [sys.executable, "-m", "e2e.cluster", "--name", name, "--provider", "bare", "up", "--nodes", "ondemand,spot"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(moments.uniform(0.4, 4.5))
+        up.send_signal(signal.SIGKILL)
+        up.wait()
+        for cluster in providers.existing(name):
+            cluster.down()
+        assert not providers.existing(name)
+
+
+def test_ctrl_c_during_up_undoes_what_was_begun(nothing_stays):
+    name = fixtures.named("stopped")
+    command = [sys.executable, "-m", "e2e.cluster", "--name", name, "--provider", "bare", "up"]
+    up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    time.sleep(2.5)
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 130
+    assert not providers.existing(name)

@@ -1,0 +1,180 @@
+"""The trainer's image on spot nodes: evicted, then lost with its machine, and still the bytes of a laptop's training."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.provider import Provider
+from e2e.cluster.reclaim import reclaim
+from e2e.world import World, job, namespace, pod, until, watching
+
+ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "examples" / "demo"
+PORT = 8080
+EVERY = 20
+"""Steps between checkpoints, as the demo's manifest has it."""
+
+
+@dataclass(frozen=True)
+class Laptop:
+    """The same training on this machine, undisturbed."""
+
+    material: Path
+    workspace: Path
+    config: str
+
+    @property
+    def identity(self) -> str:
+        return str(json.loads(self.config)["identity"])
+
+    @property
+    def adapter(self) -> str:
+        return f"train/{self.identity}/output/adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
+    """Run the demo's manifest up to the end of training; its base model has read nothing, which changes no code path."""
+    folder = tmp_path_factory.mktemp("laptop")
+    material, run = folder / "material", folder / "run"
+    make = f"import material, pathlib; material.make(pathlib.Path({str(material)!r}), steps=1)"
+    subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=_environment(), check=True)
+    where = ["--claim", f"demo={material}", "--workdir", str(run), "--until", "train"]
+    subprocess.run([sys.executable, "-m", "finetune_cli", "run", str(DEMO / "pipeline.yaml"), *where], env=_environment(), check=True)
+    [order] = run.glob("jobs/*-train-a1/job.json")
+    return Laptop(material, run / "volumes" / "workspace", json.loads(order.read_text())["env"]["FINETUNE_CONFIG"])
+
+
+def _environment() -> dict[str, str]:
+    path = ":".join(str(ROOT / part) for part in ("operator", "trainer"))
+    return {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@pytest.fixture(scope="module")
+def world(cluster: Provider, laptop: Laptop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A namespace with two volumes: the demo's material, and a workspace in which `prepare` is done."""
+    with namespace(cluster.kube, "training-on-spot") as world:
+        world.claim("demo")
+        world.claim("workspace")
+        world.create(pod("filler", "busybox sleep 3600", node="ondemand-1", claims={"demo": "/claims/demo", "workspace": "/workspace"}, grace=1))
+        world.wait_phase("filler", "Running")
+        _send(world, laptop.material, "/claims/demo")
+        prepared = tmp_path_factory.mktemp("prepared")
+        shutil.copytree(laptop.workspace / "prepare", prepared / "prepare")
+        _send(world, prepared, "/workspace")
+        yield world
+
+
+def _send(world: World, folder: Path, to: str) -> None:
+    packed = subprocess.Popen(["tar", "-C", str(folder), "-cf", "-", "."], stdout=subprocess.PIPE)
+    into = ["--kubeconfig", str(world.kube.kubeconfig), "-n", world.namespace, "exec", "-i", "filler", "--"]
+    unpack = ["busybox", "tar", "-C", to, "-xf", "-"]
+    subprocess.run([str(world.kube.kubectl), *into, *unpack], stdin=packed.stdout, check=True)
+    assert packed.wait() == 0
+
+
+def train(world: World, laptop: Laptop, name: str, *, node: str) -> None:
+    """Start one attempt as a plain Job; the second that wants the same node finds it gone and waits for another."""
+    template = pod(
+        name,
+        "",
+        node=node,
+        image="finetune-trainer:dev",
+        claims={"demo": "/claims/demo", "workspace": "/workspace"},
+        command=["python", "-P", "-m", "finetune_trainer", "train"],
+        grace=30,
+    )
+    env = {
+        "FINETUNE_CONFIG": laptop.config,
+        "FINETUNE_WORKSPACE": "/workspace",
+        "FINETUNE_CLAIMS": "/claims",
+        "FINETUNE_TERMINATION_LOG": "/dev/termination-log",
+        "FINETUNE_METRICS_PORT": str(PORT),
+    }
+    container = template["spec"]["containers"][0]
+    container["env"] = [{"name": key, "value": value} for key, value in env.items()]
+    container["resources"] = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
+    world.create(job(name, template))
+
+
+def progress(world: World, name: str) -> dict[str, Any]:
+    """Ask the running attempt how far it is, through the API server; nothing while it does not answer."""
+    try:
+        [found] = json.loads(world.run("get", "pods", "-l", f"attempt={name}", "-o", "json"))["items"]
+        path = f"/api/v1/namespaces/{world.namespace}/pods/{found['metadata']['name']}:{PORT}/proxy/progress"
+        answer: dict[str, Any] = json.loads(world.kube.run("get", "--raw", path, timeout=5))
+    except Exception:  # the pod may not be there yet, or no longer, or still be importing
+        return {}
+    return answer
+
+
+def reached(world: World, name: str, step: int) -> dict[str, Any]:
+    """Wait until an attempt has done so many steps, and give its progress then."""
+
+    def far() -> dict[str, Any]:
+        seen = progress(world, name)
+        return seen if (seen.get("step") or 0) >= step else {}
+
+    return dict(until(far, 180, lambda: world.run("logs", "-l", f"attempt={name}", "--tail=20")))
+
+
+def outcome(world: World, name: str) -> list[tuple[str, str]]:
+    conditions = world.get("job", name).get("status", {}).get("conditions", [])
+    return [(one["type"], one.get("reason", "")) for one in conditions if one["status"] == "True"]
+
+
+def test_evicted_then_lost_with_its_machine_training_ends_with_the_laptops_bytes(cluster: Provider, world: World, laptop: Laptop):
+    with watching(world) as watched:
+        train(world, laptop, "train-a1", node="spot-1")
+        reached(world, "train-a1", 70)
+        reclaim(cluster, cluster.kube, "spot-1", 12.0, "taint", print)
+        until(lambda: watched.gone("train-a1"), 60)
+        first = watched.last_words("train-a1")
+        assert first["code"] == 75
+        assert first["disruption"] == "DeletionByTaintManager"
+        saved = json.loads(first["message"])["interruption"]["savedStep"]
+        assert saved >= 70
+        until(lambda: ("Failed", "PodFailurePolicy") in outcome(world, "train-a1"), 30)
+
+        train(world, laptop, "train-a2", node="spot-2")
+        second = reached(world, "train-a2", saved + 2 * EVERY + 5)
+        assert second["startStep"] == saved  # nothing was lost: the eviction saved where it stood
+        cluster.delete("spot-2")
+        until(lambda: watched.gone("train-a2"), 120)
+        assert watched.last_words("train-a2") == {"disruption": "DeletionByPodGC"}
+
+        train(world, laptop, "train-a3", node="spot-3")
+        third = reached(world, "train-a3", saved + 2 * EVERY)
+        until(lambda: outcome(world, "train-a3"), 180)
+        assert ("Complete", "CompletionsReached") in outcome(world, "train-a3")
+        # SIGKILL leaves what the last periodic checkpoint had.
+        assert third["startStep"] % EVERY == 0
+        assert saved < third["startStep"] <= second["step"] + EVERY
+        result = json.loads(watched.last_words("train-a3")["message"])["result"]
+        assert result["identity"] == laptop.identity
+
+    ours = (laptop.workspace / laptop.adapter).parent
+    theirs = world.run("exec", "filler", "--", "busybox", "sha256sum", f"/workspace/{laptop.adapter}").split()[0]
+    expected = subprocess.run(["sha256sum", str(ours / "adapter_model.safetensors")], capture_output=True, text=True, check=True)
+    assert theirs == expected.stdout.split()[0]
+    for lost in ("spot-1", "spot-2"):
+        cluster.revive(lost)
+
+
+def test_a_training_that_is_evicted_while_it_still_imports_ends_in_time_and_says_so(world: World, laptop: Laptop):
+    early = dataclasses.replace(laptop, config=laptop.config.replace(laptop.identity, f"{laptop.identity[:-5]}early"))
+    with watching(world) as watched:
+        train(world, early, "early", node="ondemand-2")
+        until(lambda: any(told["status"].get("phase") == "Running" for _, told in watched.of("early")), 60)
+        world.run("delete", "pod", "-l", "attempt=early", "--wait=false")
+        until(lambda: watched.gone("early"), 30, "it did not end within its grace period")
+        assert watched.last_words("early")["code"] == 75
