@@ -1,7 +1,6 @@
 # make help says what there is; each target installs what it needs into .venv first.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-TESTS ?= tests
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -10,26 +9,38 @@ demo: ## a whole pipeline on this machine, evicted twice on the way
 	@.ci/install trainer
 	@$(PY) examples/demo/demo.py
 
-test: ## every test
-	@.ci/install operator,trainer,dev
+test: ## every test: without a cluster, on a control plane, on real nodes (TESTS=tests/operator for some)
+	@.ci/install operator,trainer,cluster,dev
+ifdef TESTS
 	@$(PY) -m pytest $(TESTS)
+else
+	@$(PY) -m pytest --ignore=tests/controlplane
+	@$(PY) -m e2e
+endif
 
 check: ## style, types, layers, generated files
-	@.ci/install operator,trainer,dev
+	@.ci/install operator,trainer,cluster,dev
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@PYTHONPATH=operator:trainer .venv/bin/lint-imports --no-cache
 	@$(PY) -m finetune_operator.crdgen --check
 
+cluster: cluster-deps ## a Kubernetes cluster on this machine; docs/cluster.md tells what can be done with it
+	@$(PY) -m e2e.cluster up
+
 cluster-deps: ## what a cluster and image builds need: Debian packages, Go, the programs
-	@.ci/install operator
+	@.ci/install cluster
 	@$(PY) -m e2e.cluster.deps
 
+images: ## finetune-operator:dev and finetune-trainer:dev, with docker or buildah
+	@.ci/install cluster
+	@$(PY) -m e2e.images
+
 crds: ## write crds/ anew from the models
-	@.ci/install operator,trainer,dev
+	@.ci/install operator,dev
 	@$(PY) -m finetune_operator.crdgen
 
 clean: ## everything that the targets above made
 	rm -rf .venv .demo .finetune
 
-.PHONY: help demo test check cluster-deps crds clean
+.PHONY: help demo test check cluster cluster-deps images crds clean

@@ -1,6 +1,5 @@
 """Clusters come and go, also by kill -9, and leave nothing: counted before and after."""
 
-import os
 import random
 import signal
 import subprocess
@@ -12,16 +11,27 @@ from pathlib import Path
 import pytest
 
 from e2e import fixtures
-from e2e.cluster import providers, state
+from e2e.cluster import binaries, providers, state
 from e2e.cluster.bare import cgroups
 from e2e.cluster.bare.provider import NEEDED, Bare
-from e2e.cluster import binaries
 from e2e.cluster.nodes import parse
 from e2e.cluster.provider import Wish
 
 ROOT = Path(__file__).parents[1]
 ROUNDS, KILLS = 20, 10
-WATCHED = ("/etc", "/etc/cni", "/opt", "/opt/cni", "/run", "/run/netns", "/tmp", "/var/lib", "/var/log", "/var/run", "/mnt")  # noqa: S108
+WATCHED = (
+    "/etc",
+    "/etc/cni",
+    "/opt",
+    "/opt/cni",
+    "/run",
+    "/run/netns",
+    "/tmp",
+    "/var/lib",
+    "/var/log",
+    "/var/run",
+    "/mnt",
+)
 
 pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="counts what the provider without Docker makes")
 
@@ -39,11 +49,21 @@ def census() -> dict[str, object]:
         "cgroups": sorted(str(at / name) for at in cgroups.hierarchies() for name in cgroups.like("finetune.")),
         "clusters": sorted(path.name for path in state.clusters().glob("*")),
         "settings": {name: Path("/proc/sys", name).read_text() for name in SETTINGS},
-        "files": {folder: sorted(os.listdir(folder)) for folder in WATCHED if Path(folder).is_dir()},
+        "files": {
+            folder: sorted(entry.name for entry in Path(folder).iterdir())
+            for folder in WATCHED
+            if Path(folder).is_dir()
+        },
     }
 
 
-SETTINGS = ("net/ipv4/ip_forward", "vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys")
+SETTINGS = (
+    "net/ipv4/ip_forward",
+    "vm/overcommit_memory",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+)
 
 
 def _words(process: Path) -> str:
@@ -55,7 +75,7 @@ def _words(process: Path) -> str:
 
 def _namespace(process: Path) -> str:
     try:
-        return os.readlink(process / "ns" / "net")
+        return str((process / "ns" / "net").readlink())
     except OSError:
         return ""
 
@@ -112,7 +132,18 @@ def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
     for turn in range(KILLS):
         name = fixtures.named(f"killed{turn}")
         up = subprocess.Popen(
-            [sys.executable, "-m", "e2e.cluster", "--name", name, "--provider", "bare", "up", "--nodes", "ondemand,spot"],
+            [
+                sys.executable,
+                "-m",
+                "e2e.cluster",
+                "--name",
+                name,
+                "--provider",
+                "bare",
+                "up",
+                "--nodes",
+                "ondemand,spot",
+            ],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -7,7 +7,7 @@ import pytest
 
 from e2e import fixtures
 from e2e.cluster.kube import is_ready
-from e2e.cluster.nodes import parse
+from e2e.cluster.nodes import NAME, parse
 from e2e.cluster.problems import NotReady, Refused
 from e2e.cluster.provider import Provider
 from e2e.cluster.reclaim import reclaim
@@ -26,14 +26,16 @@ def cluster() -> Iterator[Provider]:
 
 @pytest.fixture
 def world(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[World]:
-    with namespace(cluster.kube, request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")[:50].strip("-")) as made:
+    with namespace(
+        cluster.kube, request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")[:50].strip("-")
+    ) as made:
         yield made
 
 
 def ready(cluster: Provider, node: str) -> bool | None:
     """Give what the API says of a node; None when there is no such object."""
-    seen = {one["metadata"]["name"]: is_ready(one) for one in cluster.kube.json("get", "nodes")["items"]}
-    return seen.get(node)
+    found = cluster.kube.json("get", "nodes", "-l", f"{NAME}={node}")["items"]
+    return is_ready(found[0]) if found else None
 
 
 def test_a_gpu_node_offers_what_it_does_not_have(cluster: Provider, world: World):
@@ -42,7 +44,8 @@ def test_a_gpu_node_offers_what_it_does_not_have(cluster: Provider, world: World
     wants["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     world.create(wants)
     world.wait_phase("wants", "Succeeded")
-    assert world.get("pod", "wants")["spec"]["nodeName"] == "gpu-1"
+    there = world.get("node", world.get("pod", "wants")["spec"]["nodeName"])
+    assert there["metadata"]["labels"][NAME] == "gpu-1"
 
 
 def test_pods_run_on_nodes_that_are_on_paper_only(cluster: Provider, world: World):
@@ -80,12 +83,14 @@ def test_the_last_words_of_a_reclaimed_pod_can_be_seen_by_a_watcher_only(cluster
     with namespace(cluster.kube, f"reclaimed-by-{by}") as world, watching(world) as watched:
         world.create(pod("saves", SAVES, node="spot-1", grace=20))
         world.wait_phase("saves", "Running")
-        taking = threading.Thread(target=reclaim, args=(cluster, cluster.kube, "spot-1", 8.0, by, print))
+        taking = threading.Thread(target=reclaim, args=(cluster, "spot-1", 8.0, by))
         taking.start()
         until(lambda: watched.gone("saves"), 30, lambda: f"it was not seen to go: {watched.last_words('saves')}")
         assert watched.last_words("saves")["code"] == 75
         assert watched.last_words("saves")["message"] == "step 17\n"
-        assert watched.last_words("saves")["disruption"] == ("DeletionByTaintManager" if by == "taint" else "EvictionByEvictionAPI")
+        assert watched.last_words("saves")["disruption"] == (
+            "DeletionByTaintManager" if by == "taint" else "EvictionByEvictionAPI"
+        )
         assert world.phase("saves") == ""
         taking.join()
         assert ready(cluster, "spot-1") is None
@@ -117,7 +122,8 @@ def test_a_node_under_pressure_evicts_by_itself_and_recovers(cluster: Provider):
 
 
 def pressed(cluster: Provider, node: str) -> bool:
-    taints = cluster.kube.json("get", "node", node)["spec"].get("taints", [])
+    [found] = cluster.kube.json("get", "nodes", "-l", f"{NAME}={node}")["items"]
+    taints = found["spec"].get("taints", [])
     return any(taint["key"].endswith("-pressure") for taint in taints)
 
 

@@ -1,13 +1,12 @@
 """The cluster is a cluster: nodes, volumes, names, the API from inside, Pod Security, images from a registry."""
 
-from e2e.cluster.provider import Provider
-from e2e.images import oci
-from e2e.world import World, namespace, pod, until
-
 import pytest
 
 from e2e.cluster.problems import NotReady
+from e2e.cluster.provider import Provider
 from e2e.cluster.storage import STRICT
+from e2e.images import oci, packing
+from e2e.world import World, namespace, pod, until
 
 ASK_THE_API = """
 from kubernetes import client, config
@@ -71,7 +70,8 @@ def test_services_have_names(world: World):
         },
     )
     world.wait_phase("server", "Running")
-    ask = f"for i in 1 2 3 4 5 6 7 8 9 10; do busybox nc -w 2 server.{world.namespace}.svc.cluster.local 80 && break; busybox sleep 1; done"
+    name = f"server.{world.namespace}.svc.cluster.local"
+    ask = f"for i in 1 2 3 4 5 6 7 8 9 10; do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
     assert world.say(ask, "asks", node="spot-2").strip() == "here"
 
 
@@ -104,8 +104,8 @@ def test_a_restricted_namespace_refuses_a_privileged_pod(world: World):
 
 
 def test_an_image_that_was_pushed_to_the_registry_is_pulled_from_it(cluster: Provider, world: World):
-    config, layer = oci.empty_config(), oci.layer({"bin/busybox": oci.busybox(), "bin/sh": oci.busybox()})
-    image = oci.push(cluster.registry, "tools/box", "1", config, [layer])
+    layer = packing.layer({"bin/busybox": packing.busybox(), "bin/sh": packing.busybox()})
+    image = oci.push(cluster.registry, "tools/box", "1", packing.config([layer], ["/bin/sh"]), [layer])
     world.create(pod("pulled", "busybox echo pulled", image=image, pull="Always"))
     world.wait_phase("pulled", "Succeeded", "Failed")
     assert world.run("logs", "pulled").strip() == "pulled"

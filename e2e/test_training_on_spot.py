@@ -1,4 +1,4 @@
-"""The trainer's image on spot nodes: evicted, then lost with its machine, and still the bytes of a laptop's training."""
+"""The trainer's image on spot nodes: evicted, lost with its machine, and still the bytes of a laptop's training."""
 
 import dataclasses
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from e2e.cluster.provider import Provider
 from e2e.cluster.reclaim import reclaim
@@ -43,13 +42,17 @@ class Laptop:
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
-    """Run the demo's manifest up to the end of training; its base model has read nothing, which changes no code path."""
+    """Run the demo's manifest up to the end of training; its base model has read next to nothing."""
     folder = tmp_path_factory.mktemp("laptop")
     material, run = folder / "material", folder / "run"
     make = f"import material, pathlib; material.make(pathlib.Path({str(material)!r}), steps=1)"
     subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=_environment(), check=True)
     where = ["--claim", f"demo={material}", "--workdir", str(run), "--until", "train"]
-    subprocess.run([sys.executable, "-m", "finetune_cli", "run", str(DEMO / "pipeline.yaml"), *where], env=_environment(), check=True)
+    subprocess.run(
+        [sys.executable, "-m", "finetune_cli", "run", str(DEMO / "pipeline.yaml"), *where],
+        env=_environment(),
+        check=True,
+    )
     [order] = run.glob("jobs/*-train-a1/job.json")
     return Laptop(material, run / "volumes" / "workspace", json.loads(order.read_text())["env"]["FINETUNE_CONFIG"])
 
@@ -65,7 +68,15 @@ def world(cluster: Provider, laptop: Laptop, tmp_path_factory: pytest.TempPathFa
     with namespace(cluster.kube, "training-on-spot") as world:
         world.claim("demo")
         world.claim("workspace")
-        world.create(pod("filler", "busybox sleep 3600", node="ondemand-1", claims={"demo": "/claims/demo", "workspace": "/workspace"}, grace=1))
+        world.create(
+            pod(
+                "filler",
+                "busybox sleep 3600",
+                node="ondemand-1",
+                claims={"demo": "/claims/demo", "workspace": "/workspace"},
+                grace=1,
+            )
+        )
         world.wait_phase("filler", "Running")
         _send(world, laptop.material, "/claims/demo")
         prepared = tmp_path_factory.mktemp("prepared")
@@ -132,11 +143,13 @@ def outcome(world: World, name: str) -> list[tuple[str, str]]:
     return [(one["type"], one.get("reason", "")) for one in conditions if one["status"] == "True"]
 
 
-def test_evicted_then_lost_with_its_machine_training_ends_with_the_laptops_bytes(cluster: Provider, world: World, laptop: Laptop):
+def test_evicted_then_lost_with_its_machine_training_ends_with_the_laptops_bytes(
+    cluster: Provider, world: World, laptop: Laptop
+):
     with watching(world) as watched:
         train(world, laptop, "train-a1", node="spot-1")
         reached(world, "train-a1", 70)
-        reclaim(cluster, cluster.kube, "spot-1", 12.0, "taint", print)
+        reclaim(cluster, "spot-1", 12.0, "taint")
         until(lambda: watched.gone("train-a1"), 60)
         first = watched.last_words("train-a1")
         assert first["code"] == 75
@@ -164,7 +177,9 @@ def test_evicted_then_lost_with_its_machine_training_ends_with_the_laptops_bytes
 
     ours = (laptop.workspace / laptop.adapter).parent
     theirs = world.run("exec", "filler", "--", "busybox", "sha256sum", f"/workspace/{laptop.adapter}").split()[0]
-    expected = subprocess.run(["sha256sum", str(ours / "adapter_model.safetensors")], capture_output=True, text=True, check=True)
+    expected = subprocess.run(
+        ["sha256sum", str(ours / "adapter_model.safetensors")], capture_output=True, text=True, check=True
+    )
     assert theirs == expected.stdout.split()[0]
     for lost in ("spot-1", "spot-2"):
         cluster.revive(lost)

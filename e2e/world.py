@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from e2e.cluster.kube import Kube
+from e2e.cluster.nodes import NAME
 from e2e.cluster.problems import NotReady
+from e2e.images.packing import TOOLBOX
 
-TOOLBOX = "localhost/toolbox:1"
-RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}
+RESTRICTED = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "latest",
+}
 SPOT = {"key": "spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
 UNPRIVILEGED = {
     "allowPrivilegeEscalation": False,
@@ -71,7 +75,11 @@ class World:
 
     def wait_phase(self, pod: str, *phases: str, seconds: float = 60) -> str:
         """Wait for one of the phases. Raises NotReady with what kubectl describe says."""
-        return str(until(lambda: self.phase(pod) in phases and self.phase(pod), seconds, lambda: self.run("describe", "pod", pod)))
+        return str(
+            until(
+                lambda: self.phase(pod) in phases and self.phase(pod), seconds, lambda: self.run("describe", "pod", pod)
+            )
+        )
 
     def say(self, script: str, name: str = "says", **more: Any) -> str:
         """Run a shell script in a pod of the toolbox image to its end, and give its output."""
@@ -111,7 +119,7 @@ def pod(
         "imagePullPolicy": pull,
         "command": command or ["sh", "-c", script],
         "securityContext": UNPRIVILEGED,
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(claims)],  # noqa: S108 -- inside the pod
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(claims)],
     }
     volumes = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims or {}]
     spec: Object = {
@@ -119,7 +127,7 @@ def pod(
         "terminationGracePeriodSeconds": grace,
         "securityContext": {"runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532},
         "tolerations": [SPOT],
-        "nodeSelector": ({"kubernetes.io/hostname": node} if node else {}) | (selector or {}),
+        "nodeSelector": ({NAME: node} if node else {}) | (selector or {}),
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}, *volumes],
     }
@@ -162,7 +170,8 @@ class Watched:
         words: Object = {}
         for _, told in self.of(name):
             conditions = told["status"].get("conditions", [])
-            words |= {"disruption": one["reason"] for one in conditions if one["type"] == "DisruptionTarget"}
+            for disruption in (one["reason"] for one in conditions if one["type"] == "DisruptionTarget"):
+                words["disruption"] = disruption
             for container in told["status"].get("containerStatuses", []):
                 if ended := container["state"].get("terminated"):
                     words |= {"code": ended["exitCode"], "message": ended.get("message", "")}

@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     reclaiming = _node(_verb(verbs, "reclaim", take, "notice, then the machine is gone, as on a cloud"))
     reclaiming.add_argument("--notice", type=seconds, default=30.0, help="how long before, as in 30s (default) or 2m")
     reclaiming.add_argument("--by", choices=get_args(Notice), default="taint", help="how pods learn of it")
-    nodes = verbs.add_parser("node", help="add, kill, revive, delete, pause, resume, partition, heal, pressure, relieve")
+    nodes = verbs.add_parser(
+        "node", help="add, kill, revive, delete, pause, resume, partition, heal, pressure, relieve"
+    )
     _nodes(nodes.add_subparsers(required=True, metavar="VERB"))
     return parser
 
@@ -150,7 +152,7 @@ def take(arguments: argparse.Namespace) -> None:
     """Reclaim a node."""
     cluster = providers.find(arguments.name, arguments.provider)
     providers.known(cluster, arguments.node)
-    reclaim(cluster, cluster.kube, arguments.node, arguments.notice, arguments.by, print)
+    reclaim(cluster, arguments.node, arguments.notice, arguments.by)
 
 
 def press(arguments: argparse.Namespace) -> None:

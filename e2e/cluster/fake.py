@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.bare.machine import Service
 from e2e.cluster.kube import Kube
+from e2e.cluster.service import Service
 
 _MARK = "kwok.x-k8s.io/node"
 

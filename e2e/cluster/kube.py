@@ -39,7 +39,11 @@ class Kube:
 
     def apply(self, manifests: str | list[dict[str, Any]]) -> None:
         """Apply YAML, or objects, as the server sees it (server-side apply)."""
-        text = manifests if isinstance(manifests, str) else json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
+        text = (
+            manifests
+            if isinstance(manifests, str)
+            else json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
+        )
         self.run("apply", "--server-side", "--force-conflicts", "-f", "-", given=text)
 
     def answers(self) -> bool:

@@ -6,9 +6,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from typing_extensions import override
+
 from e2e.cluster.problems import Refused
 
 _WISH = re.compile(r"(?P<capacity>[a-z]+)(?:@(?P<workload>[a-z0-9-]+))?(?::(?P<count>\d+))?")
+NAME = "finetune.dev/node"
+"""Label of a node's name in this program; as a Node object it may be called otherwise."""
 MOST = 32
 """Nodes of one cluster; each is a containerd and a kubelet of its own, about 150 MB."""
 
@@ -21,6 +25,7 @@ class Taint:
     value: str
     effect: str
 
+    @override
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}"
 
@@ -52,8 +57,8 @@ class Node:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Give the labels that the operator's generic placement selects by, and the capacity class."""
-        return {"finetune.dev/capacity": KINDS[self.kind].capacity, "workload": self.workload}
+        """Give the labels that the operator's generic placement selects by, the capacity class, and its name here."""
+        return {NAME: self.name, "finetune.dev/capacity": KINDS[self.kind].capacity, "workload": self.workload}
 
     @property
     def taints(self) -> tuple[Taint, ...]:
@@ -67,7 +72,12 @@ class Node:
 
 
 def parse(wishes: str, taken: frozenset[str] = frozenset()) -> list[Node]:
-    """Read `ondemand,spot:3,gpu:1`; `ondemand@inference` sets the workload label; names go on after those taken."""
+    """Read `ondemand,spot:3,gpu:1`. Raises Refused.
+
+    `ondemand@inference` sets the workload label; names go on after those taken; `none` is a control plane alone.
+    """
+    if wishes == "none":
+        return []
     nodes: list[Node] = []
     names = Counter(name.rpartition("-")[0] for name in taken)
     for wish in wishes.split(","):
@@ -79,7 +89,9 @@ def parse(wishes: str, taken: frozenset[str] = frozenset()) -> list[Node]:
             name = _free(kind, names, taken)
             nodes.append(Node(name, kind, found["workload"] or KINDS[kind].workload))
     if len(nodes) + len(taken) > MOST:
-        raise Refused(f"--nodes: {len(nodes) + len(taken)} nodes; at most {MOST} fit one machine (--kwok makes thousands)")
+        raise Refused(
+            f"--nodes: {len(nodes) + len(taken)} nodes; at most {MOST} fit one machine (--kwok makes thousands)"
+        )
     return nodes
 
 

@@ -62,7 +62,7 @@ class Provider(Protocol):
         """Turn it on again, empty of containers."""
 
     def delete(self, node: str) -> None:
-        """Kill it and take its Node object away, as a cloud does with a machine that is gone; revive makes a fresh one."""
+        """Kill it and take its Node object away, as a cloud does; revive makes a fresh one."""
 
     def freeze(self, node: str) -> None:
         """Stop every process on it where it stands: a node that hangs."""

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from e2e.cluster import state
 from e2e.cluster.bare.provider import Bare
+from e2e.cluster.kind.provider import Kind
 from e2e.cluster.problems import Refused
 from e2e.cluster.provider import Provider
 from e2e.images.engines import ENGINES
 
-PROVIDERS: dict[str, Callable[..., Provider]] = {"bare": Bare}
+PROVIDERS: dict[str, Callable[..., Provider]] = {"bare": Bare, "kind": Kind}
 
 
 def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> Provider:

@@ -14,9 +14,9 @@ Notice = Literal["taint", "drain"]
 TAINT = "finetune.dev/reclaim=soon:NoExecute"
 
 
-def reclaim(cluster: Provider, kube: Kube, node: str, notice: float, by: Notice, say: Callable[[str], None]) -> None:
+def reclaim(cluster: Provider, node: str, notice: float, by: Notice, *, say: Callable[[str], None] = print) -> None:
     """Give notice by a NoExecute taint or by draining, and `notice` seconds later turn the machine off for good."""
-    begun = time.monotonic()
+    begun, kube = time.monotonic(), cluster.kube
     say(f"{node}: reclaimed in {notice:g} s; notice by {by}")
     if by == "taint":
         kube.run("taint", "node", node, TAINT, "--overwrite")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from e2e.cluster.kube import is_ready
+from e2e.cluster.nodes import NAME
 from e2e.cluster.problems import NotReady
 from e2e.cluster.provider import Provider
 
@@ -21,7 +22,8 @@ def _api(cluster: Provider) -> str:
 
 def _nodes(cluster: Provider) -> list[str]:
     try:
-        seen = {node["metadata"]["name"]: is_ready(node) for node in cluster.kube.json("get", "nodes")["items"]}
+        found = {node["metadata"]["name"]: node for node in cluster.kube.json("get", "nodes")["items"]}
+        seen = {node["metadata"]["labels"].get(NAME, name): is_ready(node) for name, node in found.items()}
     except NotReady:
         seen = {}
     own = [node.name for node in cluster.nodes()]

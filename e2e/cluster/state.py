@@ -98,7 +98,9 @@ def claim(folder: Path, taken: set[int]) -> State:
         claimed = {json.loads(file.read_text())["subnet"] for file in clusters().glob("*/cluster.json")}
         free = sorted(set(range(256)) - claimed - taken)
         if not free:
-            raise Refused("every network 10.89.0.0/24 … 10.89.255.0/24 is in use on this host; remove a cluster or a route")
+            raise Refused(
+                "every network 10.89.0.0/24 … 10.89.255.0/24 is in use on this host; remove a cluster or a route"
+            )
         folder.mkdir(mode=0o700)
         state = State(folder, free[0])
         state.save()

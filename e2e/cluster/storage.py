@@ -1,17 +1,17 @@
 """Volumes for tests: a folder of this host for each claim, seen by every node.
 
-`python -m e2e.cluster.storage --kubeconfig K --folder HERE --path THERE` serves two StorageClasses: `shared`, the default,
-whose volumes follow a pod to any node; and `strict`, which takes ReadWriteOncePod claims only, so that the scheduler
-lets one pod at a time have it. Folders are writable for everybody, so that pods that are not root can write.
+`python -m e2e.cluster.storage --kubeconfig K --folder HERE --path THERE` serves two StorageClasses: `shared`, the
+default, whose volumes follow a pod to any node; and `strict`, which takes ReadWriteOncePod claims only, so that the
+scheduler lets one pod at a time have it. Folders are writable for everybody, so that pods that are not root can write.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import os
 import shutil
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ def classes() -> list[dict[str, Any]]:
         return {
             "apiVersion": "storage.k8s.io/v1",
             "kind": "StorageClass",
-            "metadata": {"name": name, "annotations": {"storageclass.kubernetes.io/is-default-class": str(default).lower()}},
+            "metadata": {
+                "name": name,
+                "annotations": {"storageclass.kubernetes.io/is-default-class": str(default).lower()},
+            },
             "provisioner": PROVISIONER,
             "reclaimPolicy": "Delete",
             "volumeBindingMode": "WaitForFirstConsumer",
@@ -46,7 +49,8 @@ class Provisioner:
     """Makes a folder and a volume for each claim that has a pod, and takes both away with the claim."""
 
     def __init__(self, folder: Path, path: str) -> None:
-        self.core = client.CoreV1Api()
+        # Its own types say of every field that it may be absent; what the API server sends is complete.
+        self.core: Any = client.CoreV1Api()
         self.folder = folder
         self.path = path
 
@@ -65,33 +69,40 @@ class Provisioner:
     def sweep(self) -> None:
         """Provide what is asked for, remove what is released."""
         for claim in self.core.list_persistent_volume_claim_for_all_namespaces().items:
-            if claim.status.phase == "Pending" and not claim.spec.volume_name and claim.spec.storage_class_name in (SHARED, STRICT):
+            if (
+                claim.status.phase == "Pending"
+                and not claim.spec.volume_name
+                and claim.spec.storage_class_name in (SHARED, STRICT)
+            ):
                 self.provide(claim)
         for volume in self.core.list_persistent_volume().items:
             if volume.status.phase == "Released" and (volume.metadata.annotations or {}).get(_OWNER) == PROVISIONER:
                 self.core.delete_persistent_volume(volume.metadata.name)
                 shutil.rmtree(self.folder / volume.metadata.name, ignore_errors=True)
 
-    def provide(self, claim: client.V1PersistentVolumeClaim) -> None:
+    def provide(self, claim: Any) -> None:
         """Make folder and volume once a pod waits for the claim."""
         annotations = claim.metadata.annotations or {}
         strict = claim.spec.storage_class_name == STRICT
         if strict and claim.spec.access_modes != ["ReadWriteOncePod"]:
-            self.refuse(claim, f"class {STRICT} serves accessModes: [ReadWriteOncePod] only; class {SHARED} serves others")
+            self.refuse(
+                claim, f"class {STRICT} serves accessModes: [ReadWriteOncePod] only; class {SHARED} serves others"
+            )
             return
         if "volume.kubernetes.io/selected-node" not in annotations:
             return
         name = f"pvc-{claim.metadata.uid}"
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        os.chmod(folder, 0o777)
+        # Pods are not root, and nobody knows which user they will be.
+        folder.chmod(0o777)
         try:
             self.core.create_persistent_volume(self.volume(name, claim))
         except ApiException as problem:
-            if problem.status != 409:
+            if problem.status != HTTPStatus.CONFLICT:
                 raise
 
-    def volume(self, name: str, claim: client.V1PersistentVolumeClaim) -> dict[str, Any]:
+    def volume(self, name: str, claim: Any) -> dict[str, Any]:
         """Describe the volume for a claim."""
         return {
             "metadata": {"name": name, "annotations": {_OWNER: PROVISIONER}},
@@ -112,7 +123,7 @@ class Provisioner:
             },
         }
 
-    def refuse(self, claim: client.V1PersistentVolumeClaim, why: str) -> None:
+    def refuse(self, claim: Any, why: str) -> None:
         """Say in an event of the claim why it stays pending, once."""
         event = {
             "metadata": {"name": f"{claim.metadata.name}.refused", "namespace": claim.metadata.namespace},
@@ -131,7 +142,7 @@ class Provisioner:
         try:
             self.core.create_namespaced_event(claim.metadata.namespace, event)
         except ApiException as problem:
-            if problem.status != 409:
+            if problem.status != HTTPStatus.CONFLICT:
                 raise
 
 

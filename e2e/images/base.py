@@ -23,7 +23,10 @@ def provide(engine: Engine, say: Callable[[str], None]) -> str:
     if engine.identity(NAME):
         return NAME
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
-        raise Refused("the public base image cannot be pulled, and debootstrap (as root) is not there to make one; name one with --base")
+        raise Refused(
+            "the public base image cannot be pulled, and there is no debootstrap (as root) to make one; "
+            "`make cluster-deps` installs it, or name a base by --base"
+        )
     say(f"the public base image cannot be pulled: making {NAME} by debootstrap (about a minute)")
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache(), prefix=".base-") as scratch:

@@ -73,7 +73,7 @@ def recipe(name: str, image: str, below: str, uv_cache: Path | None) -> Build:
 
 
 def _trust() -> list[Path]:
-    """Name what this host trusts and how its pip is set up: needed while packages are fetched, and never in the image."""
+    """Name what this host trusts and how its pip is set up: needed to fetch packages, and never in the image."""
     return [Path("/etc/ssl/certs"), Path("/etc/pip.conf")]
 
 
@@ -92,7 +92,12 @@ def _base(engine: Engine) -> str:
     if engine.identity(base.NAME):
         return base.NAME
     try:
-        pulled = subprocess.run([engine.name, "pull", "--quiet", f"docker.io/library/{public[1]}"], capture_output=True, timeout=120, check=False)
+        pulled = subprocess.run(
+            [engine.name, "pull", "--quiet", f"docker.io/library/{public[1]}"],
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return base.provide(engine, print)
     return public[1] if pulled.returncode == 0 else base.provide(engine, print)

@@ -25,7 +25,7 @@ class Build:
     context: Path
     arguments: Mapping[str, str]
     mounts: Mapping[Path, str]
-    """Folders and files of this host to be seen, read-only unless they end in :rw, while it is built, and not in the image."""
+    """What of this host is seen while it is built, {here: there:ro or there:rw}; it is not in the image."""
     timestamp: int
     """Seconds since 1970 that the image and its files bear, where the engine can do that."""
 
@@ -103,8 +103,8 @@ def choose(wanted: str | None = None) -> Engine:
         if engine.there():
             return engine
     raise Refused(
-        f"no {wanted or 'Docker engine and no buildah'} can be used here; start Docker, or as root: `make cluster-deps` "
-        "(Debian: apt install buildah debootstrap)"
+        f"no {wanted or 'Docker engine and no buildah'} can be used here; start Docker, "
+        "or run `make cluster-deps` as root (Debian: apt install buildah debootstrap)"
     )
 
 
@@ -145,7 +145,9 @@ def _known(image: str) -> tuple[Engine, str]:
     for engine in ENGINES.values():
         if engine.there() and (known := engine.identity(image)):
             return engine, known
-    raise Refused(f"no engine here knows the image {image}; `make images` builds ours, a path to a .tar is taken as it is")
+    raise Refused(
+        f"no engine here knows the image {image}; `make images` builds ours, a path to a .tar is taken as it is"
+    )
 
 
 def _full(image: str) -> str:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from e2e.cluster import binaries, toolchain
 from e2e.cluster.problems import NotReady, Refused
 

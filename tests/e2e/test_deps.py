@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from e2e.cluster import deps
 from e2e.cluster.problems import Refused
 

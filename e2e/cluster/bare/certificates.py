@@ -76,7 +76,9 @@ class Authority:
         builder = _builder(_name(subject, group), authority.subject, key)
         builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         if serves:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_place(one) for one in serves]), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_place(one) for one in serves]), critical=False
+            )
         pair = self._files(name)
         _write(pair, builder.sign(self._key, hashes.SHA256()), key)
         return pair

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from e2e.cluster.problems import NotReady
@@ -35,10 +36,14 @@ def freeze(name: str) -> None:
     for group in groups(name):
         if (group / "freezer.state").exists():
             (group / "freezer.state").write_text("FROZEN")
-            _wait(lambda state=group / "freezer.state": state.read_text().strip() == "FROZEN", f"{name} does not freeze")
+            _wait(partial(_says, group / "freezer.state", "FROZEN"), f"{name} does not freeze")
         elif (group / "cgroup.freeze").exists() and not _version_1_freezer(name):
             (group / "cgroup.freeze").write_text("1")
-            _wait(lambda events=group / "cgroup.events": "frozen 1" in events.read_text(), f"{name} does not freeze")
+            _wait(partial(_says, group / "cgroup.events", "frozen 1"), f"{name} does not freeze")
+
+
+def _says(file: Path, word: str) -> bool:
+    return word in file.read_text()
 
 
 def thaw(name: str) -> None:
@@ -92,7 +97,7 @@ def remove(name: str) -> None:
     _wait(removed, f"control groups of {name} cannot be removed")
 
 
-def _wait(done, otherwise: str, seconds: float = 20) -> None:  # type: ignore[no-untyped-def]
+def _wait(done: Callable[[], bool], otherwise: str, seconds: float = 20) -> None:
     until = time.monotonic() + seconds
     while not done():
         if time.monotonic() > until:

@@ -34,15 +34,20 @@ nft add table ip trial || { echo nftables; exit 1; }
 def check(folder: Path) -> None:
     """Raise Refused with the first thing that is missing and how to mend it."""
     if sys.platform != "linux":
-        raise Refused(f"a cluster without Docker needs Linux, this is {sys.platform}; start a Docker engine and use --provider kind")
+        raise Refused(
+            f"a cluster without Docker needs Linux, this is {sys.platform}; start a Docker engine for --provider kind"
+        )
     if os.geteuid() != 0:
-        raise Refused("a cluster without Docker needs root (namespaces and mounts); run it with sudo, or start a Docker engine")
+        raise Refused(
+            "a cluster without Docker needs root (namespaces and mounts); run it with sudo, or start a Docker engine"
+        )
     for program, package in _PROGRAMS.items():
         if not shutil.which(program):
             raise Refused(f"{program} is missing; `make cluster-deps` installs it (Debian: apt install {package})")
     if not (CNI_PLUGINS / "bridge").exists():
         raise Refused(
-            f"{CNI_PLUGINS}/bridge is missing; `make cluster-deps` installs it (Debian: apt install containernetworking-plugins)"
+            f"{CNI_PLUGINS}/bridge is missing; `make cluster-deps` installs it "
+            "(Debian: apt install containernetworking-plugins)"
         )
     check_disk(folder)
     check_kernel()
@@ -54,7 +59,8 @@ def check_disk(folder: Path) -> None:
     free = shutil.disk_usage(there).free
     if free < LEAST_DISK:
         raise Refused(
-            f"{free / (1 << 30):.1f} GiB free at {there}, a cluster needs {LEAST_DISK >> 30}; make room, or set FINETUNE_CACHE"
+            f"{free / (1 << 30):.1f} GiB free at {there}, a cluster needs {LEAST_DISK >> 30}; "
+            "make room, or set FINETUNE_CACHE to a folder on a larger disk"
         )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.bare.certificates import Authority
-from e2e.cluster.bare.machine import Service
 from e2e.cluster.bare.network import API_SERVICE, SERVICES
+from e2e.cluster.service import Service
 
 GRACE = "16s"
 """How long a node may be silent before it counts as lost; 50 s by default, too long for a test."""
@@ -45,7 +45,9 @@ class ControlPlane:
             self._controllers(),
             self._scheduler(),
             Service("coredns", [str(self.binaries / "coredns"), "-conf", str(dns)]),
-            Service("registry", [str(self.binaries / "registry"), "serve", str(registry)], {"OTEL_TRACES_EXPORTER": "none"}),
+            Service(
+                "registry", [str(self.binaries / "registry"), "serve", str(registry)], {"OTEL_TRACES_EXPORTER": "none"}
+            ),
         ]
 
     def _etcd(self) -> Service:
@@ -69,7 +71,9 @@ class ControlPlane:
         serving = self.authority.issue(
             "apiserver", "kube-apiserver", serves=(self.address, "127.0.0.1", API_SERVICE, "localhost", *names)
         )
-        to_kubelets = self.authority.issue("apiserver-kubelet-client", "kube-apiserver-kubelet-client", "system:masters")
+        to_kubelets = self.authority.issue(
+            "apiserver-kubelet-client", "kube-apiserver-kubelet-client", "system:masters"
+        )
         arguments = {
             "etcd-servers": "http://127.0.0.1:2379",
             "advertise-address": self.address,

@@ -1,4 +1,4 @@
-"""The first process of a machine: `init.py FOLDER` makes the machine's namespaces, its file system, and keeps its services running.
+"""The first process of a machine: `init.py FOLDER` makes its namespaces and root, and keeps its services running.
 
 Standard library only, and no import of ours: it must start in milliseconds. What it does is written in
 FOLDER/machine.json by machine.py. When this process dies the kernel kills everything in its process namespace,
@@ -107,7 +107,7 @@ def make_root(root: Path, binds: list[list[str]]) -> None:
             continue
         inside = root / entry.name
         if entry.is_symlink():
-            inside.symlink_to(os.readlink(entry.path))
+            inside.symlink_to(Path(entry.path).readlink())
         elif entry.is_dir():
             inside.mkdir()
             mount(entry.path, inside, None, MS_BIND | MS_REC)
@@ -191,7 +191,8 @@ def keep_running(services: list[dict[str, Any]], log: Path) -> None:
     while True:
         ended, status = os.wait()
         # Whoever else ends here is an orphan of a container, and only had to be reaped.
-        if service := running.pop(ended, None):
+        if ended in running:
+            service = running.pop(ended)
             print(f"{service['name']} ended with status {status}; starting it again", flush=True)
             time.sleep(PAUSE_BEFORE_RESTART)
             running[start(service, log)] = service

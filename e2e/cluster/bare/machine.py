@@ -10,23 +10,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from e2e.cluster.bare import cgroups
 from e2e.cluster.bare.network import Cable
 from e2e.cluster.problems import NotReady
+from e2e.cluster.service import Service
 
 _INIT = Path(__file__).with_name("init.py")
-
-
-@dataclass(frozen=True)
-class Service:
-    """A program that init keeps running."""
-
-    name: str
-    argv: Sequence[str]
-    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,9 @@ class Machine:
         (self.folder / "machine.json").write_text(json.dumps(self._spec(services, binds)))
         with (self.folder / "log" / "init.log").open("ab") as out:
             command = [sys.executable, "-ISE", str(_INIT), str(self.folder)]
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, check=False)
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, check=False
+            )
         if (pid := self.pid) is None:
             raise NotReady(f"{self.name} did not start; {self.folder}/log/init.log ends: {self.last_words('init')}")
         self.cable.plug_into(pid)
@@ -90,7 +84,18 @@ class Machine:
 
     def run(self, *command: str, timeout: float = 600) -> str:
         """Run a command inside; its output. Raises NotReady with its last words when it fails."""
-        inside = ["nsenter", "--target", str(self.pid), "--mount", "--pid", "--net", "--uts", "--ipc", "--root", "--wd=/"]
+        inside = [
+            "nsenter",
+            "--target",
+            str(self.pid),
+            "--mount",
+            "--pid",
+            "--net",
+            "--uts",
+            "--ipc",
+            "--root",
+            "--wd=/",
+        ]
         done = subprocess.run(
             [*inside, *command], capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
         )

@@ -119,5 +119,7 @@ class Cable:
 def taken() -> set[int]:
     """Name the numbers N of 10.89.N.0/24 that this host has an address or a route in."""
     known = [route.get("dst", "") for route in json.loads(ip("-json", "-4", "route", "show", "table", "all") or "[]")]
-    known += [address["local"] for link in json.loads(ip("-json", "-4", "addr") or "[]") for address in link["addr_info"]]
+    known += [
+        address["local"] for link in json.loads(ip("-json", "-4", "addr") or "[]") for address in link["addr_info"]
+    ]
     return {int(text.split(".")[2].partition("/")[0]) for text in known if text.startswith("10.89.")}

@@ -8,28 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cluster.bare.control_plane import REGISTRY_PORT, ControlPlane
-from e2e.cluster.bare.machine import Service
 from e2e.cluster.bare.network import DNS_SERVICE, PODS, pods_of
 from e2e.cluster.nodes import Node
+from e2e.cluster.pressure import CALM, UNBEARABLE
 from e2e.cluster.provider import Pressure
+from e2e.cluster.service import Service
 
 PAUSE = "localhost/pause:1"
 CNI_PLUGINS = Path("/usr/lib/cni")
 """Where Debian's containernetworking-plugins puts them."""
-EVICTION_HARD = {
-    "memory.available": "100Mi",
-    "nodefs.available": "1Gi",
-    "nodefs.inodesFree": "1%",
-    "imagefs.available": "1Gi",
-    "pid.available": "1%",
-}
-UNBEARABLE: dict[Pressure, dict[str, str]] = {
-    "memory": {"memory.available": "99.99%"},
-    "disk": {"nodefs.available": "99.99%"},
-    "pids": {"pid.available": "99.99%"},
-}
-"""Thresholds that a healthy machine is always below: the kubelet then does all that it does under true pressure."""
-_REGISTRIES = "/run/registries"
 
 
 @dataclass(frozen=True)
@@ -102,8 +89,11 @@ class Programs:
 
     def _containerd(self) -> str:
         return f"""version = 3
-disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile", "io.containerd.internal.v1.opt"]
+disabled_plugins = [
+  "io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.blockfile",
+]
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{PAUSE}"
 [plugins."io.containerd.cri.v1.images".registry]
@@ -145,7 +135,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.bt
             "healthzPort": 0,
             "nodeStatusUpdateFrequency": "4s",
             "nodeLeaseDurationSeconds": 16,
-            "evictionHard": EVICTION_HARD | (UNBEARABLE[pressure] if pressure else {}),
+            "evictionHard": CALM | (UNBEARABLE[pressure] if pressure else {}),
             "evictionPressureTransitionPeriod": "5s",
             "imageGCHighThresholdPercent": 100,
             "serializeImagePulls": False,

@@ -17,21 +17,21 @@ from e2e.cluster import binaries, dns, fake, storage
 from e2e.cluster.bare import cgroups, checks, images
 from e2e.cluster.bare.certificates import ADMINS, Authority
 from e2e.cluster.bare.control_plane import REGISTRY_PORT, ControlPlane
-from e2e.cluster.bare.machine import Machine, Service
+from e2e.cluster.bare.machine import Machine
 from e2e.cluster.bare.network import CONTROL_PLANE, DNS_SERVICE, MACHINES, Network, taken
 from e2e.cluster.bare.node import PAUSE, Programs
 from e2e.cluster.kube import Kube
 from e2e.cluster.nodes import Node
+from e2e.cluster.problems import NotReady
 from e2e.cluster.provider import Pressure, Wish
+from e2e.cluster.service import Service
 from e2e.cluster.state import State, cache, claim, folder_of, forget
-from e2e.images import engines
+from e2e.images import engines, packing
 
 NEEDED = (
     *("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"),
     *("etcd", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "registry", "coredns", "kwok", "pause"),
 )
-TOOLBOX = "localhost/toolbox:1"
-"""A small image with busybox, on every node."""
 READY_WITHIN = 60
 """Seconds; a few are usual."""
 
@@ -118,9 +118,20 @@ class Bare:
         state = claim(self.folder, taken())
         try:
             self._make(state, wish)
+        except NotReady as problem:
+            kept = self._keep_logs()
+            self.down()
+            raise NotReady(f"{problem}; the logs of all programs are kept in {kept}") from problem
         except BaseException:
             self.down()
             raise
+
+    def _keep_logs(self) -> Path:
+        kept = cache() / "logs" / self.name
+        shutil.rmtree(kept, ignore_errors=True)
+        for log in self.folder.glob("machines/*/log"):
+            shutil.copytree(log, kept / log.parent.name)
+        return kept
 
     def _archives(self, wanted: Sequence[str]) -> list[Path]:
         return [engines.export(image, cache() / "images") for image in wanted]
@@ -141,10 +152,10 @@ class Bare:
 
     def _own_images(self) -> list[Path]:
         folder = cache() / "images"
-        pause = images.pack(folder, PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
-        box = images.busybox()
+        pause = packing.archive(folder, PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
+        box = packing.busybox()
         tools = {f"bin/{name}": box for name in ("busybox", "sh")}
-        return [pause, images.pack(folder, TOOLBOX, tools, ["/bin/sh"])]
+        return [pause, packing.archive(folder, packing.TOOLBOX, tools, ["/bin/sh"])]
 
     def _stocked(self, wanted: Sequence[str]) -> str:
         name = images.pantry_name([engines.place(image, cache() / "images") for image in wanted], self._binaries)
