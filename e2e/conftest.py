@@ -19,6 +19,5 @@ def cluster() -> Iterator[Provider]:
 @pytest.fixture
 def world(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[World]:
     """A namespace of the test's own, in which Pod Security is restricted."""
-    words = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
-    with namespace(cluster.kube, words[:50].strip("-")) as made:
+    with namespace(cluster.kube, fixtures.words(request.node.name)) as made:
         yield made

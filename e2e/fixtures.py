@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2s
 from pathlib import Path
 
 from e2e.cluster import providers, state
@@ -20,6 +21,12 @@ Make = Callable[..., Provider]
 def named(what: str) -> str:
     """Name a cluster after the process that tests, so that what a killed run left can be told from what runs."""
     return f"t{os.getpid()}-{what}"
+
+
+def words(test: str) -> str:
+    """Make a namespace's name of a test's: its words, and a few letters that tell its parameters apart."""
+    plain = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower())
+    return f"{plain[:50].strip('-')}-{blake2s(test.encode(), digest_size=3).hexdigest()}"
 
 
 def sweep() -> None:

@@ -26,9 +26,7 @@ def cluster() -> Iterator[Provider]:
 
 @pytest.fixture
 def world(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[World]:
-    with namespace(
-        cluster.kube, request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")[:50].strip("-")
-    ) as made:
+    with namespace(cluster.kube, fixtures.words(request.node.name)) as made:
         yield made
 
 
