@@ -21,7 +21,7 @@ def dockerfile(request):
 
 def test_any_builder_can_build_it_on_any_base(dockerfile):
     assert re.search(r"^ARG BASE_IMAGE=python:3\.11-slim", dockerfile, re.MULTILINE)
-    assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == ["${BASE_IMAGE}"] * 2
+    assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == ["${BASE_IMAGE}"]
     assert "--mount" not in dockerfile
     assert "syntax=" not in dockerfile
 
@@ -37,12 +37,12 @@ def test_a_change_of_code_does_not_install_anything_anew(dockerfile):
 
 
 def test_versions_are_the_pinned_ones(dockerfile):
-    assert "--constraint constraints.txt" in dockerfile
+    assert "--constraint /tmp/src/constraints.txt" in dockerfile
 
 
 def test_what_is_copied_is_there_and_is_sent_to_the_engine(dockerfile):
     sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.MULTILINE)
+    copied = re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE)
     for source in " ".join(copied).split():
         assert (ROOT / source).exists()
         assert any(fnmatch.fnmatch(source, pattern) for pattern in sent)

@@ -13,8 +13,6 @@ from e2e.cluster.problems import NotReady
 
 _LARGE = 100 << 20
 """Bytes."""
-_OLD = 3
-"""Pantries kept: the one in use and what was in use before it."""
 
 
 def keep_small(archives: Sequence[Path], folder: Path) -> None:
@@ -61,6 +59,8 @@ def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
 def stock(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
     """Unpack archives into a folder that nodes' disks are then copied from; machine runs nothing but containerd."""
     load(machine, ctr, archives)
+    # Unpacked layers need no archive of themselves; without this they would go when nobody waits any more.
+    machine.run(str(ctr), "--namespace", "k8s.io", "content", "prune", "references")
     machine.kill()
     pantry.parent.mkdir(parents=True, exist_ok=True)
     ready = machine.var / "lib" / "containerd"
@@ -69,8 +69,14 @@ def stock(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -
     except OSError as taken:
         if not pantry.exists():
             raise NotReady(f"{pantry} cannot be written: {taken}") from taken
-    for old in sorted(pantry.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[_OLD:]:
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def clear_out(pantries: Path, in_use: set[str]) -> None:
+    """Remove pantries that no cluster was made from, but for the last one used; each may hold gigabytes."""
+    by_age = sorted(pantries.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in by_age[1:]:
+        if old.name not in in_use:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def pantry_name(archives: Sequence[Path], binaries: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ from e2e.cluster.nodes import Node
 from e2e.cluster.problems import NotReady
 from e2e.cluster.provider import Pressure, Wish
 from e2e.cluster.service import Service
-from e2e.cluster.state import State, cache, claim, folder_of, forget
+from e2e.cluster.state import State, cache, claim, clusters, folder_of, forget
 from e2e.images import engines, packing
 
 NEEDED = (
@@ -144,8 +145,7 @@ class Bare:
         self._network.make()
         state.save()
         self._start_control_plane(fakes=bool(wish.fake_nodes))
-        state.pantry = self._stocked([*map(str, self._own_images()), *wish.images])
-        state.save()
+        self._stock(state, [*map(str, self._own_images()), *wish.images])
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(self._boot, state.nodes))
         self._furnish_api(state)
@@ -157,9 +157,13 @@ class Bare:
         tools = {f"bin/{name}": box for name in ("busybox", "sh")}
         return [pause, packing.archive(folder, packing.TOOLBOX, tools, ["/bin/sh"])]
 
-    def _stocked(self, wanted: Sequence[str]) -> str:
-        name = images.pantry_name([engines.place(image, cache() / "images") for image in wanted], self._binaries)
-        pantry = cache() / "pantry" / name
+    def _stock(self, state: State, wanted: Sequence[str]) -> None:
+        state.pantry = images.pantry_name(
+            [engines.place(image, cache() / "images") for image in wanted], self._binaries
+        )
+        # Said before it is there, so that nobody clears it out.
+        state.save()
+        pantry = cache() / "pantry" / state.pantry
         if not pantry.exists():
             checks.check_disk(self.folder)
             kitchen = self._machine("kitchen", MACHINES - 1)
@@ -170,8 +174,12 @@ class Bare:
             images.stock(pantry, kitchen, self._binaries / "ctr", archives)
             images.keep_small(archives, cache() / "images")
             shutil.rmtree(kitchen.folder)
+            images.clear_out(pantry.parent, self._pantries_in_use())
         os.utime(pantry)
-        return name
+
+    @staticmethod
+    def _pantries_in_use() -> set[str]:
+        return {json.loads(file.read_text())["pantry"] for file in clusters().glob("*/cluster.json")}
 
     def _start_control_plane(self, *, fakes: bool) -> None:
         control = self._control
