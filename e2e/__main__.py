@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
     except NotReady as problem:
         print(f"e2e: {problem}", file=sys.stderr)
         return 1
-    command = [sys.executable, "-m", "pytest", *(arguments or LAYERS)]
+    named = any(not argument.startswith("-") for argument in arguments)
+    command = [sys.executable, "-m", "pytest", *([] if named else LAYERS), *arguments]
     return subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode
 
 
