@@ -22,7 +22,8 @@ def writable(folder):
     return True
 def found(names, *places):
     files = (f"{folder}/{file}" for place in places for folder, _, inside in os.walk(place) for file in inside)
-    return [file for file in files if names is None or pathlib.Path(file).name in names]
+    # An empty file or folder is where something was mounted while the image was built.
+    return [file for file in files if (names is None or pathlib.Path(file).name in names) and os.path.getsize(file)]
 print(json.dumps({
     "pid": os.getpid(), "uid": os.getuid(), "gid": os.getgid(),
     "programs": [name for name in ("gcc", "cc", "g++", "make", "pip", "uv", "git") if shutil.which(name)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.commands import answer
 from e2e.cluster.problems import NotReady
 
 
@@ -24,18 +24,12 @@ class Kube:
     def run(self, *arguments: str, given: str = "", timeout: float = 60) -> str:
         """Run kubectl and give its output. Raises NotReady with kubectl's own words."""
         command = [str(self.kubectl), "--kubeconfig", str(self.kubeconfig), *arguments]
-        try:
-            done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout, check=False)
-        except subprocess.TimeoutExpired as late:
-            raise NotReady(f"kubectl {' '.join(arguments)}: no answer within {timeout:g} s") from late
-        if done.returncode:
-            raise NotReady(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout
+        return answer(*command, called=f"kubectl {' '.join(arguments)}", given=given, timeout=timeout)
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Get something as JSON."""
-        answer: dict[str, Any] = json.loads(self.run(*arguments, "-o", "json"))
-        return answer
+        told: dict[str, Any] = json.loads(self.run(*arguments, "-o", "json"))
+        return told
 
     def apply(self, manifests: str | list[dict[str, Any]]) -> None:
         """Apply YAML, or objects, as the server sees it (server-side apply)."""

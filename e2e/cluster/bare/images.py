@@ -28,7 +28,7 @@ def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
     def answers() -> bool:
         try:
             machine.run(str(ctr), "version", timeout=5)
-        except (NotReady, subprocess.TimeoutExpired):
+        except NotReady:
             return False
         return True
 

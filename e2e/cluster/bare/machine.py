@@ -15,6 +15,7 @@ from pathlib import Path
 
 from e2e.cluster.bare import cgroups
 from e2e.cluster.bare.network import Cable
+from e2e.cluster.commands import answer
 from e2e.cluster.problems import NotReady
 from e2e.cluster.service import Service
 
@@ -96,12 +97,7 @@ class Machine:
             "--root",
             "--wd=/",
         ]
-        done = subprocess.run(
-            [*inside, *command], capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
-        )
-        if done.returncode:
-            raise NotReady(f"{' '.join(command[:4])} on {self.name}: {done.stderr.strip()[-2000:]}")
-        return done.stdout
+        return answer(*inside, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout)
 
     def restart(self, program: str) -> None:
         """End a program; init starts it again."""

@@ -6,10 +6,10 @@ Host .1, control plane .2, machines from .10 on. Nobody gets a default route: tr
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from hashlib import blake2s
 
+from e2e.cluster.commands import answer
 from e2e.cluster.problems import NotReady
 
 SERVICES = "10.96.0.0/16"
@@ -23,10 +23,12 @@ CONTROL_PLANE = 0
 
 def ip(*arguments: str, quietly: bool = False) -> str:
     """Run iproute2's ip. Raises NotReady with its words when it fails, unless told to be quiet about it."""
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode and not quietly:
-        raise NotReady(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
+    try:
+        return answer("ip", *arguments)
+    except NotReady:
+        if quietly:
+            return ""
+        raise
 
 
 def pods_of(seat: int) -> str:

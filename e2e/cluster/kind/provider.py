@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from e2e.cluster import binaries, fake, storage
+from e2e.cluster.commands import answer
 from e2e.cluster.kind import docker
 from e2e.cluster.kind.config import REGISTRIES, config
 from e2e.cluster.kube import Kube
@@ -30,6 +31,8 @@ from e2e.images import engines, packing
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
 FIRST_PORT, PORTS = 5001, 50
 READY_WITHIN = 180
+SLOW = 600
+"""Seconds that kind may take to make a cluster or to load an image."""
 _KUBELET = "/var/lib/kubelet/config.yaml"
 _ORIGINAL = "/var/lib/kubelet/config.original.yaml"
 
@@ -98,9 +101,7 @@ class Kind:
         (self.folder / "volumes").mkdir()
         written = self.folder / "kind.json"
         written.write_text(config(self.nodes(), self.folder / "volumes", self._image))
-        docker.run(
-            self._kind, "create", "cluster", *self._own, f"--config={written}", f"--kubeconfig={self.kubeconfig}"
-        )
+        answer(self._kind, "create", "cluster", *self._own, f"--config={written}", f"--kubeconfig={self.kubeconfig}")
         self.kube.wait_ready(map(self._container, state.nodes), READY_WITHIN)
         self._serve_beside(state)
         self._furnish_api(state)
@@ -155,7 +156,7 @@ class Kind:
             for name in (f"localhost:{port}", f"{address}:{port}"):
                 hosts = f'server = "http://{address}:{port}"\n'
                 write = f"mkdir -p {REGISTRIES}/{name} && cat > {REGISTRIES}/{name}/hosts.toml"
-                docker.run("docker", "exec", "--interactive", node, "sh", "-c", write, given=hosts)
+                answer("docker", "exec", "--interactive", node, "sh", "-c", write, given=hosts)
 
     def _start(self, service: Service) -> int:
         with (self.folder / f"{service.name}.log").open("ab") as out:
@@ -185,7 +186,7 @@ class Kind:
             for pid in map(int, (self.folder / "pids").read_text().split()):
                 self._stop(pid)
         if docker.containers(self.name):
-            docker.run(self._kind, "delete", "cluster", *self._own, f"--kubeconfig={self.kubeconfig}")
+            answer(self._kind, "delete", "cluster", *self._own, f"--kubeconfig={self.kubeconfig}")
         forget(self.folder)
 
     def _stop(self, pid: int) -> None:
@@ -209,12 +210,12 @@ class Kind:
 
     def kill(self, node: str) -> None:
         """Turn its power off. `docker stop` would be an orderly shutdown, in which pods are told."""
-        docker.run("docker", "kill", self._container(node))
+        answer("docker", "kill", self._container(node))
 
     def revive(self, node: str) -> None:
         """Start the container again; its kubelet registers anew where the Node object is gone."""
         begun = datetime.now(UTC).replace(microsecond=0)
-        docker.run("docker", "start", self._container(node))
+        answer("docker", "start", self._container(node))
         self.kube.wait_ready([self._container(node)], READY_WITHIN, since=begun)
         self.kube.patch_devices(self._container(node), self._state.nodes[node].devices)
 
@@ -226,19 +227,19 @@ class Kind:
 
     def freeze(self, node: str) -> None:
         """Stop everything on it."""
-        docker.run("docker", "pause", self._container(node))
+        answer("docker", "pause", self._container(node))
 
     def thaw(self, node: str) -> None:
         """Let it go on."""
-        docker.run("docker", "unpause", self._container(node))
+        answer("docker", "unpause", self._container(node))
 
     def cut_off(self, node: str) -> None:
         """Take its network away."""
-        docker.run("docker", "network", "disconnect", docker.NETWORK, self._container(node))
+        answer("docker", "network", "disconnect", docker.NETWORK, self._container(node))
 
     def reconnect(self, node: str) -> None:
         """Give it back."""
-        docker.run("docker", "network", "connect", docker.NETWORK, self._container(node))
+        answer("docker", "network", "connect", docker.NETWORK, self._container(node))
 
     def press(self, node: str, pressure: Pressure) -> None:
         """Add thresholds that are never met to its kubelet's configuration."""
@@ -250,15 +251,15 @@ class Kind:
             f"{_ORIGINAL} > {_KUBELET}; cat >> {_KUBELET}; systemctl restart kubelet"
         )
         lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in json.loads(added).items())
-        docker.run("docker", "exec", "--interactive", self._container(node), "sh", "-c", script, given=f"{lines}\n")
+        answer("docker", "exec", "--interactive", self._container(node), "sh", "-c", script, given=f"{lines}\n")
 
     def relieve(self, node: str) -> None:
         """Give the kubelet its own configuration back."""
         script = f"if [ -f {_ORIGINAL} ]; then mv {_ORIGINAL} {_KUBELET}; systemctl restart kubelet; fi"
-        docker.run("docker", "exec", self._container(node), "sh", "-c", script)
+        answer("docker", "exec", self._container(node), "sh", "-c", script)
 
     def load(self, images: Sequence[str]) -> None:
         """Bring images to all nodes."""
         for image in images:
             what = ("image-archive", image) if image.endswith(".tar") else ("docker-image", image)
-            docker.run(self._kind, "load", *what, *self._own)
+            answer(self._kind, "load", *what, *self._own, timeout=SLOW)
