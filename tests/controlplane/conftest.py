@@ -6,7 +6,7 @@ from e2e import fixtures
 from e2e.cluster.provider import Provider
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def control_plane() -> Iterator[Provider]:
     """A real API server with its controllers and scheduler; its only nodes are on paper."""
     with fixtures.cluster("plane", "none", fake_nodes=3) as made:

@@ -95,6 +95,11 @@ def test_a_full_disk_is_named_before_anything_is_begun(cache, monkeypatch):
     assert not (cache / "clusters").exists()
 
 
+def test_more_kubelets_than_the_kernel_lets_watch_files_are_refused_with_the_setting():
+    with pytest.raises(Refused, match=r"sysctl fs\.inotify\.max_user_instances="):
+        checks.check_watches(1_000_000)
+
+
 def test_without_root_it_says_so_and_what_else_there_is(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Refused, match="needs root"):

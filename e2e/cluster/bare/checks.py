@@ -13,6 +13,8 @@ from e2e.cluster.problems import Refused
 
 LEAST_DISK = 2 << 30
 """Bytes free; etcd, logs and volumes of a small cluster, without images."""
+WATCHES_OF_A_NODE = 8
+"""inotify instances: five of a kubelet, two of a containerd, one of a kube-proxy; counted in /proc/*/fd."""
 _PROGRAMS = {
     "ip": "iproute2",
     "nft": "nftables",
@@ -62,6 +64,25 @@ def check_disk(folder: Path) -> None:
             f"{free / (1 << 30):.1f} GiB free at {there}, a cluster needs {LEAST_DISK >> 30}; "
             "make room, or set FINETUNE_CACHE to a folder on a larger disk"
         )
+
+
+def check_watches(nodes: int) -> None:
+    """Raise Refused when the kernel would not let so many more kubelets watch files; they would never register."""
+    limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+    used = sum(_is_inotify(handle) for handle in Path("/proc").glob("[0-9]*/fd/*"))
+    wanted = used + WATCHES_OF_A_NODE * (nodes + 1)
+    if wanted > limit:
+        raise Refused(
+            f"{nodes} more nodes need {wanted} inotify instances, the limit is {limit}; "
+            f"run `sysctl fs.inotify.max_user_instances={max(1024, 2 * wanted)}`, or take clusters down"
+        )
+
+
+def _is_inotify(handle: Path) -> bool:
+    try:
+        return str(handle.readlink()) == "anon_inode:inotify"
+    except OSError:
+        return False
 
 
 def check_kernel() -> None:

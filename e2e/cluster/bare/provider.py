@@ -114,6 +114,7 @@ class Bare:
     def up(self, wish: Wish) -> None:
         """Make it."""
         checks.check(self.folder)
+        checks.check_watches(len(wish.nodes))
         _ = self._binaries
         _ = [engines.place(image, cache() / "images") for image in wish.images]
         state = claim(self.folder, taken())
@@ -231,6 +232,7 @@ class Bare:
 
     def add(self, node: Node) -> None:
         """Make one more."""
+        checks.check_watches(1)
         state = self._state
         state.seat(node)
         state.save()

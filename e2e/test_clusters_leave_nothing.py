@@ -16,6 +16,7 @@ from e2e.cluster.bare import cgroups
 from e2e.cluster.bare.provider import NEEDED, Bare
 from e2e.cluster.nodes import parse
 from e2e.cluster.provider import Wish
+from e2e.world import until
 
 ROOT = Path(__file__).parents[1]
 ROUNDS, KILLS = 20, 10
@@ -40,7 +41,7 @@ def census() -> dict[str, object]:
     """Count everything that a cluster is made of."""
     processes = {entry.name: _words(entry) for entry in Path("/proc").glob("[0-9]*")}
     return {
-        "processes": sorted(words for words in processes.values() if str(state.cache()) in words),
+        "processes": sorted(words for words in processes.values() if str(state.clusters()) in words),
         "mounts": sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "links": sorted(entry.name for entry in Path("/sys/class/net").iterdir()),
         "network namespaces": len({_namespace(entry) for entry in Path("/proc").glob("[0-9]*")} - {""}),
@@ -160,8 +161,10 @@ def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
 def test_ctrl_c_during_up_undoes_what_was_begun(nothing_stays):
     name = fixtures.named("stopped")
     command = [sys.executable, "-m", "e2e.cluster", "--name", name, "--provider", "bare", "up"]
-    up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
-    time.sleep(2.5)
+    up = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    until(lambda: (state.folder_of(name) / "kubeconfig").exists(), 30)
     up.send_signal(signal.SIGINT)
     assert up.wait(60) == 130
     assert not providers.existing(name)
