@@ -164,7 +164,7 @@ def test_ctrl_c_during_up_undoes_what_was_begun(nothing_stays):
     up = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    until(lambda: (state.folder_of(name) / "kubeconfig").exists(), 30)
+    until((state.folder_of(name) / "kubeconfig").exists, 30)
     up.send_signal(signal.SIGINT)
     assert up.wait(60) == 130
     assert not providers.existing(name)
