@@ -112,9 +112,10 @@ def test_a_node_under_pressure_evicts_by_itself_and_recovers(cluster: Provider):
         world.create(pod("squeezed", SAVES, node="spot-3"))
         world.wait_phase("squeezed", "Running")
         cluster.press("spot-3", "memory")
-        until(lambda: "disruption" in watched.last_words("squeezed"), 60, "nobody was evicted")
-        assert watched.last_words("squeezed")["disruption"] == "TerminationByKubelet"
-        until(lambda: world.get("pod", "squeezed")["status"].get("reason") == "Evicted", 60)
+        until(lambda: world.get("pod", "squeezed")["status"].get("reason") == "Evicted", 60, "nobody was evicted")
+        # Evicted by a kubelet that runs, or turned away by one that has just started: it depends on who is first.
+        assert watched.last_words("squeezed").get("disruption", "TerminationByKubelet") == "TerminationByKubelet"
+        assert pressed(cluster, "spot-3")
         cluster.relieve("spot-3")
         until(lambda: not pressed(cluster, "spot-3"), 60, "the pressure does not end")
 
