@@ -30,7 +30,6 @@ _LAST_WORDS = 20
 """Lines of the compiler that are shown when it fails."""
 _FLAGS = ("-mod=readonly", "-trimpath", "-buildvcs=false")
 """go.sum decides; no path of this machine gets in; no version control is asked."""
-_VERSION = "k8s.io/component-base/version"
 _UNREACHABLE = re.compile(r'dial tcp|(Get|read) "?http|reading http\S+: 5\d\d|module lookup disabled')
 
 
@@ -71,6 +70,7 @@ BINARIES: dict[str, Binary] = {
     "coredns": Binary("coredns", "github.com/coredns/coredns"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kind": Binary("kind", "sigs.k8s.io/kind"),
+    "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),
 }
 
 
@@ -187,13 +187,21 @@ def _compile(go: str, name: str, to: Path) -> None:
 
 
 def _link(binary: Binary) -> str:
-    """Strip; and tell Kubernetes its version, which it does not know when built as somebody's dependency."""
-    if binary.module != "kubernetes":
-        return "-s -w"
+    """Strip; and tell a program its version, which it does not know when built as somebody's dependency."""
+    return " ".join(["-s -w", *(f"-X {where}={value}" for where, value in _stamps(binary).items())])
+
+
+def _stamps(binary: Binary) -> dict[str, str]:
     known = version(binary)
-    major, minor = known.split(".")[:2]
-    stamps = {"Version": f"v{known}", "Major": major, "Minor": minor, "TreeState": "clean", "Commit": "none"}
-    return " ".join(["-s -w", *(f"-X {_VERSION}.git{key}={value}" for key, value in stamps.items())])
+    match binary.module:
+        case "kubernetes":
+            major, minor = known.split(".")[:2]
+            stamps = {"Version": f"v{known}", "Major": major, "Minor": minor, "TreeState": "clean", "Commit": "none"}
+            return {f"k8s.io/component-base/version.git{key}": value for key, value in stamps.items()}
+        case "helm":
+            return {"helm.sh/helm/v4/internal/version.version": f"v{known}"}
+        case _:
+            return {}
 
 
 def _verify(name: str, program: Path) -> None:

@@ -37,7 +37,7 @@ PACKAGES = {
     "util-linux": "nsenter",
 }
 """Debian's packages, and by what program or file one sees elsewhere that there is no need of them."""
-BY_DOCKER = ("kind", "kubectl", "kwok", "registry")
+BY_DOCKER = ("kind", "kubectl", "kwok", "registry", "helm")
 """Programs to build where nodes are Docker's containers."""
 
 

@@ -7,3 +7,7 @@ class ClusterError(Exception):
 
 class Conflict(ClusterError):
     """Somebody else changed the object since it was read: read it again."""
+
+
+class Unusable(ClusterError):
+    """The object itself is beyond us: wait until somebody changes it."""

@@ -12,7 +12,10 @@ from finetune_operator.stages.base import StageSpec
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
 IDENTITY_DIGITS = 16
-HOW_IT_RUNS = ("image", "command", "args", "resources", "placement", "env")
+HOW_IT_RUNS = (
+    *("image", "command", "args", "resources", "placement", "env"),
+    *("secret_refs", "service_account_name", "priority_class_name"),
+)
 WHAT_RUNS = ("image", "command", "args", "env")
 
 
@@ -29,8 +32,12 @@ def identity_of(spec: StageSpec, config: StageConfig, contents: Mapping[str, str
 
 
 def execution_of(spec: StageSpec) -> str:
-    """Hash how the stage runs: where, on what, with which image and environment."""
-    return _hash(spec.model_dump(mode="json", include={*HOW_IT_RUNS, *spec.execution_fields}))
+    """Hash how the stage runs: where, on what, with which image and environment.
+
+    Without what was left at its default, so that an operator that knows more fields stops nobody's Job.
+    """
+    how = {*HOW_IT_RUNS, *spec.execution_fields}
+    return _hash(spec.model_dump(mode="json", include=how, exclude_defaults=True))
 
 
 def _hash(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 from finetune_operator.labels import job_labels
@@ -34,6 +35,11 @@ class JobTemplate:
     """Claims besides the workspace that the config names."""
     resources: Resources
     placement: PodPlacement
+    affinity: dict[str, Any]
+    secrets: tuple[str, ...]
+    """Secrets whose keys become environment variables."""
+    service_account: str | None
+    priority_class: str | None
     grace: timedelta
 
 
@@ -52,6 +58,10 @@ def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: i
         claims=claims_in(config),
         resources=spec.resources,
         placement=place(spec),
+        affinity=spec.placement.affinity,
+        secrets=spec.secret_refs,
+        service_account=spec.service_account_name,
+        priority_class=spec.priority_class_name,
         grace=settings.grace,
     )
 

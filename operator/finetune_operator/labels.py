@@ -7,12 +7,13 @@ STAGE = f"{GROUP}/stage"
 ATTEMPT = f"{GROUP}/attempt"
 IDENTITY = f"{GROUP}/identity"
 MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER = "finetune-operator"
 
 
 def job_labels(pipeline: str, stage: str, attempt: int, identity: str) -> dict[str, str]:
     """Give the labels of one attempt; values are cut to the 63 characters that a label may have."""
     return {
-        MANAGED_BY: "finetune-operator",
+        MANAGED_BY: MANAGER,
         PIPELINE: pipeline[:63].rstrip("-."),
         STAGE: stage,
         ATTEMPT: str(attempt),

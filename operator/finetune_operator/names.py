@@ -3,17 +3,24 @@
 import hashlib
 
 LONGEST = 63
+"""Of what becomes a label or a pod's host name."""
+LONGEST_OBJECT = 253
 
 
 def job_name(pipeline: str, uid: str, stage: str, attempt: int) -> str:
     """Give <pipeline>-<uid8>-<stage>-a<attempt>; a long pipeline's name is cut and gains a hash of the whole."""
     tail = f"-{uid.replace('-', '')[:8]}-{stage}-a{attempt}"
-    return _shortened(pipeline, LONGEST - len(tail)) + tail
+    return _shortened(pipeline.replace(".", "-"), LONGEST - len(tail)) + tail
+
+
+def workspace_name(pipeline: str) -> str:
+    """Give <pipeline>-workspace: without a uid, so that a pipeline that is made anew finds its earlier work."""
+    tail = "-workspace"
+    return _shortened(pipeline, LONGEST_OBJECT - len(tail)) + tail
 
 
 def _shortened(name: str, room: int) -> str:
-    name = name.replace(".", "-")
     if len(name) <= room:
         return name
     hashed = hashlib.sha256(name.encode()).hexdigest()[:6]
-    return f"{name[: room - 7].rstrip('-')}-{hashed}"
+    return f"{name[: room - 7].rstrip('-.')}-{hashed}"

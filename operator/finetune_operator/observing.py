@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from finetune_operator.api.conditions import Reason
 from finetune_trainer.contract import Progress, TerminationMessage
 
 
@@ -16,6 +17,14 @@ class JobState(StrEnum):
     RUNNING = "Running"
     COMPLETE = "Complete"
     FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why something does not go on, and how to mend it."""
+
+    reason: Reason
+    message: str
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,8 @@ class JobSeen:
     message: TerminationMessage | None = None
     """What the process left behind, where it could be read."""
     progress: Progress | None = None
-    waiting_for: str = ""
-    """Why its process has not started, where that is known."""
+    waiting: Waiting | None = None
+    """Why its process has not started, or cannot end, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -43,5 +52,7 @@ class Observed:
     """All that a cluster can see of one pipeline."""
 
     jobs: Mapping[str, JobSeen] = field(default_factory=dict)
+    refused: Mapping[str, Waiting] = field(default_factory=dict)
+    """Job -> why the cluster did not let it be made; it is going to be tried again."""
     contents: Mapping[str, str] = field(default_factory=dict)
     """URI -> digest of what lies behind it, for sources that can change in place and that this cluster can read."""

@@ -29,7 +29,12 @@ class StopJob:
     reason: Reason
 
 
-Action = CreateJob | StopJob
+@dataclass(frozen=True)
+class Expire:
+    """Delete the pipeline: it has been finished for as long as it asked to be kept."""
+
+
+Action = CreateJob | StopJob | Expire
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ def plan_next(pipeline: Pipeline, view: PipelineView, settings: Settings, now: d
     actions = tuple(action for _, doing in decided.values() for action in doing)
     stages = {name: status for name, (status, _) in decided.items()}
     looks = sorted(look for name, stage in view.stages.items() for look in planner.looks(stage, stages[name]))
+    if not actions and (left := planner.left_to_live()) is not None:
+        looks, actions = ([left], ()) if left > timedelta() else ([], (Expire(),))
     return Plan(
         stages=stages,
         actions=actions,
@@ -116,6 +123,12 @@ class _Planner:
             yield timedelta(seconds=stage.spec.timeout_seconds) - active_time(stage.status, self.now)
         if limit := self.pipeline.spec.active_deadline_seconds:
             yield timedelta(seconds=limit) - self.view.active
+
+    def left_to_live(self) -> timedelta | None:
+        """Give how long a finished pipeline is kept; None: it is not finished, or kept for ever."""
+        ttl, ended = self.pipeline.spec.ttl_seconds_after_finished, self.pipeline.status.finished_at
+        current = self.pipeline.status.observed_generation == self.pipeline.generation and not self.pipeline.retry
+        return ended + timedelta(seconds=ttl) - self.now if ttl is not None and ended and current else None
 
     def looks(self, stage: StageView, planned: StageStatus) -> Iterator[timedelta]:
         """Give the times after which something of a stage may be due."""

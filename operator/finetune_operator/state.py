@@ -145,10 +145,9 @@ class _Assessor:
         job = self.observed.jobs.get(attempt.job)
         if attempt.stopping:
             return StageState.RUNNING, attempt.stopping, "stopping"
-        if job is None or job.state is JobState.WAITING:
-            waiting_for = job.waiting_for if job else ""
-            return StageState.QUEUED, Reason.WAITING_FOR_CAPACITY if waiting_for else Reason.PROGRESSING, waiting_for
-        return StageState.RUNNING, Reason.PROGRESSING, ""
+        state = StageState.RUNNING if job and job.state is not JobState.WAITING else StageState.QUEUED
+        waiting = job.waiting if job else self.observed.refused.get(attempt.job)
+        return (state, waiting.reason, waiting.message) if waiting else (state, Reason.PROGRESSING, "")
 
     def _failed(self, spec: StageSpec, status: StageStatus) -> "Found | None":
         last = status.last_attempt

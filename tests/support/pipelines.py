@@ -5,10 +5,12 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageStatus
 from finetune_operator.cluster.memory import MemoryCluster
+from finetune_operator.observing import Waiting
 from finetune_operator.pipeline import Key
 from finetune_operator.reconcile import NextLook, reconcile
 from finetune_operator.settings import Settings
@@ -172,7 +174,7 @@ class World:
 
     def hold(self, job: str, waiting_for: str) -> None:
         """Let its pod find no place."""
-        self.cluster.see(job, waiting_for=waiting_for)
+        self.cluster.see(job, waiting=Waiting(Reason.WAITING_FOR_CAPACITY, waiting_for))
 
     def lose_node(self, job: str, why: str = "its node is gone") -> None:
         """Take its node away, so that nobody sees how it ended."""

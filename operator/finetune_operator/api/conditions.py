@@ -27,17 +27,21 @@ class Reason(StrEnum):
     CANCELLED = "Cancelled"
     CREDENTIALS_REJECTED = "CredentialsRejected"
     DATA_INVALID = "DataInvalid"
+    CONTAINER_NOT_STARTED = "ContainerNotStarted"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     DEPENDENCY_NOT_READY = "DependencyNotReady"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
     INTERRUPTED = "Interrupted"
     JOB_DISAPPEARED = "JobDisappeared"
     NODE_LOST = "NodeLost"
     NOT_REQUESTED = "NotRequested"
     OUT_OF_MEMORY = "OutOfMemory"
+    POD_REFUSED = "PodRefused"
     PROGRESSING = "Progressing"
     RESULT_MISSING = "ResultMissing"
     RETRIES_EXHAUSTED = "RetriesExhausted"
     RETRYING = "Retrying"
+    SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105  no password
     SOURCE_NOT_FOUND = "SourceNotFound"
     SOURCE_UNAVAILABLE = "SourceUnavailable"
     SPEC_CHANGED = "SpecChanged"
@@ -45,7 +49,10 @@ class Reason(StrEnum):
     STAGE_FAILED = "StageFailed"
     STAGE_SUCCEEDED = "StageSucceeded"
     SUSPENDED = "Suspended"
+    VOLUME_NOT_READY = "VolumeNotReady"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    WORKSPACE_IN_USE = "WorkspaceInUse"
 
 
 class Condition(Contract):

@@ -5,15 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, StringConstraints
 
 from finetune_operator.api.rules import Rule, Ruled
-from finetune_operator.stages.base import Quantity, StageSpec
+from finetune_operator.stages.base import ObjectName, Quantity, StageSpec
 from finetune_operator.stages.deploy import Deploy
 from finetune_operator.stages.evaluate import Evaluate
 from finetune_operator.stages.prepare import Prepare
 from finetune_operator.stages.push import Push
 from finetune_operator.stages.train import Train
 from finetune_trainer.contract import Contract, DatasetSource, ModelSource
-
-ClaimName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 
 
 class Workspace(Contract):
@@ -28,8 +26,11 @@ class Workspace(Contract):
     access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
     """ReadWriteMany lets the next attempt start on another node at once."""
 
-    existing_claim: ClaimName | None = None
-    """Use this claim in place of one of the operator's own."""
+    existing_claim: ObjectName | None = None
+    """Use this claim in place of one of the operator's own; one unfinished pipeline at a time has it."""
+
+    when_deleted: Literal["Retain", "Delete"] = "Retain"
+    """Whether the operator's claim goes with the pipeline; retained, a new pipeline of this name finds its work."""
 
 
 def _needs_gate(stage: str) -> Rule:
@@ -88,6 +89,9 @@ class PipelineSpec(Ruled):
 
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """How long all stages together may run; time spent waiting does not count."""
+
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=315_360_000)
+    """In a cluster: how long after its end the pipeline is deleted, and its Jobs with it. Absent: never."""
 
     def stage(self, name: str) -> StageSpec | None:
         """Give a stage's spec, or None where it was not asked for."""

@@ -17,7 +17,7 @@ from finetune_operator.errors import Conflict
 from finetune_operator.jobs import JobTemplate
 from finetune_operator.observing import JobSeen, JobState, Observed
 from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import Action, CreateJob, StopJob
+from finetune_operator.planning import Action, CreateJob, Expire, StopJob
 from finetune_operator.reporting import Event
 from finetune_trainer.contract import AnyResult, ExitCode, Failure, Interruption, Progress, TerminationMessage
 
@@ -98,7 +98,7 @@ class MemoryCluster:
         """Give all Jobs of the pipeline."""
         with self._moment("observe"):
             jobs = {name: job.seen for name, job in self.jobs.items() if job.owner == pipeline.uid}
-            return Observed(jobs, dict(self.contents))
+            return Observed(jobs, contents=dict(self.contents))
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
         """Keep the status, where it differs; raise Conflict where the pipeline has changed since the read."""
@@ -118,6 +118,8 @@ class MemoryCluster:
                         self._create(pipeline, template)
                     case StopJob(name, _):
                         self._ask_to_stop(name)
+                    case Expire():
+                        self.pipelines.pop(pipeline.key, None)
 
     async def announce(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Keep what was said."""
@@ -152,7 +154,7 @@ class MemoryCluster:
 
     def start(self, name: str) -> None:
         """Start its process."""
-        self.see(name, state=JobState.RUNNING, started_at=self.now, waiting_for="")
+        self.see(name, state=JobState.RUNNING, started_at=self.now, waiting=None)
 
     def progress(self, name: str, step: int, **known: Any) -> None:
         """Let its process say where it is."""

@@ -38,6 +38,7 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity; cpu: 2 may be written without quotes, as in a pod."""
 
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 Argument = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")]
@@ -91,6 +92,11 @@ class Placement(Contract):
 
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
     """Taints that the pod does not mind, besides those that capacity and accelerators need."""
+
+    affinity: Annotated[
+        dict[str, Any], Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+    ] = Field(default_factory=dict)
+    """A pod's affinity, as Kubernetes has it; the cluster says what is wrong with it when the pod is made."""
 
 
 class Retries(Contract):
@@ -164,6 +170,15 @@ class StageSpec(Ruled):
 
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=128)
     """Environment variables for the process."""
+
+    secret_refs: tuple[ObjectName, ...] = Field(default=(), max_length=16)
+    """Secrets of the namespace whose keys become environment variables; on a laptop the process has your own."""
+
+    service_account_name: ObjectName | None = None
+    """The pod's identity towards a cloud; its token for the cluster is not mounted."""
+
+    priority_class_name: ObjectName | None = None
+    """Who waits for whom, and who is taken away for whom."""
 
     timeout_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """How long the stage's attempts may run in all; time spent waiting does not count."""

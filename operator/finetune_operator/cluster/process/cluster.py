@@ -27,7 +27,7 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.jobs import JobTemplate
 from finetune_operator.observing import JobSeen, Observed
 from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import Action, CreateJob, StopJob
+from finetune_operator.planning import Action, CreateJob, Expire, StopJob
 from finetune_operator.reporting import Event
 from finetune_trainer.contract import Environment
 from finetune_trainer.files import write_durably
@@ -94,7 +94,7 @@ class ProcessCluster:
         jobs = {name: job for name in names if (job := self.job(name))}
         # Beside the loop: to read a big model takes a while, and Ctrl-C is heard by the loop.
         sources, environment = pipeline.spec.sources(), self.environment(pipeline)
-        return Observed(jobs, await asyncio.to_thread(self.contents.of, sources, environment))
+        return Observed(jobs, contents=await asyncio.to_thread(self.contents.of, sources, environment))
 
     def job(self, name: str) -> JobSeen | None:
         """Give one attempt as it is now."""
@@ -115,6 +115,8 @@ class ProcessCluster:
                     self._start(pipeline, job)
                 case StopJob(name, _):
                     self._order(name, STOP)
+                case Expire():
+                    pass  # a folder is its owner's to delete
 
     async def announce(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Tell the person at the keyboard, and keep it in events.jsonl."""

@@ -1,0 +1,1 @@
+"""The operator on a real cluster: installed through its chart, from its built image."""

@@ -1,0 +1,73 @@
+"""The operator, installed as a user would: through the chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster import binaries
+from e2e.cluster.commands import answer
+from e2e.cluster.kube import Kube
+from e2e.world import RESTRICTED, World
+
+CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
+NAMESPACE = "finetune-system"
+RELEASE = "finetune-operator"
+VALUES = ("image.tag=dev", "trainer.image.tag=dev")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A release of the chart."""
+
+    kube: Kube
+    namespace: str = NAMESPACE
+    release: str = RELEASE
+
+    @property
+    def world(self) -> World:
+        """Its namespace."""
+        return World(self.kube, self.namespace)
+
+    def install(self, *values: str, wait: bool = True) -> None:
+        """Install or upgrade it, and wait until it is ready."""
+        self.kube.apply(
+            [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": RESTRICTED}}]
+        )
+        given = [part for value in (*VALUES, *values) for part in ("--set", value)]
+        waiting = ["--wait", "--timeout", "2m"] if wait else []
+        self.helm("upgrade", "--install", self.release, str(CHART), *given, *waiting)
+
+    def uninstall(self) -> None:
+        """Take it away."""
+        self.helm("uninstall", self.release, "--wait", "--timeout", "1m")
+
+    def helm(self, *arguments: str, timeout: float = 150) -> str:
+        """Run helm against the cluster."""
+        where = ["--kubeconfig", str(self.kube.kubeconfig), "--namespace", self.namespace]
+        return helm(*where, *arguments, timeout=timeout)
+
+    def leader(self) -> str:
+        """Name the pod that works."""
+        return str(self.world.get("lease", self.release).get("spec", {}).get("holderIdentity", ""))
+
+    def pods(self) -> list[str]:
+        """Name its pods."""
+        found = self.world.run("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name")
+        return [line.partition("/")[2] for line in found.split()]
+
+    def logs(self) -> str:
+        """Give what all replicas said last."""
+        return self.world.run("logs", "-l", "app.kubernetes.io/name=finetune-operator", "--tail=200", "--prefix")
+
+
+def helm(*arguments: str, timeout: float = 150) -> str:
+    """Run helm."""
+    return answer(
+        str(binaries.provide(["helm"]) / "helm"), *arguments, called=f"helm {_verb(arguments)}", timeout=timeout
+    )
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    return next((word for word in arguments if not word.startswith("-")), "")

@@ -1,0 +1,34 @@
+"""Two replicas: whatever happens to the one that works, no stage runs twice and work goes on."""
+
+import time
+
+from e2e.pipelines.chart import Operator
+from e2e.pipelines.story import Story, pipeline
+from e2e.pipelines.test_evictions import evict
+from e2e.world import World, until
+
+
+def test_the_leader_is_lost_in_every_stage(operator: Operator, world: World):
+    story = Story.begin(world, pipeline("led", steps={"prepare": 25, "train": 25, "evaluate": 25}))
+    for at, stage in enumerate(("prepare", "train", "evaluate")):
+        story.wait_state(stage, "Running", seconds=90)
+        leader = operator.leader()
+        if at % 2:
+            evict(operator.world, leader)
+        else:
+            operator.world.run("delete", "pod", leader, "--grace-period=0", "--force")
+        until(lambda gone=leader: operator.leader() not in {"", gone}, 30, operator.logs)
+    story.wait_finished(seconds=120)
+    for stage in ("prepare", "train", "evaluate"):
+        assert len(story.jobs(stage)) == 1
+        assert len(story.stage(stage)["attempts"]) == 1
+    until(lambda: len(operator.pods()) == 2, 60)
+
+
+def test_work_goes_on_soon_after_a_leader_is_gone(operator: Operator, world: World):
+    leader = operator.leader()
+    operator.world.run("delete", "pod", leader, "--grace-period=0", "--force")
+    began = time.monotonic()
+    story = Story.begin(world, pipeline("soon"))
+    story.wait_state("prepare", "Running", "Succeeded", seconds=30)
+    print(f"first Job {time.monotonic() - began:.1f} s after the leader was killed")

@@ -1,0 +1,61 @@
+"""`python -m finetune_operator`: the operator's process in a cluster."""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from datetime import timedelta
+
+from finetune_operator.controller.process import Options, run
+from finetune_operator.errors import ClusterError
+from finetune_operator.settings import Settings
+
+LOOK_SECONDS = 15.0
+"""Between two looks at a pipeline with running work: how often its progress is asked for."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run until told to stop; 1 where there is no cluster to speak of."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    options = _options(arguments)
+    try:
+        asyncio.run(run(options))
+    except ClusterError as error:
+        print(f"finetune-operator: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _options(arguments: list[str]) -> Options:
+    given = os.environ
+    parser = argparse.ArgumentParser(prog="python -m finetune_operator", description=__doc__)
+    parser.add_argument("--trainer-image", default=given.get("TRAINER_IMAGE", Settings.trainer_image))
+    parser.add_argument("--namespace", action="append", default=[], help="look after this one only; may be repeated")
+    parser.add_argument("--lease-namespace", default=given.get("POD_NAMESPACE", "default"))
+    parser.add_argument("--lease-name", default="finetune-operator")
+    parser.add_argument("--identity", default=given.get("POD_NAME", socket.gethostname()))
+    parser.add_argument("--port", type=int, default=8080, help="/livez, /readyz, /metrics; 0: none")
+    parser.add_argument("--grace-seconds", type=int, default=30, help="from SIGTERM to SIGKILL")
+    parser.add_argument("--workers", type=int, default=10)
+    chosen = parser.parse_args(arguments)
+    settings = Settings(
+        trainer_image=chosen.trainer_image,
+        grace=timedelta(seconds=chosen.grace_seconds),
+        resync=timedelta(seconds=LOOK_SECONDS),
+    )
+    return Options(
+        identity=chosen.identity,
+        lease_namespace=chosen.lease_namespace,
+        lease_name=chosen.lease_name,
+        namespaces=tuple(chosen.namespace),
+        port=chosen.port,
+        workers=chosen.workers,
+        settings=settings,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

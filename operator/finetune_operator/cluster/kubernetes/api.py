@@ -1,0 +1,189 @@
+"""The API server: JSON in, JSON out, with a time limit, at the pace that it can bear, and with errors of our own."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from finetune_operator.errors import ClusterError, Conflict
+
+Object = dict[str, Any]
+TIMEOUT_SECONDS = 15.0
+PAGE = 500
+"""Objects in one answer to a list."""
+
+
+class ApiError(ClusterError):
+    """The API server refused, or could not be asked (status 0)."""
+
+    def __init__(self, status: int, message: str, reason: str = "", details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.details = status, reason, details or {}
+
+
+class AlreadyThere(ApiError):
+    """An object of this name exists."""
+
+
+class NotLeading(ClusterError):
+    """Another replica may be the leader by now: nothing is written."""
+
+
+class Pace:
+    """Requests a second: one more for every hundred answers, half as many whenever the server says 429."""
+
+    SLOWEST, FASTEST = 1.0, 200.0
+
+    def __init__(self, rate: float = 50.0) -> None:
+        self.rate, self._next = rate, 0.0
+
+    async def turn(self) -> None:
+        """Wait for one's turn."""
+        now = asyncio.get_running_loop().time()
+        mine = max(now, self._next)
+        self._next = mine + 1 / self.rate
+        await asyncio.sleep(mine - now)
+
+    def answered(self) -> None:
+        """Grow bolder."""
+        self.rate = min(self.FASTEST, self.rate + 0.01)
+
+    def told_to_wait(self, seconds: float) -> None:
+        """Hold everybody back."""
+        self.rate = max(self.SLOWEST, self.rate / 2)
+        self._next = max(self._next, asyncio.get_running_loop().time() + seconds)
+
+
+class Api:
+    """Verbs on paths; `may_write` is asked before each that changes something."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        may_write: Callable[[], bool] = lambda: True,
+        told: Callable[[str, int], None] = lambda _verb, _status: None,
+    ) -> None:
+        self.client, self.may_write, self.told = client, may_write, told
+        self.pace = Pace()
+
+    async def get(self, path: str) -> Object | None:
+        """Give an object, or None where there is none of this name."""
+        try:
+            return await self._ask("GET", path)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    async def list(self, path: str, **query: str) -> AsyncIterator[Object]:
+        """Give all objects of a collection, page by page."""
+        more: dict[str, str] = {"limit": str(PAGE)}
+        while more:
+            page = await self._ask("GET", f"{path}?{urlencode({**query, **more})}")
+            for item in page["items"]:
+                yield item
+            token = page["metadata"].get("continue")
+            more = {"limit": str(PAGE), "continue": token} if token else {}
+
+    async def create(self, path: str, body: Object) -> Object:
+        """Raise AlreadyThere for a name that is taken."""
+        return await self._ask("POST", path, body)
+
+    async def replace(self, path: str, body: Object) -> Object:
+        """Raise Conflict where the object has changed since its resourceVersion."""
+        return await self._ask("PUT", path, body)
+
+    async def patch(self, path: str, body: Object) -> Object:
+        """Merge: null removes."""
+        return await self._ask("PATCH", path, body, "application/merge-patch+json")
+
+    async def apply(self, path: str, body: Object) -> Object:
+        """Apply on the server's side, as the owner of just these fields."""
+        where = f"{path}?{urlencode({'fieldManager': 'finetune-operator', 'force': 'true'})}"
+        return await self._ask("PATCH", where, body, "application/apply-patch+yaml")
+
+    async def delete(self, path: str, propagation: str = "Background", uid: str | None = None) -> None:
+        """Delete an object, whether or not it is there; with a uid only that very one."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._ask("DELETE", path, options)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+
+    async def _ask(self, verb: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
+        if verb != "GET" and not self.may_write():
+            raise NotLeading("the Lease is not ours any more")
+        await self.pace.turn()
+        headers = {"Content-Type": kind, "Accept": "application/json", **await self._credentials()}
+        url = self.client.configuration.host + path
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                answer = await self._request(verb, url, headers, body)
+                text = await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            self.told(verb, 0)
+            raise ApiError(0, f"the API server does not answer: {str(error) or type(error).__name__}") from error
+        self.told(verb, answer.status)
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise self._refusal(answer.status, text, answer.headers.get("Retry-After"))
+        self.pace.answered()
+        found: Object = json.loads(text)
+        return found
+
+    async def _request(self, verb: str, url: str, headers: dict[str, str], body: Object | None) -> Any:
+        ask: Any = self.client.rest_client.request
+        return await ask(verb, url, headers, body, _request_timeout=TIMEOUT_SECONDS)
+
+    async def _credentials(self) -> dict[str, str]:
+        settings = await self.client.configuration.auth_settings()
+        token = settings.get("BearerToken")
+        return {"Authorization": str(token["value"])} if token else {}
+
+    def _refusal(self, status: int, text: bytes, retry_after: str | None) -> ClusterError:
+        try:
+            said = json.loads(text)
+        except ValueError:  # a proxy in between
+            said = {}
+        message = str(said.get("message") or text[:500].decode(errors="replace") or f"HTTP {status}")
+        reason, details = str(said.get("reason") or ""), said.get("details")
+        if status == HTTPStatus.TOO_MANY_REQUESTS or retry_after:
+            self.pace.told_to_wait(float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
+        if status == HTTPStatus.CONFLICT:
+            return AlreadyThere(status, message, reason) if reason == "AlreadyExists" else Conflict(message)
+        return ApiError(status, message, reason, details if isinstance(details, dict) else None)
+
+
+async def configured(context: str | None = None) -> Configuration:
+    """Load the pod's own credentials, or a kubeconfig's. Raises ClusterError where there are none."""
+    found = Configuration()
+    try:
+        if context is None:
+            try:
+                load_own: Any = config.load_incluster_config
+                load_own(client_configuration=found)
+            except config.ConfigException:
+                pass
+            else:
+                return found
+        load_file: Any = config.load_kube_config
+        await load_file(context=context, client_configuration=found)
+    except (config.ConfigException, OSError) as error:
+        raise ClusterError(f"no credentials for a cluster: {error}; set KUBECONFIG or name a --context") from error
+    return found
+
+
+@asynccontextmanager
+async def connected(settings: Configuration, **more: Any) -> AsyncIterator[Api]:
+    """Have a client for a while."""
+    async with ApiClient(settings) as client:
+        yield Api(client, **more)

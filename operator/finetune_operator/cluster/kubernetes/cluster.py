@@ -1,0 +1,291 @@
+"""The Cluster protocol on Kubernetes."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import ValidationError
+
+from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition, Reason
+from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.status import Outcome, PipelineStatus, message
+from finetune_operator.cluster.kubernetes import paths, refusal, volume
+from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError
+from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
+from finetune_operator.cluster.kubernetes.job import job as as_job
+from finetune_operator.cluster.kubernetes.ownership import is_owned
+from finetune_operator.cluster.kubernetes.progress import ProgressPages
+from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
+from finetune_operator.errors import ClusterError, Conflict, Unusable
+from finetune_operator.jobs import JobTemplate
+from finetune_operator.names import workspace_name
+from finetune_operator.observing import JobSeen, Observed, Waiting
+from finetune_operator.pipeline import Key, Pipeline
+from finetune_operator.planning import Action, CreateJob, Expire, StopJob
+from finetune_operator.reporting import Event
+
+Object = dict[str, Any]
+LATE = timedelta(seconds=5)
+"""After this time without a process, it is asked what the Job's and the pod's events say."""
+COMPONENT = "finetune-operator"
+log = logging.getLogger(__name__)
+
+
+class KubernetesCluster:
+    """Pipelines of an API server; `books` is kept up to date by whoever watches."""
+
+    def __init__(self, api: Api, books: Books, pages: ProgressPages) -> None:
+        self.api, self.books, self.pages = api, books, pages
+        self.refused: dict[str, Waiting] = {}
+
+    async def read(self, key: Key) -> Pipeline | None:
+        """Give the pipeline as it is now, or None where it is gone or going. Raises Unusable for one beyond us."""
+        found = await self.api.get(paths.pipeline(key))
+        if found is None or found["metadata"].get("deletionTimestamp"):
+            return None
+        meta = found["metadata"]
+        try:
+            return Pipeline(
+                key=key,
+                uid=meta["uid"],
+                generation=meta["generation"],
+                resource_version=meta["resourceVersion"],
+                annotations=meta.get("annotations") or {},
+                spec=PipelineSpec.model_validate(found["spec"]),
+                status=PipelineStatus.model_validate(found.get("status") or {}),
+            )
+        except ValidationError as error:
+            raise Unusable(refusal.in_words(error)) from error
+
+    async def observe(self, pipeline: Pipeline) -> Observed:
+        """Look at the Jobs of attempts that have not ended: in the books, and in the API where they say nothing."""
+        attempts = (stage.last_attempt for stage in pipeline.status.stages.values())
+        names = [attempt.job for attempt in attempts if attempt and attempt.outcome is Outcome.RUNNING]
+        seen = {name: job for name in names if (job := await self._seen(pipeline, name))}
+        refused = {name: self.refused[name] for name in names if name in self.refused}
+        return Observed(seen, refused)
+
+    async def _seen(self, pipeline: Pipeline, name: str) -> JobSeen | None:
+        namespace = pipeline.key.namespace
+        job = self.books.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
+        if job and not is_owned(pipeline, job):
+            raise ClusterError(f"the Job {name} belongs to somebody else: delete it, or rename the pipeline")
+        pod = self.books.pods.get((namespace, name))
+        if pod is None and (job is None or is_over(job)):
+            await self._look_for_pods(namespace, name)
+            pod = self.books.pods.get((namespace, name))
+        now = _now()
+        warning = await self._warning(namespace, job, pod.name if pod else None, now) if not _started(pod) else ""
+        return job_seen(name, job, pod, now, progress=await self.pages.of(pod), warning=warning)
+
+    async def _look_for_pods(self, namespace: str, job: str) -> None:
+        async for pod in self.api.list(paths.pods(namespace), labelSelector=f"{JOB_NAME}={job}"):
+            self.books.note_pod(pod)
+
+    async def _warning(self, namespace: str, job: Object | None, pod: str | None, now: datetime) -> str:
+        """Give the newest warning about a Job or a pod that is late, for neither says it itself."""
+        if job is None or is_over(job) or now - datetime.fromisoformat(job["metadata"]["creationTimestamp"]) < LATE:
+            return ""
+        name = pod or job["metadata"]["name"]
+        selector = f"involvedObject.name={name},type=Warning"
+        told = [event async for event in self.api.list(paths.events(namespace), fieldSelector=selector)]
+        last = max(told, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
+        return str(last.get("message") or "")
+
+    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
+        """Replace the status, where it differs; raise Conflict where the pipeline has changed since the read."""
+        if status == pipeline.status:
+            return
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": pipeline.key.name,
+                "namespace": pipeline.key.namespace,
+                "resourceVersion": pipeline.resource_version,
+            },
+            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+        try:
+            await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise Conflict(f"{pipeline.key} is gone") from error
+            raise
+
+    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
+        """Make and delete Jobs; what the cluster does not let us make is remembered, so that the status can say so."""
+        await self._own_as_asked(pipeline)
+        for action in actions:
+            match action:
+                case CreateJob(template):
+                    await self._create(pipeline, template)
+                case StopJob(name, _):
+                    await self._delete(pipeline, name)
+                case Expire():
+                    await self.api.delete(paths.pipeline(pipeline.key), uid=pipeline.uid)
+
+    async def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
+        try:
+            await self._workspace(pipeline)
+            await self._make_job(pipeline, template)
+        except refusal.Refusal as refused:
+            self.refused[template.name] = refused.waiting
+            raise ClusterError(refused.waiting.message) from refused
+        except ApiError as error:
+            if waiting := refusal.read(error):
+                self.refused[template.name] = waiting
+            raise
+        self.refused.pop(template.name, None)
+
+    async def _make_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
+        try:
+            made = await self.api.create(paths.jobs(pipeline.key.namespace), as_job(pipeline, template))
+        except AlreadyThere:
+            found = await self.api.get(paths.jobs(pipeline.key.namespace, template.name))
+            if found is None or not is_owned(pipeline, found):
+                raise ClusterError(
+                    f"a Job {template.name} that is not this pipeline's is in the way: delete it"
+                ) from None
+            made = found
+        self.books.note_job(made)
+
+    async def _workspace(self, pipeline: Pipeline) -> None:
+        """Have the claim that holds the work, and have it to ourselves."""
+        name = volume.claim_name(pipeline)
+        if holder := self._holder(pipeline):
+            raise refusal.Refusal(
+                Reason.WORKSPACE_IN_USE,
+                f"the claim {name} is the workspace of {holder.name}, which is not finished: wait, or use another",
+            )
+        found = await self.api.get(paths.claims(pipeline.key.namespace, name))
+        if found:
+            if words := volume.mismatch(pipeline, found):
+                raise refusal.Refusal(Reason.VOLUME_NOT_READY, words)
+        elif pipeline.spec.workspace.existing_claim:
+            raise refusal.Refusal(
+                Reason.VOLUME_NOT_READY,
+                f"workspace.existingClaim: there is no claim {name} in {pipeline.key.namespace}",
+            )
+        else:
+            await self.api.create(paths.claims(pipeline.key.namespace), volume.claim(pipeline))
+
+    def _holder(self, pipeline: Pipeline) -> Key | None:
+        """Name an older pipeline that is not finished and works on the same claim."""
+        mine = self.books.pipelines.get(pipeline.key)
+        for key, other in self.books.pipelines.items():
+            same = key.namespace == pipeline.key.namespace and key != pipeline.key
+            if same and _claim_of(key, other) == volume.claim_name(pipeline) and _holds(other, mine):
+                return key
+        return None
+
+    async def _own_as_asked(self, pipeline: Pipeline) -> None:
+        """Let the claim go with the pipeline, or not, as workspace.whenDeleted says now."""
+        if pipeline.spec.workspace.existing_claim or pipeline.status.observed_generation == pipeline.generation:
+            return
+        where = paths.claims(pipeline.key.namespace, volume.claim_name(pipeline))
+        found = await self.api.get(where)
+        if found and not volume.mismatch(pipeline, found) and not volume.adopted(pipeline, found):
+            await self.api.patch(where, {"metadata": {"ownerReferences": volume.owners_wanted(pipeline)}})
+
+    async def _delete(self, pipeline: Pipeline, name: str) -> None:
+        """Delete a Job so that it stays until its pod is gone: SIGTERM, the grace period, SIGKILL."""
+        namespace = pipeline.key.namespace
+        job = self.books.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
+        if job and is_owned(pipeline, job) and not job["metadata"].get("deletionTimestamp"):
+            await self.api.delete(paths.jobs(namespace, name), "Foreground", uid=job["metadata"]["uid"])
+
+    async def announce(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
+        """Tell whoever looks with kubectl; an event is worth no second try."""
+        for event in events:
+            log.info("%s: %s %s", pipeline.key, event.reason, event.message)
+            try:
+                await self.api.create(paths.events(pipeline.key.namespace), _as_object(pipeline, event))
+            except AlreadyThere:
+                continue
+            except ClusterError as error:
+                log.warning("%s: the event %s was not written: %s", pipeline.key, event.reason, error)
+
+    async def refuse(self, key: Key, why: str) -> None:
+        """Say in the status that the object cannot be used as it is; everything else in there stays."""
+        found = await self.api.get(paths.pipeline(key))
+        if found is None:
+            return
+        said = message(why)
+        conditions = [
+            Condition(
+                type=kind,
+                status=status,
+                reason=Reason.SPEC_INVALID,
+                message=said,
+                observed_generation=found["metadata"]["generation"],
+                last_transition_time=_now(),
+            ).model_dump(mode="json", by_alias=True)
+            for kind, status in ((READY, "False"), (STALLED, "True"), (FINISHED, "False"))
+        ]
+        told = (found.get("status") or {}).get("conditions") or []
+        if any(one["type"] == STALLED and one["message"] == said for one in told):
+            return
+        await self.api.patch(f"{paths.pipeline(key)}/status", {"status": {"conditions": conditions}})
+
+    def forget(self, key: Key) -> None:
+        """Drop what was remembered of a pipeline that is gone."""
+        self.books.forget(key)
+        self.pages.forget_all_but({pod.raw["metadata"]["uid"] for pod in self.books.pods.values()})
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)  # noqa: TID251  an edge
+
+
+def _started(pod: Any) -> bool:
+    return pod is not None and pod.started_at is not None
+
+
+def _claim_of(key: Key, found: Object) -> str:
+    wanted = (found.get("spec") or {}).get("workspace") or {}
+    return wanted.get("existingClaim") or workspace_name(key.name)
+
+
+def _holds(other: Object, mine: Object | None) -> bool:
+    """Whether the other works, or would be first to: the older of two that have not finished."""
+    if (other.get("status") or {}).get("finishedAt") or other["metadata"].get("deletionTimestamp"):
+        return False
+    return mine is None or _seniority(other) < _seniority(mine)
+
+
+def _seniority(found: Object) -> tuple[str, str]:
+    return str(found["metadata"].get("creationTimestamp")), str(found["metadata"]["uid"])
+
+
+def _as_object(pipeline: Pipeline, event: Event) -> Object:
+    """Write a core/v1 Event whose name follows from what it says, so that it is told once."""
+    said = f"{pipeline.uid} {pipeline.resource_version} {event.reason} {event.message}"
+    now = _now().isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{pipeline.key.name[:230]}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+            "namespace": pipeline.key.namespace,
+        },
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": pipeline.key.name,
+            "namespace": pipeline.key.namespace,
+            "uid": pipeline.uid,
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:1024],
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+    }

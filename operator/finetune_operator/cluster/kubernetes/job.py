@@ -1,0 +1,179 @@
+"""An attempt as a Job that Pod Security's level restricted admits: pure."""
+
+import math
+from pathlib import PurePosixPath
+from typing import Any
+
+from finetune_operator.api.group import GROUP
+from finetune_operator.cluster.kubernetes.ownership import owners
+from finetune_operator.cluster.kubernetes.volume import claim_name
+from finetune_operator.jobs import JobTemplate
+from finetune_operator.pipeline import Pipeline
+from finetune_operator.stages.base import Resources
+from finetune_trainer.contract import ExitCode
+from finetune_trainer.contract import environment as names
+
+Object = dict[str, Any]
+CONTAINER = "stage"
+PIPELINE_NAME = f"{GROUP}/pipeline-name"
+"""Annotation: the whole name, where a label has room for 63 characters only."""
+WORKSPACE = PurePosixPath("/workspace")
+CLAIMS = PurePosixPath("/claims")
+TERMINATION_LOG = "/dev/termination-log"
+PORT = 8080
+"""/metrics and /progress, unless the stage's env says otherwise; 0: none."""
+USER = 65532
+"""Neither root nor anybody's; volumes are made writable for its group."""
+PERMANENT = sorted(code for code in ExitCode if code in {64, 65, 66, 77})
+UNREACHABLE_SECONDS = 30
+"""How long a pod stays on a node that is not heard of; Kubernetes' own default is five minutes."""
+RESTRICTED: Object = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def job(pipeline: Pipeline, template: JobTemplate) -> Object:
+    """Write the Job: one pod, one attempt, and a disruption fails it at once with evidence that stays."""
+    annotations = {PIPELINE_NAME: pipeline.key.name}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": template.name,
+            "namespace": pipeline.key.namespace,
+            "labels": template.labels,
+            "annotations": annotations,
+            "ownerReferences": owners(pipeline),
+        },
+        "spec": {
+            "backoffLimit": 0,
+            "completions": 1,
+            "parallelism": 1,
+            "podReplacementPolicy": "Failed",
+            # A rule that matched is told in the Job's condition, which is still there when the pod is not.
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": PERMANENT},
+                    },
+                ]
+            },
+            "template": {
+                "metadata": {"labels": template.labels, "annotations": annotations},
+                "spec": pod_spec(pipeline, template),
+            },
+        },
+    }
+
+
+def pod_spec(pipeline: Pipeline, template: JobTemplate) -> Object:
+    """Write the attempt's pod."""
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(template.grace.total_seconds()),
+        "securityContext": security_context(),
+        "containers": [_container(pipeline, template)],
+        "volumes": _volumes(pipeline, template),
+        "nodeSelector": template.placement.node_selector,
+        "tolerations": [*(_toleration(one) for one in template.placement.tolerations), *_short_patience()],
+        **_given(
+            affinity=template.affinity,
+            serviceAccountName=template.service_account,
+            priorityClassName=template.priority_class,
+        ),
+    }
+
+
+def security_context() -> Object:
+    """Give a pod's part of what Pod Security's level restricted asks for."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",  # or every attempt would walk over all checkpoints
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _container(pipeline: Pipeline, template: JobTemplate) -> Object:
+    env = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(PORT), **template.env, **_places()}
+    mounts = [{"name": "workspace", "mountPath": str(WORKSPACE)}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
+    mounts += [
+        {"name": _volume_of(claim, pipeline, at), "mountPath": str(CLAIMS / claim)}
+        for at, claim in enumerate(template.claims)
+    ]
+    return {
+        "name": CONTAINER,
+        "image": template.image,
+        "command": [literal(word) for word in template.command],
+        "env": [{"name": name, "value": literal(value)} for name, value in sorted(env.items())],
+        "envFrom": [{"secretRef": {"name": name}} for name in template.secrets],
+        "resources": _resources(template.resources),
+        "securityContext": RESTRICTED,
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+        "volumeMounts": mounts,
+    }
+
+
+def literal(text: str) -> str:
+    """Keep the kubelet from reading $(NAME) as a variable, so that a manifest means the same on a laptop."""
+    return text.replace("$(", "$$(")
+
+
+def _places() -> dict[str, str]:
+    return {
+        names.WORKSPACE: str(WORKSPACE),
+        names.CLAIMS: str(CLAIMS),
+        names.TERMINATION_LOG: TERMINATION_LOG,
+    }
+
+
+def _volume_of(claim: str, pipeline: Pipeline, at: int) -> str:
+    # One claim is one volume of a pod, however often it is mounted.
+    return "workspace" if claim == claim_name(pipeline) else f"claim-{at}"
+
+
+def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
+    claims = {"workspace": claim_name(pipeline)}
+    claims |= {_volume_of(claim, pipeline, at): claim for at, claim in enumerate(template.claims)}
+    volumes: list[Object] = [
+        {"name": volume, "persistentVolumeClaim": {"claimName": claim}} for volume, claim in claims.items()
+    ]
+    return [*volumes, {"name": "tmp", "emptyDir": {}}]
+
+
+def _resources(wish: Resources) -> Object:
+    requests: dict[str, str] = _given(cpu=wish.cpu, memory=wish.memory)
+    limits: dict[str, str] = _given(memory=wish.memory)
+    if wish.gpu:
+        limits[wish.gpu.resource] = str(wish.gpu.count)
+    return _given(requests=requests, limits=limits)
+
+
+def _toleration(one: Any) -> Object:
+    found: Object = one.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return found
+
+
+def _short_patience() -> list[Object]:
+    return [
+        {
+            "key": f"node.kubernetes.io/{what}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": UNREACHABLE_SECONDS,
+        }
+        for what in ("not-ready", "unreachable")
+    ]
+
+
+def _given(**fields: Any) -> Object:
+    return {name: value for name, value in fields.items() if value}

@@ -1,0 +1,28 @@
+"""Who owns what: pure."""
+
+from typing import Any
+
+from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.pipeline import Pipeline
+
+
+def owner(pipeline: Pipeline) -> dict[str, Any]:
+    """Refer to the pipeline as the owner of what goes when it goes."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": pipeline.key.name,
+        "uid": pipeline.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def owners(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Give metadata.ownerReferences."""
+    return [owner(pipeline)]
+
+
+def is_owned(pipeline: Pipeline, found: dict[str, Any]) -> bool:
+    """Tell whether an object was made for this very pipeline, and not for an earlier one of the same name."""
+    return any(ref["uid"] == pipeline.uid for ref in found["metadata"].get("ownerReferences", []))

@@ -1,0 +1,121 @@
+"""The one pod of an attempt, as it was last seen: pure."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from finetune_operator.cluster.kubernetes.job import CONTAINER
+from finetune_trainer.contract import Failure, TerminationMessage
+
+Object = dict[str, Any]
+OVER = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What a watch told last; a pod that is gone keeps its last words here, for Kubernetes does not keep them."""
+
+    raw: Object
+    gone: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def node(self) -> str:
+        """Where it was put, if it was."""
+        return str(self.raw["spec"].get("nodeName") or "")
+
+    @property
+    def address(self) -> str:
+        """Its IP address, once it has one."""
+        return str(self._status.get("podIP") or "")
+
+    @property
+    def _status(self) -> Object:
+        found: Object = self.raw.get("status") or {}
+        return found
+
+    @property
+    def _container(self) -> Object:
+        statuses = self._status.get("containerStatuses") or []
+        return next((one for one in statuses if one["name"] == CONTAINER), {})
+
+    @property
+    def waiting(self) -> Object:
+        """Give the container's state.waiting."""
+        return (self._container.get("state") or {}).get("waiting") or {}
+
+    @property
+    def terminated(self) -> Object:
+        """Give the container's state.terminated."""
+        return (self._container.get("state") or {}).get("terminated") or {}
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When the process started; a pod that was turned away had none."""
+        running = (self._container.get("state") or {}).get("running") or {}
+        return time_of(running.get("startedAt") or (self.terminated.get("startedAt") if self.terminated else None))
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the process, once it has ended in sight of its kubelet."""
+        code = self.terminated.get("exitCode")
+        return int(code) if code is not None else None
+
+    @property
+    def over(self) -> bool:
+        """Whether no process of it is left."""
+        return self.gone or self._status.get("phase") in OVER
+
+    @property
+    def deleted_at(self) -> datetime | None:
+        """When its grace period ends, once somebody has deleted it."""
+        return time_of(self.raw["metadata"].get("deletionTimestamp"))
+
+    def condition(self, kind: str) -> Object:
+        """Give a condition; empty where it is not there."""
+        conditions = self._status.get("conditions") or []
+        return next((one for one in conditions if one["type"] == kind), {})
+
+    @property
+    def disruption(self) -> str | None:
+        """Say who took its node or its right to run, where there is evidence."""
+        found = self.condition("DisruptionTarget")
+        where = f" on {self.node}" if self.node else ""
+        if found.get("status") == "True":
+            return f"{found.get('reason')}{where}: {found.get('message', '')}".rstrip(": ")
+        reason, message = self._status.get("reason") or "", self._status.get("message") or ""
+        if reason in TAKEN or message.startswith("Pod was rejected"):
+            return f"{reason}{where}: {message}".rstrip(": ")
+        if self.terminated.get("reason") in LOST_SIGHT:
+            return f"the node lost sight of it{where}, as after a restart of the machine"
+        if self.deleted_at and self.exit_code in {None, 137, 143}:
+            return f"somebody deleted its pod{where}"
+        return None
+
+    @property
+    def message(self) -> TerminationMessage | None:
+        """Read its last words; what is not ours is a failure in somebody else's words."""
+        text = str(self.terminated.get("message") or "").strip()
+        if not text:
+            return None
+        try:
+            return TerminationMessage.model_validate_json(text)
+        except ValidationError:
+            return TerminationMessage(failure=Failure(message=text))
+
+
+TAKEN = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})
+"""Reasons of a pod's own status with which a kubelet ends or refuses a pod that did nothing wrong."""
+LOST_SIGHT = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""Reasons of a container that ended while nobody looked; exit code 137 or 255."""
+
+
+def time_of(text: object) -> datetime | None:
+    """Read a Kubernetes time."""
+    return datetime.fromisoformat(text) if isinstance(text, str) else None

@@ -1,0 +1,112 @@
+"""The whole process: lead, watch, work; and begin again when the Lease is lost."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from finetune_operator.cluster.kubernetes.api import Api, configured, connected
+from finetune_operator.cluster.kubernetes.books import Books
+from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
+from finetune_operator.cluster.kubernetes.progress import ProgressPages
+from finetune_operator.controller.health import Health, served
+from finetune_operator.controller.leader import Leadership
+from finetune_operator.controller.metrics import REQUESTS
+from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller.watches import Watches
+from finetune_operator.controller.worker import work
+from finetune_operator.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How this replica runs."""
+
+    identity: str
+    """Its name in the Lease: the pod's."""
+    lease_namespace: str
+    lease_name: str = "finetune-operator"
+    namespaces: tuple[str, ...] = ()
+    """Where pipelines are looked after; empty: everywhere."""
+    port: int = 8080
+    """/livez, /readyz, /metrics."""
+    workers: int = 10
+    settings: Settings = field(default_factory=Settings)
+
+
+async def run(options: Options) -> None:
+    """Run until SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    told = lambda verb, status: REQUESTS.labels(verb, str(status)).inc()  # noqa: E731
+    async with connected(await configured(), told=told) as election, aiohttp.ClientSession() as session:
+        leadership = Leadership(election, options.lease_namespace, options.lease_name, options.identity)
+        async with connected(await configured(), may_write=lambda: leadership.held, told=told) as api:
+            replica = Replica.made(options, api, leadership, session)
+            async with served(Health(leadership, replica.watches, replica.queue), options.port):
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    loop.add_signal_handler(number, stopping.set)
+                await _until(stopping, replica.live())
+                await leadership.give_back()
+
+
+@dataclass
+class Replica:
+    """One replica's parts."""
+
+    options: Options
+    leadership: Leadership
+    queue: WorkQueue
+    watches: Watches
+    cluster: KubernetesCluster
+
+    @classmethod
+    def made(cls, options: Options, api: Api, leadership: Leadership, session: aiohttp.ClientSession) -> "Replica":
+        """Put them together."""
+        books, queue = Books(), WorkQueue()
+        watches = Watches(api, books, queue, options.namespaces)
+        return cls(options, leadership, queue, watches, KubernetesCluster(api, books, ProgressPages(session)))
+
+    async def live(self) -> None:
+        """Lead whenever that is possible, for ever."""
+        while True:
+            await self.leadership.acquire()
+            lead = asyncio.create_task(self._lead())
+            keep = asyncio.create_task(self.leadership.keep())
+            await _first_of(lead, keep)
+
+    async def _lead(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.watches.watch())
+            group.create_task(self.watches.compare_now_and_then())
+            for _ in range(self.options.workers):
+                group.create_task(work(self.queue, self.cluster, self.options.settings))
+
+
+async def _first_of(*tasks: asyncio.Task[None]) -> None:
+    """Wait for the first to end, end the others, and raise what went wrong."""
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+async def _until(stopping: asyncio.Event, life: Coroutine[Any, Any, None]) -> None:
+    waiting = asyncio.create_task(_asked(stopping))
+    await _first_of(asyncio.create_task(life), waiting)
+
+
+async def _asked(stopping: asyncio.Event) -> None:
+    await stopping.wait()
+    log.info("asked to stop")

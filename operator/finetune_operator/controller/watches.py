@@ -1,0 +1,122 @@
+"""What changes in the cluster: kopf watches, we write it into the books and queue the pipeline it is about.
+
+kopf's process would end over some answers of an API server (an ERROR event, a minute of 503); here only its watches
+do, and they are begun again. Its handlers neither write nor decide anything.
+"""
+
+import asyncio
+import logging
+import random  # noqa: TID251  an edge
+from collections.abc import Callable, Collection
+from typing import Any
+
+import kopf
+
+from finetune_operator.api.group import GROUP, PLURAL, VERSION
+from finetune_operator.cluster.kubernetes import paths
+from finetune_operator.cluster.kubernetes.api import Api, Object
+from finetune_operator.cluster.kubernetes.books import Books
+from finetune_operator.controller.metrics import WATCHES_RESTARTED
+from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.errors import ClusterError
+from finetune_operator.labels import MANAGED_BY, MANAGER
+from finetune_operator.pipeline import Key
+
+OURS = f"{MANAGED_BY}={MANAGER}"
+EVERYTHING_SECONDS = 300.0
+"""Between two comparisons of the books with the whole lists."""
+RESTART_SECONDS = 2.0
+log = logging.getLogger(__name__)
+
+
+class Watches:
+    """Keep the books, and queue whatever they are about."""
+
+    def __init__(self, api: Api, books: Books, queue: WorkQueue, namespaces: Collection[str]) -> None:
+        self.api, self.books, self.queue, self.namespaces = api, books, queue, namespaces
+        self.synced_at: float | None = None
+        """When the books were last compared with the API server, by the loop's clock."""
+
+    async def watch(self) -> None:
+        """Watch for ever; what was missed between two watches is found by comparing."""
+        while True:
+            try:
+                await self._compare_until_done()
+                await self._watch_once()
+            except Exception as error:  # noqa: BLE001  whatever it is: a watch that ends is begun again
+                log.warning("watching is begun again: %s", str(error) or type(error).__name__)
+            WATCHES_RESTARTED.inc()
+            await asyncio.sleep(RESTART_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
+
+    async def compare_now_and_then(self) -> None:
+        """Compare every few minutes, so that nothing that a watch missed stays wrong for long."""
+        while True:
+            await asyncio.sleep(EVERYTHING_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+            await self._compare_until_done()
+
+    async def _compare_until_done(self) -> None:
+        wait = 1.0
+        while True:
+            try:
+                await self.compare()
+            except ClusterError as error:
+                log.warning("waiting for the API server: %s", error)
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, 15.0)
+            else:
+                return
+
+    async def compare(self) -> None:
+        """Read everything that is ours, sweep the books, and look at every pipeline."""
+        pipelines = await self._all(paths.pipelines)
+        jobs = await self._all(paths.jobs, labelSelector=OURS)
+        pods = await self._all(paths.pods, labelSelector=OURS)
+        for key in self.books.sweep(jobs, pods, pipelines):
+            self.queue.add(key)
+        self.synced_at = asyncio.get_running_loop().time()
+
+    async def _all(self, path: Callable[[str | None], str], **query: str) -> list[Object]:
+        places: Collection[str | None] = self.namespaces or [None]
+        return [found for place in places async for found in self.api.list(path(place), **query)]
+
+    async def _watch_once(self) -> None:
+        stop = asyncio.Event()
+        try:
+            await kopf.operator(
+                registry=self._registry(),
+                settings=_settings(),
+                standalone=True,
+                clusterwide=not self.namespaces,
+                namespaces=self.namespaces,
+                stop_flag=stop,
+            )
+        finally:
+            stop.set()
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        def watch(*resource: str, note: Callable[..., Key | None], **only: Any) -> None:
+            @kopf.on.event(*resource, registry=registry, **only)
+            async def told(event: Any, **_: Any) -> None:
+                if key := note(dict(event["object"]), gone=event["type"] == "DELETED"):
+                    self.queue.add(key)
+
+        kopf.on.login(registry=registry)(kopf.login_via_client)
+        watch(GROUP, VERSION, PLURAL, note=self.books.note_pipeline)
+        watch("batch", "v1", "jobs", note=self.books.note_job, labels={MANAGED_BY: MANAGER})
+        watch("", "v1", "pods", note=self.books.note_pod, labels={MANAGED_BY: MANAGER})
+        return registry
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.process.ultimate_exiting_timeout = None
+    settings.networking.request_timeout = 30.0
+    settings.networking.connect_timeout = 10.0
+    settings.watching.server_timeout = 240.0
+    settings.watching.label_selectors["jobs"] = OURS
+    settings.watching.label_selectors["pods"] = OURS
+    return settings
