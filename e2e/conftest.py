@@ -1,8 +1,10 @@
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from e2e import fixtures
+from e2e.cluster import providers
 from e2e.cluster.provider import Provider
 from e2e.world import World, namespace
 
@@ -11,7 +13,10 @@ IMAGES = ("finetune-operator:dev", "finetune-trainer:dev")
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Provider]:
-    """Two on-demand and three spot nodes that have our images."""
+    """Two on-demand and three spot nodes that have our images; or, to try things out, FINETUNE_CLUSTER as it is."""
+    if name := os.environ.get("FINETUNE_CLUSTER"):
+        yield providers.find(name, fixtures.PROVIDER)
+        return
     with fixtures.cluster("main", "ondemand:2,spot:3", images=IMAGES) as made:
         yield made
 

@@ -19,7 +19,7 @@ LOOK_SECONDS = 15.0
 def main(arguments: list[str]) -> int:
     """Run until told to stop; 1 where there is no cluster to speak of."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `watches` says it in one line
     options = _options(arguments)
     try:
         asyncio.run(run(options))

@@ -82,14 +82,10 @@ class Watches:
     async def _watch_once(self) -> None:
         stop = asyncio.Event()
         try:
-            await kopf.operator(
-                registry=self._registry(),
-                settings=_settings(),
-                standalone=True,
-                clusterwide=not self.namespaces,
-                namespaces=self.namespaces,
-                stop_flag=stop,
-            )
+            scope: dict[str, Any] = {"clusterwide": not self.namespaces, "namespaces": self.namespaces}
+            # An identity of its own, or kopf looks for the user's name, and in a container there is none.
+            who: dict[str, Any] = {"identity": MANAGER, "standalone": True}
+            await kopf.operator(registry=self._registry(), settings=_settings(), stop_flag=stop, **scope, **who)
         finally:
             stop.set()
 
@@ -116,7 +112,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.process.ultimate_exiting_timeout = None
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0
-    settings.watching.server_timeout = 240.0
+    settings.watching.server_timeout = 240  # an int: the API server takes no other
     settings.watching.label_selectors["jobs"] = OURS
     settings.watching.label_selectors["pods"] = OURS
     return settings
