@@ -38,6 +38,7 @@ class Leadership:
         self.api, self.namespace, self.name, self.identity = api, namespace, name, identity
         self._renewed: float | None = None
         self._seen: _Seen | None = None
+        self._retired = False
         self.answered = 0.0
         """When the API server last answered a question about the Lease."""
 
@@ -61,8 +62,9 @@ class Leadership:
         self._renewed = None
 
     async def give_back(self) -> None:
-        """Let others take over at once."""
-        if not self.held:
+        """Write nothing more and never lead again: others take over at once."""
+        held, self._retired, self._renewed = self.held, True, None
+        if not held:
             return
         try:
             lease = await self.api.get(paths.leases(self.namespace, self.name))
@@ -71,22 +73,21 @@ class Leadership:
                 await self.api.replace(paths.leases(self.namespace, self.name), lease)
         except ClusterError as error:
             log.warning("the Lease was not given back, so others wait %g s: %s", DURATION, error)
-        self._renewed = None
 
     async def _try(self) -> bool:
         began = _now()
         try:
             async with asyncio.timeout(DEADLINE / 2):
-                ours = await self._take()
+                ours = not self._retired and await self._take()
         except Conflict:
             ours = False
         except (ClusterError, TimeoutError) as error:
             log.warning("the Lease %s/%s: %s", self.namespace, self.name, str(error) or "no answer")
             return False
         self.answered = _now()
-        if ours:
+        if ours and not self._retired:
             self._renewed = began
-        return ours
+        return self.held
 
     async def _take(self) -> bool:
         lease = await self.api.get(paths.leases(self.namespace, self.name))

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from finetune_operator.controller.health import Health, served
 from finetune_operator.controller.leader import Leadership
 from finetune_operator.controller.metrics import REQUESTS
 from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.watches import Watches
 from finetune_operator.controller.worker import work
 from finetune_operator.settings import Settings
@@ -42,18 +42,15 @@ class Options:
 
 async def run(options: Options) -> None:
     """Run until SIGTERM or SIGINT."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    signals = Signals()
+    signals.listen()
     told = lambda verb, status: REQUESTS.labels(verb, str(status)).inc()  # noqa: E731
     async with connected(await configured(), told=told) as election, aiohttp.ClientSession() as session:
         leadership = Leadership(election, options.lease_namespace, options.lease_name, options.identity)
         async with connected(await configured(), may_write=lambda: leadership.held, told=told) as api:
-            replica = Replica.made(options, api, leadership, session)
+            replica = Replica.made(options, api, leadership, signals, session)
             async with served(Health(leadership, replica.watches, replica.queue), options.port):
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    loop.add_signal_handler(number, stopping.set)
-                await _until(stopping, replica.live())
-                await leadership.give_back()
+                await _until(signals.asked, replica.live(), leadership)
 
 
 @dataclass
@@ -67,10 +64,12 @@ class Replica:
     cluster: KubernetesCluster
 
     @classmethod
-    def made(cls, options: Options, api: Api, leadership: Leadership, session: aiohttp.ClientSession) -> "Replica":
+    def made(
+        cls, options: Options, api: Api, leadership: Leadership, signals: Signals, session: aiohttp.ClientSession
+    ) -> "Replica":
         """Put them together."""
         books, queue = Books(), WorkQueue()
-        watches = Watches(api, books, queue, options.namespaces)
+        watches = Watches(api, books, queue, signals, options.namespaces)
         return cls(options, leadership, queue, watches, KubernetesCluster(api, books, ProgressPages(session)))
 
     async def live(self) -> None:
@@ -89,7 +88,7 @@ class Replica:
                 group.create_task(work(self.queue, self.cluster, self.options.settings))
 
 
-async def _first_of(*tasks: asyncio.Task[None]) -> None:
+async def _first_of(*tasks: asyncio.Task[Any]) -> None:
     """Wait for the first to end, end the others, and raise what went wrong."""
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -102,11 +101,10 @@ async def _first_of(*tasks: asyncio.Task[None]) -> None:
             raise result
 
 
-async def _until(stopping: asyncio.Event, life: Coroutine[Any, Any, None]) -> None:
-    waiting = asyncio.create_task(_asked(stopping))
-    await _first_of(asyncio.create_task(life), waiting)
-
-
-async def _asked(stopping: asyncio.Event) -> None:
-    await stopping.wait()
-    log.info("asked to stop")
+async def _until(asked: asyncio.Event, life: Coroutine[Any, Any, None], leadership: Leadership) -> None:
+    """Live until asked to stop; then let another take over first, for kopf takes seconds to end."""
+    living, waiting = asyncio.create_task(life), asyncio.create_task(asked.wait())
+    await asyncio.wait([living, waiting], return_when=asyncio.FIRST_COMPLETED)
+    log.info("asked to stop" if asked.is_set() else "ending")
+    await leadership.give_back()
+    await _first_of(living, waiting)

@@ -18,6 +18,7 @@ from finetune_operator.cluster.kubernetes.api import Api, Object
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller.signals import Signals
 from finetune_operator.errors import ClusterError
 from finetune_operator.labels import MANAGED_BY, MANAGER
 from finetune_operator.pipeline import Key
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 class Watches:
     """Keep the books, and queue whatever they are about."""
 
-    def __init__(self, api: Api, books: Books, queue: WorkQueue, namespaces: Collection[str]) -> None:
-        self.api, self.books, self.queue, self.namespaces = api, books, queue, namespaces
+    def __init__(self, api: Api, books: Books, queue: WorkQueue, signals: Signals, namespaces: Collection[str]) -> None:
+        self.api, self.books, self.queue, self.signals, self.namespaces = api, books, queue, signals, namespaces
         self.synced_at: float | None = None
         """When the books were last compared with the API server, by the loop's clock."""
 
@@ -86,6 +87,7 @@ class Watches:
             # An identity of its own, or kopf looks for the user's name, and in a container there is none.
             who: dict[str, Any] = {"identity": MANAGER, "standalone": True}
             await kopf.operator(registry=self._registry(), settings=_settings(), stop_flag=stop, **scope, **who)
+            self.signals.asked.set()  # it ends without an error only when it was asked to, by a signal meant for us
         finally:
             stop.set()
 
@@ -97,6 +99,10 @@ class Watches:
             async def told(event: Any, **_: Any) -> None:
                 if key := note(dict(event["object"]), gone=event["type"] == "DELETED"):
                     self.queue.add(key)
+
+        @kopf.on.startup(registry=registry)
+        async def take_the_signals_back(**_: Any) -> None:
+            self.signals.listen()
 
         kopf.on.login(registry=registry)(kopf.login_via_client)
         watch(GROUP, VERSION, PLURAL, note=self.books.note_pipeline)
