@@ -93,8 +93,8 @@ class Api:
             more = {"limit": str(PAGE), "continue": token} if token else {}
 
     async def create(self, path: str, body: Object) -> Object:
-        """Raise AlreadyThere for a name that is taken."""
-        return await self._ask("POST", path, body)
+        """Raise AlreadyThere for a name that is taken; a field that the server does not know is refused."""
+        return await self._ask("POST", f"{path}?fieldValidation=Strict", body)
 
     async def replace(self, path: str, body: Object) -> Object:
         """Raise Conflict where the object has changed since its resourceVersion."""
