@@ -46,18 +46,18 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
     folder = tmp_path_factory.mktemp("laptop")
     material, run = folder / "material", folder / "run"
     make = f"import material, pathlib; material.make(pathlib.Path({str(material)!r}), steps=1)"
-    subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=_environment(), check=True)
+    subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=environment(), check=True)
     where = ["--claim", f"demo={material}", "--workdir", str(run), "--until", "train"]
     subprocess.run(
         [sys.executable, "-m", "finetune_cli", "run", str(DEMO / "pipeline.yaml"), *where],
-        env=_environment(),
+        env=environment(),
         check=True,
     )
     [order] = run.glob("jobs/*-train-a1/job.json")
     return Laptop(material, run / "volumes" / "workspace", json.loads(order.read_text())["env"]["FINETUNE_CONFIG"])
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     path = ":".join(str(ROOT / part) for part in ("operator", "trainer"))
     return {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
 
@@ -66,23 +66,21 @@ def _environment() -> dict[str, str]:
 def world(cluster: Provider, laptop: Laptop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A namespace with two volumes: the demo's material, and a workspace in which `prepare` is done."""
     with namespace(cluster.kube, "training-on-spot") as world:
-        world.claim("demo")
         world.claim("workspace")
-        world.create(
-            pod(
-                "filler",
-                "busybox sleep 3600",
-                node="ondemand-1",
-                claims={"demo": "/claims/demo", "workspace": "/workspace"},
-                grace=1,
-            )
-        )
-        world.wait_phase("filler", "Running")
-        _send(world, laptop.material, "/claims/demo")
+        material_for(world, laptop, workspace="/workspace")
         prepared = tmp_path_factory.mktemp("prepared")
         shutil.copytree(laptop.workspace / "prepare", prepared / "prepare")
         _send(world, prepared, "/workspace")
         yield world
+
+
+def material_for(world: World, laptop: Laptop, **more: str) -> None:
+    """Put the demo's material on a claim, by a pod that stays there; more: {claim: where it is mounted}."""
+    world.claim("demo")
+    claims = {"demo": "/claims/demo", **more}
+    world.create(pod("filler", "busybox sleep 3600", node="ondemand-1", claims=claims, grace=1))
+    world.wait_phase("filler", "Running")
+    _send(world, laptop.material, "/claims/demo")
 
 
 def _send(world: World, folder: Path, to: str) -> None:

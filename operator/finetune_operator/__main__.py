@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from finetune_operator.controller.process import Options, run
 from finetune_operator.errors import ClusterError
+from finetune_operator.placement.base import Preset
 from finetune_operator.settings import Settings
 
 LOOK_SECONDS = 15.0
@@ -38,10 +39,14 @@ def _options(arguments: list[str]) -> Options:
     parser.add_argument("--lease-name", default="finetune-operator")
     parser.add_argument("--identity", default=given.get("POD_NAME", socket.gethostname()))
     parser.add_argument("--port", type=int, default=8080, help="/livez, /readyz, /metrics; 0: none")
+    parser.add_argument(
+        "--placement", default="{}", help="JSON: pools, onDemand and spot, with nodeSelector, tolerations"
+    )
     parser.add_argument("--grace-seconds", type=int, default=30, help="from SIGTERM to SIGKILL")
     parser.add_argument("--workers", type=int, default=10)
     chosen = parser.parse_args(arguments)
     settings = Settings(
+        preset=Preset.model_validate_json(chosen.placement),
         trainer_image=chosen.trainer_image,
         grace=timedelta(seconds=chosen.grace_seconds),
         resync=timedelta(seconds=LOOK_SECONDS),

@@ -57,7 +57,7 @@ def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: i
         env={**spec.env, names.CONFIG: text},
         claims=claims_in(config),
         resources=spec.resources,
-        placement=place(spec),
+        placement=place(spec, settings),
         affinity=spec.placement.affinity,
         secrets=spec.secret_refs,
         service_account=spec.service_account_name,
@@ -66,11 +66,12 @@ def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: i
     )
 
 
-def place(spec: StageSpec) -> PodPlacement:
+def place(spec: StageSpec, settings: Settings) -> PodPlacement:
     """Ask the stage's capacity class where its pod may run."""
     wish = Wish(
         pool=spec.pool,
         gpu=spec.resources.gpu is not None,
+        preset=settings.preset,
         node_selector=spec.placement.node_selector,
         tolerations=spec.placement.tolerations,
     )

@@ -1,7 +1,9 @@
 """What whoever runs the operator decides, and no pipeline."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+
+from finetune_operator.placement.base import Preset
 
 
 @dataclass(frozen=True)
@@ -10,6 +12,8 @@ class Settings:
 
     trainer_image: str = "finetune-trainer"
     """Used where a stage names no image."""
+    preset: Preset = field(default_factory=Preset)
+    """What spot, on-demand and a stage's pool mean on this cluster."""
     grace: timedelta = timedelta(seconds=30)
     """From SIGTERM to SIGKILL."""
     first_backoff: timedelta = timedelta(seconds=10)

@@ -45,13 +45,12 @@ class Safety(StageSpec):
 '''
 
 NEW_PLACEMENT = '''
-from finetune_operator.placement.base import PodPlacement, Wish, own_choice
+from finetune_operator.placement.base import NodeClass, PodPlacement, Wish, placed
 
 
 def reserved(wish: Wish) -> PodPlacement:
     """Place on nodes that were paid for long ago."""
-    selector, tolerations = own_choice(wish)
-    return PodPlacement("reserved", {**selector, "reserved": "true"}, tolerations)
+    return placed("reserved", wish, NodeClass(node_selector={"reserved": "true"}))
 '''
 
 STORY = """
@@ -118,7 +117,7 @@ def test_a_new_stage_and_a_new_placement_need_nothing_else(extended):
     assert story.stdout.splitlines() == [
         "deploy-a1 evaluate-a1 prepare-a1 push-a1 safety-a1 safety-a2 train-a1",
         "Succeeded True StageSucceeded",
-        "{'workload': 'eval', 'reserved': 'true'}",
+        "{'reserved': 'true'}",
         "safety-a3",
         "True True",
     ]

@@ -10,6 +10,7 @@ from support.pipelines import ORDER, UID, World, a_pipeline
 
 from finetune_operator.labels import ATTEMPT, IDENTITY, PIPELINE, STAGE
 from finetune_operator.names import job_name
+from finetune_operator.placement.base import Preset
 from finetune_operator.settings import Settings
 from finetune_trainer.contract import parse_config
 from finetune_trainer.contract.environment import CONFIG
@@ -107,9 +108,27 @@ def test_the_users_variables_reach_the_process_and_cannot_replace_its_config():
 
 
 def test_capacity_decides_where_a_pod_may_run():
-    gpu = {"resources": {"gpu": {"count": 2}}}
-    spot = templates(World(a_pipeline(train={"placement": {"capacity": "spot"}, **gpu})))["train"].placement
-    assert (spot.capacity, spot.node_selector) == ("spot", {"workload": "training"})
+    wish = {"placement": {"capacity": "spot"}, "resources": {"gpu": {"count": 2}}}
+    spot = templates(World(a_pipeline(train=wish)))["train"].placement
+    assert (spot.capacity, spot.node_selector) == ("spot", {})
     assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}
     plain = templates(World())["train"].placement
     assert (plain.capacity, plain.tolerations) == ("on-demand", ())
+
+
+def test_whoever_runs_the_operator_says_what_capacity_and_pools_mean():
+    preset = Preset.model_validate(
+        {
+            "pools": {"training": {"nodeSelector": {"workload": "training"}}},
+            "spot": {"nodeSelector": {"lifecycle": "spot"}, "tolerations": [{"key": "cheap", "operator": "Exists"}]},
+        }
+    )
+    settings = Settings(preset=preset)
+    asked = {"train": {"placement": {"capacity": "spot"}}}
+    spot = templates(World(a_pipeline(**asked), settings=settings))["train"].placement
+    assert spot.node_selector == {"workload": "training", "lifecycle": "spot"}
+    assert [toleration.key for toleration in spot.tolerations] == ["cheap"]
+    asked["train"]["placement"]["nodeSelector"] = {"mine": "yes"}
+    chosen = templates(World(a_pipeline(**asked), settings=settings))["train"].placement
+    assert chosen.node_selector == {"mine": "yes", "lifecycle": "spot"}
+    assert templates(World(a_pipeline(**asked), settings=settings))["prepare"].placement.node_selector == {}

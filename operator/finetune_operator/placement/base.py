@@ -21,6 +21,29 @@ class Toleration(Contract):
     """The taint's effect; absent: all."""
 
 
+class NodeClass(Contract):
+    """What marks a kind of node on this cluster."""
+
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels that such a node has."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints that such a node has."""
+
+
+SPOT_TAINT = Toleration(key="spot", operator="Equal", value="true", effect="NoSchedule")
+
+
+class Preset(Contract):
+    """What the words of a manifest mean on this cluster; whoever runs the operator decides, and no pipeline."""
+
+    pools: dict[str, NodeClass] = Field(default_factory=dict)
+    """By what a stage is made for: control, training, eval, inference. Absent: any node."""
+    on_demand: NodeClass = NodeClass()
+    """Nodes that nobody takes away."""
+    spot: NodeClass = NodeClass(tolerations=(SPOT_TAINT,))
+    """Nodes that are cheap because they may be taken away at short notice."""
+
+
 @dataclass(frozen=True)
 class Wish:
     """What is known of a stage when its place is chosen."""
@@ -28,6 +51,7 @@ class Wish:
     pool: str
     """The kind of node the stage is made for: control, training, eval, inference."""
     gpu: bool
+    preset: Preset = field(default_factory=Preset)
     node_selector: dict[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
 
@@ -44,7 +68,9 @@ class PodPlacement:
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
 
 
-def own_choice(wish: Wish) -> tuple[dict[str, str], tuple[Toleration, ...]]:
-    """Give the pool's label unless the user named labels, and the tolerations of the user and of GPU nodes."""
-    selector = wish.node_selector or {"workload": wish.pool}
-    return dict(selector), (*wish.tolerations, *((GPU_TOLERATION,) if wish.gpu else ()))
+def placed(capacity: str, wish: Wish, nodes: NodeClass) -> PodPlacement:
+    """Join what a capacity class asks for with the pool's labels, unless the user named labels, and all tolerations."""
+    pool = wish.preset.pools.get(wish.pool, NodeClass())
+    selector = {**nodes.node_selector, **(wish.node_selector or pool.node_selector)}
+    gpu = (GPU_TOLERATION,) if wish.gpu else ()
+    return PodPlacement(capacity, selector, (*wish.tolerations, *pool.tolerations, *nodes.tolerations, *gpu))

@@ -88,7 +88,7 @@ class Placement(Contract):
     """spot is cheaper and may be taken away at any time; on-demand stays."""
 
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
-    """Labels that the node must have; absent: the pool that the stage is made for (workload=…)."""
+    """Labels that the node must have; absent: those of the pool the stage is made for, where the operator has one."""
 
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
     """Taints that the pod does not mind, besides those that capacity and accelerators need."""
