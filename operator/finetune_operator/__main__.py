@@ -11,7 +11,7 @@ from datetime import timedelta
 from finetune_operator.controller.process import Options, run
 from finetune_operator.errors import ClusterError
 from finetune_operator.placement.base import Preset
-from finetune_operator.settings import Settings
+from finetune_operator.settings import VLLM_IMAGE, Settings
 
 LOOK_SECONDS = 15.0
 """Between two looks at a pipeline with running work: how often its progress is asked for."""
@@ -42,12 +42,14 @@ def _options(arguments: list[str]) -> Options:
     parser.add_argument(
         "--placement", default="{}", help="JSON: pools, onDemand and spot, with nodeSelector, tolerations"
     )
+    parser.add_argument("--vllm-image", default=VLLM_IMAGE, help="of a server whose engine is vllm")
     parser.add_argument("--grace-seconds", type=int, default=30, help="from SIGTERM to SIGKILL")
     parser.add_argument("--workers", type=int, default=10)
     chosen = parser.parse_args(arguments)
     settings = Settings(
         preset=Preset.model_validate_json(chosen.placement),
         trainer_image=chosen.trainer_image,
+        engine_images={"vllm": chosen.vllm_image},
         grace=timedelta(seconds=chosen.grace_seconds),
         resync=timedelta(seconds=LOOK_SECONDS),
     )

@@ -6,7 +6,8 @@ from datetime import datetime
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import ATTEMPTS_KEPT, AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.attempts import follow, result_of
-from finetune_operator.observing import JobSeen
+from finetune_operator.observing import JobSeen, Server
+from finetune_trainer.contract import DeployResult
 
 
 def with_attempts(before: StageStatus, jobs: Mapping[str, JobSeen], now: datetime) -> StageStatus:
@@ -52,6 +53,19 @@ def _forgiven(status: StageStatus, up_to: int) -> StageStatus:
         "forgiven_interruptions": status.interruptions,
     }
     return status.model_copy(update=past)
+
+
+def left_running(status: StageStatus) -> str | None:
+    """Name the attempt whose server is what the stage made."""
+    lasting = isinstance(status.result, DeployResult) and status.result.lasting
+    return status.last_attempt.job if lasting and status.last_attempt else None
+
+
+def standing(status: StageStatus, servers: Mapping[str, Server]) -> StageStatus:
+    """Take the result away where it was a server and somebody has taken that away."""
+    job = left_running(status)
+    fallen = job is not None and job not in servers
+    return status.model_copy(update={"result": None, "finished_at": None}) if fallen else status
 
 
 def begun(status: StageStatus, job: str) -> StageStatus:

@@ -23,12 +23,14 @@ def identity_of(spec: StageSpec, config: StageConfig, contents: Mapping[str, str
     """Hash everything that determines the stage's result.
 
     `contents` gives the digest of what lies behind a URI, where the cluster can see it: data that changed in
-    place is other data. A container that is not ours determines its result too.
+    place is other data. A container that is not ours determines its result too, and of a stage whose result is
+    something that runs, how it runs is part of what it is.
     """
     said = config.model_dump(mode="json", exclude={"identity", *config.execution_fields})
     program = spec.model_dump(mode="json", include=set(WHAT_RUNS)) if spec.command else {}
+    runs = {"runs": execution_of(spec)} if spec.serving(config) else {}
     seen = {text: contents[text] for text in config.texts() if text in contents}
-    return _hash({"version": RESULTS_VERSION, "config": said, "program": program, "contents": seen})
+    return _hash({"version": RESULTS_VERSION, "config": said, "program": program, "contents": seen, **runs})
 
 
 def execution_of(spec: StageSpec) -> str:

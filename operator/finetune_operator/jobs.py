@@ -10,7 +10,7 @@ from finetune_operator.names import job_name
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.placement import PLACEMENTS, PodPlacement, Wish
 from finetune_operator.settings import Settings
-from finetune_operator.stages.base import Resources, StageSpec
+from finetune_operator.stages.base import Resources, Serving, StageSpec
 from finetune_trainer.contract import StageConfig
 from finetune_trainer.contract import environment as names
 
@@ -29,6 +29,8 @@ class JobTemplate:
     identity: str
     image: str
     command: tuple[str, ...]
+    args: tuple[str, ...]
+    """The user's, which are the end of the command too."""
     env: dict[str, str]
     """The user's variables and the stage's config; where things are mounted is the cluster's to add."""
     claims: tuple[str, ...]
@@ -41,19 +43,25 @@ class JobTemplate:
     service_account: str | None
     priority_class: str | None
     grace: timedelta
+    serving: Serving | None
+    """What goes on running after the attempt, where the cluster can keep it."""
+    trainer_image: str
+    """Of the trainer, also where the stage runs another image."""
 
 
 def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: int, settings: Settings) -> JobTemplate:
     """Write the Job of a stage's attempt."""
     text = config.model_dump_json(by_alias=True, exclude_none=True)
+    serving = spec.serving(config)
     return JobTemplate(
         name=job_name(pipeline.key.name, pipeline.uid, spec.name, attempt),
         labels=job_labels(pipeline.key.name, spec.name, attempt, config.identity),
         stage=spec.name,
         attempt=attempt,
         identity=config.identity,
-        image=spec.image or settings.trainer_image,
+        image=spec.image or settings.image_of(serving.engine if serving else None),
         command=(*spec.command, *spec.args) if spec.command else (*TRAINER, spec.name, *spec.args),
+        args=spec.args,
         env={**spec.env, names.CONFIG: text},
         claims=claims_in(config),
         resources=spec.resources,
@@ -63,6 +71,8 @@ def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: i
         service_account=spec.service_account_name,
         priority_class=spec.priority_class_name,
         grace=settings.grace,
+        serving=serving,
+        trainer_image=settings.trainer_image,
     )
 
 

@@ -6,6 +6,8 @@ PIPELINE = f"{GROUP}/pipeline"
 STAGE = f"{GROUP}/stage"
 ATTEMPT = f"{GROUP}/attempt"
 IDENTITY = f"{GROUP}/identity"
+SERVER = f"{GROUP}/server"
+"""The attempt that started it: what a Service selects."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "finetune-operator"
 

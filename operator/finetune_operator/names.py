@@ -13,6 +13,13 @@ def job_name(pipeline: str, uid: str, stage: str, attempt: int) -> str:
     return _shortened(pipeline.replace(".", "-"), LONGEST - len(tail)) + tail
 
 
+def service_name(pipeline: str) -> str:
+    """Give <pipeline>-deploy: without a uid or an attempt, so that clients need not know what happens behind it."""
+    plain = pipeline.replace(".", "-")
+    tail = "-deploy"
+    return _shortened(plain if plain[0].isalpha() else f"p{plain}", LONGEST - len(tail)) + tail
+
+
 def workspace_name(pipeline: str) -> str:
     """Give <pipeline>-workspace: without a uid, so that a pipeline that is made anew finds its earlier work."""
     tail = "-workspace"

@@ -48,11 +48,24 @@ class JobSeen:
 
 
 @dataclass(frozen=True)
+class Server:
+    """What an attempt started that is to go on running after it."""
+
+    stage: str
+    current: bool
+    """Whether requests are sent to it."""
+    trouble: Waiting | None = None
+    """Why it does not answer just now."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """All that a cluster can see of one pipeline."""
 
     jobs: Mapping[str, JobSeen] = field(default_factory=dict)
     refused: Mapping[str, Waiting] = field(default_factory=dict)
     """Job -> why the cluster did not let it be made; it is going to be tried again."""
+    servers: Mapping[str, Server] = field(default_factory=dict)
+    """Job -> the server it started, on a cluster that keeps servers."""
     contents: Mapping[str, str] = field(default_factory=dict)
     """URI -> digest of what lies behind it, for sources that can change in place and that this cluster can read."""

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
-from finetune_operator.history import begun, next_number, stopped
+from finetune_operator.history import begun, left_running, next_number, stopped
 from finetune_operator.jobs import JobTemplate, job_for
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.settings import Settings
@@ -34,7 +34,15 @@ class Expire:
     """Delete the pipeline: it has been finished for as long as it asked to be kept."""
 
 
-Action = CreateJob | StopJob | Expire
+@dataclass(frozen=True)
+class Route:
+    """Send the stage's requests to the server that this attempt started, and to no other."""
+
+    stage: str
+    job: str
+
+
+Action = CreateJob | StopJob | Route | Expire
 
 
 @dataclass(frozen=True)
@@ -74,12 +82,29 @@ class _Planner:
     def next_for(self, stage: StageView) -> tuple[StageStatus, tuple[Action, ...]]:
         """Give what is to be written down of a stage, and what is to be done then."""
         attempt = stage.status.last_attempt
+        settling = tuple(self._settling(stage))
         if attempt and attempt.outcome is Outcome.RUNNING:
-            return self._with_running(stage, attempt)
+            status, doing = self._with_running(stage, attempt)
+            return status, (*doing, *settling)
         if stage.spec and stage.config and self._may_start(stage):
             job = job_for(self.pipeline, stage.spec, stage.config, next_number(stage.status), self.settings)
-            return begun(stage.status, job.name), (CreateJob(job),)
-        return stage.status, ()
+            return begun(stage.status, job.name), (CreateJob(job), *settling)
+        return stage.status, settling
+
+    def _settling(self, stage: StageView) -> Iterator[Action]:
+        """Send requests to the server that answered last; only when that is seen do the others go.
+
+        While no new one has answered, because it starts, failed or is not to be deployed, the old one stays.
+        """
+        last, wanted = stage.status.last_attempt, left_running(stage.status)
+        answered = stage.servers.get(wanted) if wanted else None
+        if stage.spec and wanted and answered and not answered.current:
+            yield Route(stage.spec.name, wanted)
+            return
+        running = last.job if last and last.outcome is Outcome.RUNNING else None
+        for job, server in stage.servers.items():
+            if job != running and not (stage.spec and server.current):
+                yield StopJob(job, Reason.SPEC_CHANGED)
 
     def _with_running(self, stage: StageView, attempt: AttemptStatus) -> tuple[StageStatus, tuple[Action, ...]]:
         """Leave it alone, or stop it. Both actions are repeated until they are seen to have worked."""
@@ -137,5 +162,7 @@ class _Planner:
             yield self.settings.resync
             if not last.stopping:
                 yield from self._time_left(stage)
+        elif any(self._settling(stage)):
+            yield self.settings.resync
         elif planned.reason is Reason.RETRYING and self._is_wanted(stage):
             yield self._wait_left(stage)

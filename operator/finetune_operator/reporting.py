@@ -18,7 +18,7 @@ from finetune_operator.api.status import (
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.planning import Plan
 from finetune_operator.state import PipelineView
-from finetune_trainer.contract import Progress, PushResult
+from finetune_trainer.contract import DeployResult, Progress, PushResult
 
 Truth = Literal["True", "False", "Unknown"]
 
@@ -104,6 +104,9 @@ def _finished(view: PipelineView) -> Summary:
     below = next((s.status.message for s in view.stages.values() if s.status.reason is Reason.BELOW_THRESHOLD), None)
     if below:
         return Summary("BelowThreshold", "False", Reason.BELOW_THRESHOLD, below, finished=True)
+    down = next((s.status.message for s in view.stages.values() if s.status.reason is Reason.SERVER_NOT_READY), None)
+    if down:
+        return Summary("Degraded", "False", Reason.SERVER_NOT_READY, down, finished=True)
     return Summary("Succeeded", "True", Reason.ALL_STAGES_SUCCEEDED, "all that was asked for is done", finished=True)
 
 
@@ -112,7 +115,7 @@ def focus(stages: Mapping[str, StageStatus]) -> str:
     for name, status in stages.items():
         if _runs(status):
             return name
-    for state in (StageState.FAILED, StageState.PENDING):
+    for state in (StageState.FAILED, StageState.RUNNING, StageState.PENDING):
         for name, status in stages.items():
             if status.state is state:
                 return name
@@ -137,7 +140,9 @@ def percent(stage: StageStatus) -> str:
 
 def _model(stages: Mapping[str, StageStatus]) -> ModelStatus | None:
     pushed = next((s.result for s in stages.values() if isinstance(s.result, PushResult)), None)
-    return ModelStatus(uri=pushed.uri, digest=pushed.digest) if pushed else None
+    served = next((s.result for s in stages.values() if isinstance(s.result, DeployResult)), None)
+    endpoint = served.url if served and served.lasting else None
+    return ModelStatus(uri=pushed.uri, digest=pushed.digest, endpoint=endpoint) if pushed else None
 
 
 def _conditions(
@@ -161,13 +166,13 @@ def _conditions(
     yield condition(FINISHED, "True" if summary.finished else "False", summary.reason, summary.message)
     for kind in STAGES:
         status = stages[kind.name]
-        yield condition(kind.condition, _truth(status.state), status.reason, status.message)
+        yield condition(kind.condition, _truth(status), status.reason, status.message)
 
 
-def _truth(state: StageState) -> Truth:
-    match state:
+def _truth(status: StageStatus) -> Truth:
+    match status.state:
         case StageState.SUCCEEDED:
-            return "True"
+            return "False" if status.reason is Reason.SERVER_NOT_READY else "True"
         case StageState.FAILED | StageState.SKIPPED:
             return "False"
         case StageState.PENDING | StageState.QUEUED | StageState.RUNNING:

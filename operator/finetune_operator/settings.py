@@ -1,9 +1,12 @@
 """What whoever runs the operator decides, and no pipeline."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from finetune_operator.placement.base import Preset
+
+VLLM_IMAGE = "vllm/vllm-openai:v0.11.0"
 
 
 @dataclass(frozen=True)
@@ -12,6 +15,8 @@ class Settings:
 
     trainer_image: str = "finetune-trainer"
     """Used where a stage names no image."""
+    engine_images: Mapping[str, str] = field(default_factory=lambda: {"vllm": VLLM_IMAGE})
+    """Used where a server names no image and its engine is not in the trainer's."""
     preset: Preset = field(default_factory=Preset)
     """What spot, on-demand and a stage's pool mean on this cluster."""
     grace: timedelta = timedelta(seconds=30)
@@ -24,6 +29,10 @@ class Settings:
     """How long a pipeline with running work is left alone when nothing is heard of it."""
     until: str | None = None
     """The last stage to start; None: all. For `finetune run --until`."""
+
+    def image_of(self, engine: str | None) -> str:
+        """Give the image of a stage, or of the server that it starts."""
+        return self.engine_images.get(engine or "", self.trainer_image)
 
     def backoff(self, failures: int) -> timedelta:
         """Give the wait before the attempt that follows so many failures."""

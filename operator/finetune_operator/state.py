@@ -8,9 +8,9 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import GateStatus, StageState, StageStatus, message
 from finetune_operator.attempts import HOPELESS
-from finetune_operator.history import carried, retried, with_attempts
+from finetune_operator.history import carried, left_running, retried, standing, with_attempts
 from finetune_operator.identity import execution_of, identity_of
-from finetune_operator.observing import JobState, Observed
+from finetune_operator.observing import JobState, Observed, Server
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.stages.base import Request, StageSpec
 from finetune_trainer.contract import StageConfig
@@ -26,6 +26,8 @@ class StageView:
     """None: not asked for."""
     config: StageConfig | None
     status: StageStatus
+    servers: Mapping[str, Server]
+    """Job -> the server of this stage that it started."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class _Assessor:
         """Bring what was told of a stage up to date with what is seen and asked now."""
         before = self.pipeline.status.stages.get(kind.name, StageStatus())
         status = with_attempts(before, self.observed.jobs, self.now)
+        status = standing(status, self.observed.servers)
         if self.pipeline.retry is not None:
             status = retried(status)
         if spec := self.pipeline.spec.stage(kind.name):
@@ -101,7 +104,8 @@ class _Assessor:
         """Say what a stage is, now that all of them have been followed."""
         spec, status = self.specs.get(kind.name), self.told[kind.name]
         judged = self._judged(spec, status) if spec else _is(status, *NOT_ASKED_FOR)
-        self.views[kind.name] = StageView(spec, self.configs.get(kind.name), judged)
+        servers = {job: server for job, server in self.observed.servers.items() if server.stage == kind.name}
+        self.views[kind.name] = StageView(spec, self.configs.get(kind.name), judged, servers)
 
     def _request(self) -> Request:
         spec = self.pipeline.spec
@@ -136,6 +140,11 @@ class _Assessor:
         verdict = spec.verdict(status.result)
         if verdict and not verdict.measured:
             return StageState.FAILED, Reason.SPEC_INVALID, verdict.message
+        server = self.observed.servers.get(left_running(status) or "")
+        if server and not server.current:
+            return StageState.RUNNING, Reason.PROGRESSING, "it has answered, and requests are about to be sent to it"
+        if server and server.trouble:
+            return StageState.SUCCEEDED, server.trouble.reason, server.trouble.message
         return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, verdict.message if verdict else ""
 
     def _running(self, _spec: StageSpec, status: StageStatus) -> "Found | None":

@@ -37,7 +37,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 def server_that(manner: str) -> Engine:
     """Answers, and: dies at its start, loads for ever, ponders for ever, refuses the prompt, clings to its life."""
 
-    def launch(model_folder: Path, port: int) -> Launch:
+    def launch(model_folder: Path, _host: str, port: int) -> Launch:
         return Launch([sys.executable, "-S", "-c", SCRIPT, str(port), manner], model_folder.name, model_folder)
 
     return launch

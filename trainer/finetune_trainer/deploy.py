@@ -1,14 +1,12 @@
 """Stage deploy, on a laptop: the pushed model is served, asked once, and the server is stopped again."""
 
 import json
-from pathlib import Path
 
-from finetune_trainer.artifacts import MANIFEST, Damaged, appearing, seal, verify
+from finetune_trainer.artifacts import Damaged, appearing, seal, verify
 from finetune_trainer.contract import DeployConfig, DeployResult, Environment
-from finetune_trainer.errors import SourceNotFound
-from finetune_trainer.published import model_digest
 from finetune_trainer.serving import ENGINES
 from finetune_trainer.serving.server import ask, serving
+from finetune_trainer.serving.verify import verified
 from finetune_trainer.sources import fetch_model
 from finetune_trainer.stage import Context, read_result
 
@@ -22,7 +20,8 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
     recipe, stop = config.recipe, context.stop
     context.progress.update(step=0, total=2, note="verifying the pushed model")
     model = fetch_model(config.model.uri, config.model.revision, context.environment)
-    digest = _verified(model, config, context.environment)
+    pushed = read_result(context.environment.stage_dir("push", config.push))
+    digest = verified(model, config.digest or (pushed.digest if pushed else None))
     context.progress.update(note=f"starting {recipe.engine}")
     with stop.deferred(), serving(ENGINES[recipe.engine], model, stop, context.folder / "server.log") as server:
         context.progress.update(step=1, note="asking")
@@ -56,19 +55,3 @@ def still_holds(_result: DeployResult, config: DeployConfig, environment: Enviro
     except Damaged:
         return False
     return True
-
-
-def _verified(model: Path, config: DeployConfig, environment: Environment) -> str | None:
-    """Give the model's digest, None where another program than ours pushed it; raise SourceNotFound if it is not it."""
-    if not (model / MANIFEST).exists():
-        print(f"deploy: {config.model.uri} is not sealed, so it is served unverified", flush=True)
-        return None
-    try:
-        verify(model)
-    except Damaged as damage:
-        raise SourceNotFound(f"{config.model.uri}: the pushed model is damaged: {damage}; run push again") from damage
-    digest = model_digest(model)
-    pushed = read_result(environment.stage_dir("push", config.push))
-    if pushed and pushed.digest != digest:
-        raise SourceNotFound(f"{config.model.uri}: holds another model than push/{config.push} published; push again")
-    return digest

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     RETRIES_EXHAUSTED = "RetriesExhausted"
     RETRYING = "Retrying"
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105  no password
+    SERVER_NOT_READY = "ServerNotReady"
     SOURCE_NOT_FOUND = "SourceNotFound"
     SOURCE_UNAVAILABLE = "SourceUnavailable"
     SPEC_CHANGED = "SpecChanged"

@@ -164,6 +164,8 @@ class ModelStatus(Contract):
 
     uri: str
     digest: str
+    endpoint: str | None = None
+    """Where the cluster's clients find the OpenAI-compatible API, once `deploy` has answered."""
 
 
 class Handled(Contract):

@@ -15,11 +15,19 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.errors import Conflict
 from finetune_operator.jobs import JobTemplate
-from finetune_operator.observing import JobSeen, JobState, Observed
+from finetune_operator.observing import JobSeen, JobState, Observed, Server
 from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import Action, CreateJob, Expire, StopJob
+from finetune_operator.planning import Action, CreateJob, Expire, Route, StopJob
 from finetune_operator.reporting import Event
-from finetune_trainer.contract import AnyResult, ExitCode, Failure, Interruption, Progress, TerminationMessage
+from finetune_trainer.contract import (
+    AnyResult,
+    DeployResult,
+    ExitCode,
+    Failure,
+    Interruption,
+    Progress,
+    TerminationMessage,
+)
 
 LIVE = frozenset({JobState.WAITING, JobState.RUNNING})
 
@@ -62,6 +70,7 @@ class MemoryCluster:
         self.now = now
         self.pipelines: dict[Key, Stored] = {}
         self.jobs: dict[str, MemoryJob] = {}
+        self.servers: dict[str, Server] = {}
         self.contents: dict[str, str] = {}
         self.announced: list[tuple[Key, Event]] = []
         self.deeds: list[str] = []
@@ -98,7 +107,8 @@ class MemoryCluster:
         """Give all Jobs of the pipeline."""
         with self._moment("observe"):
             jobs = {name: job.seen for name, job in self.jobs.items() if job.owner == pipeline.uid}
-            return Observed(jobs, contents=dict(self.contents))
+            servers = {name: server for name, server in self.servers.items() if name in jobs}
+            return Observed(jobs, contents=dict(self.contents), servers=servers)
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
         """Keep the status, where it differs; raise Conflict where the pipeline has changed since the read."""
@@ -118,6 +128,8 @@ class MemoryCluster:
                         self._create(pipeline, template)
                     case StopJob(name, _):
                         self._ask_to_stop(name)
+                    case Route(stage, name):
+                        self._route(stage, name)
                     case Expire():
                         self.pipelines.pop(pipeline.key, None)
 
@@ -143,6 +155,14 @@ class MemoryCluster:
         if job and job.live and not job.asked_to_stop:
             job.asked_to_stop = True
             self.deeds.append(f"stop {name}")
+        if self.servers.pop(name, None):
+            self.deeds.append(f"stop the server of {name}")
+
+    def _route(self, stage: str, name: str) -> None:
+        for job, server in self.servers.items():
+            if server.stage == stage:
+                self.servers[job] = replace(server, current=job == name)
+        self.deeds.append(f"route to {name}")
 
     @contextmanager
     def _moment(self, name: str) -> Iterator[None]:
@@ -164,6 +184,8 @@ class MemoryCluster:
     def complete(self, name: str, result: AnyResult | None) -> None:
         """End its process with 0; without a result it is as if nobody had read the termination message."""
         message = TerminationMessage(result=result) if result else None
+        if isinstance(result, DeployResult) and result.lasting:
+            self.servers[name] = Server(self.jobs[name].template.stage, current=False)
         self._end(name, JobState.COMPLETE, exit_code=0, message=message)
 
     def fail(self, name: str, exit_code: int | None, words: str = "", **evidence: Any) -> None:

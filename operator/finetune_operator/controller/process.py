@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from finetune_operator.cluster.kubernetes.answers import Answers
 from finetune_operator.cluster.kubernetes.api import Api, configured, connected
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
@@ -69,8 +70,9 @@ class Replica:
     ) -> "Replica":
         """Put them together."""
         books, queue = Books(), WorkQueue()
+        cluster = KubernetesCluster(api, books, ProgressPages(session), Answers(session))
         watches = Watches(api, books, queue, signals, options.namespaces)
-        return cls(options, leadership, queue, watches, KubernetesCluster(api, books, ProgressPages(session)))
+        return cls(options, leadership, queue, watches, cluster)
 
     async def live(self) -> None:
         """Lead whenever that is possible, for ever."""

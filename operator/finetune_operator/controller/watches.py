@@ -24,6 +24,13 @@ from finetune_operator.labels import MANAGED_BY, MANAGER
 from finetune_operator.pipeline import Key
 
 OURS = f"{MANAGED_BY}={MANAGER}"
+CHILDREN = {
+    "jobs": ("batch", paths.jobs),
+    "deployments": ("apps", paths.deployments),
+    "services": ("", paths.services),
+    "pods": ("", paths.pods),
+}
+"""What is made for pipelines: the group of its API, and where it is."""
 EVERYTHING_SECONDS = 300.0
 """Between two comparisons of the books with the whole lists."""
 RESTART_SECONDS = 2.0
@@ -69,10 +76,10 @@ class Watches:
 
     async def compare(self) -> None:
         """Read everything that is ours, sweep the books, and look at every pipeline."""
-        pipelines = await self._all(paths.pipelines)
-        jobs = await self._all(paths.jobs, labelSelector=OURS)
-        pods = await self._all(paths.pods, labelSelector=OURS)
-        for key in self.books.sweep(jobs, pods, pipelines):
+        lists = {"finetunepipelines": await self._all(paths.pipelines)}
+        for kind, (_, path) in CHILDREN.items():
+            lists[kind] = await self._all(path, labelSelector=OURS)
+        for key in self.books.sweep(**lists):
             self.queue.add(key)
         self.synced_at = asyncio.get_running_loop().time()
 
@@ -106,8 +113,8 @@ class Watches:
 
         kopf.on.login(registry=registry)(kopf.login_via_client)
         watch(GROUP, VERSION, PLURAL, note=self.books.note_pipeline)
-        watch("batch", "v1", "jobs", note=self.books.note_job, labels={MANAGED_BY: MANAGER})
-        watch("", "v1", "pods", note=self.books.note_pod, labels={MANAGED_BY: MANAGER})
+        for kind, (group, _) in CHILDREN.items():
+            watch(group, "v1", kind, note=self.books.note[kind], labels={MANAGED_BY: MANAGER})
         return registry
 
 
@@ -119,6 +126,5 @@ def _settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0
     settings.watching.server_timeout = 240  # an int: the API server takes no other
-    settings.watching.label_selectors["jobs"] = OURS
-    settings.watching.label_selectors["pods"] = OURS
+    settings.watching.label_selectors.update(dict.fromkeys(CHILDREN, OURS))
     return settings

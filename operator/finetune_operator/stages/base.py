@@ -126,6 +126,21 @@ class Request:
     """What is known of all stages before this one."""
 
 
+@dataclass(frozen=True)
+class Serving:
+    """A model that is to be served from now on."""
+
+    engine: str
+    model: str
+    """Its URI."""
+    digest: str | None
+    """Of what lies there; None: it has not been published yet."""
+    replicas: int
+    prompt: str
+    """Asked once before anybody's requests are sent to it."""
+    max_tokens: int
+
+
 class StageSpec(Ruled):
     """How the stage's container runs."""
 
@@ -137,6 +152,8 @@ class StageSpec(Ruled):
     """Stages that must be over before this one starts."""
     pool: ClassVar[str]
     """The kind of node it is made for."""
+    lasting: ClassVar[bool] = False
+    """Whether it leaves something running, where the cluster can keep it."""
     execution_fields: ClassVar[frozenset[str]] = frozenset()
     """Its own fields that change how it runs and never what it makes."""
 
@@ -189,6 +206,10 @@ class StageSpec(Ruled):
     @abstractmethod
     def config(self, request: Request) -> StageConfig:
         """Write what the stage's process is told, with an empty identity."""
+
+    def serving(self, config: StageConfig) -> Serving | None:  # noqa: ARG002  only a stage that serves has one
+        """Say what goes on running when the stage is done, where the cluster can keep it; else None."""
+        return None
 
     def sources(self) -> tuple[str, ...]:
         """Give the URIs of what it reads besides the model, the data set and other stages' work."""

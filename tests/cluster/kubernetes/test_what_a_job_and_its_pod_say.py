@@ -180,11 +180,11 @@ def test_books_forget_what_a_whole_list_does_not_have_and_keep_last_words():
         books.note_pipeline(known)
     books.note_job(a_job())
     books.note_pod(a_pod(ended(75, SAVED), phase="Failed"))
-    assert books.sweep([], [], [pipeline]) == {Key("team", "demo")}
+    assert books.sweep(finetunepipelines=[pipeline]) == {Key("team", "demo")}
     assert books.jobs == {}
     assert books.pods["team", NAME].gone
     assert books.pods["team", NAME].exit_code == 75
-    books.sweep([], [], [])
+    books.sweep()
     assert books.pods == {}
 
 

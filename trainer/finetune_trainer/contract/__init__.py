@@ -32,6 +32,7 @@ from finetune_trainer.contract.recipes import (
     PushRecipe,
     Task,
     TrainRecipe,
+    served_name,
 )
 from finetune_trainer.contract.results import (
     AnyResult,
@@ -88,4 +89,5 @@ __all__ = [
     "TrainRecipe",
     "TrainResult",
     "parse_config",
+    "served_name",
 ]

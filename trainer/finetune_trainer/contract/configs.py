@@ -124,11 +124,15 @@ class PushConfig(StageConfig):
 class DeployConfig(StageConfig):
     """Serve what `push` published and ask it once."""
 
+    execution_fields: ClassVar[frozenset[str]] = frozenset({"digest"})  # it follows from `push`
+
     stage: Literal["deploy"] = "deploy"
     push: str
     """Identity of the push stage whose model is served."""
     model: ModelSource
     """The pushed model's place."""
+    digest: str | None = None
+    """Of the model that `push` published; absent: it has not yet."""
     recipe: DeployRecipe
 
 

@@ -3,6 +3,7 @@
 Each field's docstring becomes its description in `kubectl explain`.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -231,11 +232,19 @@ class PushRecipe(Contract):
 class DeployRecipe(Contract):
     """How the model is served."""
 
-    engine: Literal["transformers"] = "transformers"
-    """The server: transformers is `transformers serve`, OpenAI-compatible."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """The server, OpenAI-compatible: transformers is `transformers serve`, for processors too; vllm is for GPUs."""
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = "Hello"
     """Sent once when the server is ready; the answer is kept in the status."""
 
     max_tokens: int = Field(default=32, ge=1, le=4096)
     """Tokens of that answer at most."""
+
+
+def served_name(folder: str) -> str:
+    """Give the model's name in requests to `transformers serve`, which is started beside or in its folder.
+
+    It reads NAME@REVISION and NAME:FILE into what it is told; a dot has neither.
+    """
+    return folder if re.fullmatch(r"\w[\w.-]*", folder) else "."

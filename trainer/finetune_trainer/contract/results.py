@@ -105,6 +105,8 @@ class DeployResult(StageResult):
     """What the model said to the prompt; at most 1,024 characters."""
     seconds_to_ready: float
     """From the start of the server to its first healthy answer."""
+    lasting: bool = False
+    """Whether the server goes on running: on a cluster it does."""
 
 
 AnyResult = Annotated[

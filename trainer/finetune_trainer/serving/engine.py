@@ -17,5 +17,5 @@ class Launch:
     """Added to the environment."""
 
 
-Engine = Callable[[Path, int], Launch]
-"""From the model's folder and the port on 127.0.0.1."""
+Engine = Callable[[Path, str, int], Launch]
+"""From the model's folder, the address to listen on and the port."""

@@ -45,15 +45,16 @@ class Server:
 
 @contextmanager
 def serving(
-    engine: Engine, model_folder: Path, stop: StopSignal, log: Path | None = None, port: int = 0
+    engine: Engine, model_folder: Path, stop: StopSignal, log: Path | None = None, *, host: str = HOST, port: int = 0
 ) -> Iterator[Server]:
     """Start a server, wait until it is ready, and stop it at the end of the block; call inside `stop.deferred()`.
 
-    Its output goes to `log`, or where this process's own goes. Port 0 means any that is free.
+    Its output goes to `log`, or where this process's own goes. Port 0 means any that is free. Whatever the address
+    it listens on, this process asks it on 127.0.0.1.
     Raises Interrupted, or ServiceUnavailable with the last lines of the log.
     """
     port = port or free_port()
-    launch = engine(model_folder.resolve(), port)
+    launch = engine(model_folder.resolve(), host, port)
     started = time.monotonic()
     process = start(launch, log)
     try:

@@ -3,12 +3,13 @@
 Only pods that are gone are worth more than a cache: their exit code and last words are nowhere else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_operator.cluster.kubernetes.job import PIPELINE_NAME
 from finetune_operator.cluster.kubernetes.pod import Pod
+from finetune_operator.labels import SERVER
 from finetune_operator.pipeline import Key
 
 Object = dict[str, Any]
@@ -23,21 +24,38 @@ class Books:
     """Jobs, pods by the Job they are of, and pipelines."""
 
     jobs: dict[Place, Object] = field(default_factory=dict)
+    deployments: dict[Place, Object] = field(default_factory=dict)
+    services: dict[Place, Object] = field(default_factory=dict)
     pods: dict[Place, Pod] = field(default_factory=dict)
     pipelines: dict[Key, Object] = field(default_factory=dict)
 
+    @property
+    def note(self) -> dict[str, Callable[..., Key | None]]:
+        """Give, by kind, the one who writes it down."""
+        return {
+            "finetunepipelines": self.note_pipeline,
+            "jobs": self.note_job,
+            "pods": self.note_pod,
+            "deployments": self.note_deployment,
+            "services": self.note_service,
+        }
+
     def note_job(self, job: Object, *, gone: bool = False) -> Key | None:
         """Write down a Job, and give its pipeline."""
-        place = _place(job)
-        if gone:
-            self.jobs.pop(place, None)
-        else:
-            self.jobs[place] = _trimmed(job)
-        return pipeline_of(job)
+        return _noted(self.jobs, job, gone=gone)
+
+    def note_deployment(self, deployment: Object, *, gone: bool = False) -> Key | None:
+        """Write down a server's Deployment, and give its pipeline."""
+        return _noted(self.deployments, deployment, gone=gone)
+
+    def note_service(self, service: Object, *, gone: bool = False) -> Key | None:
+        """Write down a Service, and give its pipeline."""
+        return _noted(self.services, service, gone=gone)
 
     def note_pod(self, pod: Object, *, gone: bool = False) -> Key | None:
-        """Write down a pod, and give its pipeline; of two pods of one Job the younger counts."""
-        job = pod["metadata"].get("labels", {}).get(JOB_NAME)
+        """Write down a pod, and give its pipeline; of two pods of one attempt the younger counts."""
+        labels = pod["metadata"].get("labels", {})
+        job = labels.get(JOB_NAME) or labels.get(SERVER)
         if not job:
             return None
         place = (pod["metadata"]["namespace"], job)
@@ -58,21 +76,21 @@ class Books:
     def forget(self, key: Key) -> None:
         """Forget a pipeline and what was its."""
         self.pipelines.pop(key, None)
-        self.jobs = {place: job for place, job in self.jobs.items() if pipeline_of(job) != key}
+        for kept in (self.jobs, self.deployments, self.services):
+            for place in [place for place, child in kept.items() if pipeline_of(child) == key]:
+                del kept[place]
         self.pods = {place: pod for place, pod in self.pods.items() if pipeline_of(pod.raw) != key}
 
-    def sweep(self, jobs: Iterable[Object], pods: Iterable[Object], pipelines: Iterable[Object]) -> set[Key]:
-        """Compare with whole lists: take over what is there, drop what is not. Gives every pipeline there is."""
+    def sweep(self, **lists: Iterable[Object]) -> set[Key]:
+        """Compare with whole lists, by kind: take over what is there, drop what is not. Gives every pipeline."""
         fresh = Books()
-        for job in jobs:
-            fresh.note_job(job)
-        for pod in pods:
-            fresh.note_pod(pod)
-        for pipeline in pipelines:
-            fresh.note_pipeline(pipeline)
+        for kind, found in lists.items():
+            for one in found:
+                fresh.note[kind](one)
         lost = {place: Pod(pod.raw, gone=True) for place, pod in self.pods.items() if place not in fresh.pods}
         kept = {place: pod for place, pod in lost.items() if pipeline_of(pod.raw) in fresh.pipelines}
         self.jobs, self.pods, self.pipelines = fresh.jobs, {**kept, **fresh.pods}, fresh.pipelines
+        self.deployments, self.services = fresh.deployments, fresh.services
         return set(self.pipelines)
 
 
@@ -80,6 +98,14 @@ def pipeline_of(child: Object) -> Key | None:
     """Name the pipeline that a Job or pod was made for."""
     name = child["metadata"].get("annotations", {}).get(PIPELINE_NAME)
     return Key(child["metadata"]["namespace"], name) if name else None
+
+
+def _noted(kept: dict[Place, Object], found: Object, *, gone: bool) -> Key | None:
+    if gone:
+        kept.pop(_place(found), None)
+    else:
+        kept[_place(found)] = _trimmed(found)
+    return pipeline_of(found)
 
 
 def _place(found: Object) -> Place:

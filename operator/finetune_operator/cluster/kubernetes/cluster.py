@@ -11,26 +11,30 @@ from pydantic import ValidationError
 
 from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition, Reason
 from finetune_operator.api.group import API_VERSION, KIND
-from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import Outcome, PipelineStatus, message
 from finetune_operator.cluster.kubernetes import paths, refusal, volume
+from finetune_operator.cluster.kubernetes.answers import Answers
 from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError
 from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
 from finetune_operator.cluster.kubernetes.job import job as as_job
 from finetune_operator.cluster.kubernetes.ownership import is_owned
 from finetune_operator.cluster.kubernetes.progress import ProgressPages
 from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
+from finetune_operator.cluster.kubernetes.servers import Servers
+from finetune_operator.cluster.kubernetes.waiting import why
 from finetune_operator.errors import ClusterError, Conflict, Unusable
 from finetune_operator.jobs import JobTemplate
 from finetune_operator.names import workspace_name
 from finetune_operator.observing import JobSeen, Observed, Waiting
 from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import Action, CreateJob, Expire, StopJob
+from finetune_operator.planning import Action, CreateJob, Expire, Route, StopJob
 from finetune_operator.reporting import Event
 
 Object = dict[str, Any]
 LATE = timedelta(seconds=5)
 """After this time without a process, it is asked what the Job's and the pod's events say."""
+LASTING = frozenset(kind.name for kind in STAGES if kind.lasting)
 COMPONENT = "finetune-operator"
 log = logging.getLogger(__name__)
 
@@ -38,8 +42,9 @@ log = logging.getLogger(__name__)
 class KubernetesCluster:
     """Pipelines of an API server; `books` is kept up to date by whoever watches."""
 
-    def __init__(self, api: Api, books: Books, pages: ProgressPages) -> None:
-        self.api, self.books, self.pages = api, books, pages
+    def __init__(self, api: Api, books: Books, pages: ProgressPages, answers: Answers) -> None:
+        self.api, self.books, self.pages, self.answers = api, books, pages, answers
+        self.servers = Servers(api, books, answers)
         self.refused: dict[str, Waiting] = {}
 
     async def read(self, key: Key) -> Pipeline | None:
@@ -63,13 +68,15 @@ class KubernetesCluster:
 
     async def observe(self, pipeline: Pipeline) -> Observed:
         """Look at the Jobs of attempts that have not ended: in the books, and in the API where they say nothing."""
-        attempts = (stage.last_attempt for stage in pipeline.status.stages.values())
-        names = [attempt.job for attempt in attempts if attempt and attempt.outcome is Outcome.RUNNING]
-        seen = {name: job for name in names if (job := await self._seen(pipeline, name))}
+        attempts = ((stage, status.last_attempt) for stage, status in pipeline.status.stages.items())
+        names = {last.job: stage for stage, last in attempts if last and last.outcome is Outcome.RUNNING}
+        seen = {name: job for name, stage in names.items() if (job := await self._seen(pipeline, stage, name))}
         refused = {name: self.refused[name] for name in names if name in self.refused}
-        return Observed(seen, refused)
+        return Observed(seen, refused, await self.servers.of(pipeline))
 
-    async def _seen(self, pipeline: Pipeline, name: str) -> JobSeen | None:
+    async def _seen(self, pipeline: Pipeline, stage: str, name: str) -> JobSeen | None:
+        if stage in LASTING:
+            return await self._server_seen(pipeline, name)
         namespace = pipeline.key.namespace
         job = self.books.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
         if job and not is_owned(pipeline, job):
@@ -81,6 +88,13 @@ class KubernetesCluster:
         now = _now()
         warning = await self._warning(namespace, job, pod.name if pod else None, now) if not _started(pod) else ""
         return job_seen(name, job, pod, now, progress=await self.pages.of(pod), warning=warning)
+
+    async def _server_seen(self, pipeline: Pipeline, name: str) -> JobSeen | None:
+        namespace, now = pipeline.key.namespace, _now()
+        pod = self.books.pods.get((namespace, name))
+        made = self.books.deployments.get((namespace, name))
+        warning = await self._warning(namespace, made, pod.name if pod else None, now) if not _started(pod) else ""
+        return await self.servers.seen(pipeline, name, why(pod, warning, now))
 
     async def _look_for_pods(self, namespace: str, job: str) -> None:
         async for pod in self.api.list(paths.pods(namespace), labelSelector=f"{JOB_NAME}={job}"):
@@ -125,14 +139,20 @@ class KubernetesCluster:
                 case CreateJob(template):
                     await self._create(pipeline, template)
                 case StopJob(name, _):
-                    await self._delete(pipeline, name)
+                    if not await self.servers.stop(pipeline, name):
+                        await self._delete(pipeline, name)
+                case Route(stage, name):
+                    await self.servers.route(pipeline, stage, name)
                 case Expire():
                     await self.api.delete(paths.pipeline(pipeline.key), uid=pipeline.uid)
 
     async def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
         try:
-            await self._workspace(pipeline)
-            await self._make_job(pipeline, template)
+            if template.serving:
+                await self.servers.create(pipeline, template, template.serving)
+            else:
+                await self._workspace(pipeline)
+                await self._make_job(pipeline, template)
         except refusal.Refusal as refused:
             self.refused[template.name] = refused.waiting
             raise ClusterError(refused.waiting.message) from refused
@@ -235,7 +255,9 @@ class KubernetesCluster:
     def forget(self, key: Key) -> None:
         """Drop what was remembered of a pipeline that is gone."""
         self.books.forget(key)
-        self.pages.forget_all_but({pod.raw["metadata"]["uid"] for pod in self.books.pods.values()})
+        pods = {pod.raw["metadata"]["uid"] for pod in self.books.pods.values()}
+        self.pages.forget_all_but(pods)
+        self.answers.forget_all_but(pods)
 
 
 def _now() -> datetime:

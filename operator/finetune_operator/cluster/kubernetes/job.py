@@ -74,12 +74,19 @@ def pod_spec(pipeline: Pipeline, template: JobTemplate) -> Object:
     """Write the attempt's pod."""
     return {
         "restartPolicy": "Never",
+        **around(template),
+        "containers": [_container(pipeline, template)],
+        "volumes": _volumes(pipeline, template),
+    }
+
+
+def around(template: JobTemplate) -> Object:
+    """Write what a stage's pod and a server's have in common."""
+    return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": math.ceil(template.grace.total_seconds()),
         "securityContext": security_context(),
-        "containers": [_container(pipeline, template)],
-        "volumes": _volumes(pipeline, template),
         "nodeSelector": template.placement.node_selector,
         "tolerations": [*(_toleration(one) for one in template.placement.tolerations), *_short_patience()],
         **_given(
@@ -115,7 +122,7 @@ def _container(pipeline: Pipeline, template: JobTemplate) -> Object:
         "command": [literal(word) for word in template.command],
         "env": [{"name": name, "value": literal(value)} for name, value in sorted(env.items())],
         "envFrom": [{"secretRef": {"name": name}} for name in template.secrets],
-        "resources": _resources(template.resources),
+        "resources": resources_of(template.resources),
         "securityContext": RESTRICTED,
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
@@ -150,7 +157,8 @@ def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
     return [*volumes, {"name": "tmp", "emptyDir": {}}]
 
 
-def _resources(wish: Resources) -> Object:
+def resources_of(wish: Resources) -> Object:
+    """Write what is asked for; memory and accelerators are limits as well."""
     requests: dict[str, str] = _given(cpu=wish.cpu, memory=wish.memory)
     limits: dict[str, str] = _given(memory=wish.memory)
     if wish.gpu:

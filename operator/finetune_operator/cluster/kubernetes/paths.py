@@ -24,6 +24,16 @@ def jobs(namespace: str | None = None, name: str | None = None) -> str:
     return _path("apis/batch/v1", "jobs", namespace, name)
 
 
+def deployments(namespace: str | None = None, name: str | None = None) -> str:
+    """Give a Deployment, or all."""
+    return _path("apis/apps/v1", "deployments", namespace, name)
+
+
+def services(namespace: str | None = None, name: str | None = None) -> str:
+    """Give a Service, or all."""
+    return _path("api/v1", "services", namespace, name)
+
+
 def pods(namespace: str | None = None, name: str | None = None) -> str:
     """Give a pod, or all."""
     return _path("api/v1", "pods", namespace, name)

@@ -46,6 +46,27 @@ class Pod:
         return next((one for one in statuses if one["name"] == CONTAINER), {})
 
     @property
+    def restarts(self) -> int:
+        """How often its process was started again."""
+        return int(self._container.get("restartCount") or 0)
+
+    @property
+    def fallen(self) -> Object:
+        """Give the last state.terminated of a process that was started again, or of one that came before it."""
+        first = self._status.get("initContainerStatuses") or []
+        for one in [*first, self._container]:
+            for state in ("state", "lastState"):
+                ended: Object = (one.get(state) or {}).get("terminated") or {}
+                if ended.get("exitCode"):
+                    return ended
+        return {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether it says that it can be asked."""
+        return not self.over and self.condition("Ready").get("status") == "True"
+
+    @property
     def waiting(self) -> Object:
         """Give the container's state.waiting."""
         return (self._container.get("state") or {}).get("waiting") or {}

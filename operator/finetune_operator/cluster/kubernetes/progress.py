@@ -55,14 +55,19 @@ class ProgressPages:
         port = port_of(pod)
         if not port:
             return None
-        host = f"[{pod.address}]" if ":" in pod.address else pod.address
+        where = f"http://{host_of(pod)}:{port}/progress"
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS), self.session.get(f"http://{host}:{port}/progress") as answer:
+            async with asyncio.timeout(PATIENCE_SECONDS), self.session.get(where) as answer:
                 if answer.status != HTTPStatus.OK:
                     return None
                 return Progress.model_validate_json(await answer.content.read(LARGEST))
         except (TimeoutError, aiohttp.ClientError, OSError, ValidationError):
             return None  # it has not begun, or has its own idea of a port: the stage goes on without a figure
+
+
+def host_of(pod: Pod) -> str:
+    """Give its address as URLs have it."""
+    return f"[{pod.address}]" if ":" in pod.address else pod.address
 
 
 def port_of(pod: Pod) -> int:

@@ -27,7 +27,7 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.jobs import JobTemplate
 from finetune_operator.observing import JobSeen, Observed
 from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import Action, CreateJob, Expire, StopJob
+from finetune_operator.planning import Action, CreateJob, Expire, Route, StopJob
 from finetune_operator.reporting import Event
 from finetune_trainer.contract import Environment
 from finetune_trainer.files import write_durably
@@ -115,8 +115,8 @@ class ProcessCluster:
                     self._start(pipeline, job)
                 case StopJob(name, _):
                     self._order(name, STOP)
-                case Expire():
-                    pass  # a folder is its owner's to delete
+                case Expire() | Route():
+                    pass  # a folder is its owner's to delete; no server outlives its attempt here
 
     async def announce(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Tell the person at the keyboard, and keep it in events.jsonl."""

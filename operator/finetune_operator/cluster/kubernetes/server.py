@@ -1,0 +1,165 @@
+"""What `deploy` leaves running: a Deployment for each attempt, and one Service in front of the newest that answered.
+
+A new model is started beside the old one, asked, and only then are requests sent to it: pure.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.cluster.kubernetes.engines import ENGINES
+from finetune_operator.cluster.kubernetes.engines.base import PORT, Launch
+from finetune_operator.cluster.kubernetes.job import (
+    CLAIMS,
+    CONTAINER,
+    PIPELINE_NAME,
+    RESTRICTED,
+    around,
+    literal,
+    resources_of,
+)
+from finetune_operator.cluster.kubernetes.ownership import owners
+from finetune_operator.cluster.kubernetes.refusal import Refusal
+from finetune_operator.jobs import TRAINER, JobTemplate
+from finetune_operator.labels import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE
+from finetune_operator.names import service_name
+from finetune_operator.pipeline import Pipeline
+from finetune_operator.stages.base import Serving
+
+Object = dict[str, Any]
+SERVING = "finetune.dev/serving"
+"""Annotation: what the Deployment serves, for whoever asks it."""
+VERIFY = "verify"
+MODEL = "FINETUNE_MODEL"
+"""Environment variable: the folder of the model, for a server that is not ours."""
+DRAIN_SECONDS = 5
+"""A server that is stopped goes on answering for so long, until every node has heard that it is going."""
+
+
+def deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving) -> Object:
+    """Write the servers of one attempt; raises Refusal for a model that no pod can read."""
+    labels = {**template.labels, SERVER: template.name}
+    annotations = {PIPELINE_NAME: pipeline.key.name, SERVING: json.dumps(asdict(serving))}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": template.name,
+            "namespace": pipeline.key.namespace,
+            "labels": labels,
+            "annotations": annotations,
+            "ownerReferences": owners(pipeline),
+        },
+        "spec": {
+            "replicas": serving.replicas,
+            "selector": {"matchLabels": {SERVER: template.name}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": annotations},
+                "spec": _pod(template, serving),
+            },
+        },
+    }
+
+
+def service(pipeline: Pipeline, stage: str, job: str) -> Object:
+    """Write the Service; `job` is the attempt whose servers get the requests."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(pipeline.key.name),
+            "namespace": pipeline.key.namespace,
+            "labels": {MANAGED_BY: MANAGER, PIPELINE: pipeline.key.name[:63].rstrip("-."), STAGE: stage},
+            "annotations": {PIPELINE_NAME: pipeline.key.name},
+            "ownerReferences": owners(pipeline),
+        },
+        "spec": {"selector": {SERVER: job}, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
+    }
+
+
+def url_of(pipeline: Pipeline) -> str:
+    """Give the place where OpenAI's clients look for the API, from anywhere in the cluster."""
+    return f"http://{service_name(pipeline.key.name)}.{pipeline.key.namespace}.svc:{PORT}/v1"
+
+
+def serving_of(found: Object) -> Serving:
+    """Read what a Deployment of ours serves."""
+    return Serving(**json.loads(found["metadata"]["annotations"][SERVING]))
+
+
+def launch_of(serving: Serving) -> Launch:
+    """Say how it is started; raises Refusal for a model that no pod can read."""
+    return ENGINES[serving.engine](folder_of(serving.model))
+
+
+def folder_of(uri: str) -> PurePosixPath:
+    """Give the model's folder in the container; raises Refusal for a place that is on no claim."""
+    place = urlsplit(uri)
+    if place.scheme != "pvc":
+        words = f"{uri} is on no volume that a server could mount: let push.target be pvc://CLAIM/folder"
+        raise Refusal(Reason.SPEC_INVALID, words)
+    return CLAIMS / place.netloc / unquote(place.path).strip("/")
+
+
+def _pod(template: JobTemplate, serving: Serving) -> Object:
+    pod = around(template)
+    volumes = [
+        {"name": f"claim-{at}", "persistentVolumeClaim": {"claimName": claim}}
+        for at, claim in enumerate(template.claims)
+    ]
+    return {
+        **pod,
+        "initContainers": [_verifier(template, serving)],
+        "containers": [_server(template, serving)],
+        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
+    }
+
+
+def _server(template: JobTemplate, serving: Serving) -> Object:
+    launch, folder = launch_of(serving), folder_of(serving.model)
+    own = template.command if not _is_ours(template) else (*launch.command, *template.args)
+    env = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env, **template.env, MODEL: str(folder)}  # noqa: S108
+    return {
+        **_contained(template),
+        "name": CONTAINER,
+        "image": template.image,
+        "command": [literal(word) for word in own],
+        "env": [{"name": name, "value": literal(value)} for name, value in sorted(env.items())],
+        "envFrom": [{"secretRef": {"name": name}} for name in template.secrets],
+        "resources": resources_of(template.resources),
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 2, "timeoutSeconds": 5},
+        "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
+    }
+
+
+def _verifier(template: JobTemplate, serving: Serving) -> Object:
+    """Look at every byte of the model before a server starts on it."""
+    given = ["--digest", serving.digest] if serving.digest else []
+    program = ["python", "-P", "-m", "finetune_trainer.serving.verify", str(folder_of(serving.model)), *given]
+    return {
+        **_contained(template),
+        "name": VERIFY,
+        "image": template.trainer_image,
+        "command": [literal(word) for word in program],
+        "resources": resources_of(template.resources.model_copy(update={"gpu": None})),
+    }
+
+
+def _contained(template: JobTemplate) -> Object:
+    mounts: list[Object] = [
+        {"name": f"claim-{at}", "mountPath": str(CLAIMS / claim), "readOnly": True}
+        for at, claim in enumerate(template.claims)
+    ]
+    return {
+        "securityContext": RESTRICTED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+    }
+
+
+def _is_ours(template: JobTemplate) -> bool:
+    return template.command[: len(TRAINER)] == TRAINER
