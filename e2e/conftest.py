@@ -6,6 +6,7 @@ import pytest
 from e2e import fixtures
 from e2e.cluster import providers
 from e2e.cluster.provider import Provider
+from e2e.laptop import laptop  # noqa: F401  a fixture
 from e2e.world import World, namespace
 
 IMAGES = ("finetune-operator:dev", "finetune-trainer:dev")

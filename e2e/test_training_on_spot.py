@@ -4,62 +4,19 @@ import dataclasses
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.cluster.provider import Provider
 from e2e.cluster.reclaim import reclaim
+from e2e.laptop import Laptop, material_for, send
 from e2e.world import World, job, namespace, pod, until, watching
 
-ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "examples" / "demo"
 PORT = 8080
 EVERY = 20
 """Steps between checkpoints, as the demo's manifest has it."""
-
-
-@dataclass(frozen=True)
-class Laptop:
-    """The same training on this machine, undisturbed."""
-
-    material: Path
-    workspace: Path
-    config: str
-
-    @property
-    def identity(self) -> str:
-        return str(json.loads(self.config)["identity"])
-
-    @property
-    def adapter(self) -> str:
-        return f"train/{self.identity}/output/adapter_model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
-    """Run the demo's manifest up to the end of training; its base model has read next to nothing."""
-    folder = tmp_path_factory.mktemp("laptop")
-    material, run = folder / "material", folder / "run"
-    make = f"import material, pathlib; material.make(pathlib.Path({str(material)!r}), steps=1)"
-    subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=environment(), check=True)
-    where = ["--claim", f"demo={material}", "--workdir", str(run), "--until", "train"]
-    subprocess.run(
-        [sys.executable, "-m", "finetune_cli", "run", str(DEMO / "pipeline.yaml"), *where],
-        env=environment(),
-        check=True,
-    )
-    [order] = run.glob("jobs/*-train-a1/job.json")
-    return Laptop(material, run / "volumes" / "workspace", json.loads(order.read_text())["env"]["FINETUNE_CONFIG"])
-
-
-def environment() -> dict[str, str]:
-    path = ":".join(str(ROOT / part) for part in ("operator", "trainer"))
-    return {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @pytest.fixture(scope="module")
@@ -70,25 +27,8 @@ def world(cluster: Provider, laptop: Laptop, tmp_path_factory: pytest.TempPathFa
         material_for(world, laptop, workspace="/workspace")
         prepared = tmp_path_factory.mktemp("prepared")
         shutil.copytree(laptop.workspace / "prepare", prepared / "prepare")
-        _send(world, prepared, "/workspace")
+        send(world, prepared, "/workspace")
         yield world
-
-
-def material_for(world: World, laptop: Laptop, **more: str) -> None:
-    """Put the demo's material on a claim, by a pod that stays there; more: {claim: where it is mounted}."""
-    world.claim("demo")
-    claims = {"demo": "/claims/demo", **more}
-    world.create(pod("filler", "busybox sleep 3600", node="ondemand-1", claims=claims, grace=1))
-    world.wait_phase("filler", "Running")
-    _send(world, laptop.material, "/claims/demo")
-
-
-def _send(world: World, folder: Path, to: str) -> None:
-    packed = subprocess.Popen(["tar", "-C", str(folder), "-cf", "-", "."], stdout=subprocess.PIPE)
-    into = ["--kubeconfig", str(world.kube.kubeconfig), "-n", world.namespace, "exec", "-i", "filler", "--"]
-    unpack = ["busybox", "tar", "-C", to, "-xf", "-"]
-    subprocess.run([str(world.kube.kubectl), *into, *unpack], stdin=packed.stdout, check=True)
-    assert packed.wait() == 0
 
 
 def train(world: World, laptop: Laptop, name: str, *, node: str) -> None:

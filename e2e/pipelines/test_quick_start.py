@@ -1,36 +1,65 @@
-"""The manifest that ran on the laptop, applied to a cluster: evicted on the way, and the same model, byte for byte."""
+"""The manifest that ran on the laptop, applied to a cluster: evicted on the way, the same model, and then served."""
 
-import subprocess
-import sys
+import hashlib
+import json
+from collections.abc import Iterator
 
+import pytest
 import yaml
 
+from e2e.cluster.provider import Provider
+from e2e.laptop import MANIFEST, Laptop, material_for
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.story import Story
+from e2e.pipelines.story import Object, Story
 from e2e.pipelines.test_evictions import evict
-from e2e.test_training_on_spot import DEMO, environment, laptop, material_for  # noqa: F401  laptop is a fixture
-from e2e.world import World
+from e2e.world import namespace, pod, until
+
+PROMPT = yaml.safe_load(MANIFEST.read_text())["spec"]["deploy"]["prompt"]
+WEIGHTS = "published/docstrings/model.safetensors"
+ENDPOINT = "http://docstrings-deploy.quick-start.svc:8000/v1"
+# Asks again and again, and says of every request whether it was answered, and by a connection of its own.
+CLIENT = """
+import json, time, urllib.request
+body = json.dumps({"model": "docstrings", "prompt": "Return", "max_tokens": 1, "temperature": 0}).encode()
+while True:
+    try:
+        request = urllib.request.Request("%s/completions", body, {"Content-Type": "application/json"})
+        json.load(urllib.request.urlopen(request, timeout=30))["choices"]
+        print("answered", flush=True)
+    except Exception as error:
+        print("lost", repr(error), flush=True)
+    time.sleep(0.1)
+"""
 
 
-def test_the_laptops_manifest_ends_with_the_laptops_model(operator: Operator, world: World, laptop):  # noqa: F811
-    expected = published_on_the_laptop(laptop)
-    material_for(world, laptop)
-    manifest = yaml.safe_load((DEMO / "pipeline.yaml").read_text())
-    manifest["spec"]["evaluate"]["gate"]["threshold"] = 0.0  # its toy base model has read next to nothing
-    story = Story.begin(world, manifest)
+@pytest.fixture(scope="module")
+def story(cluster: Provider, operator: Operator, laptop: Laptop) -> Iterator[Story]:
+    """The demo's manifest, applied."""
+    with namespace(cluster.kube, "quick-start") as world:
+        material_for(world, laptop)
+        manifest = yaml.safe_load(MANIFEST.read_text())
+        manifest["spec"]["evaluate"]["gate"]["threshold"] = 0.0  # its toy base model has read next to nothing
+        yield Story.begin(world, manifest)
 
+
+def servers(story: Story) -> list[Object]:
+    found: list[Object] = json.loads(story.world.run("get", "deployments", "-o", "json"))["items"]
+    return found
+
+
+def test_the_laptops_manifest_ends_with_the_laptops_model(story: Story, laptop: Laptop):
     story.wait_state("train", "Running", seconds=120)
     story.until(lambda: (story.stage("train").get("progress") or {}).get("step", 0) > 40, 120)
     seen = story.stage("train")["progress"]
     assert seen["total"] == 342
     assert seen["tokensPerSecond"] > 0
-    row = world.run("get", "ftp", "docstrings", "--no-headers").split()
+    row = story.world.run("get", "ftp", "docstrings", "--no-headers").split()
     assert row[1:3] == ["Running", "train"]
     assert row[3].endswith("%")
-    evict(world, story.pod("train").partition("/")[2])
+    evict(story.world, story.pod("train").partition("/")[2])
     story.until(lambda: len(story.stage("train")["attempts"]) == 2, 90)
 
-    world.run("wait", "--for=condition=Finished", "--timeout=300s", "ftp/docstrings", timeout=310)
+    story.world.run("wait", "--for=condition=Finished", "--timeout=300s", "ftp/docstrings", timeout=310)
     status = story.status
     assert status["phase"] == "Succeeded", story.told()
     first, second = status["stages"]["train"]["attempts"]
@@ -38,17 +67,72 @@ def test_the_laptops_manifest_ends_with_the_laptops_model(operator: Operator, wo
     assert second["startStep"] == first["lastStep"]  # nothing was done twice
     assert status["interruptions"] == 1
     assert status["gate"]["passed"]
-    assert status["stages"]["deploy"]["result"]["answer"]
-    weights = "/claims/demo/published/docstrings/model.safetensors"
-    model = world.run("exec", "filler", "--", "busybox", "sha256sum", weights)
-    assert model.split()[0] == expected
+    laptop.run("push")
+    expected = hashlib.sha256((laptop.material / WEIGHTS).read_bytes()).hexdigest()
+    theirs = story.world.run("exec", "filler", "--", "busybox", "sha256sum", f"/claims/demo/{WEIGHTS}")
+    assert theirs.split()[0] == expected
 
 
-def published_on_the_laptop(laptop) -> str:  # noqa: F811
-    """Push there, too, and give the digest of the weights."""
-    run = laptop.workspace.parents[1]
-    where = ["--claim", f"demo={laptop.material}", "--workdir", str(run), "--until", "push"]
-    command = ["finetune_cli", "run", str(DEMO / "pipeline.yaml"), *where]
-    subprocess.run([sys.executable, "-m", *command], env=environment(), check=True)
-    weights = laptop.material / "published" / "docstrings" / "model.safetensors"
-    return subprocess.run(["sha256sum", str(weights)], capture_output=True, text=True, check=True).stdout.split()[0]
+def test_the_model_is_served_where_the_status_says(story: Story):
+    status = story.wait_finished(seconds=300)
+    assert status["model"]["endpoint"] == ENDPOINT
+    assert story.condition("Deployed")["status"] == "True"
+    told = status["stages"]["deploy"]["result"]
+    body = json.dumps({"model": "docstrings", "prompt": PROMPT, "max_tokens": 8, "temperature": 0})
+    script = f"busybox wget -qO- --header 'Content-Type: application/json' --post-data '{body}' {ENDPOINT}/completions"
+    said = json.loads(story.world.say(script, name="asks"))
+    assert said["choices"][0]["text"] == told["answer"]
+
+
+def test_a_new_model_takes_over_without_a_lost_request(story: Story):
+    story.wait_finished(seconds=300)
+    [old] = servers(story)
+    client = pod("client", "", image="finetune-trainer:dev", command=["python", "-c", CLIENT % ENDPOINT], grace=1)
+    story.world.create(client)
+    story.world.wait_phase("client", "Running")
+    until(lambda: "answered" in story.world.run("logs", "client"), 60)
+    story.change(push={"dtype": "fp16"})
+    story.until(lambda: story.status["observedGeneration"] == story.object["metadata"]["generation"])
+    story.wait_finished(seconds=300)
+    story.until(lambda: len(servers(story)) == 1)
+    [new] = servers(story)
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    said = story.world.run("logs", "client").splitlines()
+    assert len(said) > 20
+    assert [line for line in said if line.startswith("lost")] == []
+    story.world.run("delete", "pod", "client", "--wait=false")
+
+
+def test_a_server_that_is_evicted_is_told_of_until_another_answers(story: Story):
+    story.wait_finished(seconds=300)
+    [server] = servers(story)
+    name = server["metadata"]["name"]
+    [running] = story.world.run("get", "pods", "-l", f"finetune.dev/server={name}", "-o", "name").split()
+    evict(story.world, running.partition("/")[2])
+    story.until(lambda: story.condition("Deployed")["status"] == "False", 30)
+    assert (story.condition("Deployed")["reason"], story.condition("Finished")["status"]) == ("ServerNotReady", "True")
+    story.until(lambda: story.condition("Ready")["status"] == "True", 120)
+
+
+def test_a_server_that_somebody_deleted_is_started_again(story: Story):
+    story.wait_finished(seconds=300)
+    [old] = servers(story)
+    story.world.run("delete", "deployment", old["metadata"]["name"])
+    story.until(lambda: any(one["metadata"]["uid"] != old["metadata"]["uid"] for one in servers(story)), 60)
+    story.until(lambda: story.condition("Deployed")["status"] == "True", 120)
+    assert len(story.stage("train")["attempts"]) == 2  # nothing else was done again
+
+
+def test_without_deploy_nothing_is_left_running(story: Story):
+    story.wait_finished(seconds=300)
+    story.change(deploy=None)
+    story.until(lambda: servers(story) == [], 60)
+    story.until(lambda: "docstrings-deploy" not in story.world.run("get", "services", "-o", "name"))
+    assert story.status["model"].get("endpoint") is None
+
+
+def test_with_the_pipeline_goes_all_that_it_made_but_the_workspace(story: Story):
+    story.world.run("delete", "ftp", "docstrings", "--wait=true")
+    ours = ("-l", "app.kubernetes.io/managed-by=finetune-operator", "-o", "name")
+    until(lambda: not story.world.run("get", "jobs,deployments,services", *ours).split(), 60)
+    assert "docstrings-workspace" in story.world.run("get", "pvc", "-o", "name")
