@@ -26,7 +26,7 @@ check: ## style, types, layers, generated files
 	@$(PY) -m finetune_operator.crdgen --check
 
 cluster: cluster-deps ## a Kubernetes cluster on this machine; docs/cluster.md tells what can be done with it
-	@$(PY) -m e2e.cluster up
+	@$(PY) -m e2e.cluster up $(UP)
 
 cluster-deps: ## what a cluster and image builds need: Debian packages, Go, the programs
 	@.ci/install cluster

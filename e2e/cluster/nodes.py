@@ -13,6 +13,8 @@ from e2e.cluster.problems import Refused
 _WISH = re.compile(r"(?P<capacity>[a-z]+)(?:@(?P<workload>[a-z0-9-]+))?(?::(?P<count>\d+))?")
 NAME = "finetune.dev/node"
 """Label of a node's name in this program; as a Node object it may be called otherwise."""
+CONTROL = "control-plane"
+"""The machine of the API server; it is no node, but it can be frozen and cut off like one."""
 MOST = 32
 """Nodes of one cluster; each is a containerd and a kubelet of its own, about 150 MB."""
 

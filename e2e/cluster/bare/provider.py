@@ -22,7 +22,7 @@ from e2e.cluster.bare.machine import Machine
 from e2e.cluster.bare.network import CONTROL_PLANE, DNS_SERVICE, MACHINES, Network, taken
 from e2e.cluster.bare.node import PAUSE, Programs
 from e2e.cluster.kube import Kube
-from e2e.cluster.nodes import Node
+from e2e.cluster.nodes import CONTROL, Node
 from e2e.cluster.problems import NotReady
 from e2e.cluster.provider import Pressure, Wish
 from e2e.cluster.service import Service
@@ -81,14 +81,16 @@ class Bare:
         return Machine(name, self.folder / "machines" / name, f"{self._prefix}{name}", self._network.cable(seat))
 
     def machine(self, node: str) -> Machine:
-        """Give the machine of a node. Raises Refused for a node that there is not."""
+        """Give the machine of a node, or of the control plane. Raises Refused for a node that there is not."""
+        if node == CONTROL:
+            return self._machine(node, CONTROL_PLANE)
         state = self._state
         state.known(node)
         return self._machine(node, state.seats[node])
 
     @cached_property
     def _control(self) -> ControlPlane:
-        folder = self.folder / "machines" / "control-plane"
+        folder = self.folder / "machines" / CONTROL
         authority = Authority(self.folder / "pki")
         return ControlPlane(self.name, self._network.address(CONTROL_PLANE), folder, self._binaries, authority)
 
@@ -184,7 +186,7 @@ class Bare:
 
     def _start_control_plane(self, *, fakes: bool) -> None:
         control = self._control
-        machine = self._machine("control-plane", CONTROL_PLANE)
+        machine = self.machine(CONTROL)
         (machine.folder / "etc").mkdir(parents=True)
         admin = control.kubeconfig("admin", "finetune-e2e", ADMINS)
         corefile = machine.folder / "etc" / "Corefile"

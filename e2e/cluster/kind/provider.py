@@ -20,7 +20,7 @@ from e2e.cluster.commands import answer
 from e2e.cluster.kind import docker
 from e2e.cluster.kind.config import REGISTRIES, config
 from e2e.cluster.kube import Kube
-from e2e.cluster.nodes import Node
+from e2e.cluster.nodes import CONTROL, Node
 from e2e.cluster.pressure import UNBEARABLE
 from e2e.cluster.problems import NotReady, Refused
 from e2e.cluster.provider import Pressure, Wish
@@ -203,6 +203,8 @@ class Kind:
 
     def _container(self, node: str) -> str:
         """Name a node as kind does, which counts: NAME-worker, NAME-worker2, …; so is the Node object called."""
+        if node == CONTROL:
+            return f"{self.name}-{CONTROL}"
         state = self._state
         state.known(node)
         seat = state.seats[node]
