@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ Verb = Callable[[argparse.Namespace], None]
 def main() -> int:
     """Do what was asked; 0 done, 1 not reached in time, 2 refused."""
     arguments = _parser().parse_args()
+    # A shell starts what runs in the background deaf to it, and `up` has to undo what it began.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         arguments.verb(arguments)
     except Refused as problem:
