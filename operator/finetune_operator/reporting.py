@@ -97,7 +97,8 @@ def summarise(pipeline: Pipeline, view: PipelineView, plan: Plan) -> Summary:
     name = focus(plan.stages)
     status = plan.stages[name]
     message = f"{name}: {status.message}" if status.message else f"{name} is {status.state.lower()}"
-    return Summary("Running" if running else "Pending", "False", status.reason, message, reconciling=True)
+    goes_on = running or status.state is StageState.RUNNING
+    return Summary("Running" if goes_on else "Pending", "False", status.reason, message, reconciling=True)
 
 
 def _finished(view: PipelineView) -> Summary:
