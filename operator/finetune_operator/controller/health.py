@@ -8,7 +8,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from finetune_operator.controller.leader import Leadership
-from finetune_operator.controller.metrics import DEPTH, LEADING, OLDEST, REGISTRY
+from finetune_operator.controller.metrics import DEPTH, LEADING, OLDEST, PIPELINES, REGISTRY
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.watches import EVERYTHING_SECONDS, Watches
 
@@ -46,6 +46,9 @@ class Health:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Give figures."""
+        PIPELINES.clear()
+        for phase, count in self.watches.books.phases().items():
+            PIPELINES.labels(phase).set(count)
         LEADING.set(self.leadership.held)
         DEPTH.set(self.queue.depth)
         OLDEST.set(self.queue.oldest())

@@ -11,7 +11,7 @@ from finetune_operator.cluster.kubernetes.answers import Answers
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.refusal import Refusal
 from finetune_operator.cluster.kubernetes.server import deployment, service, serving_of, url_of
-from finetune_operator.cluster.kubernetes.servers import Servers
+from finetune_operator.cluster.kubernetes.servers import Servers, not_made
 from finetune_operator.observing import JobState
 from finetune_operator.pipeline import Key, Pipeline
 
@@ -141,3 +141,10 @@ def test_a_server_that_needs_more_memory_is_not_tried_again():
     pod = a_pod(running())
     pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": ended(137, reason="OOMKilled")}
     assert seen(pod).out_of_memory
+
+
+def test_what_keeps_its_pods_from_being_made_is_read_from_the_deployment():
+    failed = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: pods=1"}
+    assert not_made({"status": {"conditions": [failed]}}) == "exceeded quota: pods=1"
+    assert not_made({"status": {"conditions": [{**failed, "status": "False"}]}}) == ""
+    assert not_made(None) == ""

@@ -3,6 +3,7 @@
 Only pods that are gone are worth more than a cache: their exit code and last words are nowhere else.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,10 @@ class Books:
         else:
             self.pipelines[key] = _trimmed(pipeline)
         return key
+
+    def phases(self) -> Counter[str]:
+        """Count the pipelines of each phase."""
+        return Counter(str((one.get("status") or {}).get("phase") or "Pending") for one in self.pipelines.values())
 
     def forget(self, key: Key) -> None:
         """Forget a pipeline and what was its."""

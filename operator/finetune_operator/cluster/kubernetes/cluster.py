@@ -21,7 +21,7 @@ from finetune_operator.cluster.kubernetes.job import job as as_job
 from finetune_operator.cluster.kubernetes.ownership import is_owned
 from finetune_operator.cluster.kubernetes.progress import ProgressPages
 from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
-from finetune_operator.cluster.kubernetes.servers import Servers
+from finetune_operator.cluster.kubernetes.servers import Servers, not_made
 from finetune_operator.cluster.kubernetes.waiting import why
 from finetune_operator.errors import ClusterError, Conflict, Unusable
 from finetune_operator.jobs import JobTemplate
@@ -93,7 +93,9 @@ class KubernetesCluster:
         namespace, now = pipeline.key.namespace, _now()
         pod = self.books.pods.get((namespace, name))
         made = self.books.deployments.get((namespace, name))
-        warning = await self._warning(namespace, made, pod.name if pod else None, now) if not _started(pod) else ""
+        warning = not_made(made)
+        if not warning and not _started(pod):
+            warning = await self._warning(namespace, made, pod.name if pod else None, now)
         return await self.servers.seen(pipeline, name, why(pod, warning, now))
 
     async def _look_for_pods(self, namespace: str, job: str) -> None:

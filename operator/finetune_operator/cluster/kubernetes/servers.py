@@ -144,6 +144,13 @@ class Servers:
         return paths.services(pipeline.key.namespace, service_name(pipeline.key.name))
 
 
+def not_made(found: Object | None) -> str:
+    """Give what keeps the Deployment from making its pods: the events of that are its ReplicaSet's."""
+    conditions = ((found or {}).get("status") or {}).get("conditions") or []
+    failures = (one for one in conditions if (one["type"], one["status"]) == ("ReplicaFailure", "True"))
+    return next((str(one.get("message") or "") for one in failures), "")
+
+
 def _ready(found: Object) -> int:
     return int((found.get("status") or {}).get("readyReplicas") or 0)
 

@@ -1,0 +1,85 @@
+"""Whatever happens to one pipeline, the hands go on."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from support.pipelines import UID, a_pipeline
+
+from finetune_operator.cluster.memory import MemoryCluster
+from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller.worker import once, work
+from finetune_operator.errors import ClusterError, Conflict, Unusable
+from finetune_operator.pipeline import Key
+from finetune_operator.settings import Settings
+
+GOOD, BAD = Key("team", "good"), Key("team", "bad")
+
+
+class Ward(MemoryCluster):
+    """A memory cluster in which one pipeline's read goes wrong."""
+
+    def __init__(self, error):
+        super().__init__(datetime.now(UTC))
+        self.error, self.refused, self.forgotten = error, [], []
+        for key in (BAD, GOOD):
+            self.submit(key, a_pipeline(), UID)
+
+    async def read(self, key):
+        if key == BAD:
+            raise self.error
+        return await super().read(key)
+
+    async def refuse(self, key, why):
+        self.refused.append((key, why))
+
+    def forget(self, key):
+        self.forgotten.append(key)
+
+
+ERRORS = [
+    (Conflict("changed"), "conflict"),
+    (ClusterError("the API server does not answer"), "error"),
+    (TimeoutError(), "error"),
+    (Unusable("spec.train: of another version"), "refused"),
+    (ZeroDivisionError("a bug"), "bug"),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome"), ERRORS)
+def test_each_kind_of_trouble_has_a_name_and_ends_nothing(error, outcome):
+    async def story():
+        cluster, queue = Ward(error), WorkQueue()
+        assert await once(BAD, queue, cluster, Settings()) == outcome
+        assert await once(GOOD, queue, cluster, Settings()) == "done"
+        assert len(cluster.jobs) == 1
+        assert cluster.refused == ([(BAD, str(error))] if outcome == "refused" else [])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("error", "outcome"), [one for one in ERRORS if one[1] in {"conflict", "error", "bug"}])
+def test_what_went_wrong_is_tried_again_by_itself(error, outcome):
+    async def story():
+        cluster, queue = Ward(error), WorkQueue()
+        hand = asyncio.create_task(work(queue, cluster, Settings()))
+        queue.add(BAD)
+        await asyncio.sleep(0.05)
+        cluster.error = None
+        cluster.read = lambda key: MemoryCluster.read(cluster, key)
+        async with asyncio.timeout(10):
+            while not cluster.jobs:  # noqa: ASYNC110  a memory cluster tells nobody
+                await asyncio.sleep(0.01)
+        hand.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_pipeline_that_is_gone_is_forgotten():
+    async def story():
+        cluster, queue = Ward(None), WorkQueue()
+        del cluster.pipelines[GOOD]
+        assert await once(GOOD, queue, cluster, Settings()) == "done"
+        assert cluster.forgotten == [GOOD]
+
+    asyncio.run(story())
