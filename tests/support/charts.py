@@ -43,15 +43,15 @@ EVERYTHING: Object = {
 VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}
 
 
-def text(values: Object, release: str = RELEASE) -> str:
+def text(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> str:
     """Render what these values, given as a file, make of the chart."""
-    where = ["--namespace", NAMESPACE, "--values", "-"]
+    where = ["--namespace", namespace, "--values", "-"]
     return helm("template", release, str(CHART), *where, given=yaml.safe_dump(values))
 
 
-def rendered(values: Object, release: str = RELEASE) -> list[Object]:
+def rendered(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
     """Render it and read it."""
-    return [one for one in yaml.safe_load_all(text(values, release)) if one]
+    return [one for one in yaml.safe_load_all(text(values, release, namespace)) if one]
 
 
 def of(objects: list[Object], *kinds: str) -> list[Object]:
