@@ -62,11 +62,10 @@ class Operator:
         return self.world.run("logs", "-l", "app.kubernetes.io/name=finetune-operator", "--tail=200", "--prefix")
 
 
-def helm(*arguments: str, timeout: float = 150) -> str:
-    """Run helm."""
-    return answer(
-        str(binaries.provide(["helm"]) / "helm"), *arguments, called=f"helm {_verb(arguments)}", timeout=timeout
-    )
+def helm(*arguments: str, given: str = "", timeout: float = 150) -> str:
+    """Run helm. Raises NotReady with helm's own words."""
+    command = [str(binaries.provide(["helm"]) / "helm"), *arguments]
+    return answer(*command, called=f"helm {_verb(arguments)}", given=given, timeout=timeout)
 
 
 def _verb(arguments: Sequence[str]) -> str:

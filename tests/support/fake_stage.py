@@ -52,7 +52,7 @@ RESULTS = {
         "trainTokens": 1,
         "dataDigest": "sha256:0",
     },
-    "train": {"steps": steps, "loss": 1.0, "bestStep": steps, "tokens": 1},
+    "train": {"steps": steps, "loss": 1.0, "validationLoss": 1.0, "bestStep": steps, "tokens": 1},
     "evaluate": {"scores": {"task": {"acc": {"value": float(os.environ.get("SCORE", "0.9")), "stderr": 0.01}}}},
     "push": {"uri": "somewhere", "size": 1},
     "deploy": {"url": "http://127.0.0.1", "answer": "yes", "secondsToReady": 0.1},

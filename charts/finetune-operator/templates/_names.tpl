@@ -1,5 +1,8 @@
+{{- /* 55 characters: the Service's name is this and -metrics, and may have 63 and no dot. A release's name has 53 at most, so
+that all of it is in here and two releases never share a name. */}}
 {{- define "finetune.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}{{ end }}
+{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) }}
+{{- $name | replace "." "-" | trunc 55 | trimAll "-" }}
 {{- end }}
 
 {{- define "finetune.serviceAccount" -}}
