@@ -13,6 +13,7 @@ EVERYTHING: Object = {
     "image": {"repository": "registry.example/operator", "tag": "1.2.3", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "pull"}],
     "trainer": {"image": {"repository": "registry.example/trainer", "tag": "4.5.6"}},
+    "vllm": {"image": {"repository": "registry.example/vllm", "tag": "7.8.9"}},
     "replicas": 3,
     "namespaces": ["team-a", "team-b"],
     "placement": {
