@@ -18,7 +18,7 @@ from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError
 from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
 from finetune_operator.cluster.kubernetes.job import job as as_job
 from finetune_operator.cluster.kubernetes.ownership import is_owned
-from finetune_operator.cluster.kubernetes.progress import ProgressPages
+from finetune_operator.cluster.kubernetes.progress import NoPages, ProgressPages
 from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
 from finetune_operator.errors import ClusterError, Conflict, Unusable
 from finetune_operator.jobs import JobTemplate
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class KubernetesCluster:
     """Pipelines of an API server; `books` is kept up to date by whoever watches."""
 
-    def __init__(self, api: Api, books: Books, pages: ProgressPages) -> None:
+    def __init__(self, api: Api, books: Books, pages: ProgressPages | NoPages) -> None:
         self.api, self.books, self.pages = api, books, pages
         self.refused: dict[str, Waiting] = {}
 
@@ -47,19 +47,7 @@ class KubernetesCluster:
         found = await self.api.get(paths.pipeline(key))
         if found is None or found["metadata"].get("deletionTimestamp"):
             return None
-        meta = found["metadata"]
-        try:
-            return Pipeline(
-                key=key,
-                uid=meta["uid"],
-                generation=meta["generation"],
-                resource_version=meta["resourceVersion"],
-                annotations=meta.get("annotations") or {},
-                spec=PipelineSpec.model_validate(found["spec"]),
-                status=PipelineStatus.model_validate(found.get("status") or {}),
-            )
-        except ValidationError as error:
-            raise Unusable(refusal.in_words(error)) from error
+        return as_pipeline(found)
 
     async def observe(self, pipeline: Pipeline) -> Observed:
         """Look at the Jobs of attempts that have not ended: in the books, and in the API where they say nothing."""
@@ -236,6 +224,23 @@ class KubernetesCluster:
         """Drop what was remembered of a pipeline that is gone."""
         self.books.forget(key)
         self.pages.forget_all_but({pod.raw["metadata"]["uid"] for pod in self.books.pods.values()})
+
+
+def as_pipeline(found: Object) -> Pipeline:
+    """Read the object. Raises Unusable for one beyond us."""
+    meta = found["metadata"]
+    try:
+        return Pipeline(
+            key=Key(meta["namespace"], meta["name"]),
+            uid=meta["uid"],
+            generation=meta["generation"],
+            resource_version=meta.get("resourceVersion", ""),  # the answer to a dry run may have none
+            annotations=meta.get("annotations") or {},
+            spec=PipelineSpec.model_validate(found["spec"]),
+            status=PipelineStatus.model_validate(found.get("status") or {}),
+        )
+    except ValidationError as error:
+        raise Unusable(refusal.in_words(error)) from error
 
 
 def _now() -> datetime:

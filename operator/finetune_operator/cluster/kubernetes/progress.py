@@ -65,6 +65,17 @@ class ProgressPages:
             return None  # it has not begun, or has its own idea of a port: the stage goes on without a figure
 
 
+class NoPages:
+    """In their place outside of the cluster, where no pod can be reached."""
+
+    async def of(self, pod: Pod | None) -> Progress | None:  # noqa: ARG002  ProgressPages looks at it
+        """Know nothing."""
+        return None
+
+    def forget_all_but(self, uids: set[str]) -> None:
+        """Have nothing to forget."""
+
+
 def port_of(pod: Pod) -> int:
     """Read the port from the pod's environment; 0: none."""
     for container in pod.raw["spec"].get("containers") or []:
