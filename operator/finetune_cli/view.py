@@ -208,6 +208,12 @@ def gate_line(gate: GateStatus) -> str:
     return f"gate {'open' if gate.passed else 'closed'}: {gate.message}"
 
 
+def interruptions_line(status: PipelineStatus) -> str:
+    """Say what all interruptions together have cost."""
+    times = f"{status.interruptions} interruption{'s' if status.interruptions > 1 else ''}"
+    return f"{times}; {status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
+
+
 def view_for(title: str, *, to_stderr: bool) -> View:
     """Choose by where the output goes."""
     console = Console(stderr=to_stderr)

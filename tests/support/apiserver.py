@@ -39,6 +39,8 @@ class ApiServer:
         self.forbidden: set[tuple[str, str]] = set()
         """Verb and resource."""
         self.installed = True
+        self.missing: set[str] = set()
+        """Namespaces that are not there."""
         self.last_applied: dict[Key, Object] = {}
         self.admission = ""
         """What a webhook has against any change."""
@@ -78,6 +80,8 @@ class ApiServer:
         """Change a pipeline, or say what it would be; raises Refusal."""
         if self.admission:
             raise Refusal(422, "Invalid", self.admission)
+        if key.namespace in self.missing:
+            raise Refusal(404, "NotFound", f'namespaces "{key.namespace}" not found')
         known = key in self.worlds
         before = self.pipeline(key) if known else {"metadata": {"uid": "dry", "generation": 1}, "spec": {}}
         whole = kind.startswith("application/apply") or not known

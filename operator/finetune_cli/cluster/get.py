@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +15,7 @@ from finetune_cli.cluster.connection import LOOK_SECONDS, Object, Reach, patient
 from finetune_cli.cluster.pods import books_of
 from finetune_cli.endings import code_of, has_finished, ready_message
 from finetune_cli.problems import Refused
-from finetune_cli.view import board, gate_line
+from finetune_cli.view import board, gate_line, interruptions_line
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
@@ -88,10 +89,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
 async def _watch(reach: Reach, console: Console) -> int:
     """Draw it in place on a terminal, and anywhere else anew whenever it has changed."""
     pipeline, shown = await reach.pipeline(), ""
-    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+    in_place = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+    with in_place if console.is_terminal else nullcontext() as live:
         while True:
             tree = _tree(pipeline, await patiently(lambda: books_of(reach)))
-            if console.is_terminal:
+            if live:
                 live.update(tree, refresh=True)
             elif (drawn := _drawn(tree)) != shown:
                 print(shown := drawn, flush=True)
@@ -125,7 +127,7 @@ def _tree(pipeline: Pipeline, books: Books) -> RenderableType:
 def _conclusion(pipeline: Pipeline) -> Iterable[str]:
     status = pipeline.status
     if status.interruptions:
-        yield f"{status.interruptions} interruptions; {status.lost_steps} steps ({status.lost_seconds:.1f} s) lost"
+        yield interruptions_line(status)
     if status.gate:
         yield gate_line(status.gate)
     if status.model:

@@ -33,7 +33,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     now = datetime.now(UTC)  # noqa: TID251  an edge
     stages = foretell(before, after, observed, now, _in_attempts)
     if arguments.json:
-        print_json(stages, manifest=_change(before, after))
+        print_json(stages, change=_change(before, after))
         return 0
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{reach.key}: {_change(before, after)}", style="dim", markup=False)

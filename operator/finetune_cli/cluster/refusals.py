@@ -26,7 +26,7 @@ def in_words(error: ApiError, where: Place) -> Exception:
             return ClusterError(_forbidden(said))
         case HTTPStatus.NOT_FOUND if not error.reason:  # the server's own page: it knows no such kind of object
             return ClusterError(f"{cluster}: the operator is not installed: {INSTALL}")
-        case HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
+        case HTTPStatus.NOT_FOUND | HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
             return Refused(str(error))
         case _:
             return ClusterError(f"{cluster}: {said} (HTTP {error.status})")

@@ -18,7 +18,7 @@ from finetune_cli.laptop import Laptop, reached
 from finetune_cli.manifest import read
 from finetune_cli.places import add_places, claims, workdir_for
 from finetune_cli.serving import keep_serving
-from finetune_cli.view import board, gate_line, view_for
+from finetune_cli.view import board, gate_line, interruptions_line, view_for
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.settings import Settings
@@ -101,8 +101,7 @@ def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespa
     console = Console(highlight=False, soft_wrap=True)
     console.print(board(laptop.key.name, status))
     if status.interruptions:
-        lost = f"{status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
-        console.print(f"{status.interruptions} interruptions; {lost}")
+        console.print(interruptions_line(status))
     if status.gate:
         console.print(gate_line(status.gate), markup=False)
     if status.model:
