@@ -1,5 +1,7 @@
 """The command line against an API server: it follows, foretells, asks and waits."""
 
+import json
+
 import pytest
 from support.pipelines import ALL_STAGES, World, a_pipeline, scores
 from support.terminal import TRAIN, interrupted, once
@@ -70,6 +72,13 @@ def test_following_survives_a_broken_connection_and_repeats_nothing(terminal, wo
     once(lambda: sum("/log?" in path for path in terminal.api.asked) > 1, lambda: world.complete("train"))
     said = terminal.do("logs", "-f", "demo", "train")
     assert (said.code, said.out) == (0, "one\ntwo\nthree\n")
+
+
+def test_following_begins_with_the_newest_attempt(terminal, world):
+    interrupted(world)
+    terminal.api.logs = {f"{TRAIN}1": ["one"], f"{TRAIN}2": ["two"]}
+    once(lambda: any("/log?" in path for path in terminal.api.asked), lambda: world.complete("train"))
+    assert terminal.do("logs", "-f", "demo", "train").out == "two\n"
 
 
 def test_following_one_attempt_ends_with_it(terminal, world):
@@ -150,6 +159,13 @@ def test_plan_takes_away_what_was_applied_last_and_is_not_in_the_manifest_any_mo
     assert terminal.plan(file, "-n", "team")["prepare"]["doing"] == "run"
     terminal.api.last_applied[key] = {"spec": ALL_STAGES}  # suspended by somebody else: kubectl apply leaves it so
     assert terminal.plan(file, "-n", "team")["prepare"]["why"] == "spec.suspend is true"
+
+
+def test_plan_applies_as_whoever_applied_it_last_on_the_servers_side(terminal, world):
+    terminal.plan(terminal.write(), "-n", "team")
+    [asked] = [path for path in terminal.api.asked if path.startswith("PATCH")]
+    assert "dryRun=All" in asked
+    assert "fieldManager=somebody" in asked
 
 
 def test_plan_lets_admission_speak(terminal, world):
@@ -243,3 +259,15 @@ def test_wait_ends_when_the_pipeline_is_deleted(terminal, world):
     once(lambda: len(terminal.api.asked) > 0, world.cluster.pipelines.clear)
     said = terminal.do("wait", "demo")
     assert (said.code, said.err.startswith("finetune: demo is gone")) == (1, True)
+
+
+def test_wait_ends_where_the_operator_cannot_use_the_object_as_it_is(terminal, world):
+    stored = world.cluster.pipelines[world.key]
+    stored.generation += 1  # and the status still speaks of the spec before
+    refused = {"reason": "SpecInvalid", "message": "train: nonsense", "observedGeneration": stored.generation}
+    refused["lastTransitionTime"] = "2030-01-01T00:00:00Z"
+    kinds = {"Ready": "False", "Stalled": "True", "Finished": "False"}
+    conditions = [{**refused, "type": kind, "status": status} for kind, status in kinds.items()]
+    stored.status = json.dumps({**json.loads(stored.status), "conditions": conditions})
+    said = terminal.do("wait", "demo", "--timeout", "5s")
+    assert (said.code, said.out) == (1, "team/demo: Running: train: nonsense\n")

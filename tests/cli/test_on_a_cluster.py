@@ -9,6 +9,8 @@ from support.pipelines import World, scores
 from support.terminal import TRAIN, interrupted, once
 
 from finetune_cli.__main__ import COMMANDS
+from finetune_operator.cluster.process.store import Store
+from finetune_operator.pipeline import Key
 
 # get
 
@@ -99,6 +101,13 @@ def test_a_name_is_on_the_cluster_and_a_file_on_this_machine_unless_the_cluster_
     assert "team/demo" in terminal.do("get", file, "--context", "here").out
 
 
+def test_get_without_a_name_shows_the_only_run_on_this_machine_if_there_is_one(terminal, world):
+    Store(terminal.folder / ".finetune" / "mine").accept(Key("default", "mine"), world.spec, {})
+    assert terminal.do("get").out.startswith("mine  Pending")
+    assert "team/demo" in terminal.do("get", "demo").out
+    assert terminal.do("get", "-n", "team").out.startswith("NAME")
+
+
 def test_the_namespace_is_the_given_one_else_the_manifests_else_the_contexts(terminal, world):
     terminal.api.add(World().settle(), "mine")
     terminal.api.add(World().settle(), "default")
@@ -180,6 +189,14 @@ def test_a_cluster_without_the_operator_says_how_to_install_it(terminal):
         said = terminal.do(*arguments)
         assert said.code == 1
         assert "context here: the operator is not installed: helm install finetune-operator" in said.err
+
+
+def test_without_the_clusters_library_it_is_named():
+    code = "sys.modules['kubernetes'] = None; from finetune_cli.__main__ import main; sys.exit(main(['get', 'demo']))"
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "finetune: a cluster needs one more library: pip install 'finetune-operator[operator]'\n"
 
 
 @pytest.mark.parametrize(

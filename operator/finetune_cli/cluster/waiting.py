@@ -7,7 +7,7 @@ import re
 from finetune_cli.cluster.connection import LOOK_SECONDS, Reach, reached, still_there
 from finetune_cli.endings import FAILED, code_of, has_finished, is_current, ready_message
 from finetune_cli.problems import Refused
-from finetune_operator.api.conditions import READY, STALLED
+from finetune_operator.api.conditions import FINISHED, READY, STALLED
 from finetune_operator.errors import ClusterError
 from finetune_operator.pipeline import Pipeline
 
@@ -37,13 +37,18 @@ async def _run(arguments: argparse.Namespace, seconds: float | None) -> int:
 
 def _verdict(pipeline: Pipeline, condition: str) -> int | None:
     """Give the exit code, or None while there is something to wait for."""
-    status = pipeline.status
+    true = {one.type for one in pipeline.status.conditions if one.status == "True"}
     if has_finished(pipeline):
-        return code_of(status)
-    true = {one.type for one in status.conditions if one.status == "True" and is_current(pipeline)}
-    if condition == READY and READY in true:
+        return code_of(pipeline.status)
+    if condition == READY and READY in true and is_current(pipeline):
         return 0
-    return FAILED if STALLED in true else None
+    return FAILED if _is_refused(pipeline) and FINISHED not in true else None
+
+
+def _is_refused(pipeline: Pipeline) -> bool:
+    """Whether the operator cannot use the object as it is now; of that only the conditions tell, not the status."""
+    told = pipeline.status.conditions
+    return any(one.type == STALLED and one.observed_generation == pipeline.generation for one in told)
 
 
 def _stands(reach: Reach, pipeline: Pipeline) -> str:
