@@ -10,7 +10,7 @@ from importlib.metadata import version
 from finetune_cli.problems import ManifestInvalid, Refused
 from finetune_operator.errors import ClusterError
 
-COMMANDS = ("init", "validate", "plan", "run", "get", "logs", "retry")
+COMMANDS = ("init", "validate", "plan", "run", "get", "logs", "retry", "cancel", "suspend", "resume", "wait")
 
 FAILED = 1
 INVALID = 2

@@ -1,20 +1,18 @@
-"""What a run would do, stage by stage, and why: said before anything runs."""
+"""What would be done, stage by stage, and why: said before anything runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from datetime import datetime
 from typing import Any, Literal
 
-from finetune_cli.laptop import Laptop, with_spec
 from finetune_operator.api.spec import PipelineSpec
-from finetune_operator.api.status import StageState
+from finetune_operator.api.status import Outcome, StageState
+from finetune_operator.observing import Observed
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.stages.base import StageSpec
-from finetune_operator.state import StageView, assess
+from finetune_operator.state import PipelineView, StageView, assess
 
 Doing = Literal["reuse", "run", "resume", "skip", "stay"]
-NO_WORK = frozenset({"config.json", "server.log"})
 DISTANT = ("image", "resources", "placement")
 """What a stage says to a cluster and a laptop cannot obey."""
 
@@ -29,35 +27,48 @@ class Forecast:
     identity: str = ""
 
 
-async def forecast(laptop: Laptop) -> list[Forecast]:
-    """Foretell every stage; nothing is written and nothing started."""
-    now = datetime.now(UTC)  # noqa: TID251  an edge
-    cluster = laptop.cluster
-    before = cluster.store.read()
-    after = with_spec(before, laptop.manifest) if before else Pipeline(laptop.key, "0" * 8, 1, laptop.manifest.spec)
-    observed = await cluster.observe(after)
+@dataclass(frozen=True)
+class Kept:
+    """What an earlier attempt left of a stage's work."""
+
+    doing: Literal["reuse", "resume"]
+    words: str
+
+
+Keeps = Callable[[str, StageView], Kept | None]
+
+
+def foretell(
+    before: Pipeline | None, after: Pipeline, observed: Observed, now: datetime, keeps: Keeps
+) -> list[Forecast]:
+    """Say of every stage what becomes of it where `before` gives way to `after`; `keeps` knows the workspace."""
     view = assess(after, observed, now)
     old = assess(before, observed, now).stages if before else {}
-    workspace = cluster.folders.workspace(after)
     found: list[Forecast] = []
-    for name, stage in view.stages.items():
-        stays = [need for need in (stage.spec.needs if stage.spec else ()) if need in _that(found, "stay")]
-        held = "spec.suspend is true" if after.spec.suspend else f"waits for {stays[0]}" if stays else ""
-        if held and not _settled(stage):
-            found.append(Forecast(name, "stay", held, stage.status.identity))
-        else:
-            again = _that(found, "run", "resume")
-            found.append(_of_stage(name, stage, old.get(name), workspace, again))
+    for name in view.stages:
+        doing, why = _of_stage(name, view, old.get(name), found, suspended=after.spec.suspend, keeps=keeps)
+        found.append(Forecast(name, doing, why, view.stages[name].status.identity))
     return found
+
+
+def _of_stage(
+    name: str, view: PipelineView, old: StageView | None, found: Sequence[Forecast], *, suspended: bool, keeps: Keeps
+) -> tuple[Doing, str]:
+    stage = view.stages[name]
+    if settled := _settled(stage):
+        return settled
+    needs = stage.spec.needs if stage.spec else ()
+    stays = [need for need in needs if need in _that(found, "stay")]
+    if held := "spec.suspend is true" if suspended else f"waits for {stays[0]}" if stays else "":
+        return "stay", held
+    if running := _running(stage):
+        return "run", running
+    again = [need for need in needs if need in _that(found, "run", "resume")]
+    return _to_do(name, stage, old, again, keeps(name, stage))
 
 
 def _that(found: Sequence[Forecast], *doing: Doing) -> set[str]:
     return {one.stage for one in found if one.doing in doing}
-
-
-def _of_stage(name: str, now: StageView, old: StageView | None, workspace: Path, again: set[str]) -> Forecast:
-    doing, why = _settled(now) or _to_do(name, now, old, workspace / name / now.status.identity, again)
-    return Forecast(name, doing, why, now.status.identity)
 
 
 def _settled(now: StageView) -> tuple[Doing, str] | None:
@@ -73,23 +84,26 @@ def _settled(now: StageView) -> tuple[Doing, str] | None:
             return None
 
 
-def _to_do(name: str, now: StageView, old: StageView | None, folder: Path, again: set[str]) -> tuple[Doing, str]:
-    why = _why(name, now, old, [need for need in (now.spec.needs if now.spec else ()) if need in again])
-    if (folder / "result.json").is_file():
-        return "reuse", "its result is in the workspace"
-    if _has_work(folder):
-        return "resume", f"{why}; goes on from what an earlier attempt has kept"
-    return "run", why
+def _running(now: StageView) -> str:
+    """Tell of the attempt that is running and what it should be."""
+    last = now.status.last_attempt
+    if last is None or last.outcome is not Outcome.RUNNING or last.stopping:
+        return ""
+    if (last.identity, last.execution) != (now.status.identity, now.status.execution):
+        return ""
+    words = now.status.message and f": {now.status.message}"
+    return f"attempt {last.number} is {'running' if now.status.state is StageState.RUNNING else 'waiting'}{words}"
+
+
+def _to_do(name: str, now: StageView, old: StageView | None, again: list[str], kept: Kept | None) -> tuple[Doing, str]:
+    why = _why(name, now, old, again)
+    if kept is None:
+        return "run", why
+    return kept.doing, kept.words if kept.doing == "reuse" else f"{why}; {kept.words}"
 
 
 def _took(seconds: float) -> str:
     return f", took {seconds:.0f} s" if seconds else ""
-
-
-def _has_work(folder: Path) -> bool:
-    """Whether a file of an earlier attempt is there; what begins with a dot was never finished."""
-    files = (path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
-    return any(parts[-1] not in NO_WORK and not any(part.startswith(".") for part in parts) for parts in files)
 
 
 def _why(name: str, now: StageView, old: StageView | None, waits_for: list[str]) -> str:
@@ -98,7 +112,7 @@ def _why(name: str, now: StageView, old: StageView | None, waits_for: list[str])
     if changes := list(_changes(f"spec.{name}", _own(now.spec), _own(old.spec))):
         return ", ".join(changes[:3]) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")  # noqa: PLR2004
     if waits_for:
-        return f"{waits_for[-1]} is run again"
+        return f"{waits_for[-1]} is run again" if old.status.attempts or old.status.result else f"after {waits_for[-1]}"
     return "a source has changed" if now.status.identity != old.status.identity else "not finished yet"
 
 

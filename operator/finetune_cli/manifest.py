@@ -77,6 +77,8 @@ class Manifest:
     namespace: str
     annotations: dict[str, str]
     spec: PipelineSpec
+    body: dict[str, Any]
+    """The document as it was written, without its status."""
 
 
 @dataclass
@@ -129,7 +131,9 @@ def _check(file: Path, document: Value, reading: Reading) -> None:
     if envelope and not problems and not document.broken:
         about = envelope.metadata
         reading.manifests.append(
-            Manifest(file, document.line, about.name, about.namespace, about.annotations, envelope.spec)
+            Manifest(
+                file, document.line, about.name, about.namespace, about.annotations, envelope.spec, document.plain()
+            )
         )
 
 

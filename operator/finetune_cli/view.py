@@ -1,7 +1,7 @@
 """A run as people see it: a table that stays in place on a terminal, lines anywhere else."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self
@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.status import AttemptStatus, GateStatus, Outcome, PipelineStatus, StageState, StageStatus
 from finetune_operator.reporting import Event, percent
 from finetune_trainer.contract import Progress
 
@@ -26,6 +27,9 @@ MARKS: dict[StageState, tuple[str, str]] = {
 }
 
 PROGRESS_SECONDS = 5.0
+
+Below = Callable[[AttemptStatus], Sequence[str]]
+"""What is to be said under an attempt: of its pods."""
 
 
 class View(Protocol):
@@ -108,24 +112,39 @@ class Board:
         self.live.update(board(self.title, status))
 
 
-def board(title: str, status: PipelineStatus) -> RenderableType:
-    """Give the pipeline as a tree: its stages, and the attempts that have something to tell."""
+def board(title: str, status: PipelineStatus, below: Below = lambda _: ()) -> RenderableType:
+    """Give the pipeline as a tree: its stages, the attempts that have something to tell, and what lies `below` them."""
     lines: list[RenderableType] = [Text(f"{title}  {status.phase}", style="bold")]
     for name, stage in status.stages.items():
-        mark, style = MARKS[stage.state]
-        line = Table.grid(padding=(0, 1))
-        line.add_row(
-            Text(mark, style=style), Text(f"{name:<9}", style="bold"), _bar(stage), Text(summary(stage), style)
-        )
-        lines.append(line)
-        lines += [Text(f"  ↳ {words}", style="dim") for words in attempt_lines(stage)]
+        lines.append(_stage_line(name, stage))
+        for attempt in stage.attempts:
+            under = below(attempt)
+            if under or _has_to_tell(attempt):
+                lines.append(Text(f"  ↳ {attempt_line(attempt)}", style="dim"))
+            lines += [Text(f"      {words}", style="dim") for words in under]
     return Group(*lines)
 
 
-def _bar(stage: StageStatus) -> RenderableType:
+def _stage_line(name: str, stage: StageStatus) -> RenderableType:
+    mark, style = MARKS[stage.state]
+    parts = (Text(mark, style=style), Text(f"{name:<9}", style="bold"), Text(summary(stage), style))
+    bar = _bar(stage)
+    if bar is None:
+        return Text(" ").join(parts)  # a cell of a table would cut a long message
+    line = Table.grid(padding=(0, 1))
+    line.add_row(*parts[:2], bar, parts[2])
+    return line
+
+
+def _has_to_tell(attempt: AttemptStatus) -> bool:
+    """Whether it did not simply succeed."""
+    return attempt.outcome not in {Outcome.SUCCEEDED, Outcome.RUNNING} or bool(attempt.start_step)
+
+
+def _bar(stage: StageStatus) -> RenderableType | None:
     progress = stage.progress
     if stage.state is not StageState.RUNNING or progress is None or not progress.total:
-        return ""
+        return None
     return ProgressBar(total=progress.total, completed=progress.step, width=24)
 
 
@@ -133,11 +152,20 @@ def summary(stage: StageStatus) -> str:
     """Say in a line what a stage is."""
     match stage.state:
         case StageState.RUNNING:
-            return numbers(stage.progress) or "starting"
+            parts = [numbers(stage.progress) or "starting", _why(stage)]
         case StageState.SUCCEEDED:
-            return "  ".join(filter(None, ["done", _took(stage), stage.message]))
-        case _:
-            return "  ".join(filter(None, [stage.state.lower(), stage.message]))
+            parts = ["done", _took(stage), stage.message]
+        case StageState.QUEUED | StageState.FAILED:
+            parts = [stage.state.lower(), _why(stage)]
+        case StageState.PENDING | StageState.SKIPPED:
+            parts = [stage.state.lower(), stage.message or _why(stage)]
+    return "  ".join(filter(None, parts))
+
+
+def _why(stage: StageStatus) -> str:
+    """Give the reason and, where there is one, its message."""
+    reason = "" if stage.reason is Reason.PROGRESSING else stage.reason
+    return ": ".join(filter(None, [reason, stage.message]))
 
 
 def _took(stage: StageStatus) -> str:
@@ -158,24 +186,32 @@ def numbers(progress: Progress | None) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def attempt_lines(stage: StageStatus) -> Iterator[str]:
-    """Tell each attempt that did not simply succeed, and what it cost."""
-    for attempt in stage.attempts:
-        if attempt.outcome in {Outcome.SUCCEEDED, Outcome.RUNNING} and not attempt.start_step:
-            continue
-        yield attempt_line(attempt)
-
-
 def attempt_line(attempt: AttemptStatus) -> str:
     """Tell one attempt: where it began, how it ended, what was lost."""
     began = f"attempt {attempt.number}" + (f" resumed at {attempt.start_step}" if attempt.start_step else "")
     if attempt.outcome is Outcome.RUNNING:
         return began
     at = f" at {attempt.last_step}" if attempt.last_step is not None else ""
-    parts = [f"{began}, {attempt.outcome.lower()}{at}", attempt.message]
+    parts = [f"{began}, {attempt.outcome.lower()}{at}", _exit_code(attempt), attempt.message]
     if attempt.lost_steps is not None:
         parts.append(f"{attempt.lost_steps} steps lost ({attempt.lost_seconds or 0:.1f} s)")
     return "; ".join(part for part in parts if part)
+
+
+def _exit_code(attempt: AttemptStatus) -> str:
+    words = f"exit code {attempt.exit_code}"
+    return words if attempt.exit_code and words not in attempt.message else ""
+
+
+def gate_line(gate: GateStatus) -> str:
+    """Say which way the gate is."""
+    return f"gate {'open' if gate.passed else 'closed'}: {gate.message}"
+
+
+def interruptions_line(status: PipelineStatus) -> str:
+    """Say what all interruptions together have cost."""
+    times = f"{status.interruptions} interruption{'s' if status.interruptions > 1 else ''}"
+    return f"{times}; {status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
 
 
 def view_for(title: str, *, to_stderr: bool) -> View:

@@ -1,6 +1,7 @@
 """`finetune run` as people use it, over real processes; the stages are a container that is not ours."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -220,12 +221,15 @@ def test_what_cannot_begin_says_why_and_writes_nothing(desk: Desk) -> None:
         (["run", "p.yaml", "--claim", "demo"], "must be NAME=FOLDER"),
         (["run", "p.yaml", "--evict", "train"], "is not STAGE@STEP"),
         (["run", "nothing.yaml"], "no such file"),
-        (["get"], "which run?"),
+        (["get"], "no kubeconfig at nowhere"),
+        (["get", "p.yaml"], ".finetune/desk holds no run"),
+        (["logs", "train"], "name the pipeline before the stage"),
         (["logs", "train", "--workdir", "nowhere"], "holds no run"),
     ):
         refused = subprocess.run(
             [sys.executable, "-m", "finetune_cli", *arguments],
             cwd=desk.folder,
+            env=os.environ | {"KUBECONFIG": "nowhere"},
             capture_output=True,
             text=True,
             check=False,

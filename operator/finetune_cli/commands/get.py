@@ -1,4 +1,4 @@
-"""`finetune get`: a run on this machine, as a tree of stages and attempts."""
+"""`finetune get`: a pipeline as a tree of stages and attempts; on a cluster also of pods."""
 
 import argparse
 import json
@@ -6,25 +6,36 @@ import json
 from rich.console import Console
 
 from finetune_cli.commands import Commands
-from finetune_cli.places import add_run, existing_workdir
+from finetune_cli.endings import ready_message
+from finetune_cli.places import add_run, existing_workdir, is_on_cluster, run_on_cluster
+from finetune_cli.problems import Refused
 from finetune_cli.view import board
-from finetune_operator.api.conditions import READY
 from finetune_operator.cluster.process.store import Store, as_object
 from finetune_operator.pipeline import Pipeline
 
-DESCRIPTION = "Show a run on this machine: stages, attempts, what was lost, and why something waits."
+DESCRIPTION = """\
+Show a pipeline: stages, attempts, what was lost, and why something waits. NAME is a pipeline on a cluster, with its
+pods; FILE a run on this machine. Without either: the only run in .finetune or, where there is none, all pipelines of
+the namespace. With -w the exit code is that of `finetune wait`.
+"""
 
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("get", help="show a run", description=DESCRIPTION)
+    parser = commands.add_parser("get", help="show a pipeline, or all of a namespace", description=DESCRIPTION)
     add_run(parser)
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces")
+    parser.add_argument("-w", "--watch", action="store_true", help="on a cluster: show it again until it has finished")
     parser.add_argument("--json", action="store_true", help="print the whole object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the run."""
+    """Show it."""
+    if is_on_cluster(arguments.name, arguments):
+        return run_on_cluster("get", arguments)
+    if arguments.watch:
+        raise Refused("-w is for a cluster: `finetune run` shows how a run on this machine goes")
     pipeline = Store(existing_workdir(arguments.name, arguments.workdir)).read()
     if pipeline is None:
         return 1
@@ -38,6 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(pipeline: Pipeline, console: Console) -> None:
     status = pipeline.status
     console.print(board(pipeline.key.name, status))
-    console.print(next((c.message for c in status.conditions if c.type == READY), ""), markup=False)
+    console.print(ready_message(status), markup=False)
     if status.model:
         console.print(f"model {status.model.uri}  {status.model.digest}", markup=False)

@@ -3,10 +3,11 @@
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from finetune_cli.commands import Commands
-from finetune_cli.places import add_run, existing_workdir
+from finetune_cli.places import add_run, existing_workdir, is_on_cluster, run_on_cluster
 from finetune_cli.problems import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
@@ -14,15 +15,18 @@ from finetune_operator.cluster.process.records import is_held
 from finetune_operator.cluster.process.runner import LOG
 from finetune_operator.cluster.process.store import Store
 
-DESCRIPTION = "Print what a stage's attempts wrote, oldest first; with -f wait for more until its newest attempt ends."
+DESCRIPTION = """\
+Print what a stage wrote. On this machine (FILE, or the only run in .finetune): all its attempts, oldest first; -f waits
+for more until the newest ends. On a cluster (NAME): the newest attempt; -f goes on with the next until the stage ends.
+"""
 POLL_SECONDS = 0.2
 
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("logs", help="print a stage's log", description=DESCRIPTION)
-    parser.add_argument("stage", choices=[stage.name for stage in STAGES])
     add_run(parser)
+    parser.add_argument("stage", choices=[stage.name for stage in STAGES])
     parser.add_argument("--attempt", type=int, help="only this one")
     parser.add_argument("-f", "--follow", action="store_true", help="wait for more")
     parser.set_defaults(run=run)
@@ -30,16 +34,28 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the logs."""
+    if is_on_cluster(arguments.name, arguments):
+        return run_on_cluster("logs", arguments)
     workdir = existing_workdir(arguments.name, arguments.workdir)
     attempts = _attempts(workdir, arguments.stage)
     chosen = [attempt for attempt in attempts if arguments.attempt in {None, attempt.number}]
     if not chosen:
-        numbers = ", ".join(str(attempt.number) for attempt in attempts) or "none yet"
-        raise Refused(f"{arguments.stage} has no attempt {arguments.attempt or ''}: there are {numbers}")
+        raise no_attempt(arguments.stage, arguments.attempt, attempts)
     for attempt in chosen:
         newest = attempt is attempts[-1]
         _print(workdir / "jobs" / attempt.job, attempt, follow=arguments.follow and newest)
     return 0
+
+
+def no_attempt(stage: str, number: int | None, attempts: Sequence[AttemptStatus]) -> Refused:
+    """Say which attempts there are."""
+    numbers = ", ".join(str(attempt.number) for attempt in attempts) or "none yet"
+    return Refused(f"{stage} has no attempt{f' {number}' if number else ''}: there are {numbers}")
+
+
+def tell_attempt(attempt: AttemptStatus) -> None:
+    """Say whose log follows, where it is in nobody's way."""
+    print(f"--- attempt {attempt.number}: {attempt.job}", file=sys.stderr, flush=True)
 
 
 def _attempts(workdir: Path, stage: str) -> tuple[AttemptStatus, ...]:
@@ -49,7 +65,7 @@ def _attempts(workdir: Path, stage: str) -> tuple[AttemptStatus, ...]:
 
 
 def _print(folder: Path, attempt: AttemptStatus, *, follow: bool) -> None:
-    print(f"--- attempt {attempt.number}: {attempt.job}", file=sys.stderr)
+    tell_attempt(attempt)
     try:
         with (folder / LOG).open(errors="replace") as log:
             while True:

@@ -1,16 +1,28 @@
 """`finetune retry`: run again from the stage that failed, with fresh budgets."""
 
+import argparse
+
 from finetune_cli.commands import Commands
-from finetune_cli.commands.run import add_arguments, run
+from finetune_cli.commands import run as here
+from finetune_cli.places import add_cluster, is_on_cluster, run_on_cluster
 
 DESCRIPTION = """\
 Start the stage that failed again, with fresh budgets for failures and interruptions; stages that succeeded are kept.
-Otherwise the same as `finetune run`.
+FILE: otherwise the same as `finetune run`. NAME: the pipeline on a cluster; it returns at once.
 """
 
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("retry", help="run again from the stage that failed", description=DESCRIPTION)
-    add_arguments(parser)
+    here.add_arguments(parser)
+    add_cluster(parser)
     parser.set_defaults(run=run, retry=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask the operator for it, or run it here."""
+    if is_on_cluster(str(arguments.file), arguments):
+        arguments.name = str(arguments.file)
+        return run_on_cluster("asking", arguments)
+    return here.run(arguments)

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from finetune_cli.commands import Commands
 from finetune_cli.drills import drill
+from finetune_cli.endings import DONE, FAILED, INTERRUPTED, below_gate, ready_message
 from finetune_cli.laptop import Laptop, reached
 from finetune_cli.manifest import read
 from finetune_cli.places import add_places, claims, workdir_for
 from finetune_cli.serving import keep_serving
-from finetune_cli.view import board, view_for
-from finetune_operator.api.conditions import READY
+from finetune_cli.view import board, gate_line, interruptions_line, view_for
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.settings import Settings
@@ -29,9 +29,6 @@ Run a pipeline on this machine: each stage is a process, each volume a folder. A
 running the command again goes on where it stopped, and finished stages are not run again. Ctrl-C stops as an
 eviction would. Exit code: 0 done, 1 failed, 2 the manifest is invalid, 3 done but below the gate, 130 interrupted.
 """
-
-DONE = ("Succeeded", "BelowThreshold")
-FAILED, BELOW_GATE, INTERRUPTED = 1, 3, 130
 
 
 def register(commands: Commands) -> None:
@@ -96,8 +93,7 @@ def exit_code(status: PipelineStatus, laptop: Laptop, until: str | None) -> int:
         return FAILED
     if not status.finished_at and (laptop.cluster.stopping or not reached(status, until)):
         return INTERRUPTED
-    below = status.gate is not None and not status.gate.passed  # also where nothing waited for the gate
-    return BELOW_GATE if below else 0
+    return below_gate(status)
 
 
 def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespace) -> None:
@@ -105,16 +101,14 @@ def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespa
     console = Console(highlight=False, soft_wrap=True)
     console.print(board(laptop.key.name, status))
     if status.interruptions:
-        lost = f"{status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
-        console.print(f"{status.interruptions} interruptions; {lost}")
+        console.print(interruptions_line(status))
     if status.gate:
-        console.print(f"gate {'open' if status.gate.passed else 'closed'}: {status.gate.message}", markup=False)
+        console.print(gate_line(status.gate), markup=False)
     if status.model:
         console.print(f"model: {status.model.uri} ({status.model.digest[:19]}…)", markup=False)
     places = shlex.join([str(arguments.file), "--workdir", str(laptop.workdir)])
-    ready = next((c.message for c in status.conditions if c.type == READY), "")
     if status.finished_at:
-        console.print(f"{status.phase}: {ready}", markup=False)
+        console.print(f"{status.phase}: {ready_message(status)}", markup=False)
         if status.phase == "Failed":
             console.print(f"mend it, then: finetune retry {places}", markup=False)
     elif laptop.cluster.stopping:

@@ -69,6 +69,17 @@ class Answers:
         return Answer(failure=f"the operator cannot reach {where}: {said}; does a NetworkPolicy forbid it?")
 
 
+class NoAnswers:
+    """In their place outside of the cluster, where no pod can be reached."""
+
+    async def of(self, pod: Pod, model: str, serving: Serving) -> Answer | None:  # noqa: ARG002  as Answers has it
+        """Know nothing."""
+        return None
+
+    def forget_all_but(self, uids: set[str]) -> None:
+        """Have nothing to forget."""
+
+
 def _read(status: int, content: bytes) -> Answer:
     try:
         said: Any = json.loads(content)

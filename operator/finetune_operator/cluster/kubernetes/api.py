@@ -100,14 +100,37 @@ class Api:
         """Raise Conflict where the object has changed since its resourceVersion."""
         return await self._ask("PUT", path, body)
 
-    async def patch(self, path: str, body: Object) -> Object:
+    async def patch(self, path: str, body: Object, **query: str) -> Object:
         """Merge: null removes."""
-        return await self._ask("PATCH", path, body, "application/merge-patch+json")
+        where = f"{path}?{urlencode(query)}" if query else path
+        return await self._ask("PATCH", where, body, "application/merge-patch+json")
 
-    async def apply(self, path: str, body: Object) -> Object:
+    async def apply(self, path: str, body: Object, manager: str = "finetune-operator", **query: str) -> Object:
         """Apply on the server's side, as the owner of just these fields."""
-        where = f"{path}?{urlencode({'fieldManager': 'finetune-operator', 'force': 'true'})}"
+        where = f"{path}?{urlencode({'fieldManager': manager, 'force': 'true', **query})}"
         return await self._ask("PATCH", where, body, "application/apply-patch+yaml")
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        """Give a text line by line as it comes, without their ends and however long that takes. Raises ApiError."""
+        no_end = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS)
+        rest = b""
+        try:
+            url = f"{self.client.configuration.host}{path}?{urlencode(query)}"
+            answer = await self._request("GET", url, {"Accept": "*/*", **await self._credentials()}, None, no_end)
+            self.told("GET", answer.status)
+            if answer.status >= HTTPStatus.BAD_REQUEST:
+                raise self._refusal(answer.status, await answer.read(), answer.headers.get("Retry-After"))
+            try:
+                async for piece in answer.response.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        yield line.decode(errors="replace")
+            finally:
+                answer.response.close()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, f"the API server does not answer: {str(error) or type(error).__name__}") from error
+        if rest:
+            yield rest.decode(errors="replace")
 
     async def delete(self, path: str, propagation: str = "Background", uid: str | None = None) -> None:
         """Delete an object, whether or not it is there; with a uid only that very one."""
@@ -128,7 +151,7 @@ class Api:
         url = self.client.configuration.host + path
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                answer = await self._request(verb, url, headers, body)
+                answer = await self._request(verb, url, headers, body, TIMEOUT_SECONDS)
                 text = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self.told(verb, 0)
@@ -140,9 +163,9 @@ class Api:
         found: Object = json.loads(text)
         return found
 
-    async def _request(self, verb: str, url: str, headers: dict[str, str], body: Object | None) -> Any:
+    async def _request(self, verb: str, url: str, headers: dict[str, str], body: Object | None, limit: Any) -> Any:
         ask: Any = self.client.rest_client.request
-        return await ask(verb, url, headers, body, _request_timeout=TIMEOUT_SECONDS)
+        return await ask(verb, url, headers, body, _request_timeout=limit)
 
     async def _credentials(self) -> dict[str, str]:
         settings = await self.client.configuration.auth_settings()

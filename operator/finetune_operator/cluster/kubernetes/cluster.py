@@ -14,12 +14,12 @@ from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import Outcome, PipelineStatus, message
 from finetune_operator.cluster.kubernetes import paths, refusal, volume
-from finetune_operator.cluster.kubernetes.answers import Answers
+from finetune_operator.cluster.kubernetes.answers import Answers, NoAnswers
 from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError
 from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
 from finetune_operator.cluster.kubernetes.job import job as as_job
 from finetune_operator.cluster.kubernetes.ownership import is_owned
-from finetune_operator.cluster.kubernetes.progress import ProgressPages
+from finetune_operator.cluster.kubernetes.progress import NoPages, ProgressPages
 from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
 from finetune_operator.cluster.kubernetes.servers import Servers, not_made
 from finetune_operator.cluster.kubernetes.waiting import why
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class KubernetesCluster:
     """Pipelines of an API server; `books` is kept up to date by whoever watches."""
 
-    def __init__(self, api: Api, books: Books, pages: ProgressPages, answers: Answers) -> None:
+    def __init__(self, api: Api, books: Books, pages: ProgressPages | NoPages, answers: Answers | NoAnswers) -> None:
         self.api, self.books, self.pages, self.answers = api, books, pages, answers
         self.servers = Servers(api, books, answers)
         self.refused: dict[str, Waiting] = {}
@@ -52,19 +52,7 @@ class KubernetesCluster:
         found = await self.api.get(paths.pipeline(key))
         if found is None or found["metadata"].get("deletionTimestamp"):
             return None
-        meta = found["metadata"]
-        try:
-            return Pipeline(
-                key=key,
-                uid=meta["uid"],
-                generation=meta["generation"],
-                resource_version=meta["resourceVersion"],
-                annotations=meta.get("annotations") or {},
-                spec=PipelineSpec.model_validate(found["spec"]),
-                status=PipelineStatus.model_validate(found.get("status") or {}),
-            )
-        except ValidationError as error:
-            raise Unusable(refusal.in_words(error)) from error
+        return as_pipeline(found)
 
     async def observe(self, pipeline: Pipeline) -> Observed:
         """Look at the Jobs of attempts that have not ended: in the books, and in the API where they say nothing."""
@@ -260,6 +248,23 @@ class KubernetesCluster:
         pods = {pod.raw["metadata"]["uid"] for pod in self.books.pods.values()}
         self.pages.forget_all_but(pods)
         self.answers.forget_all_but(pods)
+
+
+def as_pipeline(found: Object) -> Pipeline:
+    """Read the object. Raises Unusable for one beyond us."""
+    meta = found["metadata"]
+    try:
+        return Pipeline(
+            key=Key(meta["namespace"], meta["name"]),
+            uid=meta["uid"],
+            generation=meta["generation"],
+            resource_version=meta.get("resourceVersion", ""),  # the answer to a dry run may have none
+            annotations=meta.get("annotations") or {},
+            spec=PipelineSpec.model_validate(found["spec"]),
+            status=PipelineStatus.model_validate(found.get("status") or {}),
+        )
+    except ValidationError as error:
+        raise Unusable(refusal.in_words(error)) from error
 
 
 def _now() -> datetime:

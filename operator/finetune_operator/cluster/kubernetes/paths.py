@@ -39,6 +39,11 @@ def pods(namespace: str | None = None, name: str | None = None) -> str:
     return _path("api/v1", "pods", namespace, name)
 
 
+def log(namespace: str, pod: str) -> str:
+    """Give what a pod's process has written."""
+    return f"{pods(namespace, pod)}/log"
+
+
 def claims(namespace: str | None = None, name: str | None = None) -> str:
     """Give a PersistentVolumeClaim, or all."""
     return _path("api/v1", "persistentvolumeclaims", namespace, name)

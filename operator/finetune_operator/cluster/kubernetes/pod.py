@@ -31,6 +31,11 @@ class Pod:
         return str(self.raw["spec"].get("nodeName") or "")
 
     @property
+    def phase(self) -> str:
+        """In Kubernetes' words, or Terminating once somebody has deleted it."""
+        return "Terminating" if self.deleted_at and not self.over else str(self._status.get("phase") or "Pending")
+
+    @property
     def address(self) -> str:
         """Its IP address, once it has one."""
         return str(self._status.get("podIP") or "")

@@ -70,6 +70,17 @@ def host_of(pod: Pod) -> str:
     return f"[{pod.address}]" if ":" in pod.address else pod.address
 
 
+class NoPages:
+    """In their place outside of the cluster, where no pod can be reached."""
+
+    async def of(self, pod: Pod | None) -> Progress | None:  # noqa: ARG002  ProgressPages looks at it
+        """Know nothing."""
+        return None
+
+    def forget_all_but(self, uids: set[str]) -> None:
+        """Have nothing to forget."""
+
+
 def port_of(pod: Pod) -> int:
     """Read the port from the pod's environment; 0: none."""
     for container in pod.raw["spec"].get("containers") or []:

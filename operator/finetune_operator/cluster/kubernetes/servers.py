@@ -5,7 +5,7 @@ from typing import Any
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.answers import Answer, Answers
+from finetune_operator.cluster.kubernetes.answers import Answer, Answers, NoAnswers
 from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.ownership import is_owned
@@ -31,30 +31,27 @@ LASTING_FAULTS = frozenset({ExitCode.CONFIG, ExitCode.DATA, ExitCode.NOT_FOUND})
 class Servers:
     """The Deployments and Services of pipelines."""
 
-    def __init__(self, api: Api, books: Books, answers: Answers) -> None:
+    def __init__(self, api: Api, books: Books, answers: Answers | NoAnswers) -> None:
         self.api, self.books, self.answers = api, books, answers
 
     async def of(self, pipeline: Pipeline) -> dict[str, Server]:
         """Give every server of the pipeline that nobody has deleted."""
-        current = self._current(pipeline)
         for stage in pipeline.status.stages.values():
             if job := left_running(stage):  # before its result is taken away, be sure that it is gone
                 await self._deployment(pipeline, job)
         mine = [found for found in self.books.deployments.values() if is_owned(pipeline, found)]
+        current = await self._current(pipeline) if mine else None
         return {
             name: Server(found["metadata"]["labels"][STAGE], name == current, self._trouble(found))
             for found in mine
             if not found["metadata"].get("deletionTimestamp") and (name := found["metadata"]["name"])
         }
 
-    def _current(self, pipeline: Pipeline) -> str | None:
-        found = self._service(pipeline)
-        return found["spec"].get("selector", {}).get(SERVER) if found else None
-
-    def _service(self, pipeline: Pipeline) -> Object | None:
-        name = service_name(pipeline.key.name)
-        found = self.books.services.get((pipeline.key.namespace, name))
-        return found if found and is_owned(pipeline, found) else None
+    async def _current(self, pipeline: Pipeline) -> str | None:
+        """Name the attempt whose servers get the requests."""
+        known = self.books.services.get((pipeline.key.namespace, service_name(pipeline.key.name)))
+        found = known or await self.api.get(self._where(pipeline))
+        return found["spec"].get("selector", {}).get(SERVER) if found and is_owned(pipeline, found) else None
 
     def _trouble(self, found: Object) -> Waiting | None:
         ready, wanted = _ready(found), found["spec"].get("replicas", 1)
@@ -133,7 +130,7 @@ class Servers:
         found = self.books.deployments.get((pipeline.key.namespace, name))
         if found is None or not is_owned(pipeline, found):
             return False
-        if self._current(pipeline) == name:
+        if await self._current(pipeline) == name:
             await self.api.delete(self._where(pipeline))
         if not found["metadata"].get("deletionTimestamp"):
             where = paths.deployments(pipeline.key.namespace, name)

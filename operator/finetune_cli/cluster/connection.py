@@ -1,0 +1,112 @@
+"""A connection to a cluster, and one pipeline in it."""
+
+import argparse
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+from finetune_cli.cluster.kubeconfig import Place, place
+from finetune_cli.cluster.refusals import in_words
+from finetune_cli.manifest import Manifest, read
+from finetune_cli.places import is_manifest
+from finetune_cli.problems import Refused, likeliest
+from finetune_cli.words import DNS_LABEL, DNS_SUBDOMAIN, PATTERNS
+from finetune_operator.cluster.kubernetes import paths
+from finetune_operator.cluster.kubernetes.api import Api, ApiError, configured, connected
+from finetune_operator.cluster.kubernetes.cluster import as_pipeline
+from finetune_operator.errors import ClusterError
+from finetune_operator.pipeline import Key, Pipeline
+
+Object = dict[str, Any]
+T = TypeVar("T")
+PATIENCE_SECONDS = 60.0
+"""How long an API server may be away while something is followed."""
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A cluster within reach, and what is meant in it."""
+
+    api: Api
+    place: Place
+    name: str = ""
+    manifest: Manifest | None = None
+    """Where the pipeline was named by its file."""
+
+    @property
+    def key(self) -> Key:
+        """Which pipeline."""
+        return Key(self.place.namespace, self.name)
+
+    async def found(self) -> Object:
+        """Give the object as the API server has it; raises Refused where there is none of this name."""
+        found = await self.api.get(paths.pipeline(self.key))
+        if found is None:
+            raise Refused(await self._no_such())
+        return found
+
+    async def pipeline(self) -> Pipeline:
+        """Give it as it was read."""
+        return as_pipeline(await self.found())
+
+    async def _no_such(self) -> str:
+        namespace = self.place.namespace
+        names = [one["metadata"]["name"] async for one in self.api.list(paths.pipelines(namespace))]
+        words = f"there is no pipeline {self.name} in the namespace {namespace}"
+        if not names:
+            return f"{words}, nor any other: choose the namespace with -n; `finetune get -A` lists all"
+        meant = likeliest(self.name, names)
+        return f"{words}; did you mean {meant}?" if meant else f"{words}; there are {', '.join(sorted(names)[:10])}"
+
+
+@asynccontextmanager
+async def reached(arguments: argparse.Namespace) -> AsyncIterator[Reach]:
+    """Connect to the cluster that the arguments mean; what it refuses is raised as Refused or ClusterError."""
+    manifest = read(Path(arguments.name)) if arguments.name and is_manifest(arguments.name) else None
+    name = manifest.name if manifest else arguments.name or ""
+    if name and not re.fullmatch(DNS_SUBDOMAIN, name):
+        raise Refused(f"{name!r} is no file and no pipeline's name, which {PATTERNS[DNS_SUBDOMAIN]}")
+    where = place(arguments.context)
+    where = Place(where.context, _namespace(arguments.namespace, manifest) or where.namespace)
+    try:
+        async with connected(await configured(where.context)) as api:
+            yield Reach(api, where, name, manifest)
+    except ApiError as error:
+        raise in_words(error, where) from error
+
+
+def _namespace(given: str | None, manifest: Manifest | None) -> str | None:
+    if given and not re.fullmatch(DNS_LABEL, given):
+        raise Refused(f"--namespace {given!r}: {PATTERNS[DNS_LABEL]}")
+    written = manifest.body["metadata"].get("namespace") if manifest else None
+    if given and written and given != written:
+        raise Refused(f"{manifest.path if manifest else ''} is for the namespace {written}, and -n says {given}")
+    return given or written
+
+
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again for a while where the API server does not answer or has no time; a refusal is raised at once."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + PATIENCE_SECONDS
+    while True:
+        try:
+            return await ask()
+        except ApiError as error:
+            busy = error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            if not (error.status == 0 or busy) or loop.time() > until:
+                raise
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def still_there(reach: Reach) -> Pipeline:
+    """Look again at a pipeline that was there; raises ClusterError where it is gone."""
+    found = await patiently(lambda: reach.api.get(paths.pipeline(reach.key)))
+    if found is None:
+        raise ClusterError(f"{reach.name} is gone: somebody deleted it, or spec.ttlSecondsAfterFinished did")
+    return as_pipeline(found)

@@ -1,0 +1,77 @@
+"""`finetune plan` on a cluster: a dry run of the manifest on the server, and then the operator's own judgement."""
+
+import argparse
+import asyncio
+from datetime import UTC, datetime
+
+from rich.console import Console
+
+from finetune_cli.cluster.applying import dry_run
+from finetune_cli.cluster.connection import Reach, reached
+from finetune_cli.cluster.pods import books_of
+from finetune_cli.commands.plan import print_json, show
+from finetune_cli.forecast import Kept, foretell
+from finetune_operator.api.status import AttemptStatus, Outcome
+from finetune_operator.cluster.kubernetes import paths
+from finetune_operator.cluster.kubernetes.answers import NoAnswers
+from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster, as_pipeline
+from finetune_operator.cluster.kubernetes.progress import NoPages
+from finetune_operator.observing import Observed
+from finetune_operator.pipeline import Pipeline
+from finetune_operator.state import StageView
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the forecast."""
+    return asyncio.run(_run(arguments))
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    async with reached(arguments) as reach:
+        live, after = await _before_and_after(reach)
+        before = as_pipeline(live) if live else None
+        observed = await _observed(reach, before) if before else Observed()
+    now = datetime.now(UTC)  # noqa: TID251  an edge
+    stages = foretell(before, after, observed, now, _in_attempts)
+    if arguments.json:
+        print_json(stages, change=_change(before, after))
+        return 0
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{reach.key}: {_change(before, after)}", style="dim", markup=False)
+    show(stages, console)
+    return 0
+
+
+async def _before_and_after(reach: Reach) -> tuple[dict[str, object] | None, Pipeline]:
+    if reach.manifest is None:
+        found = await reach.found()
+        return found, as_pipeline(found)
+    live = await reach.api.get(paths.pipeline(reach.key))
+    return live, as_pipeline(await dry_run(reach, reach.manifest, live))
+
+
+async def _observed(reach: Reach, pipeline: Pipeline) -> Observed:
+    return await KubernetesCluster(reach.api, await books_of(reach), NoPages(), NoAnswers()).observe(pipeline)
+
+
+def _change(before: Pipeline | None, after: Pipeline) -> str:
+    if before is None:
+        return "would be created"
+    return "unchanged" if before.spec == after.spec else "would be changed"
+
+
+def _in_attempts(_name: str, stage: StageView) -> Kept | None:
+    """Tell from the attempts what the workspace holds, for nobody but its pods can look into it."""
+    if stage.spec and stage.spec.lasting:
+        return None  # its result was its server, and that is gone
+    mine = [attempt for attempt in stage.status.attempts if attempt.identity == stage.status.identity]
+    if done := next((attempt for attempt in mine if attempt.outcome is Outcome.SUCCEEDED), None):
+        return Kept("reuse", f"attempt {done.number} made it: its result is in the workspace")
+    worked = next((attempt for attempt in reversed(mine) if _has_work(attempt)), None)
+    return Kept("resume", f"goes on from what attempt {worked.number} has kept") if worked else None
+
+
+def _has_work(attempt: AttemptStatus) -> bool:
+    """Whether it got anywhere; one that is still running saves when it is asked to stop."""
+    running = attempt.outcome is Outcome.RUNNING and attempt.started_at is not None
+    return running or bool(attempt.last_step)

@@ -1,0 +1,66 @@
+"""`finetune wait`."""
+
+import argparse
+import asyncio
+import re
+
+from finetune_cli.cluster.connection import LOOK_SECONDS, Reach, reached, still_there
+from finetune_cli.endings import FAILED, code_of, has_finished, is_current, ready_message
+from finetune_cli.problems import Refused
+from finetune_operator.api.conditions import FINISHED, READY, STALLED
+from finetune_operator.errors import ClusterError
+from finetune_operator.pipeline import Pipeline
+
+UNITS = {"h": 3600, "m": 60, "s": 1}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Wait, and say in a number how it ended; 1 where time was up before."""
+    return asyncio.run(_run(arguments, _seconds(arguments.timeout)))
+
+
+async def _run(arguments: argparse.Namespace, seconds: float | None) -> int:
+    async with reached(arguments) as reach:
+        pipeline = await reach.pipeline()
+        try:
+            async with asyncio.timeout(seconds):
+                while (code := _verdict(pipeline, arguments.condition)) is None:
+                    await asyncio.sleep(LOOK_SECONDS)
+                    pipeline = await still_there(reach)
+        except TimeoutError:
+            raise ClusterError(
+                f"{_stands(reach, pipeline)} (not {arguments.condition} after {arguments.timeout})"
+            ) from None
+        print(_stands(reach, pipeline))
+        return code
+
+
+def _verdict(pipeline: Pipeline, condition: str) -> int | None:
+    """Give the exit code, or None while there is something to wait for."""
+    true = {one.type for one in pipeline.status.conditions if one.status == "True"}
+    if has_finished(pipeline):
+        return code_of(pipeline.status)
+    if condition == READY and READY in true and is_current(pipeline):
+        return 0
+    return FAILED if _is_refused(pipeline) and FINISHED not in true else None
+
+
+def _is_refused(pipeline: Pipeline) -> bool:
+    """Whether the operator cannot use the object as it is now; of that only the conditions tell, not the status."""
+    told = pipeline.status.conditions
+    return any(one.type == STALLED and one.observed_generation == pipeline.generation for one in told)
+
+
+def _stands(reach: Reach, pipeline: Pipeline) -> str:
+    said = ready_message(pipeline.status) or "the operator has not looked at it yet"
+    return f"{reach.key}: {pipeline.status.phase}: {said}"
+
+
+def _seconds(text: str | None) -> float | None:
+    """Read 90s, 30m or 1h30m; raises Refused."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    if not text or not found:
+        raise Refused(f"--timeout {text!r}: write it as 90s, 30m or 1h30m")
+    return sum(int(number) * unit for number, unit in zip(found.groups("0"), UNITS.values(), strict=True))
