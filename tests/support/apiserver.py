@@ -237,21 +237,26 @@ class _Handler(BaseHTTPRequestHandler):
     def _log(self, job: str, query: dict[str, str]) -> None:
         """Write what there is and, when it is followed, what comes, until the process has ended."""
         self.send_response(200)
-        self.send_header("Connection", "close")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         told, until = 0, time.monotonic() + 20
         while time.monotonic() < until:
             alive = query.get("follow") == "true" and self._runs(job)
             lines = self.server.api.logs.get(job, [])
             for number, line in enumerate(lines[told:], told):
-                self.wfile.write(f"2030-01-01T00:00:{number // 2:02}.{number:09}Z {line}\n".encode())
+                self._chunk(f"2030-01-01T00:00:{number // 2:02}.{number:09}Z {line}\n".encode())
                 if job in self.server.api.cuts:
                     self.server.api.cuts.remove(job)
+                    self.close_connection = True
                     return
             told = len(lines)
             if not alive:
-                return
+                break
             time.sleep(0.02)
+        self._chunk(b"")
+
+    def _chunk(self, text: bytes) -> None:
+        self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
 
     def _runs(self, job: str) -> bool:
         found = [world.cluster.jobs[job] for world in self.server.api.worlds.values() if job in world.cluster.jobs]

@@ -61,6 +61,8 @@ class _Reader:
     said: str = ""
     told: set[int] = field(default_factory=set)
     """Attempts whose log has been printed to its end."""
+    last: dict[str, str] = field(default_factory=dict)
+    """Pod -> the stamp of its line that was printed last."""
 
     async def print_newest(self, attempt: AttemptStatus, pipeline: Pipeline) -> bool:
         """Print what there is of one attempt; False where there is nothing."""
@@ -69,7 +71,7 @@ class _Reader:
             self._say(_no_log(attempt, pod, _stage(pipeline, self.stage)))
             return False
         tell_attempt(attempt)
-        await self._print(pod, "", follow=False)
+        await self._print(pod, follow=False)
         return True
 
     async def follow(self, pipeline: Pipeline) -> int:
@@ -107,10 +109,9 @@ class _Reader:
 
     async def _print_to_the_end(self, attempt: AttemptStatus, pod: Pod) -> None:
         """Go on after whatever cuts the connection, from the line that was printed last."""
-        last = ""
         while True:
             try:
-                last = await self._print(pod, last, follow=True)
+                await self._print(pod, follow=True)
             except ApiError as error:
                 self._say(f"the log is cut: {error}")
             now = await patiently(lambda: pod_of(self.reach, attempt))
@@ -118,8 +119,9 @@ class _Reader:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _print(self, pod: Pod, last: str, *, follow: bool) -> str:
-        """Print the lines after the one with the stamp `last`, and give the stamp of the newest."""
+    async def _print(self, pod: Pod, *, follow: bool) -> None:
+        """Print the lines that have not been printed yet."""
+        last = self.last.get(pod.name, "")
         query = {"container": CONTAINER, "timestamps": "true"} | ({"follow": "true"} if follow else {})
         query |= {"sinceTime": last} if last else {}
         async for line in self.reach.api.lines(paths.log(self.reach.place.namespace, pod.name), **query):
@@ -127,9 +129,8 @@ class _Reader:
             stamp, text = found.groups() if found else ("", line)
             if stamp and stamp <= last:
                 continue  # sinceTime is good to the second only
-            last = stamp or last
+            self.last[pod.name] = last = stamp or last
             print(text, flush=follow)
-        return last
 
     def _say(self, words: str) -> None:
         if words != self.said:
