@@ -199,12 +199,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return _listed([self.server.api.pipeline(key) for key in keys])
             case "finetunepipelines", _, "":
                 return self._pipeline(method, Key(namespace, name), query, body)
-            case "jobs", _, "":
-                if job := self.server.api.job(namespace, name):
-                    return job
-            case "deployments", _, "":
-                if deployment := self.server.api.deployment(namespace, name):
-                    return deployment
+            case "jobs" | "deployments", _, "":
+                found = self.server.api.job if plural == "jobs" else self.server.api.deployment
+                if child := found(namespace, name):
+                    return child
             case "pods", "", "":
                 label, _, value = query["labelSelector"].partition("=")
                 pods = self.server.api.pods(namespace)
