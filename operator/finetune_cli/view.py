@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, GateStatus, Outcome, PipelineStatus, StageState, StageStatus
 from finetune_operator.reporting import Event, percent
 from finetune_trainer.contract import Progress
@@ -115,7 +116,8 @@ class Board:
 def board(title: str, status: PipelineStatus, below: Below = lambda _: ()) -> RenderableType:
     """Give the pipeline as a tree: its stages, the attempts that have something to tell, and what lies `below` them."""
     lines: list[RenderableType] = [Text(f"{title}  {status.phase}", style="bold")]
-    for name, stage in status.stages.items():
+    for name in (kind.name for kind in STAGES if kind.name in status.stages):  # an API server sorts them by name
+        stage = status.stages[name]
         lines.append(_stage_line(name, stage))
         for attempt in stage.attempts:
             under = below(attempt)

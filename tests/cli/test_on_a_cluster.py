@@ -31,6 +31,8 @@ def test_get_draws_stages_attempts_and_pods(terminal, world):
         "evaluate  pending  waits for train",
     ):
         assert words in said.out, said.out
+    order = ("prepare", "train", "evaluate", "push", "deploy")
+    assert sorted(order, key=lambda stage: said.out.index(f" {stage} ")) == list(order)
 
 
 def test_get_says_at_length_why_a_stage_waits(terminal, world):
@@ -43,7 +45,7 @@ def test_get_says_at_length_why_a_stage_waits(terminal, world):
 
 
 def test_get_tells_the_gate_the_model_and_the_endpoint_that_others_can_reach(terminal, world):
-    world.finish(evaluate=scores(0.7, 0.02))
+    world.finish(evaluate=scores(0.7, 0.02), deploy={"lasting": True})
     said = terminal.do("get", "demo")
     assert "gate open: " in said.out
     assert "model pvc://models/demo  sha256:push" in said.out

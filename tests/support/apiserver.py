@@ -262,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _say(self, answer: Object, status: int) -> None:
         plain = status == 404 and not answer["reason"]
-        text = answer["message"].encode() if plain else json.dumps(answer).encode()
+        text = answer["message"].encode() if plain else json.dumps(answer, sort_keys=True).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

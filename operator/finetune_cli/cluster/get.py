@@ -5,7 +5,6 @@ import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from urllib.parse import urlsplit
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,15 +17,12 @@ from finetune_cli.problems import Refused
 from finetune_cli.view import board, gate_line, interruptions_line
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
-from finetune_operator.api.status import AttemptStatus, PipelineStatus
+from finetune_operator.api.status import AttemptStatus
 from finetune_operator.cluster.kubernetes import paths
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.pipeline import Pipeline
-from finetune_trainer.contract import DeployResult
 
 COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "ATTEMPT", "REASON")
-ITS_OWN = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Hosts of an endpoint that only its own pod can ask."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -132,12 +128,6 @@ def _conclusion(pipeline: Pipeline) -> Iterable[str]:
         yield gate_line(status.gate)
     if status.model:
         yield f"model {status.model.uri}  {status.model.digest}"
-    if url := _endpoint(status):
-        yield f"endpoint {url}"
+        if status.model.endpoint:
+            yield f"endpoint {status.model.endpoint}"
     yield ready_message(status) or "the operator has not looked at it yet"
-
-
-def _endpoint(status: PipelineStatus) -> str:
-    results = (stage.result for stage in status.stages.values())
-    url = next((result.url for result in results if isinstance(result, DeployResult)), "")
-    return "" if urlsplit(url).hostname in ITS_OWN else url
