@@ -14,10 +14,16 @@ def job_name(pipeline: str, uid: str, stage: str, attempt: int) -> str:
 
 
 def service_name(pipeline: str) -> str:
-    """Give <pipeline>-deploy: without a uid or an attempt, so that clients need not know what happens behind it."""
-    plain = pipeline.replace(".", "-")
+    """Give <pipeline>-deploy: without a uid or an attempt, so that clients need not know what happens behind it.
+
+    A Service's name has no dots and begins with a letter; a name that has to be changed for that gains a hash, or two
+    pipelines would share one Service.
+    """
     tail = "-deploy"
-    return _shortened(plain if plain[0].isalpha() else f"p{plain}", LONGEST - len(tail)) + tail
+    if "." not in pipeline and pipeline[0].isalpha():
+        return _shortened(pipeline, LONGEST - len(tail)) + tail
+    plain = f"p-{pipeline}".replace(".", "-")[: LONGEST - len(tail) - 7].rstrip("-")
+    return f"{plain}-{hashlib.sha256(pipeline.encode()).hexdigest()[:6]}{tail}"
 
 
 def workspace_name(pipeline: str) -> str:

@@ -72,6 +72,11 @@ def plan_next(pipeline: Pipeline, view: PipelineView, settings: Settings, now: d
     )
 
 
+def _answered_last(stage: StageView) -> str | None:
+    done = (one.job for one in reversed(stage.status.attempts) if one.outcome is Outcome.SUCCEEDED)
+    return next((job for job in done if job in stage.servers), None)
+
+
 @dataclass(frozen=True)
 class _Planner:
     pipeline: Pipeline
@@ -97,6 +102,8 @@ class _Planner:
         While no new one has answered, because it starts, failed or is not to be deployed, the old one stays.
         """
         last, wanted = stage.status.last_attempt, left_running(stage.status)
+        if not any(server.current for server in stage.servers.values()):
+            wanted = wanted or _answered_last(stage)  # somebody has taken the Service away
         answered = stage.servers.get(wanted) if wanted else None
         if stage.spec and wanted and answered and not answered.current:
             yield Route(stage.spec.name, wanted)

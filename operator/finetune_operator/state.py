@@ -105,7 +105,7 @@ class _Assessor:
         spec, status = self.specs.get(kind.name), self.told[kind.name]
         judged = self._judged(spec, status) if spec else _is(status, *NOT_ASKED_FOR)
         servers = {job: server for job, server in self.observed.servers.items() if server.stage == kind.name}
-        self.views[kind.name] = StageView(spec, self.configs.get(kind.name), judged, servers)
+        self.views[kind.name] = StageView(spec, self.configs.get(kind.name), _with_trouble(judged, servers), servers)
 
     def _request(self) -> Request:
         spec = self.pipeline.spec
@@ -142,7 +142,9 @@ class _Assessor:
             return StageState.FAILED, Reason.SPEC_INVALID, verdict.message
         server = self.observed.servers.get(left_running(status) or "")
         if server and not server.current:
-            return StageState.RUNNING, Reason.PROGRESSING, "it has answered, and requests are about to be sent to it"
+            held = self.observed.refused.get(left_running(status) or "")
+            words = held.message if held else "it has answered, and requests are about to be sent to it"
+            return StageState.RUNNING, held.reason if held else Reason.PROGRESSING, words
         if server and server.trouble:
             return StageState.SUCCEEDED, server.trouble.reason, server.trouble.message
         return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, verdict.message if verdict else ""
@@ -195,6 +197,14 @@ class _Assessor:
         if self.pipeline.spec.suspend:
             return StageState.PENDING, Reason.SUSPENDED, "suspended"
         return None
+
+
+def _with_trouble(judged: StageStatus, servers: Mapping[str, Server]) -> StageStatus:
+    """Say of a stage that is not done that the server of its earlier result is down."""
+    troubles = (server.trouble.message for server in servers.values() if server.current and server.trouble)
+    trouble = next(troubles, None) if judged.state is not StageState.SUCCEEDED else None
+    said = "; ".join(words for words in (judged.message, f"meanwhile {trouble}") if words)
+    return judged.model_copy(update={"message": message(said)}) if trouble else judged
 
 
 Found = tuple[StageState, Reason, str]

@@ -167,3 +167,23 @@ def test_a_long_list_comes_page_by_page():
             return [one async for one in api.list("/x")]
 
     assert asyncio.run(story()) == [1, 2, 3]
+
+
+def test_who_stops_leading_while_it_waits_for_its_turn_writes_nothing():
+    heard, leads = [], [True]
+
+    def answer(request):
+        heard.append(request.method)
+        return web.json_response({})
+
+    async def story():
+        async with api_of(answer, may_write=lambda: leads[0]) as api:
+            api.pace.told_to_wait(0.3)
+            writing = asyncio.create_task(api.create("/x", {}))
+            await asyncio.sleep(0.1)
+            leads[0] = False
+            with pytest.raises(NotLeading):
+                await writing
+
+    asyncio.run(story())
+    assert heard == []

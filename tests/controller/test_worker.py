@@ -83,3 +83,35 @@ def test_a_pipeline_that_is_gone_is_forgotten():
         assert cluster.forgotten == [GOOD]
 
     asyncio.run(story())
+
+
+def test_something_that_is_called_off_under_its_hands_does_not_end_a_hand():
+    async def story():
+        cluster, queue = Ward(asyncio.CancelledError()), WorkQueue()
+        hand = asyncio.create_task(work(queue, cluster, Settings()))
+        for key in (BAD, GOOD):
+            queue.add(key)
+        await asyncio.sleep(0.1)
+        assert not hand.done()
+        assert len(cluster.jobs) == 1
+        hand.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hand
+
+    asyncio.run(story())
+
+
+def test_one_that_is_made_anew_while_the_old_one_is_buried_is_looked_at():
+    async def story():
+        cluster, queue = Ward(None), WorkQueue()
+        stored = cluster.pipelines.pop(GOOD)
+        queue.add(GOOD)
+        assert await queue.get() == GOOD
+        queue.add(GOOD)  # its watch speaks while the answer of the API server is under way
+        await once(GOOD, queue, cluster, Settings())
+        queue.done(GOOD)
+        cluster.pipelines[GOOD] = stored
+        assert queue.depth == 1
+        assert cluster.forgotten == []
+
+    asyncio.run(story())

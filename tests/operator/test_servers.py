@@ -123,3 +123,23 @@ def test_a_server_that_answers_outlives_suspending_and_cancelling(world, verb):
     else:
         world.cancel("now")
     assert standing(world) == {job: True}
+
+
+def test_a_service_that_somebody_deleted_is_put_back_in_front_of_the_old_server(world):
+    old = answered(world)
+    world.edit(deploy={"replicas": 2})
+    new = world.start("deploy")
+    world.cluster.servers[old] = replace(world.cluster.servers[old], current=False)
+    world.settle()
+    assert standing(world) == {old: True}
+    world.complete("deploy", lasting=True)
+    assert standing(world) == {new: True}
+
+
+def test_an_old_server_that_is_down_is_told_of_while_a_new_one_is_made(world):
+    old = answered(world)
+    world.edit(seed=5)
+    down = Waiting(Reason.SERVER_NOT_READY, "none of 1 is ready")
+    world.cluster.servers[old] = replace(world.cluster.servers[old], trouble=down)
+    world.settle()
+    assert world.stage("deploy").message == "waits for push; meanwhile none of 1 is ready"

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,9 +14,10 @@ from urllib.parse import parse_qsl, urlsplit
 import yaml
 from pydantic import ValidationError
 from support.pipelines import World, merged
-from support.pods import a_job, a_pod, ended, over, running
+from support.pods import a_job, a_pod, ended, made_by, over, running
 
 from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.cluster.kubernetes.server import SERVING
 from finetune_operator.cluster.memory import MemoryJob, Stored
 from finetune_operator.observing import JobState
 from finetune_operator.pipeline import Key
@@ -113,7 +115,9 @@ class ApiServer:
         found = self._jobs(namespace).get(name)
         if found is None or not (found.live and found.template.serving):
             return None
-        made = a_job(name=name, labels=found.template.labels, ownerReferences=[{"uid": found.owner}])
+        said = {SERVING: json.dumps(asdict(found.template.serving))}
+        labels, owners = found.template.labels, [{"uid": found.owner}]
+        made = a_job(name=name, labels=labels, annotations=said, ownerReferences=owners)
         return {**made, "spec": {"replicas": 1}, "status": {}}
 
     def pods(self, namespace: str) -> Iterator[Object]:
@@ -140,6 +144,7 @@ class ApiServer:
                 good = job.seen.state is JobState.COMPLETE
                 pod = a_pod(ended(job.seen.exit_code or 0), phase="Succeeded" if good else "Failed")
         pod["metadata"] |= {"name": f"{name}-xyz", "namespace": namespace, "uid": f"uid-{name}"}
+        pod["metadata"]["ownerReferences"] = [made_by("Job", name)]
         pod["metadata"]["labels"] = {**job.template.labels, "batch.kubernetes.io/job-name": name}
         pod["spec"]["nodeName"] = self.nodes.get(name, "spot-1") if job.seen.started_at else ""
         return pod

@@ -26,10 +26,16 @@ def a_pod(state: Object | None = None, *conditions: Object, phase: str = "Runnin
     """Give a pod of that Job; state is its container's."""
     meta = {"name": "demo-train-a1-xyz", "uid": "pod-uid", "creationTimestamp": CREATED, **NAMES}
     meta["labels"] = {"batch.kubernetes.io/job-name": "demo-train-a1"}
+    meta["ownerReferences"] = [made_by("Job", "demo-train-a1")]
     status = {"phase": phase, "conditions": list(conditions), **more.pop("status", {})}
     if state is not None:
         status["containerStatuses"] = [{"name": "stage", "state": state}]
     return {"metadata": {**meta, **more}, "spec": {"nodeName": "spot-1", "containers": []}, "status": status}
+
+
+def made_by(kind: str, name: str) -> Object:
+    """Give the reference to a pod's maker."""
+    return {"kind": kind, "name": name, "uid": "maker", "controller": True}
 
 
 def running() -> Object:

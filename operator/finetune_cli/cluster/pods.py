@@ -21,4 +21,4 @@ async def books_of(reach: Reach, job: str | None = None) -> Books:
 async def pod_of(reach: Reach, attempt: AttemptStatus) -> Pod | None:
     """Give an attempt's pod, if it is still there."""
     books = await books_of(reach, attempt.job)
-    return books.pods.get((reach.place.namespace, attempt.job))
+    return next(books.all_pods(), None)

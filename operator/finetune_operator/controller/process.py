@@ -83,6 +83,7 @@ class Replica:
             await _first_of(lead, keep)
 
     async def _lead(self) -> None:
+        await self.watches.compare_until_done()  # what was known when we led last is not true any more
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watches.watch())
             group.create_task(self.watches.compare_now_and_then())

@@ -57,6 +57,10 @@ class WorkQueue:
         self.add_after(key, wait)
         return wait
 
+    def heard_of(self, key: Key) -> bool:
+        """Whether something has happened to it since it was given to somebody."""
+        return key in self._again
+
     def succeeded(self, key: Key) -> None:
         """Forget its failures."""
         self._failures.pop(key, None)

@@ -49,7 +49,7 @@ class Watches:
         """Watch for ever; what was missed between two watches is found by comparing."""
         while True:
             try:
-                await self._compare_until_done()
+                await self.compare_until_done()
                 await self._watch_once()
             except Exception as error:  # noqa: BLE001  whatever it is: a watch that ends is begun again
                 log.warning("watching is begun again: %s", str(error) or type(error).__name__)
@@ -60,9 +60,10 @@ class Watches:
         """Compare every few minutes, so that nothing that a watch missed stays wrong for long."""
         while True:
             await asyncio.sleep(EVERYTHING_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
-            await self._compare_until_done()
+            await self.compare_until_done()
 
-    async def _compare_until_done(self) -> None:
+    async def compare_until_done(self) -> None:
+        """Compare, and try again for as long as the API server does not answer."""
         wait = 1.0
         while True:
             try:

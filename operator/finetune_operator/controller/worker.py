@@ -45,11 +45,16 @@ async def once(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings:
     except (ClusterError, TimeoutError) as error:
         log.warning("%s is tried again in %.1f s: %s", key, queue.retry(key), str(error) or "it took too long")
         return "error"
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) and task.cancelling():
+            raise
+        log.exception("%s is tried again in %.1f s: what it waited for was called off", key, queue.retry(key))
+        return "bug"
     except Exception:
         log.exception("%s is tried again in %.1f s: this is a bug", key, queue.retry(key))
         return "bug"
     queue.succeeded(key)
-    if look.gone:
+    if look.gone and not queue.heard_of(key):  # else another of the same name has been made meanwhile
         queue.forget(key)
         cluster.forget(key)
     elif look.after is not None:

@@ -2,12 +2,14 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from support.pipelines import World, a_pipeline
-from support.pods import Object, a_pod, ended, running
+from support.pods import Object, a_pod, ended, made_by, running, unschedulable
 
-from finetune_operator.cluster.kubernetes.answers import Answers
+from finetune_operator.api.conditions import Reason
+from finetune_operator.cluster.kubernetes.answers import NoAnswers
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.refusal import Refusal
 from finetune_operator.cluster.kubernetes.server import deployment, service, serving_of, url_of
@@ -102,22 +104,29 @@ def test_a_model_on_no_volume_is_refused_with_the_mend(target):
         deployment(PIPELINE, template, serving)
 
 
-def seen(pod: Object, ready: int = 0):
-    """Give what the attempt is said to be, of a Deployment with one pod."""
-    made = written()
-    made["status"] = {"readyReplicas": ready}
-    name = made["metadata"]["name"]
-    pod["metadata"]["labels"] = {"finetune.dev/server": name}
-    books = Books()
+NOW = datetime(2030, 1, 1, 0, 10, tzinfo=UTC)
+
+
+def cluster_of(made: Object, *pods: Object, answers: object = None) -> Servers:
+    """Give servers as the books have them; nobody is asked."""
+    books, name = Books(), made["metadata"]["name"]
     books.note_deployment(made)
-    books.note_pod(pod)
-    servers = Servers(None, books, Answers(None))  # type: ignore[arg-type]  nothing here asks anybody
-    return asyncio.run(servers.seen(PIPELINE, name, None))
+    for at, pod in enumerate(pods):
+        maker = made_by("ReplicaSet", f"{name}-5d")
+        meta = {"labels": {"finetune.dev/server": name}, "uid": f"uid-{at}", "ownerReferences": [maker]}
+        books.note_pod({**pod, "metadata": {**pod["metadata"], **meta}})
+    return Servers(None, books, answers or NoAnswers())
 
 
-def of_init(code: int, message: str) -> Object:
-    state = ended(code, message)
-    return {"status": {"initContainerStatuses": [{"name": "verify", "state": {}, "lastState": state}]}}
+def seen(*pods: Object, ready: int = 0, replicas: int = 1):
+    """Give what the attempt is said to be."""
+    made = written(replicas=replicas)
+    made["status"] = {"readyReplicas": ready}
+    return asyncio.run(cluster_of(made, *pods).seen(PIPELINE, made["metadata"]["name"], "", NOW))
+
+
+def of_init(state: Object, restarts: int = 0) -> Object:
+    return {"status": {"initContainerStatuses": [{"name": "verify", "restartCount": restarts, **state}]}}
 
 
 def test_a_server_that_loads_its_model_runs():
@@ -125,16 +134,60 @@ def test_a_server_that_loads_its_model_runs():
 
 
 def test_a_model_that_is_not_what_was_pushed_fails_the_attempt_at_once():
-    job = seen(a_pod(None, phase="Pending", **of_init(66, "holds another model")))
+    job = seen(a_pod(None, phase="Pending", **of_init({"lastState": ended(66, "holds another model")})))
     assert (job.state, job.exit_code) == (JobState.FAILED, 66)
     assert "holds another model" in job.message.failure.message
 
 
 @pytest.mark.parametrize(("restarts", "state"), [(1, JobState.RUNNING), (3, JobState.FAILED)])
-def test_a_server_that_ends_again_and_again_has_failed(restarts, state):
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_server_that_ends_again_and_again_has_failed(restarts, state, code):
     pod = a_pod(running())
-    pod["status"]["containerStatuses"][0] |= {"restartCount": restarts, "lastState": ended(1, "no such option")}
+    pod["status"]["containerStatuses"][0] |= {"restartCount": restarts, "lastState": ended(code, "no such option")}
     assert seen(pod).state is state
+
+
+def test_a_verification_that_breaks_again_and_again_has_failed():
+    job = seen(a_pod(None, phase="Pending", **of_init({"lastState": ended(1, "PermissionError")}, restarts=3)))
+    assert job.state is JobState.FAILED
+    assert "PermissionError" in job.message.failure.message
+
+
+def test_an_image_that_only_the_verification_needs_and_cannot_have_is_told_of():
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    pod = a_pod({"waiting": {"reason": "PodInitializing"}}, phase="Pending", **of_init(waiting))
+    assert seen(pod).waiting.reason is Reason.IMAGE_PULL_FAILED
+
+
+def test_of_several_replicas_the_one_that_has_no_place_is_told_of():
+    placed, homeless = a_pod(running()), a_pod(None, unschedulable("0/3 nodes"), phase="Pending")
+    for pods in ((placed, homeless), (homeless, placed)):
+        job = seen(*pods, replicas=2, ready=1)
+        assert (job.state is JobState.FAILED, job.waiting and job.waiting.reason) in {
+            (False, None),
+            (False, Reason.WAITING_FOR_CAPACITY),
+        }
+    ready = a_pod(running(), {"type": "Ready", "status": "True"})
+    job = seen(ready, homeless, replicas=2, ready=1)
+    assert job.waiting.reason is Reason.WAITING_FOR_CAPACITY
+
+
+def test_a_deployment_whose_labels_somebody_took_away_is_as_good_as_gone():
+    made = written()
+    del made["metadata"]["labels"]["finetune.dev/stage"]
+    servers = cluster_of(made)
+    assert asyncio.run(servers.of(PIPELINE)) == {}
+    assert asyncio.run(servers.seen(PIPELINE, made["metadata"]["name"], "", NOW)) is None
+
+
+def test_a_pod_that_only_has_the_labels_is_not_asked():
+    made = written()
+    name = made["metadata"]["name"]
+    books = Books()
+    stranger = a_pod(running())
+    stranger["metadata"] |= {"labels": {"finetune.dev/server": name}, "ownerReferences": []}
+    books.note_pod(stranger)
+    assert list(books.all_pods()) == []
 
 
 def test_a_server_that_needs_more_memory_is_not_tried_again():

@@ -3,14 +3,13 @@
 import asyncio
 import json
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
+from finetune_operator.cluster.kubernetes.asking import ask, host_of, ok
 from finetune_operator.cluster.kubernetes.engines.base import PORT
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.cluster.kubernetes.progress import host_of
 from finetune_operator.stages.base import Serving
 
 PATIENCE_SECONDS = 600.0
@@ -19,8 +18,6 @@ LOOK_SECONDS = 5.0
 """An answer that takes longer is waited for beside the other work."""
 TRIES, PAUSE_SECONDS = 5, 2.0
 """For a connection, which may need a moment after the server has said that it is ready."""
-LARGEST = 1 << 20
-"""Bytes read of an answer."""
 CHARACTERS = 1024
 """Of the answer, kept."""
 
@@ -45,8 +42,9 @@ class Answers:
         uid = pod.raw["metadata"]["uid"]
         task = self.asked.get(uid) or asyncio.create_task(self._ask(pod, model, serving))
         self.asked[uid] = task
-        done, _ = await asyncio.wait([task], timeout=LOOK_SECONDS)
-        return task.result() if done else None
+        await asyncio.wait([task], timeout=LOOK_SECONDS)
+        # Somebody may have called it off meanwhile, and that is not meant for whoever waits here.
+        return task.result() if task.done() and not task.cancelled() else None
 
     def forget_all_but(self, uids: set[str]) -> None:
         """Drop pods that are no more."""
@@ -59,12 +57,12 @@ class Answers:
         said = ""
         for _ in range(TRIES):
             try:
-                async with asyncio.timeout(PATIENCE_SECONDS), self.session.post(where, json=body) as answer:
-                    return _read(answer.status, await answer.content.read(LARGEST))
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    return _read(*await ask(self.session, where, body))
+            except aiohttp.ClientError as error:  # first, for one that cannot connect in time is a TimeoutError as well
+                said = str(error) or type(error).__name__
             except TimeoutError:
                 return Answer(failure=f"it has not answered the prompt within {PATIENCE_SECONDS:.0f} s")
-            except (aiohttp.ClientError, OSError) as error:
-                said = str(error) or type(error).__name__
             await asyncio.sleep(PAUSE_SECONDS)
         return Answer(failure=f"the operator cannot reach {where}: {said}; does a NetworkPolicy forbid it?")
 
@@ -83,8 +81,9 @@ class NoAnswers:
 def _read(status: int, content: bytes) -> Answer:
     try:
         said: Any = json.loads(content)
-        if status == HTTPStatus.OK:
-            return Answer(str(said["choices"][0]["text"])[:CHARACTERS])
-    except (ValueError, LookupError, TypeError):
+        if ok(status):
+            text = str(said["choices"][0]["text"])[:CHARACTERS]
+            return Answer(text.encode(errors="replace").decode())  # JSON may hold halves of characters
+    except (ValueError, LookupError, TypeError, RecursionError):
         pass
     return Answer(failure=f"it answered the prompt with status {status}: {content[:500].decode(errors='replace')}")

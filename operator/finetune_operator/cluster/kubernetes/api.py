@@ -144,10 +144,10 @@ class Api:
                 raise
 
     async def _ask(self, verb: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
-        if verb != "GET" and not self.may_write():
-            raise NotLeading("the Lease is not ours any more")
         await self.pace.turn()
         headers = {"Content-Type": kind, "Accept": "application/json", **await self._credentials()}
+        if verb != "GET" and not self.may_write():  # last of all, for one's turn may be a minute away
+            raise NotLeading("the Lease is not ours any more")
         url = self.client.configuration.host + path
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):

@@ -2,7 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
@@ -22,7 +23,6 @@ from finetune_operator.cluster.kubernetes.ownership import is_owned
 from finetune_operator.cluster.kubernetes.progress import NoPages, ProgressPages
 from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
 from finetune_operator.cluster.kubernetes.servers import Servers, not_made
-from finetune_operator.cluster.kubernetes.waiting import why
 from finetune_operator.errors import ClusterError, Conflict, Unusable
 from finetune_operator.jobs import JobTemplate
 from finetune_operator.names import workspace_name
@@ -45,7 +45,7 @@ class KubernetesCluster:
     def __init__(self, api: Api, books: Books, pages: ProgressPages | NoPages, answers: Answers | NoAnswers) -> None:
         self.api, self.books, self.pages, self.answers = api, books, pages, answers
         self.servers = Servers(api, books, answers)
-        self.refused: dict[str, Waiting] = {}
+        self.refused: dict[Key, dict[str, Waiting]] = {}
 
     async def read(self, key: Key) -> Pipeline | None:
         """Give the pipeline as it is now, or None where it is gone or going. Raises Unusable for one beyond us."""
@@ -59,8 +59,7 @@ class KubernetesCluster:
         attempts = ((stage, status.last_attempt) for stage, status in pipeline.status.stages.items())
         names = {last.job: stage for stage, last in attempts if last and last.outcome is Outcome.RUNNING}
         seen = {name: job for name, stage in names.items() if (job := await self._seen(pipeline, stage, name))}
-        refused = {name: self.refused[name] for name in names if name in self.refused}
-        return Observed(seen, refused, await self.servers.of(pipeline))
+        return Observed(seen, dict(self.refused.get(pipeline.key, {})), await self.servers.of(pipeline))
 
     async def _seen(self, pipeline: Pipeline, stage: str, name: str) -> JobSeen | None:
         if stage in LASTING:
@@ -79,12 +78,10 @@ class KubernetesCluster:
 
     async def _server_seen(self, pipeline: Pipeline, name: str) -> JobSeen | None:
         namespace, now = pipeline.key.namespace, _now()
-        pod = self.books.pods.get((namespace, name))
+        late = next((pod for pod in self.servers.pods(pipeline, name) if not _started(pod)), None)
         made = self.books.deployments.get((namespace, name))
-        warning = not_made(made)
-        if not warning and not _started(pod):
-            warning = await self._warning(namespace, made, pod.name if pod else None, now)
-        return await self.servers.seen(pipeline, name, why(pod, warning, now))
+        warning = not_made(made) or (await self._warning(namespace, made, late.name, now) if late else "")
+        return await self.servers.seen(pipeline, name, warning, now)
 
     async def _look_for_pods(self, namespace: str, job: str) -> None:
         async for pod in self.api.list(paths.pods(namespace), labelSelector=f"{JOB_NAME}={job}"):
@@ -122,35 +119,71 @@ class KubernetesCluster:
             raise
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
-        """Make and delete Jobs; what the cluster does not let us make is remembered, so that the status can say so."""
-        await self._own_as_asked(pipeline)
-        for action in actions:
-            match action:
-                case CreateJob(template):
-                    await self._create(pipeline, template)
-                case StopJob(name, _):
-                    if not await self.servers.stop(pipeline, name):
-                        await self._delete(pipeline, name)
-                case Route(stage, name):
-                    await self.servers.route(pipeline, stage, name)
-                case Expire():
-                    await self.api.delete(paths.pipeline(pipeline.key), uid=pipeline.uid)
+        """Do all of them, what frees something first; raises the first error when all have been tried.
 
-    async def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
+        What the cluster does not let us do is remembered, so that the status can say so.
+        """
+        errors: list[ClusterError] = []
+        for action in sorted(actions, key=lambda action: isinstance(action, CreateJob)):
+            try:
+                await self._do(pipeline, action)
+            except ClusterError as error:
+                errors.append(error)
+        await self._own_as_asked(pipeline)
+        if errors:
+            raise errors[0]
+
+    async def _do(self, pipeline: Pipeline, action: Action) -> None:
+        match action:
+            case CreateJob(template):
+                with self._remembering(pipeline.key, template.name):
+                    await self._create(pipeline, template)
+            case StopJob(name, _):
+                if not await self.servers.stop(pipeline, name):
+                    await self._delete(pipeline, name)
+            case Route(stage, name):
+                with self._remembering(pipeline.key, name):
+                    await self.servers.route(pipeline, stage, name)
+            case Expire():
+                await self.api.delete(paths.pipeline(pipeline.key), uid=pipeline.uid)
+
+    @contextmanager
+    def _remembering(self, key: Key, name: str) -> Iterator[None]:
+        """Keep what was refused until it is not."""
         try:
-            if template.serving:
-                await self.servers.create(pipeline, template, template.serving)
-            else:
-                await self._workspace(pipeline)
-                await self._make_job(pipeline, template)
+            yield
         except refusal.Refusal as refused:
-            self.refused[template.name] = refused.waiting
+            self._remember(key, name, refused.waiting)
             raise ClusterError(refused.waiting.message) from refused
         except ApiError as error:
             if waiting := refusal.read(error):
-                self.refused[template.name] = waiting
+                self._remember(key, name, waiting)
             raise
-        self.refused.pop(template.name, None)
+        self.refused.get(key, {}).pop(name, None)
+
+    def _remember(self, key: Key, name: str, waiting: Waiting) -> None:
+        """Keep the first words of a reason: some policies never say the same twice, and the status would change."""
+        known = self.refused.setdefault(key, {})
+        if name not in known or known[name].reason is not waiting.reason:
+            known[name] = waiting
+
+    async def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
+        if template.serving:
+            await self.servers.create(pipeline, template, template.serving)
+        else:
+            await self._workspace(pipeline)
+            await self._end_of_the_one_before(pipeline, template)
+            await self._make_job(pipeline, template)
+
+    async def _end_of_the_one_before(self, pipeline: Pipeline, template: JobTemplate) -> None:
+        """Let no two attempts write beside each other, also where a replica that led long ago was late with one."""
+        told = pipeline.status.stages.get(template.stage)
+        earlier = [attempt.job for attempt in told.attempts if attempt.job != template.name] if told else []
+        for name in earlier[-1:]:
+            found = await self.api.get(paths.jobs(pipeline.key.namespace, name))
+            if found and is_owned(pipeline, found) and not is_over(found):
+                await self._delete(pipeline, name)
+                raise ClusterError(f"the Job {name} is still there; {template.name} begins when it is gone")
 
     async def _make_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
         try:
@@ -245,7 +278,8 @@ class KubernetesCluster:
     def forget(self, key: Key) -> None:
         """Drop what was remembered of a pipeline that is gone."""
         self.books.forget(key)
-        pods = {pod.raw["metadata"]["uid"] for pod in self.books.pods.values()}
+        self.refused.pop(key, None)
+        pods = {pod.raw["metadata"]["uid"] for pod in self.books.all_pods()}
         self.pages.forget_all_but(pods)
         self.answers.forget_all_but(pods)
 

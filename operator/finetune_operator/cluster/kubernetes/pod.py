@@ -1,5 +1,6 @@
 """The one pod of an attempt, as it was last seen: pure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -52,19 +53,17 @@ class Pod:
 
     @property
     def restarts(self) -> int:
-        """How often its process was started again."""
-        return int(self._container.get("restartCount") or 0)
+        """How often its process, or one that comes before it, was started again."""
+        return max((int(one.get("restartCount") or 0) for one in (*self._before, self._container)), default=0)
 
     @property
     def fallen(self) -> Object:
         """Give the last state.terminated of a process that was started again, or of one that came before it."""
-        first = self._status.get("initContainerStatuses") or []
-        for one in [*first, self._container]:
-            for state in ("state", "lastState"):
-                ended: Object = (one.get(state) or {}).get("terminated") or {}
+        for one in self._before:
+            for ended in _endings(one):
                 if ended.get("exitCode"):
                     return ended
-        return {}
+        return next(_endings(self._container), {})
 
     @property
     def ready(self) -> bool:
@@ -72,9 +71,15 @@ class Pod:
         return not self.over and self.condition("Ready").get("status") == "True"
 
     @property
+    def _before(self) -> list[Object]:
+        found: list[Object] = self._status.get("initContainerStatuses") or []
+        return found
+
+    @property
     def waiting(self) -> Object:
-        """Give the container's state.waiting."""
-        return (self._container.get("state") or {}).get("waiting") or {}
+        """Give state.waiting of the container, or of the one that it waits for."""
+        states = ((one.get("state") or {}).get("waiting") for one in (*self._before, self._container))
+        return next((found for found in states if found), {})
 
     @property
     def terminated(self) -> Object:
@@ -134,6 +139,12 @@ class Pod:
             return TerminationMessage.model_validate_json(text)
         except ValidationError:
             return TerminationMessage(failure=Failure(message=text))
+
+
+def _endings(container: Object) -> Iterator[Object]:
+    for state in ("state", "lastState"):
+        if ended := (container.get(state) or {}).get("terminated"):
+            yield ended
 
 
 TAKEN = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})

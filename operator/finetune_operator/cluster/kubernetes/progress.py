@@ -3,11 +3,11 @@
 import asyncio
 import time
 from dataclasses import dataclass
-from http import HTTPStatus
 
 import aiohttp
 from pydantic import ValidationError
 
+from finetune_operator.cluster.kubernetes.asking import ask, host_of, ok
 from finetune_operator.cluster.kubernetes.job import CONTAINER, PORT
 from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_trainer.contract import Progress
@@ -16,8 +16,6 @@ from finetune_trainer.contract import environment as names
 EVERY_SECONDS = 15.0
 """No pod is asked more often, and so no status is written more often for its sake."""
 PATIENCE_SECONDS = 2.0
-LARGEST = 64 << 10
-"""Bytes read of an answer: what a pod says is not ours to trust."""
 
 
 @dataclass
@@ -57,17 +55,11 @@ class ProgressPages:
             return None
         where = f"http://{host_of(pod)}:{port}/progress"
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS), self.session.get(where) as answer:
-                if answer.status != HTTPStatus.OK:
-                    return None
-                return Progress.model_validate_json(await answer.content.read(LARGEST))
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                status, content = await ask(self.session, where)
+            return Progress.model_validate_json(content) if ok(status) else None
         except (TimeoutError, aiohttp.ClientError, OSError, ValidationError):
             return None  # it has not begun, or has its own idea of a port: the stage goes on without a figure
-
-
-def host_of(pod: Pod) -> str:
-    """Give its address as URLs have it."""
-    return f"[{pod.address}]" if ":" in pod.address else pod.address
 
 
 class NoPages:
@@ -87,5 +79,5 @@ def port_of(pod: Pod) -> int:
         if container["name"] == CONTAINER:
             env = {one["name"]: one.get("value") for one in container.get("env") or []}
             text = env.get(names.METRICS_PORT, str(PORT)) or "0"
-            return int(text) if text.isdigit() else 0
+            return int(text) if text.isascii() and text.isdigit() else 0
     return 0

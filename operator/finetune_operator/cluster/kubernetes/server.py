@@ -4,7 +4,7 @@ A new model is started beside the old one, asked, and only then are requests sen
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -86,8 +86,10 @@ def url_of(pipeline: Pipeline) -> str:
 
 
 def serving_of(found: Object) -> Serving:
-    """Read what a Deployment of ours serves."""
-    return Serving(**json.loads(found["metadata"]["annotations"][SERVING]))
+    """Read what a Deployment of ours serves; raises LookupError, TypeError or ValueError for one that is not."""
+    said = json.loads(found["metadata"]["annotations"][SERVING])
+    known = {field.name for field in fields(Serving)}  # another version may have written more
+    return Serving(**{name: value for name, value in said.items() if name in known})
 
 
 def launch_of(serving: Serving) -> Launch:

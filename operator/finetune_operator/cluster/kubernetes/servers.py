@@ -12,7 +12,8 @@ from finetune_operator.cluster.kubernetes.ownership import is_owned
 from finetune_operator.cluster.kubernetes.pod import Pod, time_of
 from finetune_operator.cluster.kubernetes.refusal import Refusal
 from finetune_operator.cluster.kubernetes.server import deployment, launch_of, service, serving_of, url_of
-from finetune_operator.errors import ClusterError
+from finetune_operator.cluster.kubernetes.waiting import why
+from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.history import left_running
 from finetune_operator.jobs import JobTemplate
 from finetune_operator.labels import IDENTITY, SERVER, STAGE
@@ -39,74 +40,53 @@ class Servers:
         for stage in pipeline.status.stages.values():
             if job := left_running(stage):  # before its result is taken away, be sure that it is gone
                 await self._deployment(pipeline, job)
-        mine = [found for found in self.books.deployments.values() if is_owned(pipeline, found)]
-        current = await self._current(pipeline) if mine else None
+        mine = [found for found in self.books.deployments.values() if is_owned(pipeline, found) and _readable(found)]
+        current = _routed_to(pipeline, await self._service(pipeline)) if mine else None
         return {
-            name: Server(found["metadata"]["labels"][STAGE], name == current, self._trouble(found))
+            name: Server(found["metadata"]["labels"][STAGE], name == current, _trouble(found))
             for found in mine
             if not found["metadata"].get("deletionTimestamp") and (name := found["metadata"]["name"])
         }
 
-    async def _current(self, pipeline: Pipeline) -> str | None:
-        """Name the attempt whose servers get the requests."""
+    async def _service(self, pipeline: Pipeline, *, afresh: bool = False) -> Object | None:
         known = self.books.services.get((pipeline.key.namespace, service_name(pipeline.key.name)))
-        found = known or await self.api.get(self._where(pipeline))
-        return found["spec"].get("selector", {}).get(SERVER) if found and is_owned(pipeline, found) else None
+        return await self.api.get(self._where(pipeline)) if afresh or known is None else known
 
-    def _trouble(self, found: Object) -> Waiting | None:
-        ready, wanted = _ready(found), found["spec"].get("replicas", 1)
-        if ready:
-            return None
-        return Waiting(Reason.SERVER_NOT_READY, f"none of {wanted} replicas of {found['metadata']['name']} is ready")
-
-    async def seen(self, pipeline: Pipeline, name: str, waiting: Waiting | None) -> JobSeen | None:
-        """Give the attempt that started this server as if it were a Job; `waiting`: why its pod has not started."""
+    async def seen(self, pipeline: Pipeline, name: str, warning: str, now: datetime) -> JobSeen | None:
+        """Give the attempt that started this server as if it were a Job; `warning`: why it has no pods."""
         found = await self._deployment(pipeline, name)
         if found is None:
             return None
-        pod = self.books.pods.get((pipeline.key.namespace, name))
-        if pod and (failed := self._fallen(name, pod)):
-            return failed
-        if not pod or not pod.ready or _ready(found) < found["spec"].get("replicas", 1):
-            return _starting(name, pod, waiting)
+        pods = self.pods(pipeline, name)
+        for pod in pods:
+            if failed := _fallen(name, pod):
+                return failed
+        unready = next((pod for pod in pods if not pod.ready), None)
+        if not pods or unready or _ready(found) < found["spec"].get("replicas", 1):
+            return _starting(name, unready or next(iter(pods), None), warning, now)
         serving = serving_of(found)
-        answer = await self.answers.of(pod, launch_of(serving).model, serving)
-        return _answered(pipeline, found, pod, serving, answer) if answer else _starting(name, pod, waiting)
+        answer = await self.answers.of(pods[0], launch_of(serving).model, serving)
+        return _answered(pipeline, found, pods[0], serving, answer) if answer else _starting(name, pods[0], "", now)
+
+    def pods(self, pipeline: Pipeline, name: str) -> list[Pod]:
+        """Give the pods of an attempt's servers, the oldest first."""
+        found = self.books.server_pods.get((pipeline.key.namespace, name), {})
+        return sorted(found.values(), key=lambda pod: (str(pod.raw["metadata"].get("creationTimestamp")), pod.name))
 
     async def _deployment(self, pipeline: Pipeline, name: str) -> Object | None:
         place = (pipeline.key.namespace, name)
         found = self.books.deployments.get(place) or await self.api.get(paths.deployments(*place))
         if found and not is_owned(pipeline, found):
             raise ClusterError(f"the Deployment {name} belongs to somebody else: delete it, or rename the pipeline")
-        if found:
-            self.books.note_deployment(found)
-        return found
-
-    def _fallen(self, name: str, pod: Pod) -> JobSeen | None:
-        """Tell a server that will never answer from one that has not yet."""
-        ended = pod.fallen
-        code, memory = ended.get("exitCode"), ended.get("reason") == "OOMKilled"
-        if not ended or not (memory or code in LASTING_FAULTS or pod.restarts >= FALLS):
+        if found is None or not _readable(found):
             return None
-        words = str(ended.get("message") or "").strip()[-1000:]
-        said = TerminationMessage(failure=Failure(message=f"the server ended with code {code}: {words}".rstrip(": ")))
-        return JobSeen(
-            name,
-            JobState.FAILED,
-            started_at=pod.started_at,
-            finished_at=time_of(ended.get("finishedAt")),
-            exit_code=code,
-            out_of_memory=memory,
-            message=None if memory else said,
-        )
+        self.books.note_deployment(found)
+        return found
 
     async def create(self, pipeline: Pipeline, template: JobTemplate, serving: Serving) -> None:
         """Start the servers of an attempt, beside those that run; raises Refusal where that is of no use."""
-        if (found := await self.api.get(self._where(pipeline))) and not is_owned(pipeline, found):
-            name = found["metadata"]["name"]
-            raise Refusal(
-                Reason.DEPENDENCY_NOT_READY, f"the Service {name} was not made for this pipeline: delete or rename it"
-            )
+        if found := await self._service(pipeline, afresh=True):
+            _check_owner(pipeline, found)
         where = paths.deployments(pipeline.key.namespace)
         try:
             made = await self.api.create(where, deployment(pipeline, template, serving))
@@ -117,21 +97,33 @@ class Servers:
             self.books.note_deployment(made)
 
     async def route(self, pipeline: Pipeline, stage: str, name: str) -> None:
-        """Send the requests to the servers of this attempt."""
+        """Send the requests to the servers of this attempt; raises Refusal where the Service is somebody else's."""
         wanted = service(pipeline, stage, name)
-        if await self.api.get(self._where(pipeline)) is None:
+        found = await self._service(pipeline, afresh=True)
+        if found is None:
             made = await self.api.create(paths.services(pipeline.key.namespace), wanted)
         else:
-            made = await self.api.patch(self._where(pipeline), {"spec": {"selector": wanted["spec"]["selector"]}})
+            _check_owner(pipeline, found)
+            labels = {"metadata": {"labels": wanted["metadata"]["labels"]}}  # by which it is watched
+            made = await self.api.patch(
+                self._where(pipeline), {**labels, "spec": {"selector": wanted["spec"]["selector"]}}
+            )
         self.books.note_service(made)
 
     async def stop(self, pipeline: Pipeline, name: str) -> bool:
-        """Delete the servers of an attempt, and the Service with the last of them; False where there are none."""
+        """Delete the servers of an attempt, and the Service with the last of them; False where there are none.
+
+        Raises Conflict for servers that have the requests by now, whatever was seen before.
+        """
         found = self.books.deployments.get((pipeline.key.namespace, name))
         if found is None or not is_owned(pipeline, found):
             return False
-        if await self._current(pipeline) == name:
-            await self.api.delete(self._where(pipeline))
+        front = await self._service(pipeline, afresh=True)
+        if front and _routed_to(pipeline, front) == name:
+            if pipeline.spec.stage(found["metadata"]["labels"].get(STAGE, "")):
+                self.books.note_service(front)
+                raise Conflict(f"requests are sent to {name} by now")
+            await self.api.delete(self._where(pipeline), uid=front["metadata"]["uid"])
         if not found["metadata"].get("deletionTimestamp"):
             where = paths.deployments(pipeline.key.namespace, name)
             await self.api.delete(where, "Foreground", uid=found["metadata"]["uid"])
@@ -152,10 +144,58 @@ def _ready(found: Object) -> int:
     return int((found.get("status") or {}).get("readyReplicas") or 0)
 
 
-def _starting(name: str, pod: Pod | None, waiting: Waiting | None) -> JobSeen:
+def _trouble(found: Object) -> Waiting | None:
+    if _ready(found):
+        return None
+    words = f"none of {found['spec'].get('replicas', 1)} replicas of {found['metadata']['name']} is ready"
+    return Waiting(Reason.SERVER_NOT_READY, words)
+
+
+def _routed_to(pipeline: Pipeline, front: Object | None) -> str | None:
+    selector: Object = (front["spec"].get("selector") or {}) if front and is_owned(pipeline, front) else {}
+    return selector.get(SERVER)
+
+
+def _check_owner(pipeline: Pipeline, front: Object) -> None:
+    if not is_owned(pipeline, front):
+        words = f"the Service {front['metadata']['name']} was not made for this pipeline: delete it, or rename one"
+        raise Refusal(Reason.DEPENDENCY_NOT_READY, words)
+
+
+def _readable(found: Object) -> bool:
+    """Whether nobody has taken away what we wrote on it; without that it is as good as gone."""
+    labels: Object = found["metadata"].get("labels") or {}
+    try:
+        serving_of(found)
+    except (LookupError, TypeError, ValueError):
+        return False
+    return STAGE in labels and IDENTITY in labels
+
+
+def _fallen(name: str, pod: Pod) -> JobSeen | None:
+    """Tell a server that will never answer from one that has not yet."""
+    ended = pod.fallen
+    code, memory = ended.get("exitCode"), ended.get("reason") == "OOMKilled"
+    if not ended or not (memory or code in LASTING_FAULTS or pod.restarts >= FALLS):
+        return None
+    words = str(ended.get("message") or "").strip()[-1000:]
+    said = TerminationMessage(failure=Failure(message=f"the server ended with code {code}: {words}".rstrip(": ")))
+    return JobSeen(
+        name,
+        JobState.FAILED,
+        started_at=pod.started_at,
+        finished_at=time_of(ended.get("finishedAt")),
+        exit_code=code,
+        out_of_memory=memory,
+        message=None if memory else said,
+    )
+
+
+def _starting(name: str, pod: Pod | None, warning: str, now: datetime) -> JobSeen:
+    held = why(pod, warning, now)
     if pod and pod.started_at:
-        return JobSeen(name, JobState.RUNNING, started_at=pod.started_at)
-    return JobSeen(name, JobState.WAITING, waiting=waiting)
+        return JobSeen(name, JobState.RUNNING, started_at=pod.started_at, waiting=held)
+    return JobSeen(name, JobState.WAITING, waiting=held)
 
 
 def _answered(pipeline: Pipeline, found: Object, pod: Pod, serving: Serving, answer: Answer) -> JobSeen:

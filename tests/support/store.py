@@ -1,0 +1,63 @@
+"""An API server that is a dictionary: objects by their path, for what the operator does to a cluster."""
+
+from copy import deepcopy
+from typing import Any
+
+from finetune_operator.cluster.kubernetes.api import AlreadyThere, ApiError
+
+Object = dict[str, Any]
+
+
+class Store:
+    """The verbs of Api; `refuse` names paths that cannot be created, and why."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+        self.refuse: dict[str, ApiError] = {}
+        self.deeds: list[str] = []
+
+    def put(self, path: str, found: Object) -> Object:
+        """Let an object be there."""
+        collection, _, name = path.rpartition("/")
+        meta = {"namespace": collection.split("/")[-2], "name": name, "uid": f"uid-of-{name}"}
+        self.objects[path] = {**found, "metadata": {**meta, **found.get("metadata", {})}}
+        return self.objects[path]
+
+    async def get(self, path: str) -> Object | None:
+        """Give a copy."""
+        return deepcopy(self.objects.get(path))
+
+    async def list(self, path: str, **_query: str) -> Any:
+        """Give nothing: what is to be found is in the books."""
+        for found in [one for where, one in self.objects.items() if where.startswith(f"{path}/")]:
+            yield deepcopy(found)
+
+    async def create(self, path: str, body: Object) -> Object:
+        """Refuse what is to be refused and what is there."""
+        where = f"{path}/{body['metadata']['name']}"
+        for part, error in self.refuse.items():
+            if part in where:
+                raise error
+        if where in self.objects:
+            raise AlreadyThere(409, "there", "AlreadyExists")
+        self.deeds.append(f"create {where}")
+        return deepcopy(self.put(where, body))
+
+    async def patch(self, path: str, body: Object) -> Object:
+        """Merge."""
+        self.deeds.append(f"patch {path}")
+        self.objects[path] = _merged(self.objects[path], body)
+        return deepcopy(self.objects[path])
+
+    async def delete(self, path: str, propagation: str = "Background", uid: str | None = None) -> None:
+        """Delete at once; with a uid only that very one."""
+        found = self.objects.get(path)
+        if found and uid in {None, found["metadata"]["uid"]}:
+            self.deeds.append(f"delete {path} {propagation}")
+            del self.objects[path]
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
