@@ -3,7 +3,7 @@
 import pytest
 
 from e2e.pipelines.story import Story, pipeline
-from e2e.world import World
+from e2e.world import World, until
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -111,6 +111,24 @@ def test_deleting_a_pipeline_takes_its_jobs_along_and_leaves_its_work(world: Wor
     assert world.get("pvc", "deleted-workspace")
     again = Story.begin(world, pipeline("deleted", steps={"train": 5}))
     again.wait_finished()
+
+
+def test_deleting_takes_everything_along_in_whatever_state(world: World):
+    states = {
+        "homeless": {"prepare": {"placement": {"nodeSelector": {"there": "is-none"}}}},
+        "suspended": {"suspend": True},
+        "failed": {"prepare": {"env": {"FAIL_WITH": "65"}}},
+        "done": {},
+    }
+    stories = {name: Story.begin(world, pipeline(name, **changes)) for name, changes in states.items()}
+    stories["failed"].wait_finished("Failed")
+    stories["done"].wait_finished()
+    stories["homeless"].until(stories["homeless"].jobs)
+    stories["suspended"].until(lambda: stories["suspended"].status.get("phase") == "Suspended")
+    world.run("delete", "ftp", "--all", timeout=90)
+    ours = "app.kubernetes.io/managed-by=finetune-operator"
+    until(lambda: not world.run("get", "jobs,pods", "-l", ours, "-o", "name").strip(), 60)
+    assert "done-workspace" in world.run("get", "pvc", "-o", "name")
 
 
 def test_a_workspace_that_is_not_to_stay_goes_with_its_pipeline(world: World):

@@ -85,9 +85,10 @@ def test_a_quota_that_is_used_up_until_it_is_not(world: World, what: str):
     story.wait_finished(seconds=240)
 
 
-def test_a_service_account_that_is_not_there(world: World):
-    story = Story.begin(world, pipeline("nobody", prepare={"serviceAccountName": "ghost"}))
-    holds(story, "DependencyNotReady", "ghost", "serviceAccountName")
+@pytest.mark.parametrize("field", ["serviceAccountName", "priorityClassName"])
+def test_a_service_account_or_priority_class_that_is_not_there(world: World, field: str):
+    story = Story.begin(world, pipeline("nobody", prepare={field: "ghost"}))
+    holds(story, "DependencyNotReady", "ghost", field)
 
 
 def test_an_affinity_that_is_none(world: World):
