@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
@@ -42,11 +43,21 @@ def main(arguments: list[str]) -> int:
 
 
 def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
+    """Do the work, and say how it ended and where."""
+    reporters: list[ProgressReporter] = []
+    message, code = _ending(stage, environment, reporters.append)
+    return message.model_copy(update={"progress": reporters[0].now if reporters else None}), code
+
+
+Began = Callable[[ProgressReporter], None]
+
+
+def _ending(stage: str, environment: Environment, began: Began) -> tuple[TerminationMessage, ExitCode]:
     """Do the work; the one place where an exception becomes an exit code."""
     stop.before_exit(lambda: leave_message(environment, TerminationMessage(interruption=Interruption())))
     try:
         config = read_config(stage)
-        return TerminationMessage(result=result_of(config, environment)), ExitCode.DONE
+        return TerminationMessage(result=result_of(config, environment, began)), ExitCode.DONE
     except Interrupted as interrupted:
         where = Interruption(step=interrupted.step, saved_step=interrupted.saved_step)
         return TerminationMessage(interruption=where), ExitCode.INTERRUPTED
@@ -75,8 +86,8 @@ def read_config(stage: str) -> AnyConfig:
     return config
 
 
-def result_of(config: AnyConfig, environment: Environment) -> AnyResult:
-    """Give the result that is there already, or make it."""
+def result_of(config: AnyConfig, environment: Environment, began: Began = lambda _: None) -> AnyResult:
+    """Give the result that is there already, or make it; `began` is told who reports."""
     folder = environment.stage_dir(config.stage, config.identity)
     module = importlib.import_module(f"finetune_trainer.{config.stage}")
     with alone_in(folder):
@@ -86,6 +97,7 @@ def result_of(config: AnyConfig, environment: Environment) -> AnyResult:
             return done
         write_config(folder, config)
         context = Context(environment, folder, ProgressReporter(config.stage, environment), stop)
+        began(context.progress)
         result: AnyResult = module.run(config, context)
         context.progress.flush()
         write_result(folder, result)

@@ -104,7 +104,9 @@ def leave_message(environment: Environment, message: TerminationMessage) -> None
 
 
 def shortened(message: TerminationMessage) -> TerminationMessage:
-    """Leave out the second half of what went wrong, or the last metric of the task that has most."""
+    """Leave out the progress, the second half of what went wrong, or the last metric of the task that has most."""
+    if message.progress:
+        return message.model_copy(update={"progress": None})
     if message.failure:
         words = message.failure.message[: len(message.failure.message) // 2] + " …"
         return message.model_copy(update={"failure": Failure(message=words)})

@@ -14,6 +14,7 @@ from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.cluster.kubernetes.seen import job_seen
 from finetune_operator.observing import JobState
 from finetune_operator.pipeline import Key
+from finetune_trainer.contract import Progress
 
 NAME = "demo-train-a1"
 NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
@@ -195,3 +196,13 @@ def test_of_two_pods_of_one_job_the_younger_counts():
     books.note_pod(young)
     books.note_pod(a_pod(ended(137)), gone=True)
     assert books.pods["team", NAME].name == "young"
+
+
+def test_where_it_was_in_the_end_counts_more_than_what_it_said_when_it_was_asked():
+    where = {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 41, "startStep": 7}
+    said = json.dumps({"interruption": {"step": 41, "savedStep": 41}, "progress": where})
+    asked = Progress(stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30)
+    job = job_seen(NAME, a_job(over("Failed")), Pod(a_pod(ended(75, said), phase="Failed")), NOW, progress=asked)
+    assert (job.progress.step, job.progress.start_step) == (41, 7)
+    silent = job_seen(NAME, a_job(over("Failed")), Pod(a_pod(ended(75, SAVED), phase="Failed")), NOW, progress=asked)
+    assert silent.progress == asked

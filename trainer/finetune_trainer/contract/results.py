@@ -129,14 +129,6 @@ class Failure(Contract):
     message: str
 
 
-class TerminationMessage(Contract):
-    """Written to FINETUNE_TERMINATION_LOG at the end, at most 4,096 bytes; one of the three is there."""
-
-    result: AnyResult | None = None
-    interruption: Interruption | None = None
-    failure: Failure | None = None
-
-
 class Progress(Contract):
     """Where a running stage is; served as /progress and written to FINETUNE_PROGRESS_FILE."""
 
@@ -158,3 +150,13 @@ class Progress(Contract):
     eta_seconds: float | None = None
     note: str = ""
     """What it does just now, where that is not the next step: loading the model, validating."""
+
+
+class TerminationMessage(Contract):
+    """Written to FINETUNE_TERMINATION_LOG at the end, at most 4,096 bytes; one of the first three is there."""
+
+    result: AnyResult | None = None
+    interruption: Interruption | None = None
+    failure: Failure | None = None
+    progress: Progress | None = None
+    """Where it was in the end: what an interruption cost is known also where nobody had asked for a while."""

@@ -22,7 +22,7 @@ def job_seen(
     A Job that is over says so in a condition, and only when no process is left. A Job that was deleted may have
     left its pod behind for a while: until that is over the attempt runs.
     """
-    state = _state(job, pod)
+    state, message = _state(job, pod), pod.message if pod else None
     if state is None:
         return None
     return JobSeen(
@@ -33,8 +33,8 @@ def job_seen(
         exit_code=pod.exit_code if pod else None,
         disruption=_disruption(job, pod),
         out_of_memory=pod is not None and pod.terminated.get("reason") == "OOMKilled",
-        message=pod.message if pod else None,
-        progress=progress,
+        message=message,
+        progress=(message.progress if message else None) or progress,
         waiting=why(pod, warning, now) if state in {JobState.WAITING, JobState.RUNNING} else None,
     )
 
