@@ -218,6 +218,10 @@ def test_the_program_itself_can_be_stopped_while_it_imports_and_while_it_trains(
         time.sleep(0.005)
     training.terminate()
     assert training.wait(20) == ExitCode.INTERRUPTED
-    assert TerminationMessage.model_validate_json((workspace / "termination.json").read_text()).interruption.saved_step
+    first = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
+    assert first.interruption.saved_step
+    assert (first.progress.start_step, first.progress.step) == (0, first.interruption.step)
 
     assert Ordeal(server, config, workspace).finish() == undisturbed
+    last = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
+    assert last.progress.start_step == first.interruption.saved_step  # nothing was lost, and nobody had to ask
