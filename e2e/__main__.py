@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         print(f"e2e: {problem}", file=sys.stderr)
         return 1
     named = any(not argument.startswith("-") for argument in arguments)
-    command = [sys.executable, "-m", "pytest", *([] if named else LAYERS), *arguments]
+    command = [sys.executable, "-m", "pytest", "--durations=15", *([] if named else LAYERS), *arguments]
     return subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode
 
 
