@@ -45,8 +45,11 @@ def stage(name: str, *, steps: int = 1, env: dict[str, str] | None = None, **mor
     return {**spec, **more}
 
 
-def pipeline(name: str, *, steps: dict[str, int] | None = None, **changes: Any) -> Object:
-    """Write a manifest of four scripted stages; changes are fields of the spec, merged into each stage's own."""
+def pipeline(name: str, *, steps: dict[str, int] | None = None, pushes: bool = False, **changes: Any) -> Object:
+    """Write a manifest of scripted stages; changes are fields of the spec, merged into each stage's own.
+
+    With `pushes` the claim `models` has to be there.
+    """
     stages = {one: stage(one, steps=(steps or {}).get(one, 1)) for one in ORDER}
     stages["evaluate"]["tasks"] = {"exam": {}}
     stages["push"]["target"] = "pvc://models/x"
@@ -56,7 +59,8 @@ def pipeline(name: str, *, steps: dict[str, int] | None = None, **changes: Any) 
         "workspace": {"size": "1Gi"},
         **stages,
     }
-    del spec["push"]  # its claim would have to be there
+    if not pushes:
+        del spec["push"]
     for key, value in changes.items():
         spec[key] = _merged(spec.get(key), value)
     return {

@@ -123,6 +123,20 @@ def test_a_server_that_somebody_deleted_is_started_again(story: Story):
     assert len(story.stage("train")["attempts"]) == 2  # nothing else was done again
 
 
+def test_the_leader_is_lost_while_a_server_starts(story: Story, operator: Operator):
+    [old] = servers(story)
+    story.change(deploy={"maxTokens": 4})
+    story.until(lambda: len(servers(story)) == 2, 60)
+    leader = operator.leader()
+    operator.world.run("delete", "pod", leader, "--grace-period=0", "--force")
+    until(lambda: operator.leader() not in {"", leader}, 30, operator.logs)
+    story.until(
+        lambda: len(servers(story)) == 1 and servers(story)[0]["metadata"]["uid"] != old["metadata"]["uid"], 120
+    )
+    story.wait_finished()
+    assert story.stage("deploy")["attempts"][-1]["outcome"] == "Succeeded"
+
+
 def test_without_deploy_nothing_is_left_running(story: Story):
     story.wait_finished(seconds=300)
     story.change(deploy=None)

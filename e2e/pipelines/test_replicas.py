@@ -3,14 +3,15 @@
 import time
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.story import Story, pipeline
+from e2e.pipelines.story import ORDER, Story, pipeline
 from e2e.pipelines.test_evictions import evict
 from e2e.world import World, until
 
 
 def test_the_leader_is_lost_in_every_stage(operator: Operator, world: World):
-    story = Story.begin(world, pipeline("led", steps={"prepare": 25, "train": 25, "evaluate": 25}))
-    for at, stage in enumerate(("prepare", "train", "evaluate")):
+    world.claim("models")
+    story = Story.begin(world, pipeline("led", steps=dict.fromkeys(ORDER, 25), pushes=True))
+    for at, stage in enumerate(ORDER):
         story.wait_state(stage, "Running", seconds=90)
         leader = operator.leader()
         if at % 2:
@@ -19,7 +20,7 @@ def test_the_leader_is_lost_in_every_stage(operator: Operator, world: World):
             operator.world.run("delete", "pod", leader, "--grace-period=0", "--force")
         until(lambda gone=leader: operator.leader() not in {"", gone}, 30, operator.logs)
     story.wait_finished(seconds=120)
-    for stage in ("prepare", "train", "evaluate"):
+    for stage in ORDER:
         assert len(story.jobs(stage)) == 1
         assert len(story.stage(stage)["attempts"]) == 1
     until(lambda: len(operator.pods()) == 2, 60)
