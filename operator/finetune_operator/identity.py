@@ -28,7 +28,7 @@ def identity_of(spec: StageSpec, config: StageConfig, contents: Mapping[str, str
     """
     said = config.model_dump(mode="json", exclude={"identity", *config.execution_fields})
     program = spec.model_dump(mode="json", include=set(WHAT_RUNS)) if spec.command else {}
-    runs = {"runs": execution_of(spec)} if spec.serving(config) else {}
+    runs = {"runs": execution_of(spec)} if spec.lasting else {}
     seen = {text: contents[text] for text in config.texts() if text in contents}
     return _hash({"version": RESULTS_VERSION, "config": said, "program": program, "contents": seen, **runs})
 

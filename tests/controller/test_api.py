@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
+from support.pages import answering
 
 from finetune_operator.cluster.kubernetes import api as module
 from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError, NotLeading, connected
@@ -24,20 +25,11 @@ async def api_of(answer, **more):
         found = answer(request)
         return await found if asyncio.iscoroutine(found) else found
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = site._server.sockets[0].getsockname()[1]
-    settings = Configuration()
-    settings.host = f"http://127.0.0.1:{port}"
-    try:
+    async with answering(handle) as port:
+        settings = Configuration()
+        settings.host = f"http://127.0.0.1:{port}"
         async with connected(settings, **more) as api:
             yield api
-    finally:
-        await runner.cleanup()
 
 
 def asked(answer, ask: Callable[[Api], object], **more):

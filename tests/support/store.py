@@ -3,6 +3,8 @@
 from copy import deepcopy
 from typing import Any
 
+from support.pipelines import merged
+
 from finetune_operator.cluster.kubernetes.api import AlreadyThere, ApiError
 
 Object = dict[str, Any]
@@ -46,7 +48,7 @@ class Store:
     async def patch(self, path: str, body: Object) -> Object:
         """Merge."""
         self.deeds.append(f"patch {path}")
-        self.objects[path] = _merged(self.objects[path], body)
+        self.objects[path] = merged(self.objects[path], body)
         return deepcopy(self.objects[path])
 
     async def delete(self, path: str, propagation: str = "Background", uid: str | None = None) -> None:
@@ -55,9 +57,3 @@ class Store:
         if found and uid in {None, found["metadata"]["uid"]}:
             self.deeds.append(f"delete {path} {propagation}")
             del self.objects[path]
-
-
-def _merged(old: Any, new: Any) -> Any:
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}

@@ -1,24 +1,15 @@
 """`finetune cancel`: stop a pipeline on a cluster for good."""
 
-import argparse
-
-from finetune_cli.commands import Commands
-from finetune_cli.places import add_name, only_on_cluster, run_on_cluster
+from finetune_cli.wishes import wish
 
 DESCRIPTION = """\
 Stop what is running, as an eviction would, and start nothing more until `finetune retry`. NAME is a pipeline on a
 cluster; with -n or --context a FILE names it too.
 """
 
-
-def register(commands: Commands) -> None:
-    """Add the command's arguments."""
-    parser = commands.add_parser("cancel", help="stop a pipeline on a cluster for good", description=DESCRIPTION)
-    add_name(parser)
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Ask the operator for it."""
-    only_on_cluster(arguments, "Ctrl-C in `finetune run` stops it")
-    return run_on_cluster("asking", arguments)
+register = wish(
+    "cancel",
+    "stop a pipeline on a cluster for good",
+    DESCRIPTION,
+    "Ctrl-C in `finetune run` stops it",
+)

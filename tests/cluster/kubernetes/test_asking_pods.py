@@ -1,12 +1,12 @@
 """Pods are asked over HTTP, and what they say is not ours to trust."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from unittest.mock import patch
 
 import aiohttp
 import pytest
 from aiohttp import web
+from support.pages import answering
 from support.pods import a_pod, running
 
 from finetune_operator.cluster.kubernetes import answers as module
@@ -19,30 +19,11 @@ from finetune_operator.stages.base import Serving
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)
 
 
-@asynccontextmanager
-async def pod_that(answers):
-    """Serve whatever `answers` makes of each request; gives the port."""
-
-    async def handle(request):
-        return await answers(request)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield site._server.sockets[0].getsockname()[1]
-    finally:
-        await runner.cleanup()
-
-
 def answer_of(answers) -> Answer | None:
     """Ask a server for its first answer."""
 
     async def story():
-        async with pod_that(answers) as port, aiohttp.ClientSession() as session:
+        async with answering(answers) as port, aiohttp.ClientSession() as session:
             with patch.multiple(module, PORT=port, PAUSE_SECONDS=0.01):
                 pod = a_pod(running(), status={"podIP": "127.0.0.1"})
                 return await Answers(session).of(Pod(pod), "demo", SERVING)
@@ -93,7 +74,7 @@ def test_an_endless_answer_is_cut():
                 await response.write(b"x" * (LARGEST // 4))
             return response
 
-        async with pod_that(answers) as port, aiohttp.ClientSession() as session:
+        async with answering(answers) as port, aiohttp.ClientSession() as session:
             _, content = await ask(session, f"http://127.0.0.1:{port}/")
             assert len(content) == LARGEST
 
@@ -112,7 +93,7 @@ def test_one_that_thinks_is_looked_at_again():
             await asyncio.sleep(0.3)
             return web.json_response({"choices": [{"text": " world"}]})
 
-        async with pod_that(answers) as port, aiohttp.ClientSession() as session:
+        async with answering(answers) as port, aiohttp.ClientSession() as session:
             with patch.multiple(module, PORT=port, LOOK_SECONDS=0.05):
                 asked, pod = Answers(session), Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
                 assert await asked.of(pod, "demo", SERVING) is None
@@ -127,7 +108,7 @@ def test_whoever_waits_for_a_pod_that_is_forgotten_goes_on():
         async def answers(_request):
             await asyncio.sleep(5)
 
-        async with pod_that(answers) as port, aiohttp.ClientSession() as session:
+        async with answering(answers) as port, aiohttp.ClientSession() as session:
             with patch.multiple(module, PORT=port):
                 asked, pod = Answers(session), Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
                 waiting = asyncio.create_task(asked.of(pod, "demo", SERVING))
