@@ -5,16 +5,15 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from e2e.cluster.provider import Provider
 from e2e.cluster.reclaim import reclaim
 from e2e.laptop import Laptop, material_for, send
+from e2e.progress import PORT, reached
 from e2e.world import World, job, namespace, pod, until, watching
 
-PORT = 8080
 EVERY = 20
 """Steps between checkpoints, as the demo's manifest has it."""
 
@@ -55,27 +54,6 @@ def train(world: World, laptop: Laptop, name: str, *, node: str) -> None:
     world.create(job(name, template))
 
 
-def progress(world: World, name: str) -> dict[str, Any]:
-    """Ask the running attempt how far it is, through the API server; nothing while it does not answer."""
-    try:
-        [found] = json.loads(world.run("get", "pods", "-l", f"attempt={name}", "-o", "json"))["items"]
-        path = f"/api/v1/namespaces/{world.namespace}/pods/{found['metadata']['name']}:{PORT}/proxy/progress"
-        answer: dict[str, Any] = json.loads(world.kube.run("get", "--raw", path, timeout=5))
-    except Exception:  # the pod may not be there yet, or no longer, or still be importing
-        return {}
-    return answer
-
-
-def reached(world: World, name: str, step: int) -> dict[str, Any]:
-    """Wait until an attempt has done so many steps, and give its progress then."""
-
-    def far() -> dict[str, Any]:
-        seen = progress(world, name)
-        return seen if (seen.get("step") or 0) >= step else {}
-
-    return dict(until(far, 180, lambda: world.run("logs", "-l", f"attempt={name}", "--tail=20")))
-
-
 def outcome(world: World, name: str) -> list[tuple[str, str]]:
     conditions = world.get("job", name).get("status", {}).get("conditions", [])
     return [(one["type"], one.get("reason", "")) for one in conditions if one["status"] == "True"]
@@ -86,7 +64,7 @@ def test_evicted_then_lost_with_its_machine_training_ends_with_the_laptops_bytes
 ):
     with watching(world) as watched:
         train(world, laptop, "train-a1", node="spot-1")
-        reached(world, "train-a1", 70)
+        reached(world, "attempt=train-a1", 70)
         reclaim(cluster, "spot-1", 12.0, "taint")
         until(lambda: watched.gone("train-a1"), 60)
         first = watched.last_words("train-a1")
@@ -97,14 +75,14 @@ def test_evicted_then_lost_with_its_machine_training_ends_with_the_laptops_bytes
         until(lambda: ("Failed", "PodFailurePolicy") in outcome(world, "train-a1"), 30)
 
         train(world, laptop, "train-a2", node="spot-2")
-        second = reached(world, "train-a2", saved + 2 * EVERY + 5)
+        second = reached(world, "attempt=train-a2", saved + 2 * EVERY + 5)
         assert second["startStep"] == saved  # nothing was lost: the eviction saved where it stood
         cluster.delete("spot-2")
         until(lambda: watched.gone("train-a2"), 120)
         assert watched.last_words("train-a2") == {"disruption": "DeletionByPodGC"}
 
         train(world, laptop, "train-a3", node="spot-3")
-        third = reached(world, "train-a3", saved + 2 * EVERY)
+        third = reached(world, "attempt=train-a3", saved + 2 * EVERY)
         until(lambda: outcome(world, "train-a3"), 180)
         assert ("Complete", "CompletionsReached") in outcome(world, "train-a3")
         # SIGKILL leaves what the last periodic checkpoint had.

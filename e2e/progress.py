@@ -1,0 +1,30 @@
+"""How far a training is, asked of its own pod through the API server."""
+
+import json
+from typing import Any
+
+from e2e.cluster.problems import NotReady
+from e2e.world import World, until
+
+PORT = 8080
+
+
+def progress(world: World, selector: str) -> dict[str, Any]:
+    """Ask the one pod that the selector finds; nothing while it does not answer."""
+    try:
+        [found] = json.loads(world.run("get", "pods", "-l", selector, "-o", "json"))["items"]
+        path = f"/api/v1/namespaces/{world.namespace}/pods/{found['metadata']['name']}:{PORT}/proxy/progress"
+        answer: dict[str, Any] = json.loads(world.kube.run("get", "--raw", path, timeout=5))
+    except (ValueError, NotReady):  # the pod may not be there yet, or no longer, or still be importing
+        return {}
+    return answer
+
+
+def reached(world: World, selector: str, step: int) -> dict[str, Any]:
+    """Wait until an attempt has done so many steps, and give its progress then."""
+
+    def far() -> dict[str, Any]:
+        seen = progress(world, selector)
+        return seen if (seen.get("step") or 0) >= step else {}
+
+    return dict(until(far, 180, lambda: world.run("logs", "-l", selector, "--tail=20")))
