@@ -32,12 +32,16 @@ Object = dict[str, Any]
 
 
 def until(true: Callable[[], Any], seconds: float, otherwise: str | Callable[[], str] = "it did not come true") -> Any:
-    """Ask until the answer is not empty, and give it. Raises NotReady when time is up."""
-    end = time.monotonic() + seconds
+    """Ask until the answer is not empty, and give it: often at first, as it costs a process where kubectl is asked.
+
+    Raises NotReady when time is up.
+    """
+    end, pause = time.monotonic() + seconds, 0.1
     while not (answer := true()):
         if time.monotonic() > end:
             raise NotReady(f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}")
-        time.sleep(0.1)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.7)
     return answer
 
 

@@ -7,15 +7,11 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from finetune_cli.codes import FAILED, INTERRUPTED, INVALID, PIPE_CLOSED
 from finetune_cli.problems import ManifestInvalid, Refused
 from finetune_operator.errors import ClusterError
 
 COMMANDS = ("init", "validate", "plan", "run", "get", "logs", "retry", "cancel", "suspend", "resume", "wait")
-
-FAILED = 1
-INVALID = 2
-INTERRUPTED = 130
-PIPE_CLOSED = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

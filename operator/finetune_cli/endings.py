@@ -1,11 +1,11 @@
 """How a pipeline ended, as an exit code."""
 
+from finetune_cli.codes import BELOW_GATE, FAILED
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.pipeline import Pipeline
 
 DONE = ("Succeeded", "BelowThreshold")
-FAILED, BELOW_GATE, INTERRUPTED = 1, 3, 130
 
 
 def code_of(status: PipelineStatus) -> int:

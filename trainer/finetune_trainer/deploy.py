@@ -8,7 +8,7 @@ from finetune_trainer.serving import ENGINES
 from finetune_trainer.serving.server import ask, serving
 from finetune_trainer.serving.verify import verified
 from finetune_trainer.sources import fetch_model
-from finetune_trainer.stage import Context, read_result
+from finetune_trainer.stage import Context
 
 ANSWER_CHARACTERS = 1024
 ANSWER_BYTES = 2048
@@ -20,8 +20,7 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
     recipe, stop = config.recipe, context.stop
     context.progress.update(step=0, total=2, note="verifying the pushed model")
     model = fetch_model(config.model.uri, config.model.revision, context.environment)
-    pushed = read_result(context.environment.stage_dir("push", config.push))
-    digest = verified(model, config.digest or (pushed.digest if pushed else None))
+    digest = verified(model, config.digest)
     context.progress.update(note=f"starting {recipe.engine}")
     with stop.deferred(), serving(ENGINES[recipe.engine], model, stop, context.folder / "server.log") as server:
         context.progress.update(step=1, note="asking")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from finetune_cli.codes import FAILED, INTERRUPTED
 from finetune_cli.commands import Commands
 from finetune_cli.drills import drill
-from finetune_cli.endings import DONE, FAILED, INTERRUPTED, below_gate, ready_message
+from finetune_cli.endings import DONE, below_gate, ready_message
 from finetune_cli.laptop import Laptop, reached
 from finetune_cli.manifest import read
 from finetune_cli.places import add_places, claims, workdir_for

@@ -46,15 +46,15 @@ class Watches:
         """When the books were last compared with the API server, by the loop's clock."""
 
     async def watch(self) -> None:
-        """Watch for ever; what was missed between two watches is found by comparing."""
+        """Watch for ever, after a comparison; what was missed between two watches is found by another."""
         while True:
             try:
-                await self.compare_until_done()
                 await self._watch_once()
             except Exception as error:  # noqa: BLE001  whatever it is: a watch that ends is begun again
                 log.warning("watching is begun again: %s", str(error) or type(error).__name__)
             WATCHES_RESTARTED.inc()
             await asyncio.sleep(RESTART_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
+            await self.compare_until_done()
 
     async def compare_now_and_then(self) -> None:
         """Compare every few minutes, so that nothing that a watch missed stays wrong for long."""
