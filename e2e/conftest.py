@@ -9,9 +9,10 @@ from e2e.cluster.provider import Provider
 from e2e.laptop import laptop  # noqa: F401  a fixture
 from e2e.world import World, namespace
 
-# The order of the files: the one that wants most nodes before each lane has its own, then the longest.
+# The order of the files: those that make or want nodes of their own before each lane has its own, then the longest.
 ORDER = (
     "test_nodes",
+    "test_refusals",
     "test_evictions",
     "test_what_holds_it_up",
     "test_lifecycle",

@@ -42,6 +42,8 @@ class Binary:
     ask: tuple[str, ...] = ("--version",)
     cgo: bool = False
     tags: str = ""
+    of: str = ""
+    """For a main of our own: the module whose version it bears."""
 
 
 def _kubernetes(name: str, *ask: str) -> Binary:
@@ -66,8 +68,8 @@ BINARIES: dict[str, Binary] = {
     "containerd": _containerd("containerd"),
     "containerd-shim-runc-v2": _containerd("containerd-shim-runc-v2"),
     "ctr": _containerd("ctr"),
-    "registry": Binary("registry", "github.com/distribution/distribution/v3/cmd/registry"),
-    "coredns": Binary("coredns", "github.com/coredns/coredns"),
+    "registry": Binary("registry", ".", of="github.com/distribution/distribution/v3"),
+    "coredns": Binary("coredns", ".", of="github.com/coredns/coredns"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kind": Binary("kind", "sigs.k8s.io/kind"),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),
@@ -77,7 +79,8 @@ BINARIES: dict[str, Binary] = {
 def version(binary: Binary) -> str:
     """Read a program's version, without its v, from its module's go.mod; a program of our own is version 1."""
     required = re.findall(r"^(?:require )?\s*(\S+/\S+) v(\S+)", _go_mod(binary), re.MULTILINE)
-    providing = {path: known for path, known in required if f"{binary.package}/".startswith(f"{path}/")}
+    whole = f"{binary.of or binary.package}/"
+    providing = {path: known for path, known in required if whole.startswith(f"{path}/")}
     return providing[max(providing, key=len)] if providing else "1"
 
 
