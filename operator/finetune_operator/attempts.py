@@ -60,13 +60,20 @@ def _was_asked_to_stop(attempt: AttemptStatus, job: JobSeen) -> Ending | None:
     return Ending(Outcome.STOPPED, attempt.stopping, _last_words(job)) if attempt.stopping else None
 
 
-def _left_no_result(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
+def _left_no_result(attempt: AttemptStatus, job: JobSeen) -> Ending | None:
     if job.state is not JobState.COMPLETE:
         return None
-    if words := _last_words(job):
-        return Ending(Outcome.FAILED, Reason.RESULT_MISSING, f"the process ended with 0, but {words}")
-    said = "the process ended with 0 but left no result of this stage, so the stage is run again"
-    return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, said)
+    if job.exit_code is None:
+        unread = "it ended well, but its pod was gone before anybody read the result, so the stage is run again"
+        return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, unread)
+    said = _last_words(job) or _wrong_result(attempt, job)
+    return Ending(Outcome.FAILED, Reason.RESULT_MISSING, f"the process ended with 0, but {said}")
+
+
+def _wrong_result(attempt: AttemptStatus, job: JobSeen) -> str:
+    if job.message is None or job.message.result is None:
+        return "left no result in its termination message"
+    return f"its result has the identity {job.message.result.identity}, and {attempt.identity} was asked for"
 
 
 def _ran_out_of_memory(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:

@@ -39,11 +39,15 @@ def carried(status: StageStatus, identity: str, execution: str) -> StageStatus:
     return status
 
 
-def retried(status: StageStatus) -> StageStatus:
-    """Give a stage that is not done fresh budgets, and every stage all the time that it may run."""
-    afresh = status.model_copy(update={"active_seconds": 0.0})
+def retried(status: StageStatus, *, repeat: bool = False) -> StageStatus:
+    """Give a stage that is not done fresh budgets, and every stage all the time that it may run.
+
+    With `repeat` also one that was done is not: it is to see whether its work is still there.
+    """
+    undone: dict[str, object] = {"result": None, "finished_at": None} if repeat else {}
+    afresh = status.model_copy(update={"active_seconds": 0.0, **undone})
     ended = [attempt.number for attempt in status.attempts if attempt.finished_at]
-    return afresh if status.result else _forgiven(afresh, max(ended, default=0))
+    return afresh if afresh.result else _forgiven(afresh, max(ended, default=0))
 
 
 def _forgiven(status: StageStatus, up_to: int) -> StageStatus:

@@ -22,15 +22,20 @@ WHAT_RUNS = ("image", "command", "args", "env")
 def identity_of(spec: StageSpec, config: StageConfig, contents: Mapping[str, str]) -> str:
     """Hash everything that determines the stage's result.
 
+    What was left at its default is left out, so that an operator that knows more fields runs nothing anew; a default
+    that changes raises RESULTS_VERSION.
+
     `contents` gives the digest of what lies behind a URI, where the cluster can see it: data that changed in
     place is other data. A container that is not ours determines its result too, and of a stage whose result is
     something that runs, how it runs is part of what it is.
     """
-    said = config.model_dump(mode="json", exclude={"identity", *config.execution_fields})
-    program = spec.model_dump(mode="json", include=set(WHAT_RUNS)) if spec.command else {}
+    said = config.model_dump(mode="json", exclude={"identity", *config.execution_fields}, exclude_defaults=True)
+    program = spec.model_dump(mode="json", include=set(WHAT_RUNS), exclude_defaults=True) if spec.command else {}
     runs = {"runs": execution_of(spec)} if spec.lasting else {}
     seen = {text: contents[text] for text in config.texts() if text in contents}
-    return _hash({"version": RESULTS_VERSION, "config": said, "program": program, "contents": seen, **runs})
+    return _hash(
+        {"version": RESULTS_VERSION, "stage": spec.name, "config": said, "program": program, "contents": seen, **runs}
+    )
 
 
 def execution_of(spec: StageSpec) -> str:

@@ -60,7 +60,7 @@ def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: i
         attempt=attempt,
         identity=config.identity,
         image=spec.image or settings.image_of(serving.engine if serving else None),
-        command=(*spec.command, *spec.args) if spec.command else (*TRAINER, spec.name, *spec.args),
+        command=(*spec.command, *spec.args) if spec.command else (*TRAINER, spec.name),
         args=spec.args,
         env={**spec.env, names.CONFIG: text},
         claims=claims_in(config),

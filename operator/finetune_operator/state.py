@@ -16,6 +16,7 @@ from finetune_operator.stages.base import Request, StageSpec
 from finetune_trainer.contract import StageConfig
 
 OVER = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
+WITHOUT_ITS_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,26 @@ def active_time(status: StageStatus, now: datetime) -> timedelta:
     return ended
 
 
+def doubted(stages: Mapping[str, StageStatus]) -> frozenset[str]:
+    """Name the stages whose work a later one did not find or found damaged: a retry begins with them.
+
+    Each looks for its own work first, so one whose work is still there is quick.
+    """
+    found: set[str] = set()
+    for kind in reversed(STAGES):
+        told = stages.get(kind.name, StageStatus())
+        if kind.name in found or (told.state is StageState.FAILED and told.reason in WITHOUT_ITS_INPUT):
+            found.update(kind.needs)
+    return frozenset(found)
+
+
 class _Assessor:
     """Goes through the stages in their order, twice: what each is to make and has made, then what that means."""
 
     def __init__(self, pipeline: Pipeline, observed: Observed, now: datetime) -> None:
         self.pipeline, self.observed, self.now = pipeline, observed, now
         self.cancelled = (pipeline.status.cancelled and pipeline.retry is None) or pipeline.cancel is not None
+        self.doubted = doubted(pipeline.status.stages)
         self.gate: GateStatus | None = None
         self.active = timedelta()
         self.specs: dict[str, StageSpec] = {}
@@ -90,7 +105,7 @@ class _Assessor:
         status = with_attempts(before, self.observed.jobs, self.now)
         status = standing(status, self.observed.servers)
         if self.pipeline.retry is not None:
-            status = retried(status)
+            status = retried(status, repeat=kind.name in self.doubted)
         if spec := self.pipeline.spec.stage(kind.name):
             config = spec.config(self._request())
             identity = identity_of(spec, config, self.observed.contents)

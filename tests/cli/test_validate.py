@@ -103,15 +103,18 @@ spec:
             "spec.train.lora.targetModules: must have at least 1 entry (got a list)",
         ),
         (
-            "train: {args: [a, no]}",
+            "train: {command: [x], args: [a, no]}",
             'spec.train.args[1]: must be text, but no without quotes means false; write "no"',
         ),
         (
-            "train: {args: [a, y]}",
+            "train: {command: [x], args: [a, y]}",
             'spec.train.args[1]: must be text, but y without quotes means true; write "y"',
         ),
-        ("train: {args: [a, 1e5]}", 'spec.train.args[1]: must be text (got 100000.0); put it in quotes: "1e5"'),
-        ("train: {args: [a, {b: c}]}", "spec.train.args[1]: must be text (got keys and values)"),
+        (
+            "train: {command: [x], args: [a, 1e5]}",
+            'spec.train.args[1]: must be text (got 100000.0); put it in quotes: "1e5"',
+        ),
+        ("train: {command: [x], args: [a, {b: c}]}", "spec.train.args[1]: must be text (got keys and values)"),
         ("train: {rank: 8}", "spec.train.rank: unknown key; did you mean lora.rank?"),
         ("train: {max_steps: 8}", "spec.train.max_steps: unknown key; did you mean maxSteps?"),
         ("train: {epochs: 10000000}", "spec.train.epochs: must be at most 10,000 (got 10000000)"),
@@ -226,7 +229,7 @@ def test_aliases_and_merges_are_followed(tmp_path):
 def test_numbers_are_read_as_kubernetes_reads_them(tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(
-        f"{LEAST}  seed: 0x1F\n  train: {{maxSteps: 1_000, optimizer: {{learningRate: 2e-4}}, args: [1:30]}}\n"
+        f"{LEAST}  seed: 0x1F\n  train: {{maxSteps: 1_000, optimizer: {{learningRate: 2e-4}}, command: [x], args: [1:30]}}\n"
     )
     spec = read(file).spec
     assert (spec.seed, spec.train.max_steps, spec.train.optimizer.learning_rate) == (31, 1000, 2e-4)

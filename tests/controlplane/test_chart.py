@@ -105,7 +105,7 @@ def test_no_value_is_accepted_and_ignored(path):
         ({"placement": {"pools": {"gpu": {}}}}, "/placement/pools': .*'gpu' not allowed"),
         ({"placement": {"spot": {"nodeSelector": {"spot": True}}}}, "/placement/spot/nodeSelector/spot': got boolean"),
         ({"placement": {"spot": {"tolerations": [{"operator": "Exists"}]}}}, "tolerations/0': missing property 'key'"),
-        ({"graceSeconds": 0}, "/graceSeconds'.*minimum"),
+        ({"graceSeconds": 5}, "/graceSeconds'.*minimum"),
         ({"crds": {"enabled": "no"}}, "/crds/enabled': got string, want boolean"),
         ({"serviceAccount": {"create": True}}, "/serviceAccount': .*'create' not allowed"),
         ({"serviceAccount": {"annotations": {"a": 1}}}, "/serviceAccount/annotations/a': got number"),

@@ -4,6 +4,7 @@ import pytest
 from support.pipelines import World, a_pipeline, a_result
 
 from finetune_operator.api.status import Outcome, StageState
+from finetune_operator.observing import JobState
 
 
 def ended(how) -> World:
@@ -13,13 +14,8 @@ def ended(how) -> World:
     return world.settle()
 
 
-def with_other_identity(world, job):
-    world.cluster.complete(job, a_result("train", "0" * 16))
-
-
 INTERRUPTIONS = {
     "complete, but nobody read its result": lambda w, job: w.cluster.complete(job, None),
-    "complete, with the result of something else": with_other_identity,
     "evicted, checkpoint saved": lambda w, job: w.cluster.evict(job, step=70, saved=70),
     "evicted, killed before it could save": lambda w, job: w.cluster.fail(job, 137, disruption="evicted"),
     "evicted while failing": lambda w, job: w.cluster.fail(job, 65, disruption="evicted"),
@@ -62,6 +58,26 @@ def test_a_failure_is_tried_again_after_a_wait(code, reason):
     assert (train.interruptions, train.failures) == (0, 1)
     assert (train.state, train.reason) == (StageState.PENDING, "Retrying")
     assert world.after(10).finish().status.phase == "Succeeded"
+
+
+def without_a_word(world, job):
+    world.cluster.see(job, state=JobState.COMPLETE, exit_code=0, finished_at=world.cluster.now)
+
+
+def with_the_result_of_something_else(world, job):
+    world.cluster.complete(job, a_result("train", "0" * 16))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [(without_a_word, "left no result"), (with_the_result_of_something_else, "identity 0000000000000000")],
+)
+def test_a_program_that_ends_well_without_the_result_asked_for_has_failed(how, said):
+    world = ended(how)
+    [attempt] = world.stage("train").attempts
+    assert (attempt.outcome, attempt.reason) == (Outcome.FAILED, "ResultMissing")
+    assert said in attempt.message
+    assert (world.stage("train").interruptions, world.stage("train").failures) == (0, 1)
 
 
 @pytest.mark.parametrize(("code", "reason"), PERMANENT.values(), ids=PERMANENT.keys())

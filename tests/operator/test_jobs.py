@@ -93,6 +93,19 @@ def test_an_own_program_takes_the_trainers_place_and_determines_the_result():
     assert newer["train"].identity != train.identity
 
 
+@pytest.mark.parametrize("stage", ["prepare", "train", "evaluate", "push"])
+def test_arguments_without_a_command_are_refused_before_anything_runs(stage):
+    with pytest.raises(ValidationError, match=r"args: are the arguments of a command, and there is none"):
+        a_pipeline(**{stage: {"args": ["--fast"]}})
+
+
+def test_arguments_for_a_clusters_server_do_not_reach_the_trainer_that_serves_on_a_laptop():
+    world = World(a_pipeline(deploy={"args": ["--fast"]}))
+    deploy = templates(world)["deploy"]
+    assert deploy.args == ("--fast",)
+    assert "--fast" not in deploy.command
+
+
 def test_another_image_of_the_trainer_does_not_determine_the_result():
     found = templates(World(a_pipeline(train={"image": "trainer:2"}), settings=Settings(trainer_image="trainer:1")))
     assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer:1")

@@ -124,10 +124,28 @@ def test_cancelling_what_is_finished_changes_nothing():
 
 def test_a_retry_starts_what_failed_and_nothing_that_succeeded():
     world = World().run("prepare")
-    world.cluster.fail(world.start("train"), 65)
+    world.cluster.fail(world.start("train"), 77)
     world.settle().retry("1")
     assert world.created == ["prepare-a1", "train-a1", "train-a2"]
     assert world.finish().status.phase == "Succeeded"
+
+
+@pytest.mark.parametrize("code", [65, 66])
+def test_a_retry_of_a_stage_that_did_not_find_what_it_needs_looks_for_that_first(code):
+    world = World().run("prepare")
+    world.cluster.fail(world.start("train"), code, "there are no packed rows")
+    world.settle().retry("1")
+    assert world.created == ["prepare-a1", "train-a1", "prepare-a2"]
+    assert world.run("prepare").created[-1] == "train-a2"
+    assert world.finish().status.phase == "Succeeded"
+
+
+def test_what_a_lost_workspace_took_with_it_is_made_again_from_the_start():
+    world = World().run("prepare").run("train")
+    world.cluster.fail(world.start("evaluate"), 66, "there is no adapter")
+    world.settle().retry("1")
+    assert world.created[3:] == ["prepare-a2"]
+    assert world.finish().created[3:6] == ["prepare-a2", "train-a2", "evaluate-a2"]
 
 
 def test_a_retry_gives_fresh_budgets():

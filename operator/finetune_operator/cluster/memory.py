@@ -182,11 +182,11 @@ class MemoryCluster:
         self.see(name, progress=Progress(stage=stage, updated_at=self.now, step=step, **known))
 
     def complete(self, name: str, result: AnyResult | None) -> None:
-        """End its process with 0; without a result it is as if nobody had read the termination message."""
+        """End its process with 0; without a result it is as if nobody had seen its pod since."""
         message = TerminationMessage(result=result) if result else None
         if isinstance(result, DeployResult) and result.lasting:
             self.servers[name] = Server(self.jobs[name].template.stage, current=False)
-        self._end(name, JobState.COMPLETE, exit_code=0, message=message)
+        self._end(name, JobState.COMPLETE, exit_code=0 if result else None, message=message)
 
     def fail(self, name: str, exit_code: int | None, words: str = "", **evidence: Any) -> None:
         """End its process badly: by its own fault, or as the evidence has it."""

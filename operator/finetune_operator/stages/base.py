@@ -141,6 +141,15 @@ class Serving:
     max_tokens: int
 
 
+ARGS_ARE_A_COMMANDS = Rule(
+    field="args",
+    message="are the arguments of a command, and there is none; the trainer takes no others",
+    cel="!has(self.args) || size(self.args) == 0 || (has(self.command) && size(self.command) > 0)",
+    holds=lambda data: not data.get("args") or bool(data.get("command")),
+)
+"""For stages that are a program that ends; a server's engine takes arguments."""
+
+
 class StageSpec(Ruled):
     """How the stage's container runs."""
 
@@ -177,7 +186,7 @@ class StageSpec(Ruled):
     """A program in place of the trainer. It keeps the stage contract: environment, folders, exit codes, result."""
 
     args: tuple[Argument, ...] = Field(default=(), max_length=256)
-    """Arguments of that program."""
+    """Arguments of that program. Of deploy without a command: on a cluster added to the engine's own."""
 
     resources: Resources = Resources()
     """What the stage's pod asks for."""

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.status import GateStatus, message
-from finetune_operator.stages.base import Request, StageSpec
+from finetune_operator.stages.base import ARGS_ARE_A_COMMANDS, Request, StageSpec
 from finetune_operator.stages.parts import part
 from finetune_operator.stages.push import Push
 from finetune_trainer.contract import (
@@ -28,6 +28,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
     needs: ClassVar[tuple[str, ...]] = ("train",)
     pool: ClassVar[str] = "eval"
     rules: ClassVar[tuple[Rule, ...]] = (
+        ARGS_ARE_A_COMMANDS,
         Rule(
             field="gate.task",
             message="must be one of the names under evaluate.tasks",

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from finetune_operator.stages.base import Request, StageSpec
+from finetune_operator.api.rules import Rule
+from finetune_operator.stages.base import ARGS_ARE_A_COMMANDS, Request, StageSpec
 from finetune_operator.stages.parts import part
 from finetune_trainer.contract import PrepareConfig, PrepareRecipe
 
@@ -15,6 +16,7 @@ class Prepare(StageSpec, PrepareRecipe):
     name: ClassVar[str] = "prepare"
     condition: ClassVar[str] = "Prepared"
     pool: ClassVar[str] = "control"
+    rules: ClassVar[tuple[Rule, ...]] = (ARGS_ARE_A_COMMANDS,)
 
     @override
     def config(self, request: Request) -> PrepareConfig:

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from finetune_operator.stages.base import GatedSpec, Request
+from finetune_operator.api.rules import Rule
+from finetune_operator.stages.base import ARGS_ARE_A_COMMANDS, GatedSpec, Request
 from finetune_operator.stages.parts import part
 from finetune_trainer.contract import Lineage, PushConfig, PushRecipe
 
@@ -16,6 +17,7 @@ class Push(GatedSpec, PushRecipe):
     condition: ClassVar[str] = "Pushed"
     needs: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     pool: ClassVar[str] = "control"
+    rules: ClassVar[tuple[Rule, ...]] = (ARGS_ARE_A_COMMANDS,)
 
     @override
     def config(self, request: Request) -> PushConfig:

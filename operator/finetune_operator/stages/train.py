@@ -5,7 +5,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.stages.base import Request, StageSpec
+from finetune_operator.stages.base import ARGS_ARE_A_COMMANDS, Request, StageSpec
 from finetune_operator.stages.parts import part
 from finetune_trainer.contract import Checkpoint, TrainConfig, TrainRecipe
 
@@ -19,6 +19,7 @@ class Train(StageSpec, TrainRecipe):
     pool: ClassVar[str] = "training"
     execution_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
     rules: ClassVar[tuple[Rule, ...]] = (
+        ARGS_ARE_A_COMMANDS,
         Rule(
             field="maxSteps",
             message="give epochs or maxSteps, not both",
