@@ -55,7 +55,7 @@ def run_on_cluster(work: str, arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in CLIENT:
             raise
-        raise Refused("a cluster needs one more library: pip install 'finetune-operator[operator]'") from error
+        raise Refused("a cluster needs one more library: .ci/install operator, in a clone of the project") from error
     code: int = module.run(arguments)
     return code
 

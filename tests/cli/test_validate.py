@@ -229,7 +229,8 @@ def test_aliases_and_merges_are_followed(tmp_path):
 def test_numbers_are_read_as_kubernetes_reads_them(tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(
-        f"{LEAST}  seed: 0x1F\n  train: {{maxSteps: 1_000, optimizer: {{learningRate: 2e-4}}, command: [x], args: [1:30]}}\n"
+        f"{LEAST}  seed: 0x1F\n"
+        "  train: {maxSteps: 1_000, optimizer: {learningRate: 2e-4}, command: [x], args: [1:30]}\n"
     )
     spec = read(file).spec
     assert (spec.seed, spec.train.max_steps, spec.train.optimizer.learning_rate) == (31, 1000, 2e-4)
