@@ -198,7 +198,9 @@ def test_without_the_clusters_library_it_is_named():
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "finetune: a cluster needs one more library: .ci/install operator, in a clone of the project\n"
+    assert (
+        done.stderr == "finetune: a cluster needs one more library: .ci/install operator, in a clone of the project\n"
+    )
 
 
 @pytest.mark.parametrize(
