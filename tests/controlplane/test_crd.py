@@ -27,7 +27,7 @@ def world(control_plane):
 def conditions(kube: Kube) -> dict[str, str]:
     """Give the definition's conditions; there are none while nobody has looked at it."""
     status = kube.json("get", "crd", "finetunepipelines.finetune.dev").get("status", {})
-    return {one["type"]: one["status"] for one in status.get("conditions", [])}
+    return {one["type"]: one["status"] for one in status.get("conditions") or ()}
 
 
 def changed(name: str, **stages) -> dict:
