@@ -15,7 +15,7 @@ import kopf
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
 from finetune_operator.cluster.kubernetes import paths
 from finetune_operator.cluster.kubernetes.api import Api, Object
-from finetune_operator.cluster.kubernetes.books import Books
+from finetune_operator.cluster.kubernetes.books import PIPELINES, Books
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
@@ -44,6 +44,7 @@ class Watches:
         self.api, self.books, self.queue, self.signals, self.namespaces = api, books, queue, signals, namespaces
         self.synced_at: float | None = None
         """When the books were last compared with the API server, by the loop's clock."""
+        self._comparing = asyncio.Lock()
 
     async def watch(self) -> None:
         """Watch for ever, after a comparison; what was missed between two watches is found by another."""
@@ -76,13 +77,15 @@ class Watches:
                 return
 
     async def compare(self) -> None:
-        """Read everything that is ours, sweep the books, and look at every pipeline."""
-        lists = {"finetunepipelines": await self._all(paths.pipelines)}
-        for kind, (_, path) in CHILDREN.items():
-            lists[kind] = await self._all(path, labelSelector=OURS)
-        for key in self.books.sweep(**lists):
-            self.queue.add(key)
-        self.synced_at = asyncio.get_running_loop().time()
+        """Read everything that is ours, sweep the books, and look at every pipeline; one comparison at a time."""
+        async with self._comparing:
+            self.books.begin()
+            lists = {PIPELINES: await self._all(paths.pipelines)}
+            for kind, (_, path) in CHILDREN.items():
+                lists[kind] = await self._all(path, labelSelector=OURS)
+            for key in self.books.sweep(**lists):
+                self.queue.add(key)
+            self.synced_at = asyncio.get_running_loop().time()
 
     async def _all(self, path: Callable[[str | None], str], **query: str) -> list[Object]:
         places: Collection[str | None] = self.namespaces or [None]
