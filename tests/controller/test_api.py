@@ -58,6 +58,13 @@ def test_a_page_of_a_proxy_is_no_reason_to_end():
         asked(page, lambda api: api.get("/x"))
 
 
+@pytest.mark.parametrize("text", ["<html>Welcome</html>", "[" * 100_000, "\x80"])
+def test_an_answer_that_nobody_can_read_is_an_error_that_is_tried_again(text):
+    page = lambda _: web.Response(body=text.encode("latin-1"))  # noqa: E731
+    with pytest.raises(ApiError, match="cannot be read"):
+        asked(page, lambda api: api.get("/x"))
+
+
 def test_what_is_not_there_is_none():
     found, _ = asked(refusing(404, "NotFound"), lambda api: api.get("/x"))
     assert found is None

@@ -1,14 +1,18 @@
 """The books stay right whatever the watches tell while whole lists are read."""
 
 import asyncio
+from unittest.mock import patch
 
+import pytest
 from support.pods import a_job, a_pod, ended, over, running
 from support.store import Store
 
 from finetune_operator.cluster.kubernetes.books import Books
+from finetune_operator.controller import watches as module
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.watches import Watches
+from finetune_operator.errors import ClusterError
 from finetune_operator.pipeline import Key
 
 NAME = "demo-train-a1"
@@ -136,3 +140,19 @@ def test_no_two_comparisons_overlap():
 
     asyncio.run(twice())
     assert (most, going) == ([1, 1], [])
+
+
+@pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")])
+def test_a_comparison_that_goes_wrong_for_whatever_reason_is_tried_again_and_told_of(error, caplog):
+    world, errors = Watched(), [error, error]
+
+    def meanwhile():
+        if errors:
+            raise errors.pop()
+
+    world.server.meanwhile = meanwhile
+    with patch.object(module, "FIRST_WAIT", 0.01):
+        asyncio.run(asyncio.wait_for(world.watches.compare_until_done(), 10))
+    assert world.watches.synced_at is not None
+    assert caplog.text.count("the books are compared again") == 2
+    assert str(error) in caplog.text

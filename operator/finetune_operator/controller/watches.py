@@ -34,6 +34,8 @@ CHILDREN = {
 EVERYTHING_SECONDS = 300.0
 """Between two comparisons of the books with the whole lists."""
 RESTART_SECONDS = 2.0
+FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
+"""Between two tries of a comparison that goes wrong, in seconds."""
 log = logging.getLogger(__name__)
 
 
@@ -64,15 +66,16 @@ class Watches:
             await self.compare_until_done()
 
     async def compare_until_done(self) -> None:
-        """Compare, and try again for as long as the API server does not answer."""
-        wait = 1.0
+        """Compare, and try again for as long as that goes wrong, whatever the reason: it ends nothing else."""
+        wait = FIRST_WAIT
         while True:
             try:
                 await self.compare()
-            except ClusterError as error:
-                log.warning("waiting for the API server: %s", error)
+            except Exception as error:  # one object of one user must not end it for all
+                bug = None if isinstance(error, ClusterError) else error
+                log.warning("the books are compared again in %g s: %s", wait, error, exc_info=bug)
                 await asyncio.sleep(wait)
-                wait = min(wait * 2, 15.0)
+                wait = min(wait * 2, LONGEST_WAIT)
             else:
                 return
 

@@ -160,8 +160,7 @@ class Api:
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise self._refusal(answer.status, text, answer.headers.get("Retry-After"))
         self.pace.answered()
-        found: Object = json.loads(text)
-        return found
+        return _read(text)
 
     async def _request(self, verb: str, url: str, headers: dict[str, str], body: Object | None, limit: Any) -> Any:
         ask: Any = self.client.rest_client.request
@@ -175,7 +174,7 @@ class Api:
     def _refusal(self, status: int, text: bytes, retry_after: str | None) -> ClusterError:
         try:
             said = json.loads(text)
-        except ValueError:  # a proxy in between
+        except (ValueError, RecursionError):  # a proxy in between
             said = {}
         message = str(said.get("message") or text[:500].decode(errors="replace") or f"HTTP {status}")
         reason, details = str(said.get("reason") or ""), said.get("details")
@@ -184,6 +183,14 @@ class Api:
         if status == HTTPStatus.CONFLICT:
             return AlreadyThere(status, message, reason) if reason == "AlreadyExists" else Conflict(message)
         return ApiError(status, message, reason, details if isinstance(details, dict) else None)
+
+
+def _read(text: bytes) -> Object:
+    try:
+        found: Object = json.loads(text)
+    except (ValueError, RecursionError) as error:  # a proxy in between, or an object deeper than we can read
+        raise ApiError(0, f"the API server's answer cannot be read: {error}") from error
+    return found
 
 
 async def configured(context: str | None = None) -> Configuration:
