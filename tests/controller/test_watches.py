@@ -7,6 +7,7 @@ import pytest
 from support.pods import a_job, a_pod, ended, over, running
 from support.store import Store
 
+from finetune_operator.cluster.kubernetes.api import ApiError
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.controller import watches as module
 from finetune_operator.controller.queue import WorkQueue
@@ -31,7 +32,8 @@ class Slow(Store):
     def __init__(self):
         super().__init__()
         self.meanwhile = lambda: None
-        self.lists = 0
+        self.lost = {}
+        """Namespaces in which every list is refused, with this status."""
 
     def add(self, kind, found):
         meta = found["metadata"]
@@ -39,7 +41,9 @@ class Slow(Store):
 
     async def list(self, path, **query):
         found = [one async for one in super().list(path, **query)]
-        self.lists += 1
+        for namespace, status in self.lost.items():
+            if f"/{namespace}/" in path:
+                raise ApiError(status, f"cannot list in {namespace}")
         await asyncio.sleep(0)
         if path.endswith("/pods"):
             self.meanwhile()
@@ -156,3 +160,73 @@ def test_a_comparison_that_goes_wrong_for_whatever_reason_is_tried_again_and_tol
     assert world.watches.synced_at is not None
     assert caplog.text.count("the books are compared again") == 2
     assert str(error) in caplog.text
+
+
+def of(namespace, found):
+    """Put it into another namespace."""
+    return {**found, "metadata": {**found["metadata"], "namespace": namespace}}
+
+
+def two_namespaces():
+    world = Watched(("team", "other"))
+    for namespace in ("team", "other"):
+        world.is_there("finetunepipelines", of(namespace, PIPELINE))
+        world.is_there("jobs", of(namespace, a_job()))
+        world.is_there("pods", of(namespace, a_pod(running())))
+    return world
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_of_a_namespace_that_is_lost_the_books_keep_what_they_had_and_the_others_go_on(status, caplog):
+    world = two_namespaces()
+    world.server.lost = {"other": status}
+    del world.server.objects[WHERE["jobs"].format("team") + f"/{NAME}"]
+    world.compare()
+    assert set(world.books.jobs) == {("other", NAME)}
+    assert not world.books.pods["other", NAME].gone
+    assert Key("other", "demo") in world.books.pipelines
+    assert world.watches.synced_at is not None
+    assert list(world.queue._ready) == [Key("team", "demo")]
+    assert "the namespace other" in caplog.text
+
+
+def test_where_no_namespace_can_be_listed_nothing_was_compared():
+    world = two_namespaces()
+    world.server.lost = {"team": 403, "other": 403}
+    with pytest.raises(ApiError):
+        world.compare()
+    assert world.watches.synced_at is None
+    assert len(world.books.jobs) == 2
+
+
+def test_a_server_that_is_only_busy_is_waited_for():
+    world = two_namespaces()
+    world.server.lost = {"other": 503}
+    with pytest.raises(ApiError):
+        world.compare()
+    assert world.watches.synced_at is None
+
+
+def test_only_what_can_be_listed_is_watched_and_the_rest_once_it_is_back():
+    world, watched = two_namespaces(), []
+
+    async def operator(*, namespaces, stop_flag, **_):
+        watched.append(sorted(namespaces))
+        await stop_flag.wait()
+
+    async def story():
+        world.server.lost = {"other": 403}
+        await world.watches.compare_until_done()
+        watching = asyncio.create_task(world.watches.watch())
+        for wanted in (1, 2):
+            while len(watched) < wanted:  # noqa: ASYNC110  it is told by a list
+                await asyncio.sleep(0.01)
+            world.server.lost = {}
+            await world.watches.compare()
+        await asyncio.sleep(0.1)
+        watching.cancel()
+
+    with patch.object(module.kopf, "operator", operator), patch.object(module, "RESTART_SECONDS", 0.01):
+        asyncio.run(asyncio.wait_for(story(), 10))
+    assert watched == [["team"], ["other", "team"]]
+    assert not world.watches.signals.asked.is_set()

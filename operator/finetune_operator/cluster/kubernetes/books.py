@@ -134,27 +134,32 @@ class Books:
         """Remember what is noted from here on, until `sweep`: the lists that are read now are older."""
         self._news = set()
 
-    def sweep(self, **lists: Iterable[Object]) -> set[Key]:
-        """Compare with whole lists, by kind: take over what is there, drop what is not. Gives every pipeline."""
+    def sweep(self, within: str | None = None, /, **lists: Iterable[Object]) -> set[Key]:
+        """Compare with whole lists, by kind: take over what is there, drop what is not. Gives every pipeline.
+
+        Lists of one namespace say nothing of what is elsewhere.
+        """
         news, self._news = self._news or set(), None
         for kind, note in self.note.items():
             listed = {_place(one): one for one in lists.get(kind, ())}
-            for one in self._all(kind):
+            for one in self._all(kind, within):
                 if _place(one) not in listed and (kind, _place(one)) not in news:
                     note(one, gone=True)
             for place, one in listed.items():
                 if (kind, place) not in news:
                     note(one)
         self.pods = {at: pod for at, pod in self.pods.items() if not pod.gone or pipeline_of(pod.raw) in self.pipelines}
-        return set(self.pipelines)
+        return {key for key in self.pipelines if within in {None, key.namespace}}
 
-    def _all(self, kind: str) -> list[Object]:
-        if kind == PIPELINES:
-            return list(self.pipelines.values())
-        if kind == "pods":
-            return [pod.raw for pod in self.all_pods()]
-        kept = {"jobs": self.jobs, "deployments": self.deployments, "services": self.services}
-        return list(kept[kind].values())
+    def _all(self, kind: str, within: str | None) -> list[Object]:
+        kept: dict[str, Iterable[Object]] = {
+            PIPELINES: self.pipelines.values(),
+            "jobs": self.jobs.values(),
+            "deployments": self.deployments.values(),
+            "services": self.services.values(),
+            "pods": (pod.raw for pod in self.all_pods()),
+        }
+        return [one for one in kept[kind] if within in {None, one["metadata"]["namespace"]}]
 
 
 def pipeline_of(child: Object) -> Key | None:
