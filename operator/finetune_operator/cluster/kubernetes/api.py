@@ -18,6 +18,8 @@ Object = dict[str, Any]
 TIMEOUT_SECONDS = 15.0
 PAGE = 500
 """Objects in one answer to a list."""
+HALVED_SECONDS = 1.0
+"""Requests that were under way when the server said 429 say so as well: that is one 429."""
 
 
 class ApiError(ClusterError):
@@ -37,12 +39,12 @@ class NotLeading(ClusterError):
 
 
 class Pace:
-    """Requests a second: one more for every hundred answers, half as many whenever the server says 429."""
+    """Requests a second: one more for every hundred answers, half as many when the server says 429."""
 
     SLOWEST, FASTEST = 1.0, 200.0
 
     def __init__(self, rate: float = 50.0) -> None:
-        self.rate, self._next = rate, 0.0
+        self.rate, self._next, self._halved_until = rate, 0.0, 0.0
 
     async def turn(self) -> None:
         """Wait for one's turn."""
@@ -56,9 +58,12 @@ class Pace:
         self.rate = min(self.FASTEST, self.rate + 0.01)
 
     def told_to_wait(self, seconds: float) -> None:
-        """Hold everybody back."""
-        self.rate = max(self.SLOWEST, self.rate / 2)
-        self._next = max(self._next, asyncio.get_running_loop().time() + seconds)
+        """Hold everybody back; those who were already under way are told the same, and it counts once."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._halved_until:
+            self.rate = max(self.SLOWEST, self.rate / 2)
+            self._halved_until = now + max(seconds, HALVED_SECONDS)
+        self._next = max(self._next, now + seconds)
 
 
 class Api:
