@@ -15,10 +15,14 @@ from finetune_operator.settings import VLLM_IMAGE, Settings
 
 LOOK_SECONDS = 15.0
 """Between two looks at a pipeline with running work: how often its progress is asked for."""
+RECURSION = 25_000
+"""An API server takes JSON 10,000 levels deep, and lists it among everybody's: reading it costs one call a level, and
+copying it, as kopf does, two. More than 40,000 do not fit on a stack of 8 MiB."""
 
 
 def main(arguments: list[str]) -> int:
     """Run until told to stop; 1 where there is no cluster to speak of."""
+    sys.setrecursionlimit(RECURSION)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `watches` says it in one line
     options = _options(arguments)

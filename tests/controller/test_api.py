@@ -11,7 +11,7 @@ from kubernetes.aio.client import Configuration
 from support.pages import answering
 
 from finetune_operator.cluster.kubernetes import api as module
-from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError, NotLeading, connected
+from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError, NotLeading, Pace, connected
 from finetune_operator.errors import ClusterError, Conflict
 
 Answers = Callable[[web.Request], web.StreamResponse]
@@ -58,6 +58,13 @@ def test_a_page_of_a_proxy_is_no_reason_to_end():
         asked(page, lambda api: api.get("/x"))
 
 
+@pytest.mark.parametrize("text", ["<html>Welcome</html>", "[" * 100_000, "\x80"])
+def test_an_answer_that_nobody_can_read_is_an_error_that_is_tried_again(text):
+    page = lambda _: web.Response(body=text.encode("latin-1"))  # noqa: E731
+    with pytest.raises(ApiError, match="cannot be read"):
+        asked(page, lambda api: api.get("/x"))
+
+
 def test_what_is_not_there_is_none():
     found, _ = asked(refusing(404, "NotFound"), lambda api: api.get("/x"))
     assert found is None
@@ -88,6 +95,30 @@ def test_429_halves_the_pace_and_its_retry_after_is_waited_for():
             assert asyncio.get_running_loop().time() - began > 0.9
 
     asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_many_that_are_refused_at_once_halve_the_pace_once():
+    async def story():
+        async with api_of(refusing(429, **{"Retry-After": "1"})) as api:
+            before = api.pace.rate
+            asked = (api.get("/x") for _ in range(10))
+            await asyncio.gather(*asked, return_exceptions=True)
+            assert api.pace.rate == before / 2
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_a_server_that_says_429_again_when_it_was_waited_for_is_asked_half_as_often_again():
+    async def story():
+        pace = Pace(rate=40.0)
+        for _ in range(2):
+            for _ in range(3):
+                pace.told_to_wait(0.05)
+            await asyncio.sleep(0.06)
+        assert pace.rate == 10.0
+
+    with patch.object(module, "HALVED_SECONDS", 0.05):
+        asyncio.run(story())
 
 
 def test_one_that_does_not_answer_is_given_up():

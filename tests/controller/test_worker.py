@@ -115,3 +115,25 @@ def test_one_that_is_made_anew_while_the_old_one_is_buried_is_looked_at():
         assert cluster.forgotten == []
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), TimeoutError(), asyncio.CancelledError()])
+def test_a_refusal_that_cannot_be_written_does_not_end_a_hand_and_is_tried_again(error, caplog):
+    async def story():
+        cluster, queue = Ward(Unusable("of another version")), WorkQueue()
+
+        async def refuse(key, why):
+            raise error
+
+        cluster.refuse = refuse
+        hand = asyncio.create_task(work(queue, cluster, Settings()))
+        for key in (BAD, GOOD):
+            queue.add(key)
+        await asyncio.sleep(0.1)
+        assert not hand.done()
+        assert len(cluster.jobs) == 1
+        assert BAD in queue._due
+        hand.cancel()
+
+    asyncio.run(story())
+    assert "team/bad is tried again in" in caplog.text

@@ -8,14 +8,15 @@ import asyncio
 import logging
 import random  # noqa: TID251  an edge
 from collections.abc import Callable, Collection
+from http import HTTPStatus
 from typing import Any
 
 import kopf
 
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
 from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.api import Api, Object
-from finetune_operator.cluster.kubernetes.books import Books
+from finetune_operator.cluster.kubernetes.api import Api, ApiError, Object
+from finetune_operator.cluster.kubernetes.books import PIPELINES, Books
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
@@ -34,6 +35,10 @@ CHILDREN = {
 EVERYTHING_SECONDS = 300.0
 """Between two comparisons of the books with the whole lists."""
 RESTART_SECONDS = 2.0
+FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
+"""Between two tries of a comparison that goes wrong, in seconds."""
+LOST = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+"""What a list answers for ever in a namespace that was taken from us; anything else is waited for."""
 log = logging.getLogger(__name__)
 
 
@@ -41,9 +46,15 @@ class Watches:
     """Keep the books, and queue whatever they are about."""
 
     def __init__(self, api: Api, books: Books, queue: WorkQueue, signals: Signals, namespaces: Collection[str]) -> None:
-        self.api, self.books, self.queue, self.signals, self.namespaces = api, books, queue, signals, namespaces
+        self.api, self.books, self.queue, self.signals = api, books, queue, signals
+        self.places: Collection[str | None] = namespaces or [None]
+        """Namespaces; None: all there are, in one list."""
+        self.listed = list(self.places)
+        """Those that could be listed when that was last tried: kopf would end over any other."""
         self.synced_at: float | None = None
         """When the books were last compared with the API server, by the loop's clock."""
+        self._comparing = asyncio.Lock()
+        self._stop = asyncio.Event()
 
     async def watch(self) -> None:
         """Watch for ever, after a comparison; what was missed between two watches is found by another."""
@@ -63,39 +74,70 @@ class Watches:
             await self.compare_until_done()
 
     async def compare_until_done(self) -> None:
-        """Compare, and try again for as long as the API server does not answer."""
-        wait = 1.0
+        """Compare, and try again for as long as that goes wrong, whatever the reason: it ends nothing else."""
+        wait = FIRST_WAIT
         while True:
             try:
                 await self.compare()
-            except ClusterError as error:
-                log.warning("waiting for the API server: %s", error)
+            except Exception as error:  # one object of one user must not end it for all
+                bug = None if isinstance(error, ClusterError) else error
+                log.warning("the books are compared again in %g s: %s", wait, error, exc_info=bug)
                 await asyncio.sleep(wait)
-                wait = min(wait * 2, 15.0)
+                wait = min(wait * 2, LONGEST_WAIT)
             else:
                 return
 
     async def compare(self) -> None:
-        """Read everything that is ours, sweep the books, and look at every pipeline."""
-        lists = {"finetunepipelines": await self._all(paths.pipelines)}
-        for kind, (_, path) in CHILDREN.items():
-            lists[kind] = await self._all(path, labelSelector=OURS)
-        for key in self.books.sweep(**lists):
-            self.queue.add(key)
-        self.synced_at = asyncio.get_running_loop().time()
+        """Compare each namespace by itself; what was known of one that is lost stays, and the others go on.
 
-    async def _all(self, path: Callable[[str | None], str], **query: str) -> list[Object]:
-        places: Collection[str | None] = self.namespaces or [None]
-        return [found for place in places async for found in self.api.list(path(place), **query)]
+        Raises where none can be listed, and where the API server is merely busy. One comparison at a time.
+        """
+        async with self._comparing:
+            lost = {place: error for place in self.places if (error := await self._refusal(place))}
+            if len(lost) == len(self.places):
+                raise next(iter(lost.values()))
+            for place, error in lost.items():
+                log.warning("the namespace %s is not looked after until it can be listed again: %s", place, error)
+            self._watch_in([place for place in self.places if place not in lost])
+            self.synced_at = asyncio.get_running_loop().time()
+
+    async def _refusal(self, place: str | None) -> ApiError | None:
+        try:
+            await self._compare(place)
+        except ApiError as error:
+            if error.status not in LOST:
+                raise
+            return error
+        return None
+
+    async def _compare(self, place: str | None) -> None:
+        """Read everything that is ours there, sweep the books, and look at every pipeline."""
+        self.books.begin()
+        lists = {PIPELINES: await self._all(paths.pipelines(place))}
+        for kind, (_, path) in CHILDREN.items():
+            lists[kind] = await self._all(path(place), labelSelector=OURS)
+        for key in self.books.sweep(place, **lists):
+            self.queue.add(key)
+
+    async def _all(self, path: str, **query: str) -> list[Object]:
+        return [found async for found in self.api.list(path, **query)]
+
+    def _watch_in(self, places: list[str | None]) -> None:
+        """Watch there from now on."""
+        if places != self.listed:
+            self.listed = places
+            self._stop.set()
 
     async def _watch_once(self) -> None:
-        stop = asyncio.Event()
+        stop = self._stop = asyncio.Event()
         try:
-            scope: dict[str, Any] = {"clusterwide": not self.namespaces, "namespaces": self.namespaces}
+            everywhere = None in self.listed
+            scope: dict[str, Any] = {"clusterwide": everywhere, "namespaces": [] if everywhere else self.listed}
             # An identity of its own, or kopf looks for the user's name, and in a container there is none.
             who: dict[str, Any] = {"identity": MANAGER, "standalone": True}
             await kopf.operator(registry=self._registry(), settings=_settings(), stop_flag=stop, **scope, **who)
-            self.signals.asked.set()  # it ends without an error only when it was asked to, by a signal meant for us
+            if not stop.is_set():
+                self.signals.asked.set()  # it ended without an error, as it does when it takes a signal meant for us
         finally:
             stop.set()
 

@@ -32,7 +32,19 @@ async def work(queue: WorkQueue, cluster: KubernetesCluster, settings: Settings)
 
 
 async def once(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> str:
-    """Reconcile one pipeline and say in one word how that went."""
+    """Reconcile one pipeline and say in one word how that went; whatever is raised concerns this one only."""
+    try:
+        return await _once(key, queue, cluster, settings)
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) and task.cancelling():
+            raise
+        log.exception("%s is tried again in %.1f s: what it waited for was called off", key, queue.retry(key))
+    except Exception:
+        log.exception("%s is tried again in %.1f s: this is a bug", key, queue.retry(key))
+    return "bug"
+
+
+async def _once(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> str:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             look = await reconcile(key, cluster, settings, datetime.now(UTC))  # noqa: TID251  an edge
@@ -45,14 +57,6 @@ async def once(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings:
     except (ClusterError, TimeoutError) as error:
         log.warning("%s is tried again in %.1f s: %s", key, queue.retry(key), str(error) or "it took too long")
         return "error"
-    except asyncio.CancelledError:
-        if (task := asyncio.current_task()) and task.cancelling():
-            raise
-        log.exception("%s is tried again in %.1f s: what it waited for was called off", key, queue.retry(key))
-        return "bug"
-    except Exception:
-        log.exception("%s is tried again in %.1f s: this is a bug", key, queue.retry(key))
-        return "bug"
     queue.succeeded(key)
     if look.gone and not queue.heard_of(key):  # else another of the same name has been made meanwhile
         queue.forget(key)

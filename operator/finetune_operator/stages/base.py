@@ -1,7 +1,7 @@
 """What every stage has in common: how its container runs, and what it must be able to say of itself."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,6 +21,26 @@ QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 def _as_text(value: Any) -> Any:
     whole = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if whole else value
+
+
+DEEPEST = 32
+"""Levels of an affinity; one that a pod can have is ten deep."""
+
+
+def _no_deeper(value: dict[str, Any]) -> dict[str, Any]:
+    """Keep out what can be read but not written: no schema limits how deep a field of any content is."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [child for one in level for child in _children(one)]
+    if level:
+        raise ValueError(f"nested more than {DEEPEST} levels deep: no pod has such an affinity")
+    return value
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 Quantity = Annotated[
@@ -94,7 +114,9 @@ class Placement(Contract):
     """Taints that the pod does not mind, besides those that capacity and accelerators need."""
 
     affinity: Annotated[
-        dict[str, Any], Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+        dict[str, Any],
+        AfterValidator(_no_deeper),
+        Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
     ] = Field(default_factory=dict)
     """A pod's affinity, as Kubernetes has it; the cluster says what is wrong with it when the pod is made."""
 

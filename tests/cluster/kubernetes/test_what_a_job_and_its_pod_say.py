@@ -189,6 +189,33 @@ def test_books_forget_what_a_whole_list_does_not_have_and_keep_last_words():
     assert books.pods == {}
 
 
+def test_an_older_view_of_a_pod_does_not_undo_its_end():
+    books = Books()
+    books.note_pod(a_pod(ended(75, SAVED), phase="Failed"))
+    books.note_pod(a_pod(running()))
+    assert books.pods["team", NAME].exit_code == 75
+    books.note_pod(a_pod(running()), gone=True)
+    books.note_pod(a_pod(running()))
+    pod = books.pods["team", NAME]
+    assert (pod.exit_code, pod.message.interruption.saved_step, pod.gone) == (75, 40, True)
+
+
+def test_a_pod_that_was_turned_away_stays_so_whatever_an_older_view_says():
+    books = Books()
+    books.note_pod(a_pod(None, phase="Failed", status={"reason": "NodeAffinity", "message": "no"}))
+    books.note_pod(a_pod(None, phase="Pending"))
+    assert books.pods["team", NAME].over
+    assert books.pods["team", NAME].disruption
+
+
+def test_what_is_heard_of_the_end_of_a_pod_after_it_has_gone_is_kept():
+    books = Books()
+    books.note_pod(a_pod(running()), gone=True)
+    books.note_pod(a_pod(ended(75, SAVED), phase="Failed"))
+    pod = books.pods["team", NAME]
+    assert (pod.exit_code, pod.gone) == (75, True)
+
+
 def test_of_two_pods_of_one_job_the_younger_counts():
     books = Books()
     young = a_pod(running())

@@ -18,6 +18,8 @@ Object = dict[str, Any]
 TIMEOUT_SECONDS = 15.0
 PAGE = 500
 """Objects in one answer to a list."""
+HALVED_SECONDS = 1.0
+"""Requests that were under way when the server said 429 say so as well: that is one 429."""
 
 
 class ApiError(ClusterError):
@@ -37,12 +39,12 @@ class NotLeading(ClusterError):
 
 
 class Pace:
-    """Requests a second: one more for every hundred answers, half as many whenever the server says 429."""
+    """Requests a second: one more for every hundred answers, half as many when the server says 429."""
 
     SLOWEST, FASTEST = 1.0, 200.0
 
     def __init__(self, rate: float = 50.0) -> None:
-        self.rate, self._next = rate, 0.0
+        self.rate, self._next, self._halved_until = rate, 0.0, 0.0
 
     async def turn(self) -> None:
         """Wait for one's turn."""
@@ -56,9 +58,12 @@ class Pace:
         self.rate = min(self.FASTEST, self.rate + 0.01)
 
     def told_to_wait(self, seconds: float) -> None:
-        """Hold everybody back."""
-        self.rate = max(self.SLOWEST, self.rate / 2)
-        self._next = max(self._next, asyncio.get_running_loop().time() + seconds)
+        """Hold everybody back; those who were already under way are told the same, and it counts once."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._halved_until:
+            self.rate = max(self.SLOWEST, self.rate / 2)
+            self._halved_until = now + max(seconds, HALVED_SECONDS)
+        self._next = max(self._next, now + seconds)
 
 
 class Api:
@@ -160,8 +165,7 @@ class Api:
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise self._refusal(answer.status, text, answer.headers.get("Retry-After"))
         self.pace.answered()
-        found: Object = json.loads(text)
-        return found
+        return _read(text)
 
     async def _request(self, verb: str, url: str, headers: dict[str, str], body: Object | None, limit: Any) -> Any:
         ask: Any = self.client.rest_client.request
@@ -175,7 +179,7 @@ class Api:
     def _refusal(self, status: int, text: bytes, retry_after: str | None) -> ClusterError:
         try:
             said = json.loads(text)
-        except ValueError:  # a proxy in between
+        except (ValueError, RecursionError):  # a proxy in between
             said = {}
         message = str(said.get("message") or text[:500].decode(errors="replace") or f"HTTP {status}")
         reason, details = str(said.get("reason") or ""), said.get("details")
@@ -184,6 +188,14 @@ class Api:
         if status == HTTPStatus.CONFLICT:
             return AlreadyThere(status, message, reason) if reason == "AlreadyExists" else Conflict(message)
         return ApiError(status, message, reason, details if isinstance(details, dict) else None)
+
+
+def _read(text: bytes) -> Object:
+    try:
+        found: Object = json.loads(text)
+    except (ValueError, RecursionError) as error:  # a proxy in between, or an object deeper than we can read
+        raise ApiError(0, f"the API server's answer cannot be read: {error}") from error
+    return found
 
 
 async def configured(context: str | None = None) -> Configuration:

@@ -1,6 +1,7 @@
 """What the watches told: the operator's memory between two looks, which may be lost at any time.
 
 Only pods that are gone are worth more than a cache: their exit code and last words are nowhere else.
+Lists are read now and then to find what a watch missed, and take a while: what is told meanwhile is newer.
 """
 
 from collections import Counter
@@ -16,6 +17,7 @@ from finetune_operator.pipeline import Key
 Object = dict[str, Any]
 Place = tuple[str, str]
 """Namespace and name."""
+PIPELINES = "finetunepipelines"
 JOB_NAME = "batch.kubernetes.io/job-name"
 _NOT_KEPT = ("managedFields",)
 
@@ -32,12 +34,14 @@ class Books:
     server_pods: dict[Place, dict[str, Pod]] = field(default_factory=dict)
     """Of servers that are there, by their attempt and their uid."""
     pipelines: dict[Key, Object] = field(default_factory=dict)
+    _news: set[tuple[str, Place]] | None = None
+    """Kind and place of what was noted since lists are being read; None: none are."""
 
     @property
     def note(self) -> dict[str, Callable[..., Key | None]]:
         """Give, by kind, the one who writes it down."""
         return {
-            "finetunepipelines": self.note_pipeline,
+            PIPELINES: self.note_pipeline,
             "jobs": self.note_job,
             "pods": self.note_pod,
             "deployments": self.note_deployment,
@@ -46,21 +50,34 @@ class Books:
 
     def note_job(self, job: Object, *, gone: bool = False) -> Key | None:
         """Write down a Job, and give its pipeline."""
-        return _noted(self.jobs, job, gone=gone)
+        return self._noted("jobs", self.jobs, job, gone=gone)
 
     def note_deployment(self, deployment: Object, *, gone: bool = False) -> Key | None:
         """Write down a server's Deployment, and give its pipeline."""
-        return _noted(self.deployments, deployment, gone=gone)
+        return self._noted("deployments", self.deployments, deployment, gone=gone)
 
     def note_service(self, service: Object, *, gone: bool = False) -> Key | None:
         """Write down a Service, and give its pipeline."""
-        return _noted(self.services, service, gone=gone)
+        return self._noted("services", self.services, service, gone=gone)
+
+    def _noted(self, kind: str, kept: dict[Place, Object], found: Object, *, gone: bool) -> Key | None:
+        self._heard(kind, found)
+        if gone:
+            kept.pop(_place(found), None)
+        else:
+            kept[_place(found)] = _trimmed(found)
+        return pipeline_of(found)
+
+    def _heard(self, kind: str, found: Object) -> None:
+        if self._news is not None:
+            self._news.add((kind, _place(found)))
 
     def note_pod(self, pod: Object, *, gone: bool = False) -> Key | None:
         """Write down a pod, and give its pipeline; of two pods of one Job the younger counts.
 
         One that nobody made for the attempt, whatever its labels, is none of ours: pods are asked, and believed.
         """
+        self._heard("pods", pod)
         labels, namespace = pod["metadata"].get("labels", {}), pod["metadata"]["namespace"]
         if (server := labels.get(SERVER)) and _maker(pod, "ReplicaSet").startswith(f"{server}-"):
             self._note_server_pod((namespace, server), pod, gone=gone)
@@ -71,7 +88,7 @@ class Books:
         place = (namespace, job)
         known = self.pods.get(place)
         if known is None or _age(known.raw) <= _age(pod):
-            self.pods[place] = Pod(_trimmed(pod), gone)
+            self.pods[place] = _with_its_end(known, Pod(_trimmed(pod), gone))
         return pipeline_of(pod)
 
     def _note_server_pod(self, place: Place, pod: Object, *, gone: bool) -> None:
@@ -84,6 +101,7 @@ class Books:
 
     def note_pipeline(self, pipeline: Object, *, gone: bool = False) -> Key:
         """Write down a pipeline; one that is gone is forgotten with all that was known of it."""
+        self._heard(PIPELINES, pipeline)
         key = Key(*_place(pipeline))
         known = self.pipelines.get(key, pipeline)
         if gone and known["metadata"].get("uid") == pipeline["metadata"].get("uid"):
@@ -112,18 +130,36 @@ class Books:
         for pods in self.server_pods.values():
             yield from pods.values()
 
-    def sweep(self, **lists: Iterable[Object]) -> set[Key]:
-        """Compare with whole lists, by kind: take over what is there, drop what is not. Gives every pipeline."""
-        fresh = Books()
-        for kind, found in lists.items():
-            for one in found:
-                fresh.note[kind](one)
-        lost = {place: Pod(pod.raw, gone=True) for place, pod in self.pods.items() if place not in fresh.pods}
-        kept = {place: pod for place, pod in lost.items() if pipeline_of(pod.raw) in fresh.pipelines}
-        self.jobs, self.pods, self.pipelines = fresh.jobs, {**kept, **fresh.pods}, fresh.pipelines
-        self.deployments, self.services = fresh.deployments, fresh.services
-        self.server_pods = fresh.server_pods
-        return set(self.pipelines)
+    def begin(self) -> None:
+        """Remember what is noted from here on, until `sweep`: the lists that are read now are older."""
+        self._news = set()
+
+    def sweep(self, within: str | None = None, /, **lists: Iterable[Object]) -> set[Key]:
+        """Compare with whole lists, by kind: take over what is there, drop what is not. Gives every pipeline.
+
+        Lists of one namespace say nothing of what is elsewhere.
+        """
+        news, self._news = self._news or set(), None
+        for kind, note in self.note.items():
+            listed = {_place(one): one for one in lists.get(kind, ())}
+            for one in self._all(kind, within):
+                if _place(one) not in listed and (kind, _place(one)) not in news:
+                    note(one, gone=True)
+            for place, one in listed.items():
+                if (kind, place) not in news:
+                    note(one)
+        self.pods = {at: pod for at, pod in self.pods.items() if not pod.gone or pipeline_of(pod.raw) in self.pipelines}
+        return {key for key in self.pipelines if within in {None, key.namespace}}
+
+    def _all(self, kind: str, within: str | None) -> list[Object]:
+        kept: dict[str, Iterable[Object]] = {
+            PIPELINES: self.pipelines.values(),
+            "jobs": self.jobs.values(),
+            "deployments": self.deployments.values(),
+            "services": self.services.values(),
+            "pods": (pod.raw for pod in self.all_pods()),
+        }
+        return [one for one in kept[kind] if within in {None, one["metadata"]["namespace"]}]
 
 
 def pipeline_of(child: Object) -> Key | None:
@@ -142,12 +178,17 @@ def _maker(pod: Object, kind: str) -> str:
     return next((str(ref["name"]) for ref in makers if ref["kind"] == kind), "")
 
 
-def _noted(kept: dict[Place, Object], found: Object, *, gone: bool) -> Key | None:
-    if gone:
-        kept.pop(_place(found), None)
-    else:
-        kept[_place(found)] = _trimmed(found)
-    return pipeline_of(found)
+def _with_its_end(known: Pod | None, told: Pod) -> Pod:
+    """Keep how a pod ended: no process comes back, so that a view without its end is an older one."""
+    if known is None or known.raw["metadata"]["uid"] != told.raw["metadata"]["uid"]:
+        return told
+    older = any(had and not has for had, has in zip(_end_of(known.raw), _end_of(told.raw), strict=True))
+    return Pod(known.raw if older else told.raw, known.gone or told.gone)
+
+
+def _end_of(pod: Object) -> tuple[bool, bool]:
+    seen = Pod(pod)
+    return seen.exit_code is not None, seen.over
 
 
 def _place(found: Object) -> Place:
