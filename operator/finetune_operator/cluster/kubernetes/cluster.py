@@ -23,9 +23,9 @@ from finetune_operator.cluster.kubernetes.ownership import is_owned
 from finetune_operator.cluster.kubernetes.progress import NoPages, ProgressPages
 from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
 from finetune_operator.cluster.kubernetes.servers import Servers, not_made
+from finetune_operator.cluster.kubernetes.workspaces import Workspaces
 from finetune_operator.errors import ClusterError, Conflict, Unusable
 from finetune_operator.jobs import JobTemplate
-from finetune_operator.names import workspace_name
 from finetune_operator.observing import JobSeen, Observed, Waiting
 from finetune_operator.pipeline import Key, Pipeline
 from finetune_operator.planning import Action, CreateJob, Expire, Route, StopJob
@@ -45,6 +45,7 @@ class KubernetesCluster:
     def __init__(self, api: Api, books: Books, pages: ProgressPages | NoPages, answers: Answers | NoAnswers) -> None:
         self.api, self.books, self.pages, self.answers = api, books, pages, answers
         self.servers = Servers(api, books, answers)
+        self.workspaces = Workspaces(api, books)
         self.refused: dict[Key, dict[str, Waiting]] = {}
 
     async def read(self, key: Key) -> Pipeline | None:
@@ -171,9 +172,9 @@ class KubernetesCluster:
         if template.serving:
             await self.servers.create(pipeline, template, template.serving)
         else:
-            await self._workspace(pipeline)
-            await self._end_of_the_one_before(pipeline, template)
-            await self._make_job(pipeline, template)
+            async with self.workspaces.had(pipeline):
+                await self._end_of_the_one_before(pipeline, template)
+                await self._make_job(pipeline, template)
 
     async def _end_of_the_one_before(self, pipeline: Pipeline, template: JobTemplate) -> None:
         """Let no two attempts write beside each other, also where a replica that led long ago was late with one."""
@@ -196,35 +197,6 @@ class KubernetesCluster:
                 ) from None
             made = found
         self.books.note_job(made)
-
-    async def _workspace(self, pipeline: Pipeline) -> None:
-        """Have the claim that holds the work, and have it to ourselves."""
-        name = volume.claim_name(pipeline)
-        if holder := self._holder(pipeline):
-            raise refusal.Refusal(
-                Reason.WORKSPACE_IN_USE,
-                f"the claim {name} is the workspace of {holder.name}, which is not finished: wait, or use another",
-            )
-        found = await self.api.get(paths.claims(pipeline.key.namespace, name))
-        if found:
-            if words := volume.mismatch(pipeline, found):
-                raise refusal.Refusal(Reason.VOLUME_NOT_READY, words)
-        elif pipeline.spec.workspace.existing_claim:
-            raise refusal.Refusal(
-                Reason.VOLUME_NOT_READY,
-                f"workspace.existingClaim: there is no claim {name} in {pipeline.key.namespace}",
-            )
-        else:
-            await self.api.create(paths.claims(pipeline.key.namespace), volume.claim(pipeline))
-
-    def _holder(self, pipeline: Pipeline) -> Key | None:
-        """Name an older pipeline that is not finished and works on the same claim."""
-        mine = self.books.pipelines.get(pipeline.key)
-        for key, other in self.books.pipelines.items():
-            same = key.namespace == pipeline.key.namespace and key != pipeline.key
-            if same and _claim_of(key, other) == volume.claim_name(pipeline) and _holds(other, mine):
-                return key
-        return None
 
     async def _own_as_asked(self, pipeline: Pipeline) -> None:
         """Let the claim go with the pipeline, or not, as workspace.whenDeleted says now."""
@@ -307,22 +279,6 @@ def _now() -> datetime:
 
 def _started(pod: Any) -> bool:
     return pod is not None and pod.started_at is not None
-
-
-def _claim_of(key: Key, found: Object) -> str:
-    wanted = (found.get("spec") or {}).get("workspace") or {}
-    return wanted.get("existingClaim") or workspace_name(key.name)
-
-
-def _holds(other: Object, mine: Object | None) -> bool:
-    """Whether the other works, or would be first to: the older of two that have not finished."""
-    if (other.get("status") or {}).get("finishedAt") or other["metadata"].get("deletionTimestamp"):
-        return False
-    return mine is None or _seniority(other) < _seniority(mine)
-
-
-def _seniority(found: Object) -> tuple[str, str]:
-    return str(found["metadata"].get("creationTimestamp")), str(found["metadata"]["uid"])
 
 
 def _as_object(pipeline: Pipeline, event: Event) -> Object:

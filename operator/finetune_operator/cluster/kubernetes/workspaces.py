@@ -1,0 +1,101 @@
+"""The claims that hold pipelines' work: each is there, and one pipeline at a time works on it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import Outcome
+from finetune_operator.cluster.kubernetes import paths, volume
+from finetune_operator.cluster.kubernetes.api import Api
+from finetune_operator.cluster.kubernetes.books import Books, Place, pipeline_of
+from finetune_operator.cluster.kubernetes.refusal import Refusal
+from finetune_operator.cluster.kubernetes.seen import is_over
+from finetune_operator.names import workspace_name
+from finetune_operator.pipeline import Key, Pipeline
+
+Object = dict[str, Any]
+WORKING = frozenset(kind.name for kind in STAGES if not kind.lasting)
+"""Stages whose attempts write to the workspace; a server does not."""
+
+
+class Workspaces:
+    """The claims of pipelines."""
+
+    def __init__(self, api: Api, books: Books) -> None:
+        self.api, self.books = api, books
+        self.turns: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def had(self, pipeline: Pipeline) -> AsyncIterator[None]:
+        """Have the claim to ourselves while a Job is made; raises Refusal where that is of no use.
+
+        Two pipelines that look at the same moment would each see that the other has no Job yet.
+        """
+        turn = self.turns.setdefault((pipeline.key.namespace, volume.claim_name(pipeline)), asyncio.Lock())
+        async with turn:
+            await self._have(pipeline)
+            yield
+
+    async def _have(self, pipeline: Pipeline) -> None:
+        name = volume.claim_name(pipeline)
+        if holder := self._holder(pipeline):
+            raise Refusal(
+                Reason.WORKSPACE_IN_USE,
+                f"the claim {name} is the workspace of {holder.name}, which is not finished: wait, or use another",
+            )
+        found = await self.api.get(paths.claims(pipeline.key.namespace, name))
+        if found:
+            if words := volume.mismatch(pipeline, found):
+                raise Refusal(Reason.VOLUME_NOT_READY, words)
+        elif pipeline.spec.workspace.existing_claim:
+            raise Refusal(
+                Reason.VOLUME_NOT_READY,
+                f"workspace.existingClaim: there is no claim {name} in {pipeline.key.namespace}",
+            )
+        else:
+            await self.api.create(paths.claims(pipeline.key.namespace), volume.claim(pipeline))
+
+    def _holder(self, pipeline: Pipeline) -> Key | None:
+        """Name another pipeline that works on the same claim: whoever runs has it, else whoever is older."""
+        mine, name = self.books.pipelines.get(pipeline.key), volume.claim_name(pipeline)
+        others = {
+            key: other
+            for key, other in self.books.pipelines.items()
+            if key.namespace == pipeline.key.namespace and key != pipeline.key and _claim_of(key, other) == name
+        }
+        runs = next((key for key, other in others.items() if self._runs(key, other)), None)
+        if runs or self._runs(pipeline.key, mine or {}):
+            return runs
+        return next((key for key, other in others.items() if _goes_first(other, mine)), None)
+
+    def _runs(self, key: Key, found: Object) -> bool:
+        """Whether it has an attempt whose Job was made: one that waits for its turn has a number, too."""
+        jobs = (job for job in self.books.jobs.values() if pipeline_of(job) == key)
+        return any(not is_over(job) for job in jobs) or _has_begun(found)
+
+
+def _claim_of(key: Key, found: Object) -> str:
+    wanted = (found.get("spec") or {}).get("workspace") or {}
+    return wanted.get("existingClaim") or workspace_name(key.name)
+
+
+def _has_begun(found: Object) -> bool:
+    """Whether its status tells of a Job that was seen and has not ended: its pod may outlive it."""
+    stages: Object = (found.get("status") or {}).get("stages") or {}
+    last = (told["attempts"][-1] for name, told in stages.items() if name in WORKING and told.get("attempts"))
+    return any(one.get("createdAt") and one.get("outcome") == Outcome.RUNNING for one in last)
+
+
+def _goes_first(other: Object, mine: Object | None) -> bool:
+    """Whether the other is the older of two that have not finished."""
+    if (other.get("status") or {}).get("finishedAt") or other["metadata"].get("deletionTimestamp"):
+        return False
+    return mine is None or _seniority(other) < _seniority(mine)
+
+
+def _seniority(found: Object) -> tuple[str, str]:
+    return str(found["metadata"].get("creationTimestamp")), str(found["metadata"]["uid"])
