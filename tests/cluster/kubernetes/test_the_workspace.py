@@ -1,7 +1,9 @@
 """The claim that holds a pipeline's work: whose turn it is, and what an edit of it does."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from support.pipelines import World, a_pipeline
@@ -9,13 +11,17 @@ from support.pods import over
 from support.store import Store
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.cluster.kubernetes import volume
 from finetune_operator.cluster.kubernetes.answers import NoAnswers
+from finetune_operator.cluster.kubernetes.api import ApiError
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
 from finetune_operator.cluster.kubernetes.progress import NoPages
 from finetune_operator.errors import ClusterError
 from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import CreateJob
+from finetune_operator.planning import CreateJob, Expire
+from finetune_operator.reconcile import reconcile
+from finetune_operator.settings import Settings
 
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
@@ -107,3 +113,117 @@ def test_two_that_look_at_the_same_moment_do_not_both_begin(sharing):
 
     asyncio.run(story())
     assert len(sharing.jobs) == 1
+
+
+CLAIM = f"{CLAIMS}/demo-workspace"
+PIPELINE = "/apis/finetune.dev/v1alpha1/namespaces/team/finetunepipelines/demo"
+FORBIDDEN = ApiError(403, "cannot set an ownerRef on a resource you cannot delete", "Forbidden")
+
+
+class Own:
+    """A pipeline that is over, and the claim that the operator made for it; edited meanwhile."""
+
+    def __init__(self, before=None, after=None):
+        self.store = Store()
+        made = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline(workspace=before or {}))
+        self.store.put(CLAIM, volume.claim(made))
+        self.generation = 1
+        self.edit(after or {})
+        self.restart()
+
+    def edit(self, wish):
+        self.generation += 1
+        spec = a_pipeline(workspace=wish, suspend=True).model_dump(mode="json", by_alias=True, exclude_none=True)
+        status = self.store.objects.get(PIPELINE, {}).get("status", {})
+        meta = {"uid": "uid-1", "generation": self.generation, "resourceVersion": "1"}
+        self.store.put(PIPELINE, {"metadata": meta, "spec": spec, "status": status})
+
+    def restart(self):
+        self.cluster = KubernetesCluster(self.store, Books(), NoPages(), NoAnswers())
+
+    def look(self):
+        with suppress(ClusterError):
+            asyncio.run(reconcile(Key("team", "demo"), self.cluster, Settings(), datetime.now(UTC)))
+
+    @property
+    def owners(self):
+        return [owner["uid"] for owner in self.store.objects[CLAIM]["metadata"]["ownerReferences"]]
+
+    @property
+    def ready(self):
+        conditions = self.store.objects[PIPELINE]["status"]["conditions"]
+        return next(one for one in conditions if one["type"] == "Ready")
+
+    def reads_of_the_claim(self):
+        return self.store.read.count(CLAIM)
+
+
+def test_an_edit_of_when_deleted_is_obeyed_also_when_the_first_try_fails():
+    own = Own({"whenDeleted": "Delete"}, {"whenDeleted": "Retain"})
+    own.store.unchangeable["ownerReferences"] = ApiError(0, "the API server does not answer")
+    own.look()
+    assert own.owners == ["uid-1"]
+    own.store.unchangeable.clear()
+    own.look()
+    assert own.owners == []
+
+
+def test_an_edit_of_when_deleted_is_obeyed_by_the_next_operator_where_this_one_dies_after_the_status():
+    own = Own({"whenDeleted": "Delete"}, {"whenDeleted": "Retain"})
+    own.cluster.apply = None
+    with pytest.raises(TypeError):
+        own.look()
+    assert own.store.objects[PIPELINE]["status"]["observedGeneration"] == own.generation
+    own.restart()
+    own.look()
+    assert own.owners == []
+
+
+def test_a_claim_that_is_as_it_is_wanted_is_not_read_again_until_somebody_edits_the_pipeline():
+    own = Own({}, {"whenDeleted": "Delete"})
+    for _ in range(4):
+        own.look()
+    assert (own.owners, own.reads_of_the_claim()) == (["uid-1"], 1)
+    own.edit({"whenDeleted": "Retain"})
+    for _ in range(4):
+        own.look()
+    assert (own.owners, own.reads_of_the_claim()) == ([], 2)
+
+
+def test_a_refusal_to_keep_the_workspace_is_told_and_tried_once_a_look():
+    own = Own({"whenDeleted": "Delete"}, {"whenDeleted": "Retain"})
+    own.store.unchangeable["ownerReferences"] = FORBIDDEN
+    for _ in range(3):
+        own.look()
+    assert own.store.deeds.count(f"refuse {CLAIM}") == 3
+    assert "workspace.whenDeleted: cannot set an ownerRef" in own.ready["message"]
+    own.store.unchangeable.clear()
+    own.look()
+    own.look()
+    assert "whenDeleted" not in own.ready["message"]
+
+
+def test_a_pipeline_is_not_deleted_while_its_workspace_would_go_with_it_against_its_will():
+    own = Own({"whenDeleted": "Delete"}, {"whenDeleted": "Retain"})
+    own.store.unchangeable["ownerReferences"] = FORBIDDEN
+
+    async def story():
+        pipeline = await own.cluster.read(Key("team", "demo"))
+        await own.cluster.observe(pipeline)
+        await own.cluster.apply(pipeline, [Expire()])
+
+    with pytest.raises(ClusterError):
+        asyncio.run(story())
+    assert PIPELINE in own.store.objects
+    own.store.unchangeable.clear()
+    own.restart()
+    asyncio.run(story())
+    assert PIPELINE not in own.store.objects
+
+
+def test_owners_that_are_not_ours_stay():
+    own = Own({"whenDeleted": "Delete"}, {"whenDeleted": "Retain"})
+    theirs = {"kind": "Team", "uid": "team"}
+    own.store.objects[CLAIM]["metadata"]["ownerReferences"].append(theirs)
+    own.look()
+    assert own.owners == ["team"]

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +15,7 @@ from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import Outcome, PipelineStatus, message
-from finetune_operator.cluster.kubernetes import paths, refusal, volume
+from finetune_operator.cluster.kubernetes import paths, refusal
 from finetune_operator.cluster.kubernetes.answers import Answers, NoAnswers
 from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError
 from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
@@ -60,7 +61,8 @@ class KubernetesCluster:
         attempts = ((stage, status.last_attempt) for stage, status in pipeline.status.stages.items())
         names = {last.job: stage for stage, last in attempts if last and last.outcome is Outcome.RUNNING}
         seen = {name: job for name, stage in names.items() if (job := await self._seen(pipeline, stage, name))}
-        return Observed(seen, dict(self.refused.get(pipeline.key, {})), await self.servers.of(pipeline))
+        servers, workspace = await self.servers.of(pipeline), await self.workspaces.look(pipeline)
+        return Observed(seen, dict(self.refused.get(pipeline.key, {})), servers, workspace=workspace)
 
     async def _seen(self, pipeline: Pipeline, stage: str, name: str) -> JobSeen | None:
         if stage in LASTING:
@@ -125,12 +127,12 @@ class KubernetesCluster:
         What the cluster does not let us do is remembered, so that the status can say so.
         """
         errors: list[ClusterError] = []
-        for action in sorted(actions, key=lambda action: isinstance(action, CreateJob)):
+        doing = sorted(actions, key=lambda action: isinstance(action, CreateJob))
+        for step in (partial(self.workspaces.settle, pipeline), *(partial(self._do, pipeline, one) for one in doing)):
             try:
-                await self._do(pipeline, action)
+                await step()
             except ClusterError as error:
                 errors.append(error)
-        await self._own_as_asked(pipeline)
         if errors:
             raise errors[0]
 
@@ -146,6 +148,7 @@ class KubernetesCluster:
                 with self._remembering(pipeline.key, name):
                     await self.servers.route(pipeline, stage, name)
             case Expire():
+                self.workspaces.check_kept(pipeline)
                 await self.api.delete(paths.pipeline(pipeline.key), uid=pipeline.uid)
 
     @contextmanager
@@ -198,15 +201,6 @@ class KubernetesCluster:
             made = found
         self.books.note_job(made)
 
-    async def _own_as_asked(self, pipeline: Pipeline) -> None:
-        """Let the claim go with the pipeline, or not, as workspace.whenDeleted says now."""
-        if pipeline.spec.workspace.existing_claim or pipeline.status.observed_generation == pipeline.generation:
-            return
-        where = paths.claims(pipeline.key.namespace, volume.claim_name(pipeline))
-        found = await self.api.get(where)
-        if found and not volume.mismatch(pipeline, found) and not volume.adopted(pipeline, found):
-            await self.api.patch(where, {"metadata": {"ownerReferences": volume.owners_wanted(pipeline)}})
-
     async def _delete(self, pipeline: Pipeline, name: str) -> None:
         """Delete a Job so that it stays until its pod is gone: SIGTERM, the grace period, SIGKILL."""
         namespace = pipeline.key.namespace
@@ -251,6 +245,7 @@ class KubernetesCluster:
         """Drop what was remembered of a pipeline that is gone."""
         self.books.forget(key)
         self.refused.pop(key, None)
+        self.workspaces.forget(key)
         pods = {pod.raw["metadata"]["uid"] for pod in self.books.all_pods()}
         self.pages.forget_all_but(pods)
         self.answers.forget_all_but(pods)

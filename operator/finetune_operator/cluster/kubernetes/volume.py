@@ -1,15 +1,26 @@
 """The workspace of a pipeline as a PersistentVolumeClaim: pure."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from finetune_operator.api.group import GROUP
-from finetune_operator.cluster.kubernetes.ownership import owner, owners
+from finetune_operator.api.group import GROUP, KIND
+from finetune_operator.cluster.kubernetes.ownership import owners
 from finetune_operator.labels import MANAGED_BY, MANAGER
 from finetune_operator.names import workspace_name
 from finetune_operator.pipeline import Pipeline
 
 WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator made the claim for."""
+WHEN_DELETED = "workspace.whenDeleted"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an edit of the pipeline makes of a claim that is there."""
+
+    field: str
+    """That asks for it."""
+    patch: dict[str, Any]
 
 
 def claim_name(pipeline: Pipeline) -> str:
@@ -60,9 +71,10 @@ def mismatch(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
     return None
 
 
-def adopted(pipeline: Pipeline, found: dict[str, Any]) -> bool:
-    """Tell whether the claim's owners are what workspace.whenDeleted asks for."""
-    ours = [
-        ref["uid"] for ref in found["metadata"].get("ownerReferences", []) if ref.get("kind") == owner(pipeline)["kind"]
-    ]
-    return ours == [ref["uid"] for ref in owners_wanted(pipeline)]
+def changes(pipeline: Pipeline, found: dict[str, Any]) -> list[Change]:
+    """Give what is to be changed about the pipeline's own claim, so that it is what is asked for now."""
+    told = found["metadata"].get("ownerReferences", [])
+    wanted = [*(ref for ref in told if ref.get("kind") != KIND), *owners_wanted(pipeline)]
+    if [ref["uid"] for ref in told] == [ref["uid"] for ref in wanted]:
+        return []
+    return [Change(WHEN_DELETED, {"metadata": {"ownerReferences": wanted}})]

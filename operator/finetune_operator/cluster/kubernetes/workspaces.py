@@ -3,23 +3,39 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome
-from finetune_operator.cluster.kubernetes import paths, volume
-from finetune_operator.cluster.kubernetes.api import Api
+from finetune_operator.cluster.kubernetes import paths, refusal, volume
+from finetune_operator.cluster.kubernetes.api import Api, ApiError
 from finetune_operator.cluster.kubernetes.books import Books, Place, pipeline_of
 from finetune_operator.cluster.kubernetes.refusal import Refusal
 from finetune_operator.cluster.kubernetes.seen import is_over
+from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.names import workspace_name
+from finetune_operator.observing import Waiting
 from finetune_operator.pipeline import Key, Pipeline
 
 Object = dict[str, Any]
+Version = tuple[str, int]
+"""The pipeline's uid and generation."""
 WORKING = frozenset(kind.name for kind in STAGES if not kind.lasting)
 """Stages whose attempts write to the workspace; a server does not."""
+
+
+@dataclass
+class _Known:
+    """How a claim stands to what one version of its pipeline asks for."""
+
+    version: Version
+    changes: list[volume.Change]
+    """Still to be made; none: it was seen to be as it is wanted, and is not read again."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Field -> what the API server has against its change."""
 
 
 class Workspaces:
@@ -27,7 +43,60 @@ class Workspaces:
 
     def __init__(self, api: Api, books: Books) -> None:
         self.api, self.books = api, books
+        self.known: dict[Key, _Known] = {}
         self.turns: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+
+    async def look(self, pipeline: Pipeline) -> Waiting | None:
+        """Compare the claim with what is asked until they have been seen to agree; say what keeps them from it."""
+        if pipeline.spec.workspace.existing_claim:
+            self.forget(pipeline.key)
+            return None
+        known = self.known.get(pipeline.key)
+        if known is None or known.version != _version(pipeline) or known.changes:
+            known = self.known[pipeline.key] = await self._compared(pipeline, known)
+        words = "; ".join(f"{name}: {said}" for name, said in known.refused.items())
+        return Waiting(Reason.VOLUME_NOT_READY, words) if words else None
+
+    async def _compared(self, pipeline: Pipeline, before: _Known | None) -> _Known:
+        found = await self.api.get(_where(pipeline))
+        ours = found is not None and volume.mismatch(pipeline, found) is None
+        changes = volume.changes(pipeline, found) if found and ours else []
+        refused = before.refused if before and before.version == _version(pipeline) else {}
+        wanted = {change.field for change in changes}
+        return _Known(_version(pipeline), changes, {name: said for name, said in refused.items() if name in wanted})
+
+    async def settle(self, pipeline: Pipeline) -> None:
+        """Change the claim to what is asked now; what is not, or is refused, is tried again by the next look."""
+        known = self.known.get(pipeline.key)
+        if known is None:
+            return
+        errors = {change.field: error for change in known.changes if (error := await self._change(pipeline, change))}
+        known.changes = [change for change in known.changes if change.field in errors]
+        words = {name: refused.message for name, error in errors.items() if (refused := refusal.read(error))}
+        told = known.refused
+        known.refused = {name: told.get(name, said) for name, said in words.items()}  # the first words, as elsewhere
+        if errors:
+            raise next(iter(errors.values()))
+        if told:
+            raise Conflict(f"what was said of the workspace of {pipeline.key} is not true any more")
+
+    async def _change(self, pipeline: Pipeline, change: volume.Change) -> ApiError | None:
+        try:
+            await self.api.patch(_where(pipeline), change.patch)
+        except ApiError as error:
+            return error
+        return None
+
+    def check_kept(self, pipeline: Pipeline) -> None:
+        """Raise ClusterError while the claim would go with the pipeline and was asked not to."""
+        known = self.known.get(pipeline.key)
+        left = {change.field for change in known.changes} if known else set()
+        if volume.WHEN_DELETED in left and pipeline.spec.workspace.when_deleted == "Retain":
+            raise ClusterError(f"{pipeline.key} is not deleted before its workspace is one to be retained")
+
+    def forget(self, key: Key) -> None:
+        """Drop what was known of a pipeline's claim."""
+        self.known.pop(key, None)
 
     @asynccontextmanager
     async def had(self, pipeline: Pipeline) -> AsyncIterator[None]:
@@ -47,8 +116,9 @@ class Workspaces:
                 Reason.WORKSPACE_IN_USE,
                 f"the claim {name} is the workspace of {holder.name}, which is not finished: wait, or use another",
             )
-        found = await self.api.get(paths.claims(pipeline.key.namespace, name))
+        found = await self.api.get(_where(pipeline))
         if found:
+            self.forget(pipeline.key)  # it may have come since the look
             if words := volume.mismatch(pipeline, found):
                 raise Refusal(Reason.VOLUME_NOT_READY, words)
         elif pipeline.spec.workspace.existing_claim:
@@ -76,6 +146,14 @@ class Workspaces:
         """Whether it has an attempt whose Job was made: one that waits for its turn has a number, too."""
         jobs = (job for job in self.books.jobs.values() if pipeline_of(job) == key)
         return any(not is_over(job) for job in jobs) or _has_begun(found)
+
+
+def _version(pipeline: Pipeline) -> Version:
+    return pipeline.uid, pipeline.generation
+
+
+def _where(pipeline: Pipeline) -> str:
+    return paths.claims(pipeline.key.namespace, volume.claim_name(pipeline))
 
 
 def _claim_of(key: Key, found: Object) -> str:
