@@ -61,6 +61,9 @@ class Store:
 
     async def replace(self, path: str, body: Object) -> Object:
         """Take the status, which is all that is replaced."""
+        for words, error in self.unchangeable.items():
+            if words in str(body):
+                raise error
         self.deeds.append(f"replace {path}")
         where = path.removesuffix("/status")
         self.objects[where] = {**self.objects[where], "status": body["status"]}

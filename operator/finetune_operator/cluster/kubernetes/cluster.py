@@ -36,6 +36,8 @@ Object = dict[str, Any]
 LATE = timedelta(seconds=5)
 """After this time without a process, it is asked what the Job's and the pod's events say."""
 LASTING = frozenset(kind.name for kind in STAGES if kind.lasting)
+INEDIBLE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
+"""What an API server says of a status that it cannot keep."""
 COMPONENT = "finetune-operator"
 log = logging.getLogger(__name__)
 
@@ -104,22 +106,25 @@ class KubernetesCluster:
         """Replace the status, where it differs; raise Conflict where the pipeline has changed since the read."""
         if status == pipeline.status:
             return
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {
-                "name": pipeline.key.name,
-                "namespace": pipeline.key.namespace,
-                "resourceVersion": pipeline.resource_version,
-            },
-            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
-        }
         try:
-            await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
+            await self._replace_status(pipeline, status)
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 raise Conflict(f"{pipeline.key} is gone") from error
-            raise
+            if error.status not in INEDIBLE:
+                raise
+            log.warning("%s: its status was refused and is written without progress: %s", pipeline.key, error)
+            await self._replace_status(pipeline, without_progress(status))
+
+    async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
+        meta = {
+            "name": pipeline.key.name,
+            "namespace": pipeline.key.namespace,
+            "resourceVersion": pipeline.resource_version,
+        }
+        said = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": said}
+        await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
         """Do all of them, what frees something first; raises the first error when all have been tried.
@@ -249,6 +254,12 @@ class KubernetesCluster:
         pods = {pod.raw["metadata"]["uid"] for pod in self.books.all_pods()}
         self.pages.forget_all_but(pods)
         self.answers.forget_all_but(pods)
+
+
+def without_progress(status: PipelineStatus) -> PipelineStatus:
+    """Leave out the one part that comes as it is from a process that may be somebody else's."""
+    stages = {name: stage.model_copy(update={"progress": None}) for name, stage in status.stages.items()}
+    return status.model_copy(update={"stages": stages})
 
 
 def as_pipeline(found: Object) -> Pipeline:

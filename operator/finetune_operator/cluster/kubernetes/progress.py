@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from finetune_operator.cluster.kubernetes.asking import ask, host_of, ok
 from finetune_operator.cluster.kubernetes.job import CONTAINER, PORT
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_trainer.contract import Progress
+from finetune_trainer.contract import PROGRESS_BYTES, Progress
 from finetune_trainer.contract import environment as names
 
 EVERY_SECONDS = 15.0
@@ -56,7 +56,7 @@ class ProgressPages:
         where = f"http://{host_of(pod)}:{port}/progress"
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                status, content = await ask(self.session, where)
+                status, content = await ask(self.session, where, most=PROGRESS_BYTES)
             return Progress.model_validate_json(content) if ok(status) else None
         except (TimeoutError, aiohttp.ClientError, OSError, ValidationError):
             return None  # it has not begun, or has its own idea of a port: the stage goes on without a figure
