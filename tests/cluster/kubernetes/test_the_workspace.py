@@ -18,6 +18,7 @@ from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
 from finetune_operator.cluster.kubernetes.progress import NoPages
 from finetune_operator.errors import ClusterError
+from finetune_operator.observing import Waiting
 from finetune_operator.pipeline import Key, Pipeline
 from finetune_operator.planning import CreateJob, Expire
 from finetune_operator.reconcile import reconcile
@@ -227,3 +228,71 @@ def test_owners_that_are_not_ours_stay():
     own.store.objects[CLAIM]["metadata"]["ownerReferences"].append(theirs)
     own.look()
     assert own.owners == ["team"]
+
+
+def size_of(own):
+    return own.store.objects[CLAIM]["spec"]["resources"]["requests"]["storage"]
+
+
+def test_a_workspace_of_which_more_is_asked_grows_and_keeps_what_it_is():
+    own = Own({"size": "10Gi", "storageClassName": "fast"}, {"size": "20Gi", "storageClassName": "fast"})
+    own.look()
+    assert size_of(own) == "20Gi"
+    assert own.store.objects[CLAIM]["spec"]["storageClassName"] == "fast"
+    assert own.ready["message"] == "suspended, goes on where it stopped"
+
+
+@pytest.mark.parametrize(("had", "asked"), [("512Gi", "0.5Ti"), ("1Gi", "1073741824"), ("1500m", "1.5"), ("1e3", "1k")])
+def test_the_same_size_in_other_words_changes_nothing(had, asked):
+    own = Own({}, {"size": asked})
+    own.store.objects[CLAIM]["spec"]["resources"]["requests"]["storage"] = had
+    own.look()
+    assert size_of(own) == had
+    assert "size" not in own.ready["message"]
+
+
+def test_a_storage_class_that_does_not_let_it_grow_is_told_in_its_own_words_until_it_does():
+    own = Own({"size": "10Gi"}, {"size": "20Gi", "whenDeleted": "Delete"})
+    words = "only dynamically provisioned pvc can be resized"
+    own.store.unchangeable["requests"] = ApiError(403, words, "Forbidden")
+    own.look()
+    own.look()
+    assert f"workspace.size: {words}" in own.ready["message"]
+    assert own.owners == ["uid-1"], "what else was asked is done"
+    own.store.unchangeable.clear()
+    own.look()
+    own.look()
+    assert (size_of(own), "size" in own.ready["message"]) == ("20Gi", False)
+
+
+@pytest.mark.parametrize(
+    ("had", "asked", "words"),
+    [
+        ({"size": "20Gi"}, {"size": "10Gi"}, "cannot shrink to 10Gi: set it to 20Gi"),
+        ({"storageClassName": "fast"}, {"storageClassName": "slow"}, "is of class fast, not slow"),
+        ({}, {"accessMode": "ReadWriteMany"}, "has ReadWriteOnce, not ReadWriteMany"),
+    ],
+)
+def test_what_a_claim_cannot_become_is_said_at_once_with_its_mend_and_read_once(had, asked, words):
+    own = Own(had, asked)
+    own.look()
+    assert words in own.ready["message"]
+    before = dict(own.store.objects[CLAIM])
+    own.look()
+    assert own.store.objects[CLAIM] == before
+    assert own.reads_of_the_claim() == 1
+
+
+def test_a_workspace_that_cannot_be_what_is_asked_stops_no_work():
+    stage = World().settle()
+    held = Waiting(Reason.VOLUME_NOT_READY, "workspace.size: no")
+    observe = stage.cluster.observe
+
+    async def observed(pipeline):
+        return replace(await observe(pipeline), workspace=held)
+
+    stage.cluster.observe = observed
+    stage.finish()
+    ready = next(one for one in stage.status.conditions if one.type == "Ready")
+    assert (ready.status, ready.reason) == ("True", Reason.ALL_STAGES_SUCCEEDED)
+    assert "workspace.size: no" in ready.message

@@ -34,6 +34,8 @@ class _Known:
     version: Version
     changes: list[volume.Change]
     """Still to be made; none: it was seen to be as it is wanted, and is not read again."""
+    unlike: tuple[str, ...]
+    """What it is not and cannot become."""
     refused: dict[str, str] = field(default_factory=dict)
     """Field -> what the API server has against its change."""
 
@@ -54,16 +56,19 @@ class Workspaces:
         known = self.known.get(pipeline.key)
         if known is None or known.version != _version(pipeline) or known.changes:
             known = self.known[pipeline.key] = await self._compared(pipeline, known)
-        words = "; ".join(f"{name}: {said}" for name, said in known.refused.items())
+        words = "; ".join([*(f"{name}: {said}" for name, said in known.refused.items()), *known.unlike])
         return Waiting(Reason.VOLUME_NOT_READY, words) if words else None
 
     async def _compared(self, pipeline: Pipeline, before: _Known | None) -> _Known:
         found = await self.api.get(_where(pipeline))
         ours = found is not None and volume.mismatch(pipeline, found) is None
         changes = volume.changes(pipeline, found) if found and ours else []
+        unlike = tuple(volume.unlike(pipeline, found)) if found and ours else ()
         refused = before.refused if before and before.version == _version(pipeline) else {}
         wanted = {change.field for change in changes}
-        return _Known(_version(pipeline), changes, {name: said for name, said in refused.items() if name in wanted})
+        return _Known(
+            _version(pipeline), changes, unlike, {name: said for name, said in refused.items() if name in wanted}
+        )
 
     async def settle(self, pipeline: Pipeline) -> None:
         """Change the claim to what is asked now; what is not, or is refused, is tried again by the next look."""
