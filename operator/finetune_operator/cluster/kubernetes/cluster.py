@@ -79,7 +79,7 @@ class KubernetesCluster:
             pod = self.books.pods.get((namespace, name))
         now = _now()
         warning = await self._warning(namespace, job, pod.name if pod else None, now) if not _started(pod) else ""
-        return job_seen(name, job, pod, now, progress=await self.pages.of(pod), warning=warning)
+        return job_seen(name, job, pod, now, progress=self.pages.of(pod), warning=warning)
 
     async def _server_seen(self, pipeline: Pipeline, name: str) -> JobSeen | None:
         namespace, now = pipeline.key.namespace, _now()
@@ -246,12 +246,17 @@ class KubernetesCluster:
             return
         await self.api.patch(f"{paths.pipeline(key)}/status", {"status": {"conditions": conditions}})
 
+    async def close(self) -> None:
+        """End what goes on beside the looks."""
+        await self.pages.close()
+        await self.answers.close()
+
     def forget(self, key: Key) -> None:
         """Drop what was remembered of a pipeline that is gone."""
         self.books.forget(key)
         self.refused.pop(key, None)
         self.workspaces.forget(key)
-        pods = {pod.raw["metadata"]["uid"] for pod in self.books.all_pods()}
+        pods = {pod.uid for pod in self.books.all_pods()}
         self.pages.forget_all_but(pods)
         self.answers.forget_all_but(pods)
 
