@@ -15,7 +15,7 @@ from finetune_trainer.contract import (
     TrainResult,
     environment,
 )
-from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES, StageResult
+from finetune_trainer.contract.results import LARGEST, PROGRESS_BYTES, TERMINATION_MESSAGE_BYTES, WORDS, StageResult
 
 PAGE = (Path(__file__).parents[1] / "docs" / "stage-contract.md").read_text()
 COMMON = {*StageResult.model_fields, "stage"}
@@ -58,3 +58,7 @@ def test_places_and_limits_in_a_pod_are_those_of_the_job():
     for fact in (job.WORKSPACE, job.CLAIMS, job.TERMINATION_LOG, job.PORT, f"{job.USER}:{job.USER}"):
         assert str(fact) in PAGE
     assert f"{TERMINATION_MESSAGE_BYTES:,} bytes" in PAGE
+    assert f"at most {PROGRESS_BYTES >> 10} KiB" in PAGE
+    assert f"cut to {WORDS} characters" in PAGE
+    assert LARGEST == 10**15
+    assert PAGE.count("10^15") == 2

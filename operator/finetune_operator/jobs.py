@@ -1,9 +1,9 @@
 """The Job of one attempt, in words that a cluster and a laptop both understand."""
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 from finetune_operator.labels import job_labels
 from finetune_operator.names import job_name
@@ -16,6 +16,8 @@ from finetune_trainer.contract import environment as names
 
 TRAINER = ("python", "-P", "-m", "finetune_trainer")
 """-P: what lies in the working folder is not importable, so that no file there takes a library's place."""
+CLAIM = re.compile(r"pvc://([a-z0-9][a-z0-9.-]*)(/\S*)?")
+"""A whole URI; a prompt or an argument may begin like one and be none."""
 
 
 @dataclass(frozen=True)
@@ -90,4 +92,4 @@ def place(spec: StageSpec, settings: Settings) -> PodPlacement:
 
 def claims_in(config: StageConfig) -> tuple[str, ...]:
     """Name every claim that a pvc:// URI of the config speaks of."""
-    return tuple(sorted({urlsplit(text).netloc for text in config.texts() if text.startswith("pvc://")}))
+    return tuple(sorted({found[1] for text in config.texts() if (found := CLAIM.fullmatch(text))}))

@@ -69,3 +69,5 @@ class Observed:
     """Job -> the server it started, on a cluster that keeps servers."""
     contents: Mapping[str, str] = field(default_factory=dict)
     """URI -> digest of what lies behind it, for sources that can change in place and that this cluster can read."""
+    workspace: Waiting | None = None
+    """Why the workspace is not what is asked for, where it can be worked on all the same."""

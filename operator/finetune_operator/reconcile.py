@@ -35,6 +35,8 @@ async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetim
     plan = plan_next(pipeline, view, settings, now)  # pure: what to do about it
     status = report(pipeline, view, plan, now)  # pure: what to say of it
     await cluster.write_status(pipeline, status)  # an attempt's number is durable before its Job exists
-    await cluster.apply(pipeline, plan.actions)  # each idempotent under a deterministic name
-    await cluster.announce(pipeline, events(pipeline.status, status))  # only what has been written down
+    try:
+        await cluster.apply(pipeline, plan.actions)  # each idempotent under a deterministic name
+    finally:
+        await cluster.announce(pipeline, events(pipeline.status, status))  # what was written down is never news again
     return NextLook(plan.next_look)

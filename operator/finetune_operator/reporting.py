@@ -1,7 +1,7 @@
 """What is said of a pipeline: pure, from what every stage is and what is about to be done."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
@@ -15,6 +15,7 @@ from finetune_operator.api.status import (
     StageState,
     StageStatus,
 )
+from finetune_operator.observing import Waiting
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.planning import Plan
 from finetune_operator.state import PipelineView
@@ -48,7 +49,7 @@ class Summary:
 def report(pipeline: Pipeline, view: PipelineView, plan: Plan, now: datetime) -> PipelineStatus:
     """Write the whole status anew; only times of transition are taken over."""
     before, stages = pipeline.status, plan.stages
-    summary = summarise(pipeline, view, plan)
+    summary = _beside(summarise(pipeline, view, plan), view.workspace)
     name = focus(stages)
     current = stages[name]
     return PipelineStatus(
@@ -99,6 +100,14 @@ def summarise(pipeline: Pipeline, view: PipelineView, plan: Plan) -> Summary:
     message = f"{name}: {status.message}" if status.message else f"{name} is {status.state.lower()}"
     goes_on = running or status.state is StageState.RUNNING
     return Summary("Running" if goes_on else "Pending", "False", status.reason, message, reconciling=True)
+
+
+def _beside(summary: Summary, trouble: Waiting | None) -> Summary:
+    """Add what is wrong with the workspace to what is said anyway, for nothing stops because of it."""
+    if trouble is None:
+        return summary
+    reason = trouble.reason if summary.reason is Reason.PROGRESSING else summary.reason
+    return replace(summary, reason=reason, message=f"{summary.message}; meanwhile {trouble.message}")
 
 
 def _finished(view: PipelineView) -> Summary:

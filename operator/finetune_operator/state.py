@@ -10,7 +10,7 @@ from finetune_operator.api.status import GateStatus, StageState, StageStatus, me
 from finetune_operator.attempts import HOPELESS
 from finetune_operator.history import carried, left_running, retried, standing, with_attempts
 from finetune_operator.identity import execution_of, identity_of
-from finetune_operator.observing import JobState, Observed, Server
+from finetune_operator.observing import JobState, Observed, Server, Waiting
 from finetune_operator.pipeline import Pipeline
 from finetune_operator.stages.base import Request, StageSpec
 from finetune_trainer.contract import StageConfig
@@ -40,6 +40,8 @@ class PipelineView:
     cancelled: bool
     active: timedelta
     """How long all attempts have run so far."""
+    workspace: Waiting | None = None
+    """Why the workspace is not what is asked for."""
 
     @property
     def over(self) -> bool:
@@ -60,7 +62,7 @@ def assess(pipeline: Pipeline, observed: Observed, now: datetime) -> PipelineVie
     assessor.active = sum((active_time(status, now) for status in assessor.told.values()), timedelta())
     for kind in STAGES:
         assessor.judge(kind)
-    return PipelineView(assessor.views, assessor.gate, assessor.cancelled, assessor.active)
+    return PipelineView(assessor.views, assessor.gate, assessor.cancelled, assessor.active, observed.workspace)
 
 
 def active_time(status: StageStatus, now: datetime) -> timedelta:

@@ -107,6 +107,15 @@ def test_a_single_trouble_changes_nothing_about_the_end(undisturbed):
         assert same_end(a_story(Trouble(moment, error)), world), f"{error.__name__} {moments[moment - 1]}"
 
 
+def test_what_was_written_down_is_announced_also_when_what_follows_is_refused():
+    world = World()
+    world.cluster.fault = Trouble(7, ClusterError)
+    with pytest.raises(ClusterError, match="before apply"):
+        world.look()
+    assert world.events == ["AttemptStarted"]
+    assert world.settle().events == ["AttemptStarted"]
+
+
 def test_nothing_is_done_or_said_before_it_is_written_down():
     world = World()
     world.cluster.fault = Trouble(5, ClusterError)

@@ -79,6 +79,11 @@ def test_a_process_is_told_uris_and_never_where_they_are_mounted():
     assert found["push"].claims == ("data", "models")
 
 
+@pytest.mark.parametrize("prompt", ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"])
+def test_a_text_that_only_begins_like_a_uri_names_no_claim(prompt):
+    assert templates(World(a_pipeline(deploy={"prompt": prompt})))["deploy"].claims == ("models",)
+
+
 def test_identities_are_the_same_in_every_pipeline_that_asks_for_the_same():
     one, other = World(), World(name="other")
     assert {s: t.identity for s, t in templates(one).items()} == {s: t.identity for s, t in templates(other).items()}

@@ -16,7 +16,10 @@ class Store:
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
         self.refuse: dict[str, ApiError] = {}
+        self.unchangeable: dict[str, ApiError] = {}
+        """Words in a patch that is refused, and why."""
         self.deeds: list[str] = []
+        self.read: list[str] = []
 
     def put(self, path: str, found: Object) -> Object:
         """Let an object be there."""
@@ -27,6 +30,7 @@ class Store:
 
     async def get(self, path: str) -> Object | None:
         """Give a copy."""
+        self.read.append(path)
         return deepcopy(self.objects.get(path))
 
     async def list(self, path: str, **_query: str) -> Any:
@@ -46,10 +50,24 @@ class Store:
         return deepcopy(self.put(where, body))
 
     async def patch(self, path: str, body: Object) -> Object:
-        """Merge."""
+        """Merge, unless it is refused."""
+        for words, error in self.unchangeable.items():
+            if words in str(body):
+                self.deeds.append(f"refuse {path}")
+                raise error
         self.deeds.append(f"patch {path}")
         self.objects[path] = merged(self.objects[path], body)
         return deepcopy(self.objects[path])
+
+    async def replace(self, path: str, body: Object) -> Object:
+        """Take the status, which is all that is replaced."""
+        for words, error in self.unchangeable.items():
+            if words in str(body):
+                raise error
+        self.deeds.append(f"replace {path}")
+        where = path.removesuffix("/status")
+        self.objects[where] = {**self.objects[where], "status": body["status"]}
+        return deepcopy(self.objects[where])
 
     async def delete(self, path: str, propagation: str = "Background", uid: str | None = None) -> None:
         """Delete at once; with a uid only that very one."""

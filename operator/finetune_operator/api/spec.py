@@ -18,16 +18,16 @@ class Workspace(Contract):
     """The volume where stages keep their work. On a laptop it is a folder, and only existingClaim means something."""
 
     size: Quantity = "100Gi"
-    """Of the claim that the operator makes."""
+    """Of the claim that the operator makes. Raised, the claim grows, where its class allows that; it never shrinks."""
 
     storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
-    """Absent: the cluster's default."""
+    """Absent: the cluster's default. A claim that is there keeps its class; Ready says so if another is asked for."""
 
     access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
-    """ReadWriteMany lets the next attempt start on another node at once."""
+    """ReadWriteMany lets the next attempt start on another node at once. A claim that is there keeps its."""
 
     existing_claim: ObjectName | None = None
-    """Use this claim in place of one of the operator's own; one unfinished pipeline at a time has it."""
+    """Use this claim in place of one of the operator's own; one pipeline at a time works on it."""
 
     when_deleted: Literal["Retain", "Delete"] = "Retain"
     """Whether the operator's claim goes with the pipeline; retained, a new pipeline of this name finds its work."""

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, WithJsonSchema
 
 from finetune_operator.api.conditions import Condition, Reason
-from finetune_trainer.contract import AnyResult, Contract, Progress
+from finetune_trainer.contract import AnyResult, Contract, MaybeProgress
 
 MESSAGE_LENGTH = 4096
 Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
@@ -123,7 +123,7 @@ class StageStatus(Contract):
     """When its first attempt started."""
     finished_at: datetime | None = None
     """When it succeeded."""
-    progress: Progress | None = None
+    progress: MaybeProgress = None
     """Where the running attempt is."""
     result: StoredResult | None = None
     """What it made."""

@@ -51,7 +51,10 @@ async def run(options: Options) -> None:
         async with connected(await configured(), may_write=lambda: leadership.held, told=told) as api:
             replica = Replica.made(options, api, leadership, signals, session)
             async with served(Health(leadership, replica.watches, replica.queue), options.port):
-                await _until(signals.asked, replica.live(), leadership)
+                try:
+                    await _until(signals.asked, replica.live(), leadership)
+                finally:
+                    await replica.cluster.close()
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Replica:
     ) -> "Replica":
         """Put them together."""
         books, queue = Books(), WorkQueue()
-        cluster = KubernetesCluster(api, books, ProgressPages(session), Answers(session))
+        cluster = KubernetesCluster(api, books, ProgressPages(session, queue.add), Answers(session, queue.add))
         watches = Watches(api, books, queue, signals, options.namespaces)
         return cls(options, leadership, queue, watches, cluster)
 

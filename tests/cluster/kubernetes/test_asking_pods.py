@@ -1,6 +1,8 @@
 """Pods are asked over HTTP, and what they say is not ours to trust."""
 
 import asyncio
+import json
+import time
 from unittest.mock import patch
 
 import aiohttp
@@ -10,12 +12,15 @@ from support.pages import answering
 from support.pods import a_pod, running
 
 from finetune_operator.cluster.kubernetes import answers as module
+from finetune_operator.cluster.kubernetes import progress as pages_module
 from finetune_operator.cluster.kubernetes.answers import Answer, Answers
 from finetune_operator.cluster.kubernetes.asking import LARGEST, ask
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.cluster.kubernetes.progress import port_of
+from finetune_operator.cluster.kubernetes.progress import ProgressPages, port_of
+from finetune_operator.pipeline import Key
 from finetune_operator.stages.base import Serving
 
+A_POD = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)
 
 
@@ -25,10 +30,18 @@ def answer_of(answers) -> Answer | None:
     async def story():
         async with answering(answers) as port, aiohttp.ClientSession() as session:
             with patch.multiple(module, PORT=port, PAUSE_SECONDS=0.01):
-                pod = a_pod(running(), status={"podIP": "127.0.0.1"})
-                return await Answers(session).of(Pod(pod), "demo", SERVING)
+                return await settled(session)
 
     return asyncio.run(asyncio.wait_for(story(), 20))
+
+
+async def settled(session) -> Answer | None:
+    """Give what is known when somebody has been told to look again."""
+    told = asyncio.Queue()
+    asked = Answers(session, told.put_nowait)
+    assert asked.of(A_POD, "demo", SERVING) is None
+    assert await told.get() == Key("team", "demo")
+    return asked.of(A_POD, "demo", SERVING)
 
 
 def saying(text: str, status: int = 200):
@@ -87,34 +100,39 @@ def test_nonsense_is_a_failure_or_text_and_never_an_error(text):
     assert found.failure or found.text.encode()
 
 
-def test_one_that_thinks_is_looked_at_again():
-    async def story():
-        async def answers(_request):
-            await asyncio.sleep(0.3)
-            return web.json_response({"choices": [{"text": " world"}]})
+async def never(_request):
+    await asyncio.sleep(60)
 
-        async with answering(answers) as port, aiohttp.ClientSession() as session:
-            with patch.multiple(module, PORT=port, LOOK_SECONDS=0.05):
-                asked, pod = Answers(session), Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
-                assert await asked.of(pod, "demo", SERVING) is None
-                await asyncio.sleep(0.5)
-                assert await asked.of(pod, "demo", SERVING) == Answer(" world")
+
+def test_a_look_does_not_wait_for_a_server_that_thinks():
+    async def story():
+        async with answering(never) as port, aiohttp.ClientSession() as session:
+            with patch.multiple(module, PORT=port):
+                asked, began = Answers(session), time.monotonic()
+                assert asked.of(A_POD, "demo", SERVING) is None
+                assert time.monotonic() - began < 1
+                await asked.close()
 
     asyncio.run(asyncio.wait_for(story(), 20))
 
 
-def test_whoever_waits_for_a_pod_that_is_forgotten_goes_on():
-    async def story():
-        async def answers(_request):
-            await asyncio.sleep(5)
+async def forgotten(asked):
+    asked.forget_all_but(set())
 
-        async with answering(answers) as port, aiohttp.ClientSession() as session:
+
+@pytest.mark.parametrize("end", [forgotten, Answers.close])
+def test_nobody_asks_on_behalf_of_a_pod_that_is_forgotten_or_of_an_operator_that_ends(end):
+    async def story():
+        async with answering(never) as port, aiohttp.ClientSession() as session:
             with patch.multiple(module, PORT=port):
-                asked, pod = Answers(session), Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
-                waiting = asyncio.create_task(asked.of(pod, "demo", SERVING))
+                asked = Answers(session)
+                asked.of(A_POD, "demo", SERVING)
+                [task] = asked.errands.tasks.values()
                 await asyncio.sleep(0.1)
-                asked.forget_all_but(set())
-                assert await waiting is None
+                await end(asked)
+                await asyncio.wait([task], timeout=5)
+                assert task.cancelled()
+                assert asked.errands.tasks == {}
 
     asyncio.run(asyncio.wait_for(story(), 20))
 
@@ -123,8 +141,7 @@ def test_nobody_there_is_said_after_some_tries():
     async def story():
         async with aiohttp.ClientSession() as session:
             with patch.multiple(module, PORT=1, PAUSE_SECONDS=0.01):
-                pod = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
-                return await Answers(session).of(pod, "demo", SERVING)
+                return await settled(session)
 
     assert "NetworkPolicy" in asyncio.run(asyncio.wait_for(story(), 20)).failure
 
@@ -134,3 +151,112 @@ def test_only_a_port_is_a_port(text, port):
     pod = a_pod(running())
     pod["spec"]["containers"] = [{"name": "stage", "env": [{"name": "FINETUNE_METRICS_PORT", "value": text}]}]
     assert port_of(Pod(pod)) == port
+
+
+def training(port: int, **meta) -> Pod:
+    pod = a_pod(running(), status={"podIP": "127.0.0.1"}, **meta)
+    env = [{"name": "FINETUNE_METRICS_PORT", "value": str(port)}]
+    pod["spec"]["containers"] = [{"name": "stage", "env": env}]
+    return Pod(pod)
+
+
+def at(step: int, **more) -> str:
+    return json.dumps({"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": step, **more})
+
+
+def with_pages(answers, story):
+    """Let a story happen to the pages of one pod, with what tells of news."""
+
+    async def whole():
+        async with answering(answers) as port, aiohttp.ClientSession() as session:
+            told = asyncio.Queue()
+            pages = ProgressPages(session, told.put_nowait)
+            try:
+                return await story(pages, training(port), told)
+            finally:
+                await pages.close()
+
+    return asyncio.run(asyncio.wait_for(whole(), 20))
+
+
+def test_what_a_pod_says_of_its_progress_is_there_for_the_look_that_follows_the_news():
+    async def story(pages, pod, told):
+        assert pages.of(pod) is None
+        assert await told.get() == Key("team", "demo")
+        assert pages.of(pod).step == 3
+        assert pages.of(Pod(pod.raw, gone=True)).step == 3
+
+    with_pages(saying(at(3)), story)
+
+
+def test_a_hundred_pods_that_do_not_answer_keep_no_look_waiting():
+    async def story(pages, pod, _told):
+        began = time.monotonic()
+        for number in range(100):
+            assert pages.of(training(port_of(pod), uid=f"uid-{number}")) is None
+        assert time.monotonic() - began < 1
+
+    with_pages(never, story)
+
+
+def test_a_pod_that_is_over_is_asked_no_more():
+    async def story(pages, pod, _told):
+        pages.of(pod)
+        await asyncio.sleep(0.1)
+        assert pages.of(Pod(pod.raw, gone=True)) is None
+        assert pages.errands.tasks == {}
+
+    with_pages(never, story)
+
+
+@pytest.mark.parametrize(("answer", "waits"), [("{}", [15, 15, 30, 60, 60]), (at(3), [15] * 5)])
+def test_a_pod_that_never_answers_is_asked_less_and_less_often(answer, waits):
+    async def story(pages, pod, _told):
+        found = []
+        for _ in waits:
+            pages.of(pod)
+            await asyncio.gather(*pages.errands.tasks.values())
+            page = pages.pages[pod.uid]
+            found.append(page.wait)
+            page.asked -= page.wait
+        return found
+
+    assert with_pages(saying(answer), story) == waits
+
+
+def test_a_pod_is_not_asked_again_before_its_time():
+    asked = []
+
+    async def answers(_request):
+        asked.append(1)
+        return web.Response(text=at(len(asked)))
+
+    async def story(pages, pod, told):
+        for _ in range(5):
+            pages.of(pod)
+            await asyncio.gather(*pages.errands.tasks.values())
+        assert told.qsize() == 1
+
+    with_pages(answers, story)
+    assert len(asked) == 1
+
+
+def test_the_same_words_again_are_no_news():
+    async def story(pages, pod, told):
+        with patch.object(pages_module, "EVERY_SECONDS", 0.0):
+            for _ in range(3):
+                pages.of(pod)
+                await asyncio.gather(*pages.errands.tasks.values())
+        return told.qsize()
+
+    assert with_pages(saying(at(3)), story) == 1
+
+
+@pytest.mark.parametrize("text", [at(3, note="x" * (64 << 10)), "[" * 10_000, "null", at(2**70), ""])
+def test_what_is_too_long_or_no_progress_is_none(text):
+    async def story(pages, pod, _told):
+        pages.of(pod)
+        await asyncio.gather(*pages.errands.tasks.values())
+        return pages.of(pod)
+
+    assert with_pages(saying(text), story) is None

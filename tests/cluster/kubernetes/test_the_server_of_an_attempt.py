@@ -12,7 +12,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.cluster.kubernetes.answers import NoAnswers
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.refusal import Refusal
-from finetune_operator.cluster.kubernetes.server import deployment, service, serving_of, url_of
+from finetune_operator.cluster.kubernetes.server import deployment, folder_of, service, serving_of, url_of
 from finetune_operator.cluster.kubernetes.servers import Servers, not_made
 from finetune_operator.observing import JobState
 from finetune_operator.pipeline import Key, Pipeline
@@ -35,6 +35,19 @@ def containers_of(made):
     pod = made["spec"]["template"]["spec"]
     [verify], [server] = pod["initContainers"], pod["containers"]
     return verify, server
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"), [("pvc://models/a%20b", "/claims/models/a%20b"), ("pvc://models/a?b#c/", "/claims/models/a?b#c")]
+)
+def test_a_model_is_looked_for_in_the_folder_that_the_trainer_publishes_to(uri, folder):
+    assert str(folder_of(uri)) == folder
+
+
+@pytest.mark.parametrize("uri", ["file://[", "beside/[", "hf://a/b"])
+def test_a_place_that_is_on_no_claim_is_refused_whatever_it_looks_like(uri):
+    with pytest.raises(Refusal):
+        folder_of(uri)
 
 
 def test_it_serves_the_published_model_from_its_claim_and_cannot_write_there():

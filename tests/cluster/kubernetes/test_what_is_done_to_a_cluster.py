@@ -153,3 +153,23 @@ def test_a_pipeline_that_was_made_anew_is_not_forgotten_with_the_old_one(stage):
     assert len(stage.books.pods) == 1
     stage.books.note_pipeline(new, gone=True)
     assert (stage.books.pipelines, stage.books.pods) == ({}, {})
+
+
+def test_a_status_that_is_refused_is_written_without_progress_and_the_work_goes_on(stage, caplog):
+    where = "/apis/finetune.dev/v1alpha1/namespaces/team/finetunepipelines/demo"
+    stage.store.put(where, {})
+    world = World().run("prepare")
+    world.cluster.progress(world.start("train"), step=3, note="something inedible")
+    world.settle()
+    stage.store.unchangeable["inedible"] = ApiError(422, "status.stages.train.progress: Invalid value")
+    asyncio.run(stage.cluster.write_status(stage.pipeline, world.status))
+    kept = stage.store.objects[where]["status"]["stages"]["train"]
+    assert kept["attempts"]
+    assert "progress" not in kept
+    assert "without progress" in caplog.text
+
+
+def test_a_status_that_is_refused_for_another_reason_is_not_written_twice(stage):
+    stage.store.unchangeable["status"] = ApiError(503, "not now")
+    with pytest.raises(ApiError, match="not now"):
+        asyncio.run(stage.cluster.write_status(stage.pipeline, World().settle().status))

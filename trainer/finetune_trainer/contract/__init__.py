@@ -35,11 +35,13 @@ from finetune_trainer.contract.recipes import (
     served_name,
 )
 from finetune_trainer.contract.results import (
+    PROGRESS_BYTES,
     AnyResult,
     DeployResult,
     EvaluateResult,
     Failure,
     Interruption,
+    MaybeProgress,
     PrepareResult,
     Progress,
     PushResult,
@@ -51,6 +53,7 @@ from finetune_trainer.contract.results import (
 from finetune_trainer.exit_codes import ExitCode
 
 __all__ = [
+    "PROGRESS_BYTES",
     "RESULTS_VERSION",
     "AnyConfig",
     "AnyResult",
@@ -71,6 +74,7 @@ __all__ = [
     "Interruption",
     "Lineage",
     "Lora",
+    "MaybeProgress",
     "ModelSource",
     "Optimizer",
     "PrepareConfig",

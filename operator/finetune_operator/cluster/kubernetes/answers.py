@@ -3,19 +3,19 @@
 import asyncio
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
 
 from finetune_operator.cluster.kubernetes.asking import ask, host_of, ok
 from finetune_operator.cluster.kubernetes.engines.base import PORT
+from finetune_operator.cluster.kubernetes.errands import Errands, Tell, to_nobody
 from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.stages.base import Serving
 
 PATIENCE_SECONDS = 600.0
 """For the whole answer."""
-LOOK_SECONDS = 5.0
-"""An answer that takes longer is waited for beside the other work."""
 TRIES, PAUSE_SECONDS = 5, 2.0
 """For a connection, which may need a moment after the server has said that it is ready."""
 CHARACTERS = 1024
@@ -31,25 +31,30 @@ class Answer:
 
 
 class Answers:
-    """Asks each pod once, and remembers what it said."""
+    """Has each pod asked once, beside the looks, and remembers what it said; `tell` is called when it has."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.session = session
-        self.asked: dict[str, asyncio.Task[Answer]] = {}
+    def __init__(self, session: aiohttp.ClientSession, tell: Tell = to_nobody) -> None:
+        self.session, self.errands = session, Errands(tell)
+        self.said: dict[str, Answer] = {}
 
-    async def of(self, pod: Pod, model: str, serving: Serving) -> Answer | None:
+    def of(self, pod: Pod, model: str, serving: Serving) -> Answer | None:
         """Give a pod's answer; None: it thinks."""
-        uid = pod.raw["metadata"]["uid"]
-        task = self.asked.get(uid) or asyncio.create_task(self._ask(pod, model, serving))
-        self.asked[uid] = task
-        await asyncio.wait([task], timeout=LOOK_SECONDS)
-        # Somebody may have called it off meanwhile, and that is not meant for whoever waits here.
-        return task.result() if task.done() and not task.cancelled() else None
+        if pod.uid not in self.said:
+            self.errands.send(pod, partial(self._note, pod, model, serving))
+        return self.said.get(pod.uid)
 
     def forget_all_but(self, uids: set[str]) -> None:
         """Drop pods that are no more."""
-        for uid in self.asked.keys() - uids:
-            self.asked.pop(uid).cancel()
+        self.errands.call_off(self.errands.tasks.keys() - uids)
+        self.said = {uid: answer for uid, answer in self.said.items() if uid in uids}
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        await self.errands.close()
+
+    async def _note(self, pod: Pod, model: str, serving: Serving) -> bool:
+        self.said[pod.uid] = await self._ask(pod, model, serving)
+        return True
 
     async def _ask(self, pod: Pod, model: str, serving: Serving) -> Answer:
         body = {"model": model, "prompt": serving.prompt, "max_tokens": serving.max_tokens, "temperature": 0}
@@ -70,12 +75,15 @@ class Answers:
 class NoAnswers:
     """In their place outside of the cluster, where no pod can be reached."""
 
-    async def of(self, pod: Pod, model: str, serving: Serving) -> Answer | None:  # noqa: ARG002  as Answers has it
+    def of(self, pod: Pod, model: str, serving: Serving) -> Answer | None:  # noqa: ARG002  as Answers has it
         """Know nothing."""
         return None
 
     def forget_all_but(self, uids: set[str]) -> None:
         """Have nothing to forget."""
+
+    async def close(self) -> None:
+        """Have nothing to end."""
 
 
 def _read(status: int, content: bytes) -> Answer:

@@ -8,11 +8,11 @@ import aiohttp
 from finetune_operator.cluster.kubernetes.pod import Pod
 
 LARGEST = 256 << 10
-"""Bytes read of an answer; what is longer is cut."""
+"""Bytes read of an answer, unless less is asked for; what is longer is cut."""
 CONNECT_SECONDS = 10.0
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: Any = None) -> tuple[int, bytes]:
+async def ask(session: aiohttp.ClientSession, url: str, body: Any = None, most: int = LARGEST) -> tuple[int, bytes]:
     """Get a page, or post a body as JSON; gives status and content. Raises aiohttp.ClientError, OSError.
 
     Redirects are not followed: a pod would choose whom the operator talks to. How long it may take is the caller's.
@@ -23,9 +23,9 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Any = None) -> tup
         content = bytearray()
         async for piece in answer.content.iter_any():
             content += piece
-            if len(content) >= LARGEST:
+            if len(content) >= most:
                 break
-        return answer.status, bytes(content[:LARGEST])
+        return answer.status, bytes(content[:most])
 
 
 def ok(status: int) -> bool:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +15,7 @@ from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import Outcome, PipelineStatus, message
-from finetune_operator.cluster.kubernetes import paths, refusal, volume
+from finetune_operator.cluster.kubernetes import paths, refusal
 from finetune_operator.cluster.kubernetes.answers import Answers, NoAnswers
 from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError
 from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
@@ -23,9 +24,9 @@ from finetune_operator.cluster.kubernetes.ownership import is_owned
 from finetune_operator.cluster.kubernetes.progress import NoPages, ProgressPages
 from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
 from finetune_operator.cluster.kubernetes.servers import Servers, not_made
+from finetune_operator.cluster.kubernetes.workspaces import Workspaces
 from finetune_operator.errors import ClusterError, Conflict, Unusable
 from finetune_operator.jobs import JobTemplate
-from finetune_operator.names import workspace_name
 from finetune_operator.observing import JobSeen, Observed, Waiting
 from finetune_operator.pipeline import Key, Pipeline
 from finetune_operator.planning import Action, CreateJob, Expire, Route, StopJob
@@ -35,6 +36,8 @@ Object = dict[str, Any]
 LATE = timedelta(seconds=5)
 """After this time without a process, it is asked what the Job's and the pod's events say."""
 LASTING = frozenset(kind.name for kind in STAGES if kind.lasting)
+INEDIBLE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
+"""What an API server says of a status that it cannot keep."""
 COMPONENT = "finetune-operator"
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class KubernetesCluster:
     def __init__(self, api: Api, books: Books, pages: ProgressPages | NoPages, answers: Answers | NoAnswers) -> None:
         self.api, self.books, self.pages, self.answers = api, books, pages, answers
         self.servers = Servers(api, books, answers)
+        self.workspaces = Workspaces(api, books)
         self.refused: dict[Key, dict[str, Waiting]] = {}
 
     async def read(self, key: Key) -> Pipeline | None:
@@ -59,7 +63,8 @@ class KubernetesCluster:
         attempts = ((stage, status.last_attempt) for stage, status in pipeline.status.stages.items())
         names = {last.job: stage for stage, last in attempts if last and last.outcome is Outcome.RUNNING}
         seen = {name: job for name, stage in names.items() if (job := await self._seen(pipeline, stage, name))}
-        return Observed(seen, dict(self.refused.get(pipeline.key, {})), await self.servers.of(pipeline))
+        servers, workspace = await self.servers.of(pipeline), await self.workspaces.look(pipeline)
+        return Observed(seen, dict(self.refused.get(pipeline.key, {})), servers, workspace=workspace)
 
     async def _seen(self, pipeline: Pipeline, stage: str, name: str) -> JobSeen | None:
         if stage in LASTING:
@@ -74,7 +79,7 @@ class KubernetesCluster:
             pod = self.books.pods.get((namespace, name))
         now = _now()
         warning = await self._warning(namespace, job, pod.name if pod else None, now) if not _started(pod) else ""
-        return job_seen(name, job, pod, now, progress=await self.pages.of(pod), warning=warning)
+        return job_seen(name, job, pod, now, progress=self.pages.of(pod), warning=warning)
 
     async def _server_seen(self, pipeline: Pipeline, name: str) -> JobSeen | None:
         namespace, now = pipeline.key.namespace, _now()
@@ -101,22 +106,25 @@ class KubernetesCluster:
         """Replace the status, where it differs; raise Conflict where the pipeline has changed since the read."""
         if status == pipeline.status:
             return
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {
-                "name": pipeline.key.name,
-                "namespace": pipeline.key.namespace,
-                "resourceVersion": pipeline.resource_version,
-            },
-            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
-        }
         try:
-            await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
+            await self._replace_status(pipeline, status)
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 raise Conflict(f"{pipeline.key} is gone") from error
-            raise
+            if error.status not in INEDIBLE:
+                raise
+            log.warning("%s: its status was refused and is written without progress: %s", pipeline.key, error)
+            await self._replace_status(pipeline, without_progress(status))
+
+    async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
+        meta = {
+            "name": pipeline.key.name,
+            "namespace": pipeline.key.namespace,
+            "resourceVersion": pipeline.resource_version,
+        }
+        said = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": said}
+        await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
         """Do all of them, what frees something first; raises the first error when all have been tried.
@@ -124,12 +132,12 @@ class KubernetesCluster:
         What the cluster does not let us do is remembered, so that the status can say so.
         """
         errors: list[ClusterError] = []
-        for action in sorted(actions, key=lambda action: isinstance(action, CreateJob)):
+        doing = sorted(actions, key=lambda action: isinstance(action, CreateJob))
+        for step in (partial(self.workspaces.settle, pipeline), *(partial(self._do, pipeline, one) for one in doing)):
             try:
-                await self._do(pipeline, action)
+                await step()
             except ClusterError as error:
                 errors.append(error)
-        await self._own_as_asked(pipeline)
         if errors:
             raise errors[0]
 
@@ -145,6 +153,7 @@ class KubernetesCluster:
                 with self._remembering(pipeline.key, name):
                     await self.servers.route(pipeline, stage, name)
             case Expire():
+                self.workspaces.check_kept(pipeline)
                 await self.api.delete(paths.pipeline(pipeline.key), uid=pipeline.uid)
 
     @contextmanager
@@ -171,9 +180,9 @@ class KubernetesCluster:
         if template.serving:
             await self.servers.create(pipeline, template, template.serving)
         else:
-            await self._workspace(pipeline)
-            await self._end_of_the_one_before(pipeline, template)
-            await self._make_job(pipeline, template)
+            async with self.workspaces.had(pipeline):
+                await self._end_of_the_one_before(pipeline, template)
+                await self._make_job(pipeline, template)
 
     async def _end_of_the_one_before(self, pipeline: Pipeline, template: JobTemplate) -> None:
         """Let no two attempts write beside each other, also where a replica that led long ago was late with one."""
@@ -196,44 +205,6 @@ class KubernetesCluster:
                 ) from None
             made = found
         self.books.note_job(made)
-
-    async def _workspace(self, pipeline: Pipeline) -> None:
-        """Have the claim that holds the work, and have it to ourselves."""
-        name = volume.claim_name(pipeline)
-        if holder := self._holder(pipeline):
-            raise refusal.Refusal(
-                Reason.WORKSPACE_IN_USE,
-                f"the claim {name} is the workspace of {holder.name}, which is not finished: wait, or use another",
-            )
-        found = await self.api.get(paths.claims(pipeline.key.namespace, name))
-        if found:
-            if words := volume.mismatch(pipeline, found):
-                raise refusal.Refusal(Reason.VOLUME_NOT_READY, words)
-        elif pipeline.spec.workspace.existing_claim:
-            raise refusal.Refusal(
-                Reason.VOLUME_NOT_READY,
-                f"workspace.existingClaim: there is no claim {name} in {pipeline.key.namespace}",
-            )
-        else:
-            await self.api.create(paths.claims(pipeline.key.namespace), volume.claim(pipeline))
-
-    def _holder(self, pipeline: Pipeline) -> Key | None:
-        """Name an older pipeline that is not finished and works on the same claim."""
-        mine = self.books.pipelines.get(pipeline.key)
-        for key, other in self.books.pipelines.items():
-            same = key.namespace == pipeline.key.namespace and key != pipeline.key
-            if same and _claim_of(key, other) == volume.claim_name(pipeline) and _holds(other, mine):
-                return key
-        return None
-
-    async def _own_as_asked(self, pipeline: Pipeline) -> None:
-        """Let the claim go with the pipeline, or not, as workspace.whenDeleted says now."""
-        if pipeline.spec.workspace.existing_claim or pipeline.status.observed_generation == pipeline.generation:
-            return
-        where = paths.claims(pipeline.key.namespace, volume.claim_name(pipeline))
-        found = await self.api.get(where)
-        if found and not volume.mismatch(pipeline, found) and not volume.adopted(pipeline, found):
-            await self.api.patch(where, {"metadata": {"ownerReferences": volume.owners_wanted(pipeline)}})
 
     async def _delete(self, pipeline: Pipeline, name: str) -> None:
         """Delete a Job so that it stays until its pod is gone: SIGTERM, the grace period, SIGKILL."""
@@ -275,13 +246,25 @@ class KubernetesCluster:
             return
         await self.api.patch(f"{paths.pipeline(key)}/status", {"status": {"conditions": conditions}})
 
+    async def close(self) -> None:
+        """End what goes on beside the looks."""
+        await self.pages.close()
+        await self.answers.close()
+
     def forget(self, key: Key) -> None:
         """Drop what was remembered of a pipeline that is gone."""
         self.books.forget(key)
         self.refused.pop(key, None)
-        pods = {pod.raw["metadata"]["uid"] for pod in self.books.all_pods()}
+        self.workspaces.forget(key)
+        pods = {pod.uid for pod in self.books.all_pods()}
         self.pages.forget_all_but(pods)
         self.answers.forget_all_but(pods)
+
+
+def without_progress(status: PipelineStatus) -> PipelineStatus:
+    """Leave out the one part that comes as it is from a process that may be somebody else's."""
+    stages = {name: stage.model_copy(update={"progress": None}) for name, stage in status.stages.items()}
+    return status.model_copy(update={"stages": stages})
 
 
 def as_pipeline(found: Object) -> Pipeline:
@@ -307,22 +290,6 @@ def _now() -> datetime:
 
 def _started(pod: Any) -> bool:
     return pod is not None and pod.started_at is not None
-
-
-def _claim_of(key: Key, found: Object) -> str:
-    wanted = (found.get("spec") or {}).get("workspace") or {}
-    return wanted.get("existingClaim") or workspace_name(key.name)
-
-
-def _holds(other: Object, mine: Object | None) -> bool:
-    """Whether the other works, or would be first to: the older of two that have not finished."""
-    if (other.get("status") or {}).get("finishedAt") or other["metadata"].get("deletionTimestamp"):
-        return False
-    return mine is None or _seniority(other) < _seniority(mine)
-
-
-def _seniority(found: Object) -> tuple[str, str]:
-    return str(found["metadata"].get("creationTimestamp")), str(found["metadata"]["uid"])
 
 
 def _as_object(pipeline: Pipeline, event: Event) -> Object:

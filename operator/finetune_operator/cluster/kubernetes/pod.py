@@ -27,6 +27,11 @@ class Pod:
         return str(self.raw["metadata"]["name"])
 
     @property
+    def uid(self) -> str:
+        """What no other pod of its name has."""
+        return str(self.raw["metadata"]["uid"])
+
+    @property
     def node(self) -> str:
         """Where it was put, if it was."""
         return str(self.raw["spec"].get("nodeName") or "")

@@ -1,76 +1,99 @@
 """How far running stages are: asked of their pods over HTTP, so that no pod needs rights of any kind."""
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
-from pydantic import ValidationError
 
 from finetune_operator.cluster.kubernetes.asking import ask, host_of, ok
+from finetune_operator.cluster.kubernetes.errands import Errands, Tell, to_nobody
 from finetune_operator.cluster.kubernetes.job import CONTAINER, PORT
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_trainer.contract import Progress
+from finetune_trainer.contract import PROGRESS_BYTES, Progress
 from finetune_trainer.contract import environment as names
 
 EVERY_SECONDS = 15.0
 """No pod is asked more often, and so no status is written more often for its sake."""
+LONGEST_SECONDS = 60.0
+"""Between two questions to a pod that has never answered, which may not want to."""
 PATIENCE_SECONDS = 2.0
 
 
 @dataclass
 class _Page:
-    asked: float
-    progress: Progress | None
+    asked: float = -math.inf
+    wait: float = EVERY_SECONDS
+    silences: int = 0
+    """Questions without an answer, before the first."""
+    progress: Progress | None = None
 
 
 class ProgressPages:
-    """Remembers what each pod said last."""
+    """Remembers what each pod said last, and asks beside the looks; `tell` is called when one has news."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.session = session
+    def __init__(self, session: aiohttp.ClientSession, tell: Tell = to_nobody) -> None:
+        self.session, self.errands = session, Errands(tell)
         self.pages: dict[str, _Page] = {}
 
-    async def of(self, pod: Pod | None) -> Progress | None:
-        """Give the progress of a pod, at most EVERY_SECONDS old while it runs, and its last when it is over."""
+    def of(self, pod: Pod | None) -> Progress | None:
+        """Give what a pod said last, and have it asked where that is long ago; one that is over is asked no more."""
         if pod is None:
             return None
-        uid = pod.raw["metadata"]["uid"]
-        page = self.pages.get(uid)
-        if pod.over or not pod.started_at or not pod.address:
-            return page.progress if page else None
-        if page is None or time.monotonic() - page.asked >= EVERY_SECONDS:
-            found = await self._ask(pod)
-            page = _Page(time.monotonic(), found or (page.progress if page else None))
-            self.pages[uid] = page
+        page = self.pages.setdefault(pod.uid, _Page())
+        if pod.over:
+            self.errands.call_off([pod.uid])
+        elif pod.started_at and pod.address and time.monotonic() - page.asked >= page.wait:
+            page.asked = time.monotonic()
+            self.errands.send(pod, partial(self._ask, pod, page))
         return page.progress
 
     def forget_all_but(self, uids: set[str]) -> None:
         """Drop pods that are no more."""
+        self.errands.call_off(self.pages.keys() - uids)
         self.pages = {uid: page for uid, page in self.pages.items() if uid in uids}
 
-    async def _ask(self, pod: Pod) -> Progress | None:
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        await self.errands.close()
+
+    async def _ask(self, pod: Pod, page: _Page) -> bool:
+        found = await self._read(pod)
+        page.silences = 0 if found or page.progress else page.silences + 1
+        # It may have to load its libraries first: only the third silence in a row is taken for an answer.
+        page.wait = min(EVERY_SECONDS * 2.0 ** min(max(page.silences - 2, 0), 8), LONGEST_SECONDS)
+        if found is None or found == page.progress:
+            return False
+        page.progress = found
+        return True
+
+    async def _read(self, pod: Pod) -> Progress | None:
         port = port_of(pod)
         if not port:
             return None
         where = f"http://{host_of(pod)}:{port}/progress"
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                status, content = await ask(self.session, where)
+                status, content = await ask(self.session, where, most=PROGRESS_BYTES)
             return Progress.model_validate_json(content) if ok(status) else None
-        except (TimeoutError, aiohttp.ClientError, OSError, ValidationError):
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None  # it has not begun, or has its own idea of a port: the stage goes on without a figure
 
 
 class NoPages:
     """In their place outside of the cluster, where no pod can be reached."""
 
-    async def of(self, pod: Pod | None) -> Progress | None:  # noqa: ARG002  ProgressPages looks at it
+    def of(self, pod: Pod | None) -> Progress | None:  # noqa: ARG002  ProgressPages looks at it
         """Know nothing."""
         return None
 
     def forget_all_but(self, uids: set[str]) -> None:
         """Have nothing to forget."""
+
+    async def close(self) -> None:
+        """Have nothing to end."""
 
 
 def port_of(pod: Pod) -> int:

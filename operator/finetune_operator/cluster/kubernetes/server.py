@@ -7,7 +7,6 @@ import json
 from dataclasses import asdict, fields
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.cluster.kubernetes.engines import ENGINES
@@ -99,11 +98,12 @@ def launch_of(serving: Serving) -> Launch:
 
 def folder_of(uri: str) -> PurePosixPath:
     """Give the model's folder in the container; raises Refusal for a place that is on no claim."""
-    place = urlsplit(uri)
-    if place.scheme != "pvc":
+    scheme, _, rest = uri.partition("://")
+    claim, _, path = rest.partition("/")
+    if scheme != "pvc":
         words = f"{uri} is on no volume that a server could mount: let push.target be pvc://CLAIM/folder"
         raise Refusal(Reason.SPEC_INVALID, words)
-    return CLAIMS / place.netloc / unquote(place.path).strip("/")
+    return CLAIMS / claim / path.strip("/")
 
 
 def _pod(template: JobTemplate, serving: Serving) -> Object:

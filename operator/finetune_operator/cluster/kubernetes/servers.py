@@ -65,7 +65,7 @@ class Servers:
         if not pods or unready or _ready(found) < found["spec"].get("replicas", 1):
             return _starting(name, unready or next(iter(pods), None), warning, now)
         serving = serving_of(found)
-        answer = await self.answers.of(pods[0], launch_of(serving).model, serving)
+        answer = self.answers.of(pods[0], launch_of(serving).model, serving)
         return _answered(pipeline, found, pods[0], serving, answer) if answer else _starting(name, pods[0], "", now)
 
     def pods(self, pipeline: Pipeline, name: str) -> list[Pod]:

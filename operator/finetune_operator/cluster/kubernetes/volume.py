@@ -1,15 +1,32 @@
 """The workspace of a pipeline as a PersistentVolumeClaim: pure."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from finetune_operator.api.group import GROUP
-from finetune_operator.cluster.kubernetes.ownership import owner, owners
+from finetune_operator.api.group import GROUP, KIND
+from finetune_operator.cluster.kubernetes.ownership import owners
 from finetune_operator.labels import MANAGED_BY, MANAGER
 from finetune_operator.names import workspace_name
 from finetune_operator.pipeline import Pipeline
 
 WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator made the claim for."""
+WHEN_DELETED, SIZE = "workspace.whenDeleted", "workspace.size"
+
+UNITS = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(1000)}
+UNITS |= {unit: Decimal(1000) ** power for power, unit in enumerate("MGTPE", 2)}
+UNITS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an edit of the pipeline makes of a claim that is there."""
+
+    field: str
+    """That asks for it."""
+    patch: dict[str, Any]
 
 
 def claim_name(pipeline: Pipeline) -> str:
@@ -60,9 +77,43 @@ def mismatch(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
     return None
 
 
-def adopted(pipeline: Pipeline, found: dict[str, Any]) -> bool:
-    """Tell whether the claim's owners are what workspace.whenDeleted asks for."""
-    ours = [
-        ref["uid"] for ref in found["metadata"].get("ownerReferences", []) if ref.get("kind") == owner(pipeline)["kind"]
-    ]
-    return ours == [ref["uid"] for ref in owners_wanted(pipeline)]
+def changes(pipeline: Pipeline, found: dict[str, Any]) -> list[Change]:
+    """Give what is to be changed about the pipeline's own claim, so that it is what is asked for now."""
+    return [*_owners_changed(pipeline, found), *_grown(pipeline, found)]
+
+
+def _owners_changed(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
+    told = found["metadata"].get("ownerReferences", [])
+    wanted = [*(ref for ref in told if ref.get("kind") != KIND), *owners_wanted(pipeline)]
+    if [ref["uid"] for ref in told] != [ref["uid"] for ref in wanted]:
+        yield Change(WHEN_DELETED, {"metadata": {"ownerReferences": wanted}})
+
+
+def _grown(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
+    size = pipeline.spec.workspace.size
+    if (had := _size(found)) and _amount(size) > _amount(had):
+        yield Change(SIZE, {"spec": {"resources": {"requests": {"storage": size}}}})
+
+
+def unlike(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[str]:
+    """Say what of the pipeline's own claim is not what is asked and can never be, for a claim keeps what it has."""
+    wish, name, spec = pipeline.spec.workspace, found["metadata"]["name"], found.get("spec") or {}
+    move = f"to have another, save what you need of {name}, delete it and the work begins anew; or take the edit back"
+    if (size := _size(found)) and _amount(wish.size) < _amount(size):
+        yield f"{SIZE}: {name} has {size} and cannot shrink to {wish.size}: set it to {size}"
+    if (had := spec.get("storageClassName")) and wish.storage_class_name not in {None, had}:
+        yield f"workspace.storageClassName: {name} is of class {had}, not {wish.storage_class_name}; {move}"
+    if (modes := spec.get("accessModes")) and wish.access_mode not in modes:
+        yield f"workspace.accessMode: {name} has {', '.join(modes)}, not {wish.access_mode}; {move}"
+
+
+def _size(found: dict[str, Any]) -> str:
+    """Give what a claim asks for; Kubernetes writes a quantity in its own way."""
+    requests = ((found.get("spec") or {}).get("resources") or {}).get("requests") or {}
+    return str(requests.get("storage") or "")
+
+
+def _amount(quantity: str) -> Decimal:
+    """Read a Kubernetes quantity."""
+    number = quantity.rstrip("".join(UNITS))
+    return Decimal(number) * UNITS[quantity.removeprefix(number)]

@@ -1,0 +1,56 @@
+"""Questions to pods that are under way beside the looks: a pod that does not answer keeps no hand from its work."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from finetune_operator.cluster.kubernetes.books import pipeline_of
+from finetune_operator.cluster.kubernetes.pod import Pod
+from finetune_operator.pipeline import Key
+
+log = logging.getLogger(__name__)
+Tell = Callable[[Key], None]
+"""Called with the pipeline of a pod that had news, so that somebody looks."""
+
+
+def to_nobody(_key: Key) -> None:
+    """Let the news wait for the next look."""
+
+
+class Errands:
+    """At most one question to a pod at a time; a question gives whether its answer is news."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def send(self, pod: Pod, question: Callable[[], Awaitable[bool]]) -> None:
+        """Ask, unless it is being asked."""
+        if pod.uid not in self.tasks:
+            task = self.tasks[pod.uid] = asyncio.create_task(self._ask(pod, question))
+            task.add_done_callback(lambda done: self._over(pod.uid, done))
+
+    async def _ask(self, pod: Pod, question: Callable[[], Awaitable[bool]]) -> None:
+        try:
+            news = await question()
+        except Exception:
+            log.exception("%s could not be asked: this is a bug", pod.name)
+            return
+        if news and (key := pipeline_of(pod.raw)):
+            self.tell(key)
+
+    def _over(self, uid: str, task: asyncio.Task[None]) -> None:
+        if self.tasks.get(uid) is task:
+            del self.tasks[uid]
+
+    def call_off(self, uids: Iterable[str]) -> None:
+        """Ask them no more."""
+        for uid in uids:
+            if task := self.tasks.pop(uid, None):
+                task.cancel()
+
+    async def close(self) -> None:
+        """Call everything off, and wait until it has ended: the session that it uses is about to be closed."""
+        tasks = list(self.tasks.values())
+        self.call_off(list(self.tasks))
+        await asyncio.gather(*tasks, return_exceptions=True)
