@@ -142,6 +142,12 @@ def test_plan_knows_that_an_earlier_result_is_still_in_the_workspace(terminal, w
     assert (train["doing"], train["why"]) == ("reuse", "attempt 1 made it: its result is in the workspace")
 
 
+def test_plan_needs_no_right_to_read_claims(terminal, world):
+    interrupted(world)
+    terminal.api.forbidden = {("get", "persistentvolumeclaims")}
+    assert terminal.plan("demo")["train"]["doing"] == "run"
+
+
 def test_plan_of_a_pipeline_that_is_not_there_yet(terminal):
     file = terminal.write("fresh")
     said = terminal.do("plan", file, "-n", "team")

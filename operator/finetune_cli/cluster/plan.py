@@ -51,7 +51,7 @@ async def _before_and_after(reach: Reach) -> tuple[dict[str, object] | None, Pip
 
 
 async def _observed(reach: Reach, pipeline: Pipeline) -> Observed:
-    return await KubernetesCluster(reach.api, await books_of(reach), NoPages(), NoAnswers()).observe(pipeline)
+    return await KubernetesCluster(reach.api, await books_of(reach), NoPages(), NoAnswers()).children(pipeline)
 
 
 def _change(before: Pipeline | None, after: Pipeline) -> str:

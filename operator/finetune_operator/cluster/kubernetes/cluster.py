@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
@@ -59,12 +60,15 @@ class KubernetesCluster:
         return as_pipeline(found)
 
     async def observe(self, pipeline: Pipeline) -> Observed:
+        """Look at what was made for the pipeline, and at its workspace."""
+        return replace(await self.children(pipeline), workspace=await self.workspaces.look(pipeline))
+
+    async def children(self, pipeline: Pipeline) -> Observed:
         """Look at the Jobs of attempts that have not ended: in the books, and in the API where they say nothing."""
         attempts = ((stage, status.last_attempt) for stage, status in pipeline.status.stages.items())
         names = {last.job: stage for stage, last in attempts if last and last.outcome is Outcome.RUNNING}
         seen = {name: job for name, stage in names.items() if (job := await self._seen(pipeline, stage, name))}
-        servers, workspace = await self.servers.of(pipeline), await self.workspaces.look(pipeline)
-        return Observed(seen, dict(self.refused.get(pipeline.key, {})), servers, workspace=workspace)
+        return Observed(seen, dict(self.refused.get(pipeline.key, {})), await self.servers.of(pipeline))
 
     async def _seen(self, pipeline: Pipeline, stage: str, name: str) -> JobSeen | None:
         if stage in LASTING:
