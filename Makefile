@@ -14,7 +14,7 @@ test: ## every test: without a cluster, on a control plane, on real nodes (TESTS
 ifdef TESTS
 	@$(PY) -m pytest $(TESTS)
 else
-	@$(PY) -m pytest --ignore=tests/controlplane
+	@$(PY) -m pytest --ignore=tests/controlplane --numprocesses=auto --maxprocesses=4 --dist=loadfile
 	@$(PY) -m e2e
 endif
 
