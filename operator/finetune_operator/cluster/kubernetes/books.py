@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from finetune_operator.api.group import GROUP
 from finetune_operator.cluster.kubernetes.job import PIPELINE_NAME
 from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.labels import SERVER
 from finetune_operator.pipeline import Key
+from finetune_trainer.contract.environment import METRICS_PORT
 
 Object = dict[str, Any]
 Place = tuple[str, str]
 """Namespace and name."""
 PIPELINES = "finetunepipelines"
 JOB_NAME = "batch.kubernetes.io/job-name"
-_NOT_KEPT = ("managedFields",)
+_LONG = frozenset({"template", "initContainers", "ephemeralContainers", "volumes", "affinity", "tolerations"})
+"""What is long in the spec of a Job, a Deployment or a pod, and read by nobody here."""
+_OF_CONTAINERS = ("name", "image", "ports")
 
 
 @dataclass
@@ -65,7 +69,7 @@ class Books:
         if gone:
             kept.pop(_place(found), None)
         else:
-            kept[_place(found)] = _trimmed(found)
+            kept[_place(found)] = _short(found)
         return pipeline_of(found)
 
     def _heard(self, kind: str, found: Object) -> None:
@@ -88,13 +92,13 @@ class Books:
         place = (namespace, job)
         known = self.pods.get(place)
         if known is None or _age(known.raw) <= _age(pod):
-            self.pods[place] = _with_its_end(known, Pod(_trimmed(pod), gone))
+            self.pods[place] = _with_its_end(known, Pod(_short(pod), gone))
         return pipeline_of(pod)
 
     def _note_server_pod(self, place: Place, pod: Object, *, gone: bool) -> None:
         pods = {uid: one for uid, one in self.server_pods.get(place, {}).items() if uid != pod["metadata"]["uid"]}
         if not gone:
-            pods[pod["metadata"]["uid"]] = Pod(_trimmed(pod))
+            pods[pod["metadata"]["uid"]] = Pod(_short(pod))
         self.server_pods[place] = pods
         if not pods:
             del self.server_pods[place]
@@ -200,5 +204,24 @@ def _age(pod: Object) -> str:
 
 
 def _trimmed(found: Object) -> Object:
-    meta = {name: value for name, value in found["metadata"].items() if name not in _NOT_KEPT}
+    """Leave out what others note on an object for themselves."""
+    meta = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
+    if notes := meta.get("annotations"):
+        meta["annotations"] = {name: value for name, value in notes.items() if name.startswith(f"{GROUP}/")}
     return {**found, "metadata": meta}
+
+
+def _short(found: Object) -> Object:
+    """Keep what is read of a child: every attempt has a Job and a pod, which hold its whole config."""
+    trimmed, spec = _trimmed(found), found.get("spec")
+    if spec is None:
+        return trimmed
+    kept = {name: value for name, value in spec.items() if name not in _LONG}
+    if containers := spec.get("containers"):
+        kept["containers"] = [_container(one) for one in containers]
+    return {**trimmed, "spec": kept}
+
+
+def _container(found: Object) -> Object:
+    kept = {name: found[name] for name in _OF_CONTAINERS if name in found}
+    return {**kept, "env": [one for one in found.get("env") or [] if one["name"] == METRICS_PORT]}
