@@ -31,7 +31,7 @@ GONE = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
 
 ENDINGS = {
     "a completed job with its result": (over("Complete"), ended(0, DONE, "Completed"), {}, Outcome.SUCCEEDED, "", 0),
-    "a completed job whose pod nobody saw": (over("Complete"), None, {}, Outcome.INTERRUPTED, "before anybody read", None),
+    "a completed job whose pod nobody saw": (over("Complete"), None, {}, Outcome.INTERRUPTED, "before anybody", None),
     "an eviction that saved": (BY_RULE, ended(75, SAVED), {}, Outcome.INTERRUPTED, "saved at step 40", 75),
     "an eviction that killed": (BY_RULE, ended(137), {}, Outcome.INTERRUPTED, "DisruptionTarget", 137),
     "an eviction whose pod nobody saw": (BY_RULE, None, {}, Outcome.INTERRUPTED, "DisruptionTarget", None),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
+
 from finetune_operator.api.group import GROUP, KIND
 from finetune_operator.cluster.kubernetes.ownership import owners
 from finetune_operator.labels import MANAGED_BY, MANAGER
@@ -14,10 +16,6 @@ from finetune_operator.pipeline import Pipeline
 WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator made the claim for."""
 WHEN_DELETED, SIZE = "workspace.whenDeleted", "workspace.size"
-
-UNITS = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(1000)}
-UNITS |= {unit: Decimal(1000) ** power for power, unit in enumerate("MGTPE", 2)}
-UNITS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)}
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,4 @@ def _size(found: dict[str, Any]) -> str:
 
 
 def _amount(quantity: str) -> Decimal:
-    """Read a Kubernetes quantity."""
-    number = quantity.rstrip("".join(UNITS))
-    return Decimal(number) * UNITS[quantity.removeprefix(number)]
+    return Decimal(parse_quantity(quantity))  # type: ignore[no-untyped-call]  # the library has no types
