@@ -132,10 +132,19 @@ class Story:
         return self.stage(stage_)
 
     def wait_finished(self, phase: str = "Succeeded", seconds: float = 90) -> Object:
-        """Wait as a user would, and see how it ended."""
-        self.until(lambda: self.condition("Finished").get("status") == "True", seconds)
+        """Wait until it has finished with all that was asked so far, and see how it ended."""
+        self.until(self._has_finished, seconds)
         assert self.status["phase"] == phase, self.told()
         return self.status
+
+    def _has_finished(self) -> bool:
+        found = self.object  # once, or the answer would be put together from two moments
+        meta, status = found["metadata"], found.get("status", {})
+        asked = {verb: meta.get("annotations", {}).get(f"finetune.dev/{verb}") for verb in ("retry", "cancel")}
+        obeyed = all(status.get("handled", {}).get(verb) == value for verb, value in asked.items())
+        current = obeyed and status.get("observedGeneration") == meta["generation"]
+        ended = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
+        return current and "Finished" in ended
 
     def jobs(self, stage_: str | None = None) -> list[Object]:
         """Give its Jobs."""
