@@ -63,6 +63,8 @@ def _was_asked_to_stop(attempt: AttemptStatus, job: JobSeen) -> Ending | None:
 def _left_no_result(attempt: AttemptStatus, job: JobSeen) -> Ending | None:
     if job.state is not JobState.COMPLETE:
         return None
+    if job.disruption:
+        return _was_disrupted(attempt, job)
     if job.exit_code is None:
         unread = "it ended well, but its pod was gone before anybody read the result, so the stage is run again"
         return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, unread)

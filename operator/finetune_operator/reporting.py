@@ -14,6 +14,7 @@ from finetune_operator.api.status import (
     PipelineStatus,
     StageState,
     StageStatus,
+    message,
 )
 from finetune_operator.observing import Waiting
 from finetune_operator.pipeline import Pipeline
@@ -107,7 +108,7 @@ def _beside(summary: Summary, trouble: Waiting | None) -> Summary:
     if trouble is None:
         return summary
     reason = trouble.reason if summary.reason is Reason.PROGRESSING else summary.reason
-    return replace(summary, reason=reason, message=f"{summary.message}; meanwhile {trouble.message}")
+    return replace(summary, reason=reason, message=message(f"{summary.message}; meanwhile {trouble.message}"))
 
 
 def _finished(view: PipelineView) -> Summary:

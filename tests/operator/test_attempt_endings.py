@@ -18,6 +18,9 @@ INTERRUPTIONS = {
     "complete, but nobody read its result": lambda w, job: w.cluster.complete(job, None),
     "evicted, checkpoint saved": lambda w, job: w.cluster.evict(job, step=70, saved=70),
     "evicted, killed before it could save": lambda w, job: w.cluster.fail(job, 137, disruption="evicted"),
+    "evicted, and its program ends well without a result": lambda w, job: w.cluster.see(
+        job, state=JobState.COMPLETE, exit_code=0, disruption="evicted", finished_at=w.cluster.now
+    ),
     "evicted while failing": lambda w, job: w.cluster.fail(job, 65, disruption="evicted"),
     "its node is gone": lambda w, job: w.lose_node(job),
     "exit code 75 without any evidence": lambda w, job: w.cluster.evict(job, step=70, saved=70, why=None),

@@ -98,6 +98,18 @@ def test_an_attempt_whose_job_was_seen_holds_the_claim_and_one_that_only_has_a_n
     assert asyncio.run(sharing.begin("older")) is reason
 
 
+def test_a_job_that_is_over_frees_the_claim_also_where_nobody_can_write_that_into_the_status(sharing):
+    sharing.tell("older", "2030", finishedAt="2030-01-02T00:00:00Z")
+    asyncio.run(sharing.begin("younger"))
+    [job] = sharing.books.jobs.values()
+    running = {"number": 1, "job": job["metadata"]["name"], "outcome": "Running", "createdAt": "2031-01-01T00:00:00Z"}
+    sharing.tell("younger", "2031", stages={"prepare": {"attempts": [running]}})
+    sharing.tell("older", "2030")
+    assert asyncio.run(sharing.begin("older")) is Reason.WORKSPACE_IN_USE
+    sharing.books.note_job({**job, "status": {"conditions": [over("Complete")]}})
+    assert asyncio.run(sharing.begin("older")) is None
+
+
 def test_two_that_look_at_the_same_moment_do_not_both_begin(sharing):
     finished = {"finishedAt": "2030-01-02T00:00:00Z"}
     sharing.tell("older", "2030", **finished)

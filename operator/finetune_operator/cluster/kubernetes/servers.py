@@ -75,12 +75,14 @@ class Servers:
 
     async def _deployment(self, pipeline: Pipeline, name: str) -> Object | None:
         place = (pipeline.key.namespace, name)
-        found = self.books.deployments.get(place) or await self.api.get(paths.deployments(*place))
+        known = self.books.deployments.get(place)
+        found = known or await self.api.get(paths.deployments(*place))
         if found and not is_owned(pipeline, found):
             raise ClusterError(f"the Deployment {name} belongs to somebody else: delete it, or rename the pipeline")
         if found is None or not _readable(found):
             return None
-        self.books.note_deployment(found)
+        if known is None:
+            self.books.note_deployment(found)
         return found
 
     async def create(self, pipeline: Pipeline, template: JobTemplate, serving: Serving) -> None:

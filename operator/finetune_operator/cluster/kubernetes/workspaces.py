@@ -1,7 +1,7 @@
 """The claims that hold pipelines' work: each is there, and one pipeline at a time works on it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +71,7 @@ class Workspaces:
         )
 
     async def settle(self, pipeline: Pipeline) -> None:
-        """Change the claim to what is asked now; what is not, or is refused, is tried again by the next look."""
+        """Change the claim to what is asked now; what is refused is told, and tried again by the next look."""
         known = self.known.get(pipeline.key)
         if known is None:
             return
@@ -80,10 +80,10 @@ class Workspaces:
         words = {name: refused.message for name, error in errors.items() if (refused := refusal.read(error))}
         told = known.refused
         known.refused = {name: told.get(name, said) for name, said in words.items()}  # the first words, as elsewhere
-        if errors:
-            raise next(iter(errors.values()))
-        if told:
-            raise Conflict(f"what was said of the workspace of {pipeline.key} is not true any more")
+        if busy := next((error for name, error in errors.items() if name not in words), None):
+            raise busy
+        if known.refused != told:
+            raise Conflict(f"something else is to be said of the workspace of {pipeline.key}")
 
     async def _change(self, pipeline: Pipeline, change: volume.Change) -> ApiError | None:
         try:
@@ -123,7 +123,8 @@ class Workspaces:
             )
         found = await self.api.get(_where(pipeline))
         if found:
-            self.forget(pipeline.key)  # it may have come since the look
+            if (known := self.known.get(pipeline.key)) and not known.changes:
+                self.forget(pipeline.key)  # it may have come since the look
             if words := volume.mismatch(pipeline, found):
                 raise Refusal(Reason.VOLUME_NOT_READY, words)
         elif pipeline.spec.workspace.existing_claim:
@@ -149,8 +150,9 @@ class Workspaces:
 
     def _runs(self, key: Key, found: Object) -> bool:
         """Whether it has an attempt whose Job was made: one that waits for its turn has a number, too."""
-        jobs = (job for job in self.books.jobs.values() if pipeline_of(job) == key)
-        return any(not is_over(job) for job in jobs) or _has_begun(found)
+        jobs = {name: job for (_, name), job in self.books.jobs.items() if pipeline_of(job) == key}
+        over = {name for name, job in jobs.items() if is_over(job)}
+        return len(over) < len(jobs) or _has_begun(found, over)
 
 
 def _version(pipeline: Pipeline) -> Version:
@@ -166,11 +168,15 @@ def _claim_of(key: Key, found: Object) -> str:
     return wanted.get("existingClaim") or workspace_name(key.name)
 
 
-def _has_begun(found: Object) -> bool:
-    """Whether its status tells of a Job that was seen and has not ended: its pod may outlive it."""
+def _has_begun(found: Object, over: Collection[str]) -> bool:
+    """Whether its status tells of a Job that was seen and, for all we know, has a pod: it may be deleted before that.
+
+    A Job that is over has none left, also where nobody can bring the status up to date.
+    """
     stages: Object = (found.get("status") or {}).get("stages") or {}
     last = (told["attempts"][-1] for name, told in stages.items() if name in WORKING and told.get("attempts"))
-    return any(one.get("createdAt") and one.get("outcome") == Outcome.RUNNING for one in last)
+    running = (one for one in last if one.get("createdAt") and one.get("outcome") == Outcome.RUNNING)
+    return any(one.get("job") not in over for one in running)
 
 
 def _goes_first(other: Object, mine: Object | None) -> bool:
