@@ -17,6 +17,7 @@ ORDER = (
     "test_what_holds_it_up",
     "test_lifecycle",
     "test_quick_start",
+    "test_readme",
     "test_exact_resume",
     "test_chart_lifecycle",
     "test_training_on_spot",

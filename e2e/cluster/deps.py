@@ -1,4 +1,4 @@
-"""`python -m e2e.cluster.deps`: what clusters and images need, installed where that can be done.
+"""`python -m e2e.cluster.deps`: what clusters, images and their tests need, installed where that can be done.
 
 Exit status: 0 all is there, 3 this machine lacks something that cannot be installed here, 1 a build failed.
 """
@@ -26,6 +26,7 @@ PACKAGES = {
     "busybox-static": "/bin/busybox",
     "ca-certificates": "/etc/ssl/certs/ca-certificates.crt",
     "containernetworking-plugins": "/usr/lib/cni/bridge",
+    "curl": "curl",
     "debootstrap": "debootstrap",
     "gcc": "gcc",
     "iproute2": "ip",
