@@ -8,9 +8,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster.nodes import Node
 from e2e.cluster.problems import Refused
@@ -95,8 +96,7 @@ def claim(folder: Path, taken: set[int]) -> State:
     with locked(clusters()):
         if folder.exists():
             raise Refused(f"cluster {folder.name} exists; `python -m e2e.cluster --name {folder.name} down` removes it")
-        claimed = {json.loads(file.read_text())["subnet"] for file in clusters().glob("*/cluster.json")}
-        free = sorted(set(range(256)) - claimed - taken)
+        free = sorted(set(range(256)) - set(all_say("subnet")) - taken)
         if not free:
             raise Refused(
                 "every network 10.89.0.0/24 … 10.89.255.0/24 is in use on this host; remove a cluster or a route"
@@ -105,6 +105,13 @@ def claim(folder: Path, taken: set[int]) -> State:
         state = State(folder, free[0])
         state.save()
         return state
+
+
+def all_say(what: str) -> Iterator[Any]:
+    """Give what each cluster of this host has in one field; one that goes meanwhile says nothing."""
+    for file in clusters().glob("*/cluster.json"):
+        with suppress(FileNotFoundError):
+            yield json.loads(file.read_text())[what]
 
 
 def forget(folder: Path) -> None:

@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from e2e.cluster import providers, state
-from e2e.cluster.bare import checks
+from e2e.cluster.bare import checks, images
 from e2e.cluster.bare.network import Network
 from e2e.cluster.nodes import MOST, parse
 from e2e.cluster.problems import Refused
@@ -135,3 +137,31 @@ def test_a_reclaimed_node_is_told_first_and_gone_afterwards(by, seen):
 def test_the_state_is_json_that_a_person_can_read():
     known = state.claim(state.folder_of("one"), taken=set())
     assert json.loads((known.folder / "cluster.json").read_text())["subnet"] == known.subnet
+
+
+def test_clusters_that_want_the_same_images_at_once_unpack_them_once(tmp_path):
+    pantry, unpacked = tmp_path / "pantry" / "same", []
+
+    def unpack():
+        unpacked.append(pantry)
+        time.sleep(0.2)
+        pantry.mkdir()
+
+    with ThreadPoolExecutor(3) as clusters:
+        list(clusters.map(lambda _: images.provide(pantry, unpack, lambda: ["same"]), range(3)))
+    assert unpacked == [pantry]
+
+
+def test_what_could_not_be_unpacked_is_unpacked_by_the_next(tmp_path):
+    pantry = tmp_path / "pantry" / "same"
+    with pytest.raises(OSError, match="nowhere"):
+        images.provide(pantry, (tmp_path / "nowhere" / "to").mkdir, list)
+    images.provide(pantry, pantry.mkdir, list)
+    assert pantry.is_dir()
+
+
+def test_what_no_cluster_was_made_of_goes_when_something_else_is_unpacked(tmp_path):
+    used, old, fresh = (tmp_path / "pantry" / name for name in ("used", "old", "fresh"))
+    for pantry in (used, old, fresh):
+        images.provide(pantry, pantry.mkdir, lambda: ["used"])
+    assert {path.name for path in (tmp_path / "pantry").iterdir()} == {"used", "fresh"}

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from e2e.cluster.bare.machine import Machine, wait_until
 from e2e.cluster.problems import NotReady
-
-_LARGE = 100 << 20
-"""Bytes."""
-
-
-def keep_small(archives: Sequence[Path], folder: Path) -> None:
-    """Remove large archives of ours; what is in a pantry is not read again, and an engine still has it."""
-    for archive in archives:
-        if archive.parent == folder and archive.stat().st_size > _LARGE:
-            archive.unlink()
+from e2e.cluster.state import locked
 
 
 def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
@@ -56,22 +48,28 @@ def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
             shown.unlink()
 
 
+def provide(pantry: Path, fill: Callable[[], None], in_use: Callable[[], Iterable[str]]) -> None:
+    """Have a pantry, filled by whoever wants it first: others who come meanwhile wait, and find it."""
+    with locked(pantry.parent):
+        if not pantry.exists():
+            fill()
+            _clear_out(pantry.parent, set(in_use()))
+        os.utime(pantry)
+
+
 def stock(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
     """Unpack archives into a folder that nodes' disks are then copied from; machine runs nothing but containerd."""
     load(machine, ctr, archives)
     # Unpacked layers need no archive of themselves; without this they would go when nobody waits any more.
     machine.run(str(ctr), "--namespace", "k8s.io", "content", "prune", "references")
     machine.kill()
-    pantry.parent.mkdir(parents=True, exist_ok=True)
-    ready = machine.var / "lib" / "containerd"
     try:
-        ready.rename(pantry)
-    except OSError as taken:
-        if not pantry.exists():
-            raise NotReady(f"{pantry} cannot be written: {taken}") from taken
+        (machine.var / "lib" / "containerd").rename(pantry)
+    except OSError as refused:
+        raise NotReady(f"{pantry} cannot be written: {refused}") from refused
 
 
-def clear_out(pantries: Path, in_use: set[str]) -> None:
+def _clear_out(pantries: Path, in_use: set[str]) -> None:
     """Remove pantries that no cluster was made from, but for the last one used; each may hold gigabytes."""
     by_age = sorted(pantries.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in by_age[1:]:

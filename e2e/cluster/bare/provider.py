@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from e2e.cluster.nodes import CONTROL, Node
 from e2e.cluster.problems import NotReady
 from e2e.cluster.provider import Pressure, Wish
 from e2e.cluster.service import Service
-from e2e.cluster.state import State, cache, claim, clusters, folder_of, forget
+from e2e.cluster.state import State, all_say, cache, claim, folder_of, forget
 from e2e.images import engines, packing
 
 NEEDED = (
@@ -137,9 +136,6 @@ class Bare:
             shutil.copytree(log, kept / log.parent.name)
         return kept
 
-    def _archives(self, wanted: Sequence[str]) -> list[Path]:
-        return [engines.export(image, cache() / "images") for image in wanted]
-
     def _make(self, state: State, wish: Wish) -> None:
         for node in wish.nodes:
             state.seat(node)
@@ -167,22 +163,18 @@ class Bare:
         # Said before it is there, so that nobody clears it out.
         state.save()
         pantry = cache() / "pantry" / state.pantry
-        if not pantry.exists():
-            checks.check_disk(self.folder)
-            kitchen = self._machine("kitchen", MACHINES - 1)
-            programs = Programs(Node("kitchen", "ondemand", ""), MACHINES - 1, "", kitchen.folder, self._control)
-            programs.configure()
-            kitchen.start([programs.containerd()], self._binds())
-            archives = self._archives(wanted)
-            images.stock(pantry, kitchen, self._binaries / "ctr", archives)
-            images.keep_small(archives, cache() / "images")
-            shutil.rmtree(kitchen.folder)
-            images.clear_out(pantry.parent, self._pantries_in_use())
-        os.utime(pantry)
+        images.provide(pantry, lambda: self._fill(pantry, wanted), lambda: all_say("pantry"))
 
-    @staticmethod
-    def _pantries_in_use() -> set[str]:
-        return {json.loads(file.read_text())["pantry"] for file in clusters().glob("*/cluster.json")}
+    def _fill(self, pantry: Path, wanted: Sequence[str]) -> None:
+        checks.check_disk(self.folder)
+        binaries.tell(f"unpacking {len(wanted)} images for all nodes, once …")
+        kitchen = self._machine("kitchen", MACHINES - 1)
+        programs = Programs(Node("kitchen", "ondemand", ""), MACHINES - 1, "", kitchen.folder, self._control)
+        programs.configure()
+        kitchen.start([programs.containerd()], self._binds())
+        archives = [engines.export(image, kitchen.folder) for image in wanted]
+        images.stock(pantry, kitchen, self._binaries / "ctr", archives)
+        shutil.rmtree(kitchen.folder)
 
     def _start_control_plane(self, *, fakes: bool) -> None:
         control = self._control
@@ -295,7 +287,7 @@ class Bare:
 
     def load(self, images_: Sequence[str]) -> None:
         """Bring images to all nodes that live."""
-        archives = self._archives(images_)
+        archives = [engines.export(image, self.folder / "images") for image in images_]
         state = self._state
         for name in state.nodes:
             machine = self.machine(name)
