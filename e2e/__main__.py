@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from e2e.cluster import deps
@@ -21,8 +22,7 @@ LANES = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "-v")
 def main(arguments: list[str]) -> int:
     """Prepare and test. A machine that cannot is told so in one loud line; where CI=true that is a failure."""
     try:
-        deps.prepare()
-        build.build_all()
+        prepare()
     except Refused as problem:
         print(f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {problem}\n", file=sys.stderr)
         return int(os.environ.get("CI", "") in {"true", "1"})
@@ -32,6 +32,15 @@ def main(arguments: list[str]) -> int:
     if any(not argument.startswith("-") for argument in arguments):
         return _test(*arguments)
     return max(_test(ALONE, *arguments), _test(*LANES, f"--ignore={ALONE}", *LAYERS, *arguments))
+
+
+def prepare() -> None:
+    """Have programs and images, made side by side: images want the disk and the network, programs the cores."""
+    programs = deps.install_packages()
+    with ThreadPoolExecutor() as pool:
+        images = pool.submit(build.build_all)
+        deps.build(programs)
+        images.result()
 
 
 def _test(*arguments: str) -> int:

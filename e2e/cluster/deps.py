@@ -60,15 +60,24 @@ def prepare() -> None:
 
     Raises Refused that says what is lacking, NotReady when a program cannot be built.
     """
+    build(install_packages())
+
+
+def install_packages() -> Iterable[str]:
+    """Install what is not built, and name the programs that are; raises Refused."""
     docker = ENGINES["docker"].there()
-    names: Iterable[str] = binaries.BINARIES if docker else [name for name in binaries.BINARIES if name != "kind"]
     try:
         install(missing())
         checks.check(cache())
     except Refused:
         if not docker:
             raise
-        names = BY_DOCKER
+        return BY_DOCKER
+    return binaries.BINARIES if docker else [name for name in binaries.BINARIES if name != "kind"]
+
+
+def build(names: Iterable[str]) -> None:
+    """Build the programs that are not there, with a Go that is got where there is none. Raises Refused and NotReady."""
     try:
         binaries.provide(names)
     except NoGo:
