@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+_PORT = 53
 
 RULES: list[dict[str, Any]] = [
     {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
@@ -26,9 +31,23 @@ def corefile(address: str, kubeconfig: Path) -> str:
 """
 
 
+def answers(address: str) -> bool:
+    """Tell whether the API server's name is known there: one question for an A record (RFC 1035, section 4.1)."""
+    labels = b"kubernetes.default.svc.cluster.local".split(b".")
+    name = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
+    question = struct.pack(">6H", 1, 0x0100, 1, 0, 0, 0) + name + struct.pack(">2H", 1, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks, suppress(OSError):
+        asks.settimeout(0.5)
+        asks.connect((address, _PORT))
+        asks.send(question)
+        _, flags, _, found, _, _ = struct.unpack(">6H", asks.recv(512)[:12])
+        return bool(found and flags & 0xF == 0)
+    return False
+
+
 def manifests(address: str, service: str) -> list[dict[str, Any]]:
     """Give the Service kube-dns, its endpoint beside the control plane, and what CoreDNS may read."""
-    ports = [{"name": f"dns-{protocol.lower()}", "port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    ports = [{"name": f"dns-{protocol.lower()}", "port": _PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
     metadata = {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
     slice_metadata = {**metadata, "labels": {"kubernetes.io/service-name": "kube-dns"}}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns"}

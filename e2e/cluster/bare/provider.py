@@ -17,7 +17,7 @@ from e2e.cluster import binaries, dns, fake, storage
 from e2e.cluster.bare import cgroups, checks, images
 from e2e.cluster.bare.certificates import ADMINS, Authority
 from e2e.cluster.bare.control_plane import REGISTRY_PORT, ControlPlane
-from e2e.cluster.bare.machine import Machine
+from e2e.cluster.bare.machine import Machine, wait_until
 from e2e.cluster.bare.network import CONTROL_PLANE, DNS_SERVICE, MACHINES, Network, taken
 from e2e.cluster.bare.node import PAUSE, Programs
 from e2e.cluster.kube import Kube
@@ -204,9 +204,12 @@ class Bare:
     def _furnish_api(self, state: State) -> None:
         kube = self.kube
         kube.wait_answer(READY_WITHIN)
-        kube.apply([*dns.manifests(self._control.address, DNS_SERVICE), *storage.classes()])
+        address = self._control.address
+        kube.apply([*dns.manifests(address, DNS_SERVICE), *storage.classes()])
+        self.machine(CONTROL).restart("coredns")  # it was refused until now, and asks ever more seldom
         fake.make(kube, state.fake_nodes)
         kube.wait_ready(state.nodes, READY_WITHIN)
+        wait_until(iter(lambda: dns.answers(address), None), READY_WITHIN, "CoreDNS knows no names")
         for node in state.nodes.values():
             kube.patch_devices(node.name, node.devices)
 
