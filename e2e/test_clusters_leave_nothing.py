@@ -160,6 +160,20 @@ def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
         assert not providers.existing(name)
 
 
+@pytest.mark.parametrize("asks", ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"])
+def test_what_up_had_asked_for_when_it_was_killed_goes_with_the_cluster(nothing_stays, asks):
+    cluster = Bare(fixtures.named("asks"))
+    waits = [sys.executable, "-c", "import time; time.sleep(60)"]
+    orphan = subprocess.Popen([*waits, *asks.format(cluster.folder).split()], start_new_session=True)
+    neighbour = subprocess.Popen([*waits, *asks.format(f"{cluster.folder}-2").split()], start_new_session=True)
+    until(lambda: str(cluster.folder) in _words(Path(f"/proc/{orphan.pid}")), 10)
+    cluster.down()
+    assert orphan.wait(10) == -signal.SIGKILL
+    assert neighbour.poll() is None
+    neighbour.kill()
+    neighbour.wait()
+
+
 def test_ctrl_c_during_up_undoes_what_was_begun(nothing_stays):
     name = fixtures.named("stopped")
     command = [sys.executable, "-m", "e2e.cluster", "--name", name, "--provider", "bare", "up"]

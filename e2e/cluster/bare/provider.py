@@ -215,7 +215,7 @@ class Bare:
 
     def down(self) -> None:
         """Take everything away, whatever state it is in."""
-        for pid in _launchers(self.folder):
+        for pid in _strays(self.folder):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for group in cgroups.like(self._prefix):
@@ -308,10 +308,17 @@ http: {{addr: ":{REGISTRY_PORT}"}}
 """
 
 
-def _launchers(folder: Path) -> Iterable[int]:
-    """Find first processes of machines that have not entered their control group yet."""
+def _strays(folder: Path) -> Iterable[int]:
+    """Find what belongs to it and is in no control group.
+
+    That is the first processes of machines before they enter theirs, and what an `up` that was killed had asked of
+    kubectl or of an image engine.
+    """
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if any(word.startswith(os.fsencode(folder) + b"/machines/") for word in words) and b"-ISE" in words:
+            words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
+            launches = "-ISE" in words and any(word.startswith(f"{folder}/machines/") for word in words)
+            asks = f"{folder}/kubeconfig" in words
+            exports = any(word.startswith((f"docker-archive:{folder}/", f"--output={folder}/")) for word in words)
+            if launches or asks or exports:
                 yield int(entry.name)
