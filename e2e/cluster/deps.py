@@ -45,7 +45,7 @@ BY_DOCKER = ("kind", "kubectl", "kwok", "registry", "helm")
 def main() -> int:
     """Install; say what is lacking in one line."""
     try:
-        prepare()
+        build(install_packages())
     except Refused as problem:
         binaries.tell(f"cluster-deps: NO CLUSTER CAN BE MADE HERE: {problem}")
         return LACKING
@@ -55,16 +55,12 @@ def main() -> int:
     return 0
 
 
-def prepare() -> None:
-    """Make this machine ready for clusters: of namespaces, or of Docker's containers where that is all it can.
-
-    Raises Refused that says what is lacking, NotReady when a program cannot be built.
-    """
-    build(install_packages())
-
-
 def install_packages() -> Iterable[str]:
-    """Install what is not built, and name the programs that are; raises Refused."""
+    """Install what is not built, and name the programs that are.
+
+    They are for clusters of namespaces, or of Docker's containers where that is all this machine can do. Raises Refused
+    that says what is lacking.
+    """
     docker = ENGINES["docker"].there()
     try:
         install(missing())

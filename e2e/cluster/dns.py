@@ -18,7 +18,7 @@ RULES: list[dict[str, Any]] = [
 
 def corefile(address: str, kubeconfig: Path) -> str:
     """Configure CoreDNS: the cluster's names, and no others; there is nobody to ask."""
-    return f""".:53 {{
+    return f""".:{_PORT} {{
   bind {address}
   errors
   kubernetes cluster.local in-addr.arpa ip6.arpa {{

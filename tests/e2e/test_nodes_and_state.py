@@ -148,20 +148,23 @@ def test_clusters_that_want_the_same_images_at_once_unpack_them_once(tmp_path):
         pantry.mkdir()
 
     with ThreadPoolExecutor(3) as clusters:
-        list(clusters.map(lambda _: images.provide(pantry, unpack, lambda: ["same"]), range(3)))
+        list(clusters.map(lambda _: images.provide(pantry, unpack), range(3)))
     assert unpacked == [pantry]
 
 
 def test_what_could_not_be_unpacked_is_unpacked_by_the_next(tmp_path):
     pantry = tmp_path / "pantry" / "same"
     with pytest.raises(OSError, match="nowhere"):
-        images.provide(pantry, (tmp_path / "nowhere" / "to").mkdir, list)
-    images.provide(pantry, pantry.mkdir, list)
+        images.provide(pantry, (tmp_path / "nowhere" / "to").mkdir)
+    images.provide(pantry, pantry.mkdir)
     assert pantry.is_dir()
 
 
 def test_what_no_cluster_was_made_of_goes_when_something_else_is_unpacked(tmp_path):
     used, old, fresh = (tmp_path / "pantry" / name for name in ("used", "old", "fresh"))
+    known = state.claim(state.folder_of("one"), taken=set())
+    known.pantry = used.name
+    known.save()
     for pantry in (used, old, fresh):
-        images.provide(pantry, pantry.mkdir, lambda: ["used"])
+        images.provide(pantry, pantry.mkdir)
     assert {path.name for path in (tmp_path / "pantry").iterdir()} == {"used", "fresh"}

@@ -6,12 +6,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from e2e.cluster.bare.machine import Machine, wait_until
 from e2e.cluster.problems import NotReady
-from e2e.cluster.state import locked
+from e2e.cluster.state import all_say, locked
 
 
 def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
@@ -48,12 +48,12 @@ def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
             shown.unlink()
 
 
-def provide(pantry: Path, fill: Callable[[], None], in_use: Callable[[], Iterable[str]]) -> None:
+def provide(pantry: Path, fill: Callable[[], None]) -> None:
     """Have a pantry, filled by whoever wants it first: others who come meanwhile wait, and find it."""
     with locked(pantry.parent):
         if not pantry.exists():
             fill()
-            _clear_out(pantry.parent, set(in_use()))
+            _clear_out(pantry.parent, set(all_say("pantry")))
         os.utime(pantry)
 
 

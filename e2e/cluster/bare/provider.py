@@ -25,7 +25,7 @@ from e2e.cluster.nodes import CONTROL, Node
 from e2e.cluster.problems import NotReady
 from e2e.cluster.provider import Pressure, Wish
 from e2e.cluster.service import Service
-from e2e.cluster.state import State, all_say, cache, claim, folder_of, forget
+from e2e.cluster.state import State, cache, claim, folder_of, forget
 from e2e.images import engines, packing
 
 NEEDED = (
@@ -163,7 +163,7 @@ class Bare:
         # Said before it is there, so that nobody clears it out.
         state.save()
         pantry = cache() / "pantry" / state.pantry
-        images.provide(pantry, lambda: self._fill(pantry, wanted), lambda: all_say("pantry"))
+        images.provide(pantry, lambda: self._fill(pantry, wanted))
 
     def _fill(self, pantry: Path, wanted: Sequence[str]) -> None:
         checks.check_disk(self.folder)
