@@ -34,6 +34,12 @@ def main() -> int:
     except NotReady as problem:
         print(f"cluster: {problem}", file=sys.stderr)
         return 1
+    except PermissionError as problem:
+        print(f"cluster: {problem}; run it as whoever made it, or with sudo", file=sys.stderr)
+        return 2
+    except OSError as problem:
+        print(f"cluster: {problem}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0
@@ -67,7 +73,7 @@ def _verb(verbs: argparse._SubParsersAction, name: str, does: Verb, meaning: str
 
 def _up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", default="ondemand,spot:2", help="classes and counts, as in ondemand,spot:3,gpu:1")
-    parser.add_argument("--kwok", type=int, default=0, metavar="N", help="nodes on paper beside the real ones")
+    parser.add_argument("--kwok", type=count, default=0, metavar="N", help="nodes on paper beside the real ones")
     parser.add_argument("--image", action="append", default=[], help="an image that every node shall have; repeatable")
     parser.add_argument("--node-image", help="kind only: the image of a node, for example a local one")
 
@@ -104,9 +110,16 @@ WORDS = {"freeze": "pause", "thaw": "resume", "cut_off": "partition", "reconnect
 """Verbs of the command line that have another name in the code."""
 
 
+def count(text: str) -> int:
+    """Read a number of nodes on paper."""
+    if not re.fullmatch(r"\d{1,4}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes; write 0 to 9999")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """Read 30s, 2m or 30."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m)?", text)
+    found = re.fullmatch(r"(\d{1,5}(?:\.\d+)?)(s|m)?", text)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 30s or 2m")
     return float(found[1]) * (60 if found[2] == "m" else 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cluster.commands import answer
+from e2e.cluster.nodes import NAME
 from e2e.cluster.problems import NotReady
 
 
@@ -58,6 +59,10 @@ class Kube:
     def ready_nodes(self, since: datetime | None = None) -> set[str]:
         """Name the nodes whose kubelet says Ready, and has said so since then."""
         return {node["metadata"]["name"] for node in self.json("get", "nodes")["items"] if is_ready(node, since)}
+
+    def nodes_called(self, name: str) -> list[dict[str, Any]]:
+        """Give the metadata of the Node object of that node, which may be called otherwise; none when it is gone."""
+        return [node["metadata"] for node in self.json("get", "nodes", "-l", f"{NAME}={name}")["items"]]
 
     def wait_ready(self, names: Iterable[str], seconds: float, since: datetime | None = None) -> None:
         """Wait until all of them are Ready. Raises NotReady naming those that are not, and what they say."""

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from e2e.cluster.problems import Refused
 
-_WISH = re.compile(r"(?P<capacity>[a-z]+)(?:@(?P<workload>[a-z0-9-]+))?(?::(?P<count>\d+))?")
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_WISH = re.compile(rf"(?P<capacity>[a-z]+)(?:@(?P<workload>{_LABEL}))?(?::(?P<count>\d{{1,9}}))?")
 NAME = "finetune.dev/node"
 """Label of a node's name in this program; as a Node object it may be called otherwise."""
 CONTROL = "control-plane"
@@ -80,21 +81,20 @@ def parse(wishes: str, taken: frozenset[str] = frozenset()) -> list[Node]:
     """
     if wishes == "none":
         return []
-    nodes: list[Node] = []
+    found = [_read(wish) for wish in wishes.split(",")]
+    total = sum(count for *_, count in found) + len(taken)
+    if total > MOST:
+        raise Refused(f"--nodes: {total} nodes; at most {MOST} fit one machine (--kwok makes thousands)")
     names = Counter(name.rpartition("-")[0] for name in taken)
-    for wish in wishes.split(","):
-        found = _WISH.fullmatch(wish.strip())
-        if not found or found["capacity"] not in KINDS:
-            raise Refused(f"--nodes: {wish!r} is not a node class; write {', '.join(KINDS)}, as in ondemand,spot:3")
-        kind = found["capacity"]
-        for _ in range(int(found["count"] or 1)):
-            name = _free(kind, names, taken)
-            nodes.append(Node(name, kind, found["workload"] or KINDS[kind].workload))
-    if len(nodes) + len(taken) > MOST:
-        raise Refused(
-            f"--nodes: {len(nodes) + len(taken)} nodes; at most {MOST} fit one machine (--kwok makes thousands)"
-        )
-    return nodes
+    return [Node(_free(kind, names, taken), kind, workload) for kind, workload, count in found for _ in range(count)]
+
+
+def _read(wish: str) -> tuple[str, str, int]:
+    found = _WISH.fullmatch(wish.strip())
+    if not found or found["capacity"] not in KINDS:
+        raise Refused(f"--nodes: {wish!r} is not a node class; write {', '.join(KINDS)}, as in ondemand,spot:3")
+    kind = found["capacity"]
+    return kind, found["workload"] or KINDS[kind].workload, int(found["count"] or 1)
 
 
 def _free(kind: str, used: Counter[str], taken: frozenset[str]) -> str:

@@ -44,7 +44,7 @@ class Provider(Protocol):
         """Tell whether there is anything of this cluster, whole or in pieces."""
 
     def nodes(self) -> list[Node]:
-        """Name the nodes that were made and not deleted, dead or alive."""
+        """Name the nodes that were ever made, dead or alive; one that was deleted can be revived."""
 
     def up(self, wish: Wish) -> None:
         """Make the cluster; Ready when it returns. Raises Refused with nothing left behind."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NoReturn
 
 from e2e.cluster.kube import Kube
-from e2e.cluster.problems import NotReady
+from e2e.cluster.problems import NotReady, Refused
 from e2e.cluster.provider import Provider
 
 Notice = Literal["taint", "drain"]
@@ -15,16 +15,26 @@ TAINT = "finetune.dev/reclaim=soon:NoExecute"
 
 
 def reclaim(cluster: Provider, node: str, notice: float, by: Notice, *, say: Callable[[str], None] = print) -> None:
-    """Give notice by a NoExecute taint or by draining, and `notice` seconds later turn the machine off for good."""
+    """Give notice by a NoExecute taint or by draining, and `notice` seconds later turn the machine off for good.
+
+    Raises Refused for a node that is gone, and when it was replaced during the notice.
+    """
     begun, kube = time.monotonic(), cluster.kube
+    [known] = kube.nodes_called(node) or _nobody(node)
     say(f"{node}: reclaimed in {notice:g} s; notice by {by}")
     if by == "taint":
-        kube.run("taint", "node", node, TAINT, "--overwrite")
+        kube.run("taint", "node", known["name"], TAINT, "--overwrite")
     else:
-        _drain(kube, node, notice)
+        _drain(kube, known["name"], notice)
     time.sleep(max(0.0, begun + notice - time.monotonic()))
+    if any(now["uid"] != known["uid"] for now in kube.nodes_called(node)):
+        raise Refused(f"{node} is another machine by now, which got no notice; it is left alone")
     cluster.delete(node)
     say(f"{node}: gone")
+
+
+def _nobody(node: str) -> NoReturn:
+    raise Refused(f"{node} has no Node object: it is gone already; `node revive {node}` brings a fresh one")
 
 
 def _drain(kube: Kube, node: str, notice: float) -> None:

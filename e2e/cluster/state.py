@@ -7,11 +7,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import wraps
+from hashlib import blake2s
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from e2e.cluster.nodes import Node
 from e2e.cluster.problems import Refused
@@ -21,7 +24,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 def cache() -> Path:
     """Give the folder outside the checkout where all that is slow to make is kept."""
-    return Path(os.environ.get("FINETUNE_CACHE") or Path.home() / ".cache" / "finetune-operator")
+    return Path(os.environ.get("FINETUNE_CACHE") or Path.home() / ".cache" / "finetune-operator").absolute()
 
 
 def clusters() -> Path:
@@ -36,6 +39,11 @@ def folder_of(name: str) -> Path:
     return clusters() / name
 
 
+def mark(folder: Path) -> str:
+    """Give eight digits that tell a cluster from one of the same name in another cache of this host."""
+    return blake2s(bytes(folder), digest_size=4).hexdigest()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Be alone with a folder; a folder can be locked itself, so that no lock file stays behind."""
@@ -46,6 +54,59 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+class TakenDown(Refused):
+    """The cluster went while a verb waited for its turn."""
+
+
+class Kept(Protocol):
+    """What has a cluster's folder."""
+
+    folder: Path
+
+
+Of = TypeVar("Of", bound=Kept)
+Given = ParamSpec("Given")
+
+
+def one_at_a_time(verb: Callable[Concatenate[Of, Given], None]) -> Callable[Concatenate[Of, Given], None]:
+    """Let a verb wait until no other one changes the cluster. Such verbs may not call each other."""
+
+    @wraps(verb)
+    def act(of: Of, /, *given: Given.args, **named: Given.kwargs) -> None:
+        with alone(of.folder):
+            verb(of, *given, **named)
+
+    return act
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the only one who changes a cluster. Raises TakenDown when it is not there or went while this one waited.
+
+    The lock is on the folder itself, and goes with its holder, however that ends.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError as gone:
+        raise TakenDown(f"there is no cluster {folder.name}; `python -m e2e.cluster up` makes one") from gone
+    try:
+        _wait_for_others(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _wait_for_others(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for what else is done to cluster {folder.name} …", file=sys.stderr, flush=True)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    # By now the folder may be gone, or belong to another cluster of that name.
+    if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
+        raise TakenDown(f"cluster {folder.name} was taken down meanwhile; nothing was done")
 
 
 @dataclass
@@ -66,10 +127,15 @@ class State:
         """Read it. Raises Refused when there is no cluster, or one that never came up."""
         try:
             content = json.loads((folder / "cluster.json").read_text())
+            nodes = {name: Node(**node) for name, node in content.pop("nodes").items()}
+            return State(folder=folder, nodes=nodes, **content)
         except FileNotFoundError as missing:
             raise Refused(f"there is no cluster {folder.name}; `python -m e2e.cluster up` makes one") from missing
-        nodes = {name: Node(**node) for name, node in content.pop("nodes").items()}
-        return State(folder=folder, nodes=nodes, **content)
+        except (ValueError, TypeError, AttributeError, KeyError) as broken:
+            raise Refused(
+                f"{folder}/cluster.json cannot be understood ({broken!r}); "
+                f"`python -m e2e.cluster --name {folder.name} down` takes away what there is"
+            ) from broken
 
     def save(self) -> None:
         """Write it."""
@@ -79,7 +145,9 @@ class State:
         fresh.replace(self.folder / "cluster.json")
 
     def seat(self, node: Node) -> None:
-        """Give a node the first free seat."""
+        """Give a node the first free seat. Raises Refused for a name that is taken."""
+        if node.name in self.nodes:
+            raise Refused(f"{node.name} was made by somebody else meanwhile; ask again")
         free = (seat for seat in range(1, len(self.seats) + 2) if seat not in self.seats.values())
         self.seats[node.name] = next(free)
         self.nodes[node.name] = node
@@ -108,10 +176,19 @@ def claim(folder: Path, taken: set[int]) -> State:
 
 
 def all_say(what: str) -> Iterator[Any]:
-    """Give what each cluster of this host has in one field; one that goes meanwhile says nothing."""
+    """Give what each cluster of this host has in one field; one that goes meanwhile, or is broken, says nothing."""
     for file in clusters().glob("*/cluster.json"):
-        with suppress(FileNotFoundError):
+        with suppress(OSError, ValueError, TypeError, KeyError):
             yield json.loads(file.read_text())[what]
+
+
+def take_down(folder: Path, remove: Callable[[], None]) -> None:
+    """Remove a cluster when it is its turn; one that somebody else took down meanwhile is done."""
+    if not folder.exists():
+        remove()
+        return
+    with suppress(TakenDown), alone(folder):
+        remove()
 
 
 def forget(folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,8 @@ def place(image: str, folder: Path) -> Path:
     if image.endswith(".tar"):
         if not Path(image).is_file():
             raise Refused(f"there is no archive {image}")
+        if not tarfile.is_tarfile(image):
+            raise Refused(f"{image} is no archive of an image; `docker save` and `buildah push` write one")
         return Path(image).resolve()
     digest = identity(image).removeprefix("sha256:")[:16]
     return folder / f"{image.replace('/', '_').replace(':', '-')}-{digest}.tar"

@@ -1,7 +1,9 @@
 """A stage that loses its node or its right to run is interrupted and not failed, and goes on where it was."""
 
 import json
+from typing import Any
 
+from e2e.cluster.nodes import NAME
 from e2e.cluster.provider import Provider
 from e2e.cluster.reclaim import reclaim
 from e2e.pipelines.chart import Operator
@@ -15,9 +17,16 @@ def interrupted(story: Story) -> bool:
     return story.stage("train")["attempts"][0]["outcome"] == "Interrupted"
 
 
-def node_of(story: Story) -> str:
+def host_of(story: Story) -> dict[str, Any]:
+    """Give the metadata of the Node object that trains."""
     pod = story.pod("train").partition("/")[2]
-    return str(story.world.get("pod", pod)["spec"]["nodeName"])
+    metadata: dict[str, Any] = story.world.get("node", story.world.get("pod", pod)["spec"]["nodeName"])["metadata"]
+    return metadata
+
+
+def node_of(story: Story) -> str:
+    """Give the node's name by which the cluster's verbs know it."""
+    return str(host_of(story)["labels"][NAME])
 
 
 def evict(world: World, pod: str) -> None:
@@ -74,13 +83,13 @@ def test_a_spot_node_that_is_gone_without_notice(operator: Operator, world: Worl
 def test_a_node_that_is_silent_is_named_until_somebody_acts(operator: Operator, world: World, cluster: Provider):
     story = Story.begin(world, pipeline("silent", steps={"train": 100}, train=SPOT))
     story.wait_state("train", "Running")
-    node = node_of(story)
+    node, host = node_of(story), host_of(story)["name"]
     cluster.kill(node)
     try:
         story.until(lambda: story.stage("train").get("reason") == "NodeLost", 240)
-        assert f"its node {node} does not answer" in story.condition("Ready")["message"]
+        assert f"its node {host} does not answer" in story.condition("Ready")["message"]
         assert len(story.jobs("train")) == 1  # a second writer on the volume is worse than waiting
-        cluster.kube.delete_node(node)
+        cluster.kube.delete_node(host)
         story.wait_finished(seconds=150)
         assert story.status["interruptions"] == 1
     finally:

@@ -13,6 +13,7 @@ from e2e.cluster.kind.provider import Kind
 from e2e.cluster.nodes import parse
 from e2e.cluster.problems import Refused
 from e2e.cluster.provider import Wish
+from e2e.cluster.reclaim import reclaim
 
 BOOKS = '''#!{python}
 """Stands for docker, kind and kubectl: keeps containers in books.json and notes every command."""
@@ -20,7 +21,8 @@ import json, os, sys
 from pathlib import Path
 
 books = Path({folder!r}) / "books.json"
-world = json.loads(books.read_text()) if books.exists() else {{"containers": {{}}, "deleted": [], "said": []}}
+fresh = {{"containers": {{}}, "labels": {{}}, "deleted": [], "said": []}}
+world = json.loads(books.read_text()) if books.exists() else fresh
 name, arguments = Path(sys.argv[0]).name, sys.argv[1:]
 world["said"].append([name, *arguments])
 out = ""
@@ -30,10 +32,10 @@ if name == "kind" and arguments[:2] == ["create", "cluster"]:
         world["containers"][f"{{options['name']}}-control-plane"] = "running"
         books.write_text(json.dumps(world))
         sys.exit("ERROR: could not start")
-    roles = [node["role"] for node in json.loads(Path(options["config"]).read_text())["nodes"]]
-    for number, role in enumerate(roles):
-        suffix = "control-plane" if role == "control-plane" else "worker" + (str(number) if number > 1 else "")
+    for number, node in enumerate(json.loads(Path(options["config"]).read_text())["nodes"]):
+        suffix = "worker" + (str(number) if number > 1 else "") if node["role"] == "worker" else "control-plane"
         world["containers"][f"{{options['name']}}-{{suffix}}"] = "running"
+        world["labels"][f"{{options['name']}}-{{suffix}}"] = node.get("labels", {{}})
     Path(options["kubeconfig"]).write_text("{{}}")
 elif name == "kind" and arguments[:2] == ["delete", "cluster"]:
     world["containers"] = {{}}
@@ -51,10 +53,14 @@ elif name == "docker" and arguments[0] == "network":
     world["containers"][arguments[3]] = {{"disconnect": "cut off", "connect": "running"}}[arguments[1]]
 elif name == "kubectl" and "nodes" in arguments:
     ready = [{{"type": "Ready", "status": "True", "lastHeartbeatTime": "2999-01-01T00:00:00Z"}}]
+    key, _, value = arguments[arguments.index("-l") + 1].partition("=") if "-l" in arguments else ("", "", "")
     out = json.dumps({{"items": [
-        {{"metadata": {{"name": one, "labels": {{}}}}, "status": {{"conditions": ready}}}}
-        for one, state in world["containers"].items() if state == "running"
+        {{"metadata": {{"name": one, "uid": one, "labels": world["labels"][one]}}, "status": {{"conditions": ready}}}}
+        for one, state in world["containers"].items()
+        if state == "running" and (not key or world["labels"][one].get(key) == value)
     ]}})
+elif name == "kubectl" and "taint" in arguments:
+    assert arguments[arguments.index("node") + 1] in world["containers"], arguments
 elif name == "kubectl" and "delete" in arguments and "node" in arguments:
     world["deleted"].append(arguments[arguments.index("node") + 1])
 books.write_text(json.dumps(world))
@@ -145,6 +151,14 @@ def test_a_deleted_node_is_dead_and_its_object_gone(world, cluster):
     cluster.delete("gpu-1")
     assert world.containers["lab-worker4"] == "killed"
     assert world.deleted == ["lab-worker4"]
+
+
+def test_a_reclaimed_node_is_told_under_the_name_that_kind_gave_it(world, cluster):
+    told = []
+    reclaim(cluster, "spot-1", 0.0, "taint", say=lambda _: told.append(world.containers["lab-worker2"]))
+    assert told == ["running", "killed"]
+    assert world.deleted == ["lab-worker2"]
+    assert [words[-3] for words in world.said("kubectl") if "taint" in words] == ["lab-worker2"]
 
 
 def test_a_node_cannot_be_added_and_it_says_what_to_do(cluster):

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,9 @@ def test_new_nodes_are_named_after_those_that_are_there():
     assert [node.name for node in parse("spot:2", frozenset({"spot-1", "spot-3"}))] == ["spot-4", "spot-5"]
 
 
-@pytest.mark.parametrize("wish", ["", "spots", "spot:x", "spot:-1", "ondemand;spot", "spot:"])
+@pytest.mark.parametrize(
+    "wish", ["", "spots", "spot:x", "spot:-1", "ondemand;spot", "spot:", "spot@-", f"spot:{'9' * 5000}"]
+)
 def test_what_is_no_node_class_is_refused_with_those_there_are(wish):
     with pytest.raises(Refused, match="ondemand, spot, gpu"):
         parse(wish)
@@ -45,6 +48,8 @@ def test_what_is_no_node_class_is_refused_with_those_there_are(wish):
 def test_more_nodes_than_a_machine_holds_are_refused_with_another_way():
     with pytest.raises(Refused, match="kwok"):
         parse(f"spot:{MOST + 1}")
+    with pytest.raises(Refused, match="kwok"):
+        parse("spot:999999999,spot")
 
 
 def test_two_clusters_get_networks_of_their_own_and_leave_those_in_use_alone():
@@ -86,7 +91,7 @@ def test_there_is_no_cluster_says_how_to_make_one():
 
 
 def test_link_names_fit_the_kernel_for_any_cluster():
-    network = Network("x" * 31, 255)
+    network = Network(state.mark(Path("/a/long/way") / ("x" * 31)), 255)
     assert len(network.cable(63).end) <= 15
 
 
@@ -119,6 +124,10 @@ class Cloud:
     def __init__(self):
         self.kube = self
         self.nodes = {"spot-1": "Ready"}
+        self.uids = [["1"], ["1"]]
+
+    def nodes_called(self, node):
+        return [{"name": f"{node}-here", "uid": uid} for uid in self.uids.pop(0)]
 
     def run(self, verb, *arguments, timeout=0):
         self.nodes["spot-1"] += f", {verb}"
@@ -132,6 +141,111 @@ def test_a_reclaimed_node_is_told_first_and_gone_afterwards(by, seen):
     cloud = Cloud()
     reclaim(cloud, "spot-1", 0.1, by, say=lambda _: None)
     assert cloud.nodes["spot-1"] == seen
+
+
+def test_a_machine_that_got_no_notice_is_not_taken_when_the_notice_of_another_is_over():
+    cloud = Cloud()
+    cloud.uids = [["1"], ["2"]]
+    with pytest.raises(Refused, match="another machine"):
+        reclaim(cloud, "spot-1", 0.0, "taint", say=lambda _: None)
+    assert cloud.nodes["spot-1"] == "Ready, taint"
+
+
+def test_a_node_that_is_gone_cannot_be_reclaimed():
+    cloud = Cloud()
+    cloud.uids = [[]]
+    with pytest.raises(Refused, match="gone already"):
+        reclaim(cloud, "spot-1", 0.0, "drain", say=lambda _: None)
+    assert cloud.nodes["spot-1"] == "Ready"
+
+
+class Changing:
+    """A cluster whose only verb takes a while."""
+
+    def __init__(self, folder):
+        self.folder, self.at_once, self.most = folder, 0, 0
+
+    @state.one_at_a_time
+    def change(self):
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        time.sleep(0.05)
+        self.at_once -= 1
+
+
+def test_what_changes_a_cluster_goes_one_after_the_other():
+    cluster = Changing(state.claim(state.folder_of("one"), taken=set()).folder)
+    with ThreadPoolExecutor(4) as verbs:
+        list(verbs.map(lambda _: cluster.change(), range(4)))
+    assert cluster.most == 1
+
+
+def test_a_verb_that_waited_while_the_cluster_was_taken_down_leaves_its_successor_alone():
+    folder = state.claim(state.folder_of("one"), taken=set()).folder
+    cluster = Changing(folder)
+    with ThreadPoolExecutor(1) as verbs:
+        with state.alone(folder):
+            waiting = verbs.submit(cluster.change)
+            time.sleep(0.1)
+            state.forget(folder)
+            state.claim(state.folder_of("one"), taken=set())
+        with pytest.raises(state.TakenDown, match="taken down meanwhile"):
+            waiting.result()
+    assert cluster.most == 0
+
+
+@pytest.mark.parametrize("content", ['{"subnet": 1', "[]", "{}", '{"subnet": "a", "nodes": {"n": 1}}'])
+def test_a_broken_memory_is_said_with_what_to_do_and_is_in_nobody_elses_way(content):
+    known = state.claim(state.folder_of("one"), taken=set())
+    (known.folder / "cluster.json").write_text(content)
+    with pytest.raises(Refused, match=r"cannot be understood.* down"):
+        state.State.read(known.folder)
+    assert state.claim(state.folder_of("two"), taken=set()).folder.is_dir()
+
+
+def test_clusters_of_one_name_in_two_caches_share_nothing_on_the_host(monkeypatch, tmp_path):
+    here = Network(state.mark(state.folder_of("one")), 0)
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "other"))
+    there = Network(state.mark(state.folder_of("one")), 1)
+    assert here.bridge != there.bridge
+
+
+def test_two_nodes_cannot_have_one_name():
+    known = state.claim(state.folder_of("one"), taken=set())
+    known.seat(parse("spot")[0])
+    with pytest.raises(Refused, match="spot-1"):
+        known.seat(parse("spot")[0])
+
+
+def test_an_archive_that_changed_is_another_pantry(tmp_path):
+    archive = tmp_path / "mine.tar"
+    archive.write_text("first")
+    before = images.pantry_name([archive], tmp_path)
+    archive.write_text("the second")
+    assert images.pantry_name([archive], tmp_path) != before
+
+
+def test_what_was_loaded_stays_when_its_owner_removes_it(tmp_path):
+    archive = tmp_path / "mine.tar"
+    archive.write_text("an image")
+    kept = images.keep(archive, tmp_path / "cluster")
+    archive.unlink()
+    assert kept.read_text() == "an image"
+    assert images.keep(kept, tmp_path / "cluster") == kept
+
+
+def test_a_copy_that_was_broken_off_is_made_anew_and_never_writes_into_the_pantry(tmp_path):
+    book = tmp_path / "pantry" / "meta" / "meta.db"
+    book.parent.mkdir(parents=True)
+    book.write_text("the pantry's")
+    broken_off = tmp_path / "var" / "lib" / "containerd.123" / "meta"
+    broken_off.mkdir(parents=True)
+    (broken_off / "meta.db").hardlink_to(book)
+    images.furnish(tmp_path / "pantry", tmp_path / "var")
+    own = tmp_path / "var" / "lib" / "containerd" / "meta" / "meta.db"
+    own.write_text("the node's")
+    assert book.read_text() == "the pantry's"
+    assert not broken_off.exists()
 
 
 def test_the_state_is_json_that_a_person_can_read():

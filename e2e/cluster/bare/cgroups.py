@@ -63,9 +63,9 @@ def members(name: str) -> set[int]:
     """Give the processes in the group and in all below it, in any hierarchy."""
     found: set[int] = set()
     for group in groups(name):
-        for listing in group.rglob("cgroup.procs"):
+        for folder in _inside(group):
             with suppress(OSError):
-                found.update(map(int, listing.read_text().split()))
+                found.update(map(int, (folder / "cgroup.procs").read_text().split()))
     # Zero stands for a process of another process namespace than ours.
     return found - {0}
 
@@ -88,13 +88,17 @@ def remove(name: str) -> None:
 
     def removed() -> bool:
         for group in list(groups(name)):
-            inner = sorted((found for found in group.rglob("*") if found.is_dir()), key=lambda path: -len(path.parts))
-            for folder in [*inner, group]:
+            for folder in sorted(_inside(group), key=lambda path: -len(path.parts)):
                 with suppress(OSError):
                     folder.rmdir()
         return not list(groups(name))
 
     _wait(removed, f"control groups of {name} cannot be removed")
+
+
+def _inside(group: Path) -> list[Path]:
+    """List a group and all below it; unlike rglob, walk takes it calmly that one goes meanwhile."""
+    return [Path(found) for found, _, _ in os.walk(group)]
 
 
 def _wait(done: Callable[[], bool], otherwise: str, seconds: float = 20) -> None:

@@ -51,6 +51,8 @@ def check(folder: Path) -> None:
             f"{CNI_PLUGINS}/bridge is missing; `make cluster-deps` installs it "
             "(Debian: apt install containernetworking-plugins)"
         )
+    if any(letter.isspace() for letter in str(folder)):
+        raise Refused(f"{folder} has a blank in it, which CoreDNS cannot read; set FINETUNE_CACHE to another folder")
     check_disk(folder)
     check_kernel()
 

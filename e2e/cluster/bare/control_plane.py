@@ -8,6 +8,7 @@ from pathlib import Path
 from e2e.cluster.bare.certificates import Authority
 from e2e.cluster.bare.network import API_SERVICE, SERVICES
 from e2e.cluster.service import Service
+from e2e.cluster.state import locked
 
 GRACE = "16s"
 """How long a node may be silent before it counts as lost; 50 s by default, too long for a test."""
@@ -32,10 +33,12 @@ class ControlPlane:
     def kubeconfig(self, name: str, subject: str, group: str = "") -> Path:
         """Give a kubeconfig with a client certificate of that subject, made at the first call."""
         path = self.authority.folder / f"{name}.kubeconfig"
-        if path.exists():
-            return path
-        pair = self.authority.issue(name, subject, group)
-        return self.authority.kubeconfig(path, self.url, pair, self.cluster)
+        # Nodes that start at once share some of them.
+        with locked(self.authority.folder):
+            if path.exists():
+                return path
+            pair = self.authority.issue(name, subject, group)
+            return self.authority.kubeconfig(path, self.url, pair, self.cluster)
 
     def services(self, dns: Path, registry: Path) -> list[Service]:
         """List all programs; each waits for the others by itself."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from e2e.cluster.bare.machine import Machine, wait_until
 from e2e.cluster.problems import NotReady
-from e2e.cluster.state import all_say, locked
+from e2e.cluster.state import all_say, cache, locked
 
 
 def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
@@ -78,19 +78,54 @@ def _clear_out(pantries: Path, in_use: set[str]) -> None:
 
 
 def pantry_name(archives: Sequence[Path], binaries: Path) -> str:
-    """Name the pantry that holds just these archives (named by their content), unpacked by this containerd."""
-    return hashlib.sha256("\n".join([binaries.name, *sorted(map(str, archives))]).encode()).hexdigest()[:16]
+    """Name the pantry that holds just these archives, unpacked by this containerd.
+
+    An engine's archive is named by its content; somebody's own is known by its size and the time of its last change.
+    """
+    known = (f"{archive} {_version(archive)}" for archive in sorted(archives))
+    return hashlib.sha256("\n".join([binaries.name, *known]).encode()).hexdigest()[:16]
+
+
+def _version(archive: Path) -> str:
+    if archive.parent == cache() / "images":
+        return ""
+    status = archive.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def keep(archive: Path, folder: Path) -> Path:
+    """Have an archive in a folder of the cluster's own: fresh nodes need it, and its owner may move or change it."""
+    if archive.parent == folder:
+        return archive
+    with archive.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    kept = folder / f"{archive.stem}-{content}.tar"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = kept.with_suffix(".new")
+        shutil.copyfile(archive, fresh)
+        fresh.replace(kept)
+    return kept
 
 
 def furnish(pantry: Path, disk: Path) -> None:
-    """Give a new node the pantry's images: layers by hard link (nobody writes into a layer), its books as copies."""
+    """Give a new node the pantry's images: layers by hard link (nobody writes into a layer), its books as copies.
+
+    It gets its name last: a copy that was broken off still has the pantry's books, which a node would write into.
+    """
     target = disk / "lib" / "containerd"
+    if target.exists():
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["cp", "-al", str(pantry), str(target)], capture_output=True, text=True, check=False)
+    for broken_off in target.parent.glob("containerd.*"):
+        shutil.rmtree(broken_off, ignore_errors=True)
+    copy = target.with_name(f"containerd.{os.getpid()}")
+    done = subprocess.run(["cp", "-al", str(pantry), str(copy)], capture_output=True, text=True, check=False)
     if done.returncode:
-        shutil.rmtree(target, ignore_errors=True)
-        subprocess.run(["cp", "-a", str(pantry), str(target)], check=True)
-    for book in target.glob("*/*.db"):
+        shutil.rmtree(copy, ignore_errors=True)
+        subprocess.run(["cp", "-a", str(pantry), str(copy)], check=True)
+    for book in copy.glob("*/*.db"):
         content = book.read_bytes()
         book.unlink()
         book.write_bytes(content)
+    copy.rename(target)

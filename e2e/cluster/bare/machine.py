@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,13 +76,22 @@ class Machine:
     def kill(self) -> None:
         """Turn its power off, now."""
         if pid := self.pid:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         # A frozen process dies only when it is thawed.
         cgroups.thaw(self.cgroup)
         cgroups.kill(self.cgroup)
         self.cable.unplug()
         cgroups.remove(self.cgroup)
         (self.folder / "pid").unlink(missing_ok=True)
+
+    def wipe(self) -> None:
+        """Throw its disk away. Half a disk must never look like a whole one, so it is out of sight first."""
+        if self.folder.exists():
+            thrown = self.folder.with_name(f"thrown-away.{self.name}")
+            shutil.rmtree(thrown, ignore_errors=True)
+            self.folder.rename(thrown)
+            shutil.rmtree(thrown, ignore_errors=True)
 
     def run(self, *command: str, timeout: float = 600) -> str:
         """Run a command inside; its output. Raises NotReady with its last words when it fails."""

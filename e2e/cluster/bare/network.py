@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from hashlib import blake2s
 
 from e2e.cluster.commands import answer
 from e2e.cluster.problems import NotReady
@@ -38,16 +37,16 @@ def pods_of(seat: int) -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """The bridge of one cluster; the name is made of the cluster's, so that it is found after any crash."""
+    """The bridge of one cluster; the name is made of its folder's, so that it is found after any crash."""
 
-    cluster: str
+    mark: str
     subnet: int
     """The third number of 10.89.N.0/24."""
 
     @property
     def bridge(self) -> str:
         """Name the link; at most 15 letters are allowed."""
-        return f"ft{blake2s(self.cluster.encode(), digest_size=4).hexdigest()}"
+        return f"ft{self.mark}"
 
     @property
     def host(self) -> str:

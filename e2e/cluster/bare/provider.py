@@ -22,10 +22,20 @@ from e2e.cluster.bare.network import CONTROL_PLANE, DNS_SERVICE, MACHINES, Netwo
 from e2e.cluster.bare.node import PAUSE, Programs
 from e2e.cluster.kube import Kube
 from e2e.cluster.nodes import CONTROL, Node
-from e2e.cluster.problems import NotReady
+from e2e.cluster.problems import NotReady, Refused
 from e2e.cluster.provider import Pressure, Wish
 from e2e.cluster.service import Service
-from e2e.cluster.state import State, cache, claim, folder_of, forget
+from e2e.cluster.state import (
+    State,
+    alone,
+    cache,
+    claim,
+    folder_of,
+    forget,
+    mark,
+    one_at_a_time,
+    take_down,
+)
 from e2e.images import engines, packing
 
 NEEDED = (
@@ -51,6 +61,11 @@ class Bare:
         return self.folder / "kubeconfig"
 
     @property
+    def images(self) -> Path:
+        """Give the folder of the archives that were loaded after the start."""
+        return self.folder / "images"
+
+    @property
     def registry(self) -> str:
         """Give the registry's host:port."""
         return f"{self._network.address(CONTROL_PLANE)}:{REGISTRY_PORT}"
@@ -70,22 +85,30 @@ class Bare:
 
     @property
     def _network(self) -> Network:
-        return Network(self.name, self._state.subnet)
+        return Network(mark(self.folder), self._state.subnet)
 
     @property
     def _prefix(self) -> str:
-        return f"finetune.{self.name}."
+        return f"finetune.{self.name}.{mark(self.folder)}."
 
     def _machine(self, name: str, seat: int) -> Machine:
         return Machine(name, self.folder / "machines" / name, f"{self._prefix}{name}", self._network.cable(seat))
 
     def machine(self, node: str) -> Machine:
-        """Give the machine of a node, or of the control plane. Raises Refused for a node that there is not."""
-        if node == CONTROL:
-            return self._machine(node, CONTROL_PLANE)
+        """Give the machine of a node. Raises Refused for a node that there is not."""
         state = self._state
         state.known(node)
         return self._machine(node, state.seats[node])
+
+    def _control_plane(self) -> Machine:
+        return self._machine(CONTROL, CONTROL_PLANE)
+
+    def _running(self, name: str) -> Machine:
+        """Give a machine that is on, the control plane's too. Raises Refused for one that is off."""
+        machine = self._control_plane() if name == CONTROL else self.machine(name)
+        if machine.pid is None:
+            raise Refused(f"{name} is off; `python -m e2e.cluster --name {self.name} node revive {name}` turns it on")
+        return machine
 
     @cached_property
     def _control(self) -> ControlPlane:
@@ -119,21 +142,24 @@ class Bare:
         _ = self._binaries
         _ = [engines.place(image, cache() / "images") for image in wish.images]
         state = claim(self.folder, taken())
-        try:
-            self._make(state, wish)
-        except NotReady as problem:
-            kept = self._keep_logs()
-            self.down()
-            raise NotReady(f"{problem}; the logs of all programs are kept in {kept}") from problem
-        except BaseException:
-            self.down()
-            raise
+        with alone(self.folder):
+            try:
+                self._make(state, wish)
+            except NotReady as problem:
+                kept = self._keep_logs()
+                self._remove()
+                raise NotReady(f"{problem}; the logs of all programs are kept in {kept}") from problem
+            except BaseException:
+                self._remove()
+                raise
 
     def _keep_logs(self) -> Path:
         kept = cache() / "logs" / self.name
         shutil.rmtree(kept, ignore_errors=True)
-        for log in self.folder.glob("machines/*/log"):
-            shutil.copytree(log, kept / log.parent.name)
+        # A full disk may be what went wrong: then fewer are kept, and the cluster goes all the same.
+        with suppress(OSError):
+            for log in self.folder.glob("machines/*/log"):
+                shutil.copytree(log, kept / log.parent.name)
         return kept
 
     def _make(self, state: State, wish: Wish) -> None:
@@ -178,7 +204,7 @@ class Bare:
 
     def _start_control_plane(self, *, fakes: bool) -> None:
         control = self._control
-        machine = self.machine(CONTROL)
+        machine = self._control_plane()
         (machine.folder / "etc").mkdir(parents=True)
         admin = control.kubeconfig("admin", "finetune-e2e", ADMINS)
         corefile = machine.folder / "etc" / "Corefile"
@@ -196,8 +222,7 @@ class Bare:
     def _boot(self, name: str) -> None:
         machine = self.machine(name)
         programs = self._programs(name)
-        if not (machine.var / "lib" / "containerd").exists():
-            images.furnish(cache() / "pantry" / self._state.pantry, machine.var)
+        images.furnish(cache() / "pantry" / self._state.pantry, machine.var)
         programs.configure()
         machine.start(programs.services(), self._binds())
 
@@ -206,7 +231,7 @@ class Bare:
         kube.wait_answer(READY_WITHIN)
         address = self._control.address
         kube.apply([*dns.manifests(address, DNS_SERVICE), *storage.classes()])
-        self.machine(CONTROL).restart("coredns")  # it was refused until now, and asks ever more seldom
+        self._control_plane().restart("coredns")  # it was refused until now, and asks ever more seldom
         fake.make(kube, state.fake_nodes)
         kube.wait_ready(state.nodes, READY_WITHIN)
         wait_until(iter(lambda: dns.answers(address), None), READY_WITHIN, "CoreDNS knows no names")
@@ -214,7 +239,10 @@ class Bare:
             kube.patch_devices(node.name, node.devices)
 
     def down(self) -> None:
-        """Take everything away, whatever state it is in."""
+        """Take everything away, whatever state it is in; what else is done to it comes to its end first."""
+        take_down(self.folder, self._remove)
+
+    def _remove(self) -> None:
         for pid in _strays(self.folder):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -222,11 +250,12 @@ class Bare:
             cgroups.thaw(group)
             cgroups.kill(group)
             cgroups.remove(group)
-        Network(self.name, 0).remove()
+        Network(mark(self.folder), 0).remove()
         forget(self.folder)
 
     # ---- nodes
 
+    @one_at_a_time
     def add(self, node: Node) -> None:
         """Make one more."""
         checks.check_watches(1)
@@ -243,61 +272,79 @@ class Bare:
         self.kube.wait_ready([name], READY_WITHIN, since=begun)
         self.kube.patch_devices(name, state.nodes[name].devices)
 
+    @one_at_a_time
     def kill(self, node: str) -> None:
         """Turn its power off."""
         self.machine(node).kill()
 
+    @one_at_a_time
     def revive(self, node: str) -> None:
         """Turn it on again."""
         machine = self.machine(node)
         machine.kill()
         self._start_fresh(node)
 
+    @one_at_a_time
     def delete(self, node: str) -> None:
         """Kill it, with its disk, and take its Node object away; revive would make it anew."""
         machine = self.machine(node)
         machine.kill()
+        machine.wipe()
         self.kube.delete_node(node)
-        shutil.rmtree(machine.folder, ignore_errors=True)
 
+    @one_at_a_time
     def freeze(self, node: str) -> None:
         """Stop everything on it."""
-        cgroups.freeze(self.machine(node).cgroup)
+        cgroups.freeze(self._running(node).cgroup)
 
+    @one_at_a_time
     def thaw(self, node: str) -> None:
         """Let it go on."""
-        cgroups.thaw(self.machine(node).cgroup)
+        cgroups.thaw(self._running(node).cgroup)
 
+    @one_at_a_time
     def cut_off(self, node: str) -> None:
         """Take its network away."""
-        self.machine(node).cable.cut()
+        self._running(node).cable.cut()
 
+    @one_at_a_time
     def reconnect(self, node: str) -> None:
         """Give it back."""
-        self.machine(node).cable.connect()
+        self._running(node).cable.connect()
 
+    @one_at_a_time
     def press(self, node: str, pressure: Pressure) -> None:
         """Make its kubelet see too little."""
         self._reconfigure(node, pressure)
 
+    @one_at_a_time
     def relieve(self, node: str) -> None:
         """End all pressure."""
         self._reconfigure(node, None)
 
     def _reconfigure(self, node: str, pressure: Pressure | None) -> None:
-        self._programs(node).configure(pressure)
-        self.machine(node).restart("kubelet")
+        programs = self._programs(node)
+        machine = self._running(node)
+        programs.configure(pressure)
+        machine.restart("kubelet")
 
+    @one_at_a_time
     def load(self, images_: Sequence[str]) -> None:
-        """Bring images to all nodes that live."""
-        archives = [engines.export(image, self.folder / "images") for image in images_]
+        """Bring images to all nodes that live; nodes that cannot take them are named, the others have them."""
+        archives = [images.keep(engines.export(image, self.images), self.images) for image in images_]
         state = self._state
-        for name in state.nodes:
-            machine = self.machine(name)
-            if machine.pid:
+        living = [machine for machine in map(self.machine, state.nodes) if machine.pid]
+        problems = []
+        for machine in living:
+            try:
                 images.load(machine, self._binaries / "ctr", archives)
-        state.loaded += [str(archive) for archive in archives if str(archive) not in state.loaded]
-        state.save()
+            except NotReady as problem:
+                problems.append(str(problem))
+        if len(problems) < len(living) or not living:
+            state.loaded += [str(archive) for archive in archives if str(archive) not in state.loaded]
+            state.save()
+        if problems:
+            raise NotReady("; ".join(problems))
 
 
 def _registry(folder: Path) -> str:

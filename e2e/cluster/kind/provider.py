@@ -25,7 +25,7 @@ from e2e.cluster.pressure import UNBEARABLE
 from e2e.cluster.problems import NotReady, Refused
 from e2e.cluster.provider import Pressure, Wish
 from e2e.cluster.service import Service
-from e2e.cluster.state import State, cache, claim, folder_of, forget
+from e2e.cluster.state import State, alone, cache, claim, folder_of, forget, one_at_a_time, take_down
 from e2e.images import engines, packing
 
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
@@ -87,11 +87,12 @@ class Kind:
             raise Refused("no Docker engine answers; start it, or as root on Linux use --provider bare")
         _ = self._binaries
         state = claim(self.folder, set())
-        try:
-            self._make(state, wish)
-        except BaseException:
-            self.down()
-            raise
+        with alone(self.folder):
+            try:
+                self._make(state, wish)
+            except BaseException:
+                self._remove()
+                raise
 
     def _make(self, state: State, wish: Wish) -> None:
         for node in wish.nodes:
@@ -105,7 +106,7 @@ class Kind:
         self.kube.wait_ready(map(self._container, state.nodes), READY_WITHIN)
         self._serve_beside(state)
         self._furnish_api(state)
-        self.load([*map(str, self._own_images()), *wish.images])
+        self._bring([*map(str, self._own_images()), *wish.images])
 
     @property
     def _own(self) -> list[str]:
@@ -181,7 +182,10 @@ class Kind:
         raise Refused(f"every port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is taken; free one for the registry")
 
     def down(self) -> None:
-        """Take everything away, also after a crash."""
+        """Take everything away, also after a crash; what else is done to it comes to its end first."""
+        take_down(self.folder, self._remove)
+
+    def _remove(self) -> None:
         with suppress(OSError, ValueError):
             for pid in map(int, (self.folder / "pids").read_text().split()):
                 self._stop(pid)
@@ -210,10 +214,12 @@ class Kind:
         seat = state.seats[node]
         return f"{self.name}-worker{seat if seat > 1 else ''}"
 
+    @one_at_a_time
     def kill(self, node: str) -> None:
         """Turn its power off. `docker stop` would be an orderly shutdown, in which pods are told."""
         answer("docker", "kill", self._container(node))
 
+    @one_at_a_time
     def revive(self, node: str) -> None:
         """Start the container again; its kubelet registers anew where the Node object is gone."""
         begun = datetime.now(UTC).replace(microsecond=0)
@@ -221,28 +227,34 @@ class Kind:
         self.kube.wait_ready([self._container(node)], READY_WITHIN, since=begun)
         self.kube.patch_devices(self._container(node), self._state.nodes[node].devices)
 
+    @one_at_a_time
     def delete(self, node: str) -> None:
         """Kill it and take its Node object away; the container stays, stopped, so that it can be revived."""
         with suppress(NotReady):
-            self.kill(node)
+            answer("docker", "kill", self._container(node))
         self.kube.delete_node(self._container(node))
 
+    @one_at_a_time
     def freeze(self, node: str) -> None:
         """Stop everything on it."""
         answer("docker", "pause", self._container(node))
 
+    @one_at_a_time
     def thaw(self, node: str) -> None:
         """Let it go on."""
         answer("docker", "unpause", self._container(node))
 
+    @one_at_a_time
     def cut_off(self, node: str) -> None:
         """Take its network away."""
         answer("docker", "network", "disconnect", docker.NETWORK, self._container(node))
 
+    @one_at_a_time
     def reconnect(self, node: str) -> None:
         """Give it back."""
         answer("docker", "network", "connect", docker.NETWORK, self._container(node))
 
+    @one_at_a_time
     def press(self, node: str, pressure: Pressure) -> None:
         """Add thresholds that are never met to its kubelet's configuration."""
         added = json.dumps({"evictionHard": UNBEARABLE[pressure], "evictionPressureTransitionPeriod": "5s"})
@@ -255,13 +267,18 @@ class Kind:
         lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in json.loads(added).items())
         answer("docker", "exec", "--interactive", self._container(node), "sh", "-c", script, given=f"{lines}\n")
 
+    @one_at_a_time
     def relieve(self, node: str) -> None:
         """Give the kubelet its own configuration back."""
         script = f"if [ -f {_ORIGINAL} ]; then mv {_ORIGINAL} {_KUBELET}; systemctl restart kubelet; fi"
         answer("docker", "exec", self._container(node), "sh", "-c", script)
 
+    @one_at_a_time
     def load(self, images: Sequence[str]) -> None:
         """Bring images to all nodes."""
+        self._bring(images)
+
+    def _bring(self, images: Sequence[str]) -> None:
         for image in images:
             what = ("image-archive", image) if image.endswith(".tar") else ("docker-image", image)
             answer(self._kind, "load", *what, *self._own, timeout=SLOW)
