@@ -32,7 +32,7 @@ def world(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[World]:
 
 def ready(cluster: Provider, node: str) -> bool | None:
     """Give what the API says of a node; None when there is no such object."""
-    found = cluster.kube.json("get", "nodes", "-l", f"{NAME}={node}")["items"]
+    found = cluster.kube.nodes_called(node)
     return is_ready(found[0]) if found else None
 
 
@@ -121,7 +121,7 @@ def test_a_node_under_pressure_evicts_by_itself_and_recovers(cluster: Provider):
 
 
 def pressed(cluster: Provider, node: str) -> bool:
-    [found] = cluster.kube.json("get", "nodes", "-l", f"{NAME}={node}")["items"]
+    [found] = cluster.kube.nodes_called(node)
     taints = found["spec"].get("taints", [])
     return any(taint["key"].endswith("-pressure") for taint in taints)
 

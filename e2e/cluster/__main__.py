@@ -29,20 +29,19 @@ def main() -> int:
     try:
         arguments.verb(arguments)
     except Refused as problem:
-        print(f"cluster: {problem}", file=sys.stderr)
-        return 2
-    except NotReady as problem:
-        print(f"cluster: {problem}", file=sys.stderr)
-        return 1
+        return _tell(problem, 2)
     except PermissionError as problem:
-        print(f"cluster: {problem}; run it as whoever made it, or with sudo", file=sys.stderr)
-        return 2
-    except OSError as problem:
-        print(f"cluster: {problem}", file=sys.stderr)
-        return 1
+        return _tell(f"{problem}; run it as whoever made it, or with sudo", 2)
+    except (NotReady, OSError) as problem:
+        return _tell(problem, 1)
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _tell(problem: Exception | str, status: int) -> int:
+    print(f"cluster: {problem}", file=sys.stderr)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:

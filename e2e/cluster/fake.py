@@ -24,11 +24,11 @@ def service(binaries: Path, kubeconfig: Path) -> Service:
 
 def make(kube: Kube, count: int) -> None:
     """Create the Node objects, some hundreds with one kubectl; kwok makes them Ready."""
-    for first in range(1, count + 1, AT_ONCE):
-        numbers = range(first, min(first + AT_ONCE, count + 1))
-        kube.apply([_node(number) for number in numbers])
-    if count:
-        kube.wait_ready([f"fake-{number}" for number in range(1, count + 1)], 60 + count * SECONDS_EACH)
+    nodes = [_node(number) for number in range(1, count + 1)]
+    for first in range(0, count, AT_ONCE):
+        kube.apply(nodes[first : first + AT_ONCE])
+    if nodes:
+        kube.wait_ready([node["metadata"]["name"] for node in nodes], 60 + count * SECONDS_EACH)
 
 
 def _node(number: int) -> dict[str, Any]:

@@ -61,8 +61,9 @@ class Kube:
         return {node["metadata"]["name"] for node in self.json("get", "nodes")["items"] if is_ready(node, since)}
 
     def nodes_called(self, name: str) -> list[dict[str, Any]]:
-        """Give the metadata of the Node object of that node, which may be called otherwise; none when it is gone."""
-        return [node["metadata"] for node in self.json("get", "nodes", "-l", f"{NAME}={name}")["items"]]
+        """Give the Node object of that node, which may itself be called otherwise; none when it is gone."""
+        found: list[dict[str, Any]] = self.json("get", "nodes", "-l", f"{NAME}={name}")["items"]
+        return found
 
     def wait_ready(self, names: Iterable[str], seconds: float, since: datetime | None = None) -> None:
         """Wait until all of them are Ready. Raises NotReady naming those that are not, and what they say."""

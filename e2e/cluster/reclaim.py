@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal, NoReturn
+from typing import Literal
 
 from e2e.cluster.kube import Kube
 from e2e.cluster.problems import NotReady, Refused
@@ -20,21 +20,20 @@ def reclaim(cluster: Provider, node: str, notice: float, by: Notice, *, say: Cal
     Raises Refused for a node that is gone, and when it was replaced during the notice.
     """
     begun, kube = time.monotonic(), cluster.kube
-    [known] = kube.nodes_called(node) or _nobody(node)
+    found = kube.nodes_called(node)
+    if not found:
+        raise Refused(f"{node} has no Node object: it is gone already; `node revive {node}` brings a fresh one")
+    known = found[0]["metadata"]
     say(f"{node}: reclaimed in {notice:g} s; notice by {by}")
     if by == "taint":
         kube.run("taint", "node", known["name"], TAINT, "--overwrite")
     else:
         _drain(kube, known["name"], notice)
     time.sleep(max(0.0, begun + notice - time.monotonic()))
-    if any(now["uid"] != known["uid"] for now in kube.nodes_called(node)):
+    if any(now["metadata"]["uid"] != known["uid"] for now in kube.nodes_called(node)):
         raise Refused(f"{node} is another machine by now, which got no notice; it is left alone")
     cluster.delete(node)
     say(f"{node}: gone")
-
-
-def _nobody(node: str) -> NoReturn:
-    raise Refused(f"{node} has no Node object: it is gone already; `node revive {node}` brings a fresh one")
 
 
 def _drain(kube: Kube, node: str, notice: float) -> None:

@@ -90,12 +90,16 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         handle = os.open(folder, os.O_RDONLY)
     except FileNotFoundError as gone:
-        raise TakenDown(f"there is no cluster {folder.name}; `python -m e2e.cluster up` makes one") from gone
+        raise TakenDown(_none(folder)) from gone
     try:
         _wait_for_others(handle, folder)
         yield
     finally:
         os.close(handle)
+
+
+def _none(folder: Path) -> str:
+    return f"there is no cluster {folder.name}; `python -m e2e.cluster up` makes one"
 
 
 def _wait_for_others(handle: int, folder: Path) -> None:
@@ -130,7 +134,7 @@ class State:
             nodes = {name: Node(**node) for name, node in content.pop("nodes").items()}
             return State(folder=folder, nodes=nodes, **content)
         except FileNotFoundError as missing:
-            raise Refused(f"there is no cluster {folder.name}; `python -m e2e.cluster up` makes one") from missing
+            raise Refused(_none(folder)) from missing
         except (ValueError, TypeError, AttributeError, KeyError) as broken:
             raise Refused(
                 f"{folder}/cluster.json cannot be understood ({broken!r}); "

@@ -127,7 +127,7 @@ class Cloud:
         self.uids = [["1"], ["1"]]
 
     def nodes_called(self, node):
-        return [{"name": f"{node}-here", "uid": uid} for uid in self.uids.pop(0)]
+        return [{"metadata": {"name": f"{node}-here", "uid": uid}} for uid in self.uids.pop(0)]
 
     def run(self, verb, *arguments, timeout=0):
         self.nodes["spot-1"] += f", {verb}"

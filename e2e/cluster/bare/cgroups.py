@@ -88,7 +88,7 @@ def remove(name: str) -> None:
 
     def removed() -> bool:
         for group in list(groups(name)):
-            for folder in sorted(_inside(group), key=lambda path: -len(path.parts)):
+            for folder in _inside(group):
                 with suppress(OSError):
                     folder.rmdir()
         return not list(groups(name))
@@ -97,8 +97,8 @@ def remove(name: str) -> None:
 
 
 def _inside(group: Path) -> list[Path]:
-    """List a group and all below it; unlike rglob, walk takes it calmly that one goes meanwhile."""
-    return [Path(found) for found, _, _ in os.walk(group)]
+    """List a group and all below it, innermost first; unlike rglob, walk takes it calmly that one goes meanwhile."""
+    return [Path(found) for found, _, _ in os.walk(group, topdown=False)]
 
 
 def _wait(done: Callable[[], bool], otherwise: str, seconds: float = 20) -> None:

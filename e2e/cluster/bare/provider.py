@@ -52,6 +52,7 @@ class Bare:
     def __init__(self, name: str) -> None:
         self.name = name
         self.folder = folder_of(name)
+        self._mark = mark(self.folder)
 
     # ---- what it is made of
 
@@ -59,11 +60,6 @@ class Bare:
     def kubeconfig(self) -> Path:
         """Give the administrator's kubeconfig."""
         return self.folder / "kubeconfig"
-
-    @property
-    def images(self) -> Path:
-        """Give the folder of the archives that were loaded after the start."""
-        return self.folder / "images"
 
     @property
     def registry(self) -> str:
@@ -85,11 +81,11 @@ class Bare:
 
     @property
     def _network(self) -> Network:
-        return Network(mark(self.folder), self._state.subnet)
+        return Network(self._mark, self._state.subnet)
 
     @property
     def _prefix(self) -> str:
-        return f"finetune.{self.name}.{mark(self.folder)}."
+        return f"finetune.{self.name}.{self._mark}."
 
     def _machine(self, name: str, seat: int) -> Machine:
         return Machine(name, self.folder / "machines" / name, f"{self._prefix}{name}", self._network.cable(seat))
@@ -250,7 +246,7 @@ class Bare:
             cgroups.thaw(group)
             cgroups.kill(group)
             cgroups.remove(group)
-        Network(mark(self.folder), 0).remove()
+        Network(self._mark, 0).remove()
         forget(self.folder)
 
     # ---- nodes
@@ -331,7 +327,8 @@ class Bare:
     @one_at_a_time
     def load(self, images_: Sequence[str]) -> None:
         """Bring images to all nodes that live; nodes that cannot take them are named, the others have them."""
-        archives = [images.keep(engines.export(image, self.images), self.images) for image in images_]
+        own = self.folder / "images"
+        archives = [images.keep(engines.export(image, own), own) for image in images_]
         state = self._state
         living = [machine for machine in map(self.machine, state.nodes) if machine.pid]
         problems = []

@@ -216,7 +216,11 @@ class Kind:
 
     @one_at_a_time
     def kill(self, node: str) -> None:
-        """Turn its power off. `docker stop` would be an orderly shutdown, in which pods are told."""
+        """Turn its power off."""
+        self._turn_off(node)
+
+    def _turn_off(self, node: str) -> None:
+        # `docker stop` would be an orderly shutdown, in which pods are told.
         answer("docker", "kill", self._container(node))
 
     @one_at_a_time
@@ -231,7 +235,7 @@ class Kind:
     def delete(self, node: str) -> None:
         """Kill it and take its Node object away; the container stays, stopped, so that it can be revived."""
         with suppress(NotReady):
-            answer("docker", "kill", self._container(node))
+            self._turn_off(node)
         self.kube.delete_node(self._container(node))
 
     @one_at_a_time
