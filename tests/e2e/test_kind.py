@@ -2,12 +2,14 @@
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster import binaries, providers
+from e2e.cluster.kind import provider
 from e2e.cluster.kind.config import config
 from e2e.cluster.kind.provider import Kind
 from e2e.cluster.nodes import parse
@@ -176,6 +178,16 @@ def test_when_kind_fails_everything_half_made_is_removed(world, monkeypatch, tmp
     monkeypatch.setenv("KIND_FAILS", "1")
     with pytest.raises(Exception, match="could not start"):
         Kind("lab").up(Wish(parse("spot")))
+    assert world.containers == {}
+    assert not (tmp_path / "cache" / "clusters" / "lab").exists()
+
+
+def test_when_no_port_is_free_for_the_registry_it_says_so_and_leaves_nothing(world, monkeypatch, tmp_path):
+    with socket.create_server(("0.0.0.0", 0)) as somebody:
+        monkeypatch.setattr(provider, "FIRST_PORT", somebody.getsockname()[1])
+        monkeypatch.setattr(provider, "PORTS", 1)
+        with pytest.raises(Refused, match="free one for the registry"):
+            Kind("lab").up(Wish(parse("spot")))
     assert world.containers == {}
     assert not (tmp_path / "cache" / "clusters" / "lab").exists()
 
