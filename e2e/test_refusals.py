@@ -48,6 +48,16 @@ def test_a_machine_whose_kernel_gives_no_namespaces():
     assert not state.folder_of("refused").exists()
 
 
+@pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="needs a machine without Docker to mean anything")
+def test_root_that_may_not_change_this_hosts_network():
+    said = asked("unshare", "--user", "--map-root-user", *BARE, "--name", "refused", "up")
+    assert said.returncode == 2
+    assert said.stderr.startswith("cluster: ip link add")
+    assert "run it as root of the machine" in said.stderr
+    assert said.stderr.count("\n") == 1
+    assert not state.folder_of("refused").exists()
+
+
 def test_a_disk_that_is_too_small_for_a_cluster(tmp_path):
     # The mount is seen by this command alone.
     small = f"mount -t tmpfs -o size=1g small {tmp_path} && exec {' '.join(BARE)} --name refused up"

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 
 from e2e.cluster.commands import answer
-from e2e.cluster.problems import NotReady
+from e2e.cluster.problems import NotReady, Refused
 
 SERVICES = "10.96.0.0/16"
 API_SERVICE, DNS_SERVICE = "10.96.0.1", "10.96.0.10"
@@ -62,8 +62,14 @@ class Network:
         return Cable(self, seat)
 
     def make(self) -> None:
-        """Make the bridge."""
-        ip("link", "add", self.bridge, "type", "bridge")
+        """Make the bridge. Raises Refused where root may not change this host's network."""
+        try:
+            ip("link", "add", self.bridge, "type", "bridge")
+        except NotReady as denied:
+            raise Refused(
+                f"{denied}; root of a container or of a user namespace is not enough: "
+                "run it as root of the machine, or start a Docker engine and use --provider kind"
+            ) from denied
         ip("addr", "add", f"{self.host}/24", "dev", self.bridge)
         ip("link", "set", self.bridge, "up")
 
