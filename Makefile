@@ -23,7 +23,7 @@ check: ## style, types, layers, generated files
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@PYTHONPATH=operator:trainer .venv/bin/lint-imports --no-cache
-	@$(PY) -m finetune_operator.crdgen --check
+	@$(PY) -m finetune_operator.crd.generate --check
 
 cluster: cluster-deps ## a Kubernetes cluster on this machine; docs/cluster.md tells what can be done with it
 	@$(PY) -m e2e.cluster up $(UP)
@@ -38,7 +38,7 @@ images: ## finetune-operator:dev and finetune-trainer:dev, with docker or builda
 
 crds: ## write crds/ anew from the models
 	@.ci/install operator,dev
-	@$(PY) -m finetune_operator.crdgen
+	@$(PY) -m finetune_operator.crd.generate
 
 clean: ## everything that the targets above made
 	rm -rf .venv .demo .finetune

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import Outcome, StageState
 from finetune_operator.observing import Observed
 from finetune_operator.pipeline import Pipeline
-from finetune_operator.stages.base import StageSpec
 from finetune_operator.state import PipelineView, StageView, assess
 
 Doing = Literal["reuse", "run", "resume", "skip", "stay"]

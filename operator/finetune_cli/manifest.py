@@ -14,7 +14,7 @@ from finetune_cli.problems import ManifestInvalid, Problem, in_order, likeliest,
 from finetune_cli.shape import Mending, broken_rules, written
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import PipelineSpec
-from finetune_operator.stages.base import LabelKey, LabelValue
+from finetune_operator.api.stages.base import LabelKey, LabelValue
 from finetune_trainer.contract import Contract
 
 DnsSubdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=words.DNS_SUBDOMAIN)]

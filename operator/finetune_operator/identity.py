@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from finetune_operator.stages.base import StageSpec
+from finetune_operator.api.stages.base import StageSpec
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
 IDENTITY_DIGITS = 16

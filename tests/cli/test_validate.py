@@ -8,8 +8,8 @@ from finetune_cli import words
 from finetune_cli.__main__ import main
 from finetune_cli.manifest import read, read_all
 from finetune_cli.problems import ManifestInvalid
-from finetune_operator import crdgen
-from finetune_operator.stages.base import GatedSpec
+from finetune_operator.api.stages.base import GatedSpec
+from finetune_operator.crd import generate as crdgen
 from finetune_trainer.contract.recipes import URI_PATTERN
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from support.charts import (
 from e2e.cluster.problems import NotReady
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
 from finetune_operator import __main__ as operator
-from finetune_operator import crdgen
+from finetune_operator.crd import generate as crdgen
 from finetune_operator.placement.base import Preset
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"

@@ -9,10 +9,10 @@ from jsonschema import Draft4Validator
 from pydantic import ValidationError
 
 from finetune_cli import documents
-from finetune_operator import crdgen
 from finetune_operator.api.group import KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus
+from finetune_operator.crd import generate as crdgen
 
 ROOT = Path(__file__).parents[2]
 LARGEST_FOR_CLIENT_SIDE_APPLY = 256 * 1024

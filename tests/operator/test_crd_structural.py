@@ -7,8 +7,8 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, StringConstraints
 
-from finetune_operator import crdgen
-from finetune_operator.structural import NotExpressible, structural
+from finetune_operator.crd import generate as crdgen
+from finetune_operator.crd.structural import NotExpressible, structural
 
 JSON_SCHEMA_PROPS = {
     "description", "type", "format", "default", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum",

@@ -12,14 +12,14 @@ from support.pipelines import ORDER
 
 ROOT = Path(__file__).parents[2]
 OPERATOR = ROOT / "operator" / "finetune_operator"
-MAY_NAME_STAGES = {OPERATOR / "api" / "spec.py", *(OPERATOR / "stages").glob("*.py")}
+MAY_NAME_STAGES = {OPERATOR / "api" / "spec.py", *(OPERATOR / "api" / "stages").glob("*.py")}
 
 NEW_STAGE = '''
 """Ask the adapter what it must never answer."""
 
 from typing import ClassVar, Literal
 
-from finetune_operator.stages.base import Request, StageSpec
+from finetune_operator.api.stages.base import Request, StageSpec
 from finetune_trainer.contract import StageConfig
 
 
@@ -56,7 +56,7 @@ def reserved(wish: Wish) -> PodPlacement:
 STORY = """
 from support.pipelines import RESULTS, World, a_pipeline
 
-from finetune_operator.crdgen import text
+from finetune_operator.crd.generate import text
 
 RESULTS["safety"] = {**RESULTS["evaluate"], "stage": "evaluate"}
 world = World(a_pipeline(safety={"placement": {"capacity": "reserved"}})).run_before("safety")
@@ -77,11 +77,11 @@ def extended(tmp_path) -> Path:
     """A copy of the operator with a stage and a placement more."""
     package = tmp_path / "finetune_operator"
     shutil.copytree(OPERATOR, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "stages" / "safety.py").write_text(NEW_STAGE)
+    (package / "api" / "stages" / "safety.py").write_text(NEW_STAGE)
     add(
         package / "api" / "spec.py",
-        after="from finetune_operator.stages.push import Push\n",
-        line="from finetune_operator.stages.safety import Safety\n",
+        after="from finetune_operator.api.stages.push import Push\n",
+        line="from finetune_operator.api.stages.safety import Safety\n",
     )
     add(
         package / "api" / "spec.py",

@@ -5,12 +5,12 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, StringConstraints
 
 from finetune_operator.api.rules import Rule, Ruled
-from finetune_operator.stages.base import ObjectName, Quantity, StageSpec
-from finetune_operator.stages.deploy import Deploy
-from finetune_operator.stages.evaluate import Evaluate
-from finetune_operator.stages.prepare import Prepare
-from finetune_operator.stages.push import Push
-from finetune_operator.stages.train import Train
+from finetune_operator.api.stages.base import ObjectName, Quantity, StageSpec
+from finetune_operator.api.stages.deploy import Deploy
+from finetune_operator.api.stages.evaluate import Evaluate
+from finetune_operator.api.stages.prepare import Prepare
+from finetune_operator.api.stages.push import Push
+from finetune_operator.api.stages.train import Train
 from finetune_trainer.contract import Contract, DatasetSource, ModelSource
 
 

@@ -11,6 +11,7 @@ from aiohttp import web
 from support.pages import answering
 from support.pods import a_pod, running
 
+from finetune_operator.api.stages.base import Serving
 from finetune_operator.cluster.kubernetes import answers as module
 from finetune_operator.cluster.kubernetes import progress as pages_module
 from finetune_operator.cluster.kubernetes.answers import Answer, Answers
@@ -18,7 +19,6 @@ from finetune_operator.cluster.kubernetes.asking import LARGEST, ask
 from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.cluster.kubernetes.progress import ProgressPages, port_of
 from finetune_operator.pipeline import Key
-from finetune_operator.stages.base import Serving
 
 A_POD = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)

@@ -8,11 +8,11 @@ from typing import Any
 
 import aiohttp
 
+from finetune_operator.api.stages.base import Serving
 from finetune_operator.cluster.kubernetes.asking import ask, host_of, ok
 from finetune_operator.cluster.kubernetes.engines.base import PORT
 from finetune_operator.cluster.kubernetes.errands import Errands, Tell, to_nobody
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.stages.base import Serving
 
 PATIENCE_SECONDS = 600.0
 """For the whole answer."""

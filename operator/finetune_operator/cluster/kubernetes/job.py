@@ -5,11 +5,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from finetune_operator.api.group import GROUP
+from finetune_operator.api.stages.base import Resources
 from finetune_operator.cluster.kubernetes.ownership import owners
 from finetune_operator.cluster.kubernetes.volume import claim_name
 from finetune_operator.jobs import JobTemplate
 from finetune_operator.pipeline import Pipeline
-from finetune_operator.stages.base import Resources
 from finetune_trainer.contract import ExitCode
 from finetune_trainer.contract import environment as names
 

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.stages.base import Serving
 from finetune_operator.cluster.kubernetes.engines import ENGINES
 from finetune_operator.cluster.kubernetes.engines.base import PORT, Launch
 from finetune_operator.cluster.kubernetes.job import (
@@ -26,7 +27,6 @@ from finetune_operator.jobs import TRAINER, JobTemplate
 from finetune_operator.labels import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE
 from finetune_operator.names import service_name
 from finetune_operator.pipeline import Pipeline
-from finetune_operator.stages.base import Serving
 
 Object = dict[str, Any]
 SERVING = "finetune.dev/serving"

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.stages.base import Serving
 from finetune_operator.cluster.kubernetes import paths
 from finetune_operator.cluster.kubernetes.answers import Answer, Answers, NoAnswers
 from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api
@@ -20,7 +21,6 @@ from finetune_operator.labels import IDENTITY, SERVER, STAGE
 from finetune_operator.names import service_name
 from finetune_operator.observing import JobSeen, JobState, Server, Waiting
 from finetune_operator.pipeline import Pipeline
-from finetune_operator.stages.base import Serving
 from finetune_trainer.contract import DeployResult, ExitCode, Failure, TerminationMessage
 
 Object = dict[str, Any]

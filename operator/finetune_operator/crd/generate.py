@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the models: `python -m finetune_operator.crdgen [--check]`."""
+"""The CustomResourceDefinition, made from the models: `python -m finetune_operator.crd.generate [--check]`."""
 
 import argparse
 import difflib
@@ -12,9 +12,9 @@ from typing_extensions import override
 from finetune_operator.api.group import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.structural import NotExpressible, Schema, structural, without_defaults
+from finetune_operator.crd.structural import NotExpressible, Schema, structural, without_defaults
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILE = ROOT / "crds" / f"{PLURAL}.yaml"
 TEMPLATE = ROOT / "charts" / "finetune-operator" / "templates" / "crds.yaml"
 """The same in the chart: Helm never upgrades what lies in a chart's crds/, so it is a template."""
@@ -128,7 +128,7 @@ class _Dumper(yaml.SafeDumper):
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the files, or with --check compare them; give 1 where one differs."""
-    parser = argparse.ArgumentParser(prog="python -m finetune_operator.crdgen", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m finetune_operator.crd.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file is not up to date")
     made = {FILE: text(), TEMPLATE: template()}
     if parser.parse_args(arguments).check:

@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from finetune_operator.stages.base import GatedSpec, Request, Serving
-from finetune_operator.stages.parts import part
-from finetune_operator.stages.push import Push
+from finetune_operator.api.stages.base import GatedSpec, Request, Serving
+from finetune_operator.api.stages.parts import part
+from finetune_operator.api.stages.push import Push
 from finetune_trainer.contract import DeployConfig, DeployRecipe, ModelSource, StageConfig
 
 

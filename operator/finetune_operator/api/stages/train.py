@@ -5,8 +5,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.stages.base import ARGS_ARE_A_COMMANDS, Request, StageSpec
-from finetune_operator.stages.parts import part
+from finetune_operator.api.stages.base import ARGS_ARE_A_COMMANDS, Request, StageSpec
+from finetune_operator.api.stages.parts import part
 from finetune_trainer.contract import Checkpoint, TrainConfig, TrainRecipe
 
 
