@@ -3,7 +3,7 @@
 from finetune_cli.codes import BELOW_GATE, FAILED
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.pipeline import Pipeline
+from finetune_operator.core.pipeline import Pipeline
 
 DONE = ("Succeeded", "BelowThreshold")
 

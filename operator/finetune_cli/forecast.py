@@ -8,9 +8,9 @@ from typing import Any, Literal
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import Outcome, StageState
-from finetune_operator.observing import Observed
-from finetune_operator.pipeline import Pipeline
-from finetune_operator.state import PipelineView, StageView, assess
+from finetune_operator.core.assess import PipelineView, StageView, assess
+from finetune_operator.core.observation import Observed
+from finetune_operator.core.pipeline import Pipeline
 
 Doing = Literal["reuse", "run", "resume", "skip", "stay"]
 DISTANT = ("image", "resources", "placement")

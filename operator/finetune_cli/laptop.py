@@ -16,14 +16,14 @@ from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, PipelineStatus, StageState
 from finetune_operator.cluster.process.cluster import Folders, ProcessCluster
+from finetune_operator.core.assess import assess
+from finetune_operator.core.job_template import claims_in
+from finetune_operator.core.observation import Observed
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.report import Event
+from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
-from finetune_operator.jobs import claims_in
-from finetune_operator.observing import Observed
-from finetune_operator.pipeline import Key, Pipeline
 from finetune_operator.reconcile import reconcile
-from finetune_operator.reporting import Event
-from finetune_operator.settings import Settings
-from finetune_operator.state import assess
 from finetune_trainer.contract.environment import Unlocatable
 
 REFRESH_SECONDS = 0.5

@@ -9,9 +9,9 @@ import sys
 from datetime import timedelta
 
 from finetune_operator.controller.process import Options, run
+from finetune_operator.core.settings import VLLM_IMAGE, Settings
 from finetune_operator.errors import ClusterError
 from finetune_operator.placement.base import Preset
-from finetune_operator.settings import VLLM_IMAGE, Settings
 
 LOOK_SECONDS = 15.0
 """Between two looks at a pipeline with running work: how often its progress is asked for."""

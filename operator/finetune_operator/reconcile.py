@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_operator.cluster.protocol import Cluster
-from finetune_operator.pipeline import Key
-from finetune_operator.planning import plan_next
-from finetune_operator.reporting import events, report
-from finetune_operator.settings import Settings
-from finetune_operator.state import assess
+from finetune_operator.core.assess import assess
+from finetune_operator.core.pipeline import Key
+from finetune_operator.core.plan import plan_next
+from finetune_operator.core.report import events, report
+from finetune_operator.core.settings import Settings
 
 
 @dataclass(frozen=True)

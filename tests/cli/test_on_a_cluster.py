@@ -10,7 +10,7 @@ from support.terminal import TRAIN, interrupted, once
 
 from finetune_cli.__main__ import COMMANDS
 from finetune_operator.cluster.process.store import Store
-from finetune_operator.pipeline import Key
+from finetune_operator.core.pipeline import Key
 
 # get
 

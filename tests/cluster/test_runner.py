@@ -11,7 +11,7 @@ from typing import Any
 
 from finetune_operator.cluster.process.records import RUNNER_LOST, is_held, seen
 from finetune_operator.cluster.process.runner import ENDED, ORDER, STARTED
-from finetune_operator.observing import JobState
+from finetune_operator.core.observation import JobState
 
 STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 OBEDIENT = STUBBORN.replace("signal.SIG_IGN", "lambda *_: exit(75)")

@@ -28,8 +28,8 @@ from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.watches import Watches
 from finetune_operator.controller.worker import once
-from finetune_operator.pipeline import Key
-from finetune_operator.settings import Settings
+from finetune_operator.core.pipeline import Key
+from finetune_operator.core.settings import Settings
 
 DEPTH = 10_000 - 10  # within the list, its items, the spec ...
 DEEP = '{"a":' * DEPTH + "1" + "}" * DEPTH

@@ -13,8 +13,8 @@ from finetune_operator.controller import watches as module
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.watches import Watches
+from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.pipeline import Key
 
 NAME = "demo-train-a1"
 PIPELINE = {"metadata": {"namespace": "team", "name": "demo", "uid": "uid-1"}}

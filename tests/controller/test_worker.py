@@ -9,9 +9,9 @@ from support.pipelines import UID, a_pipeline
 from finetune_operator.cluster.memory import MemoryCluster
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.worker import once, work
+from finetune_operator.core.pipeline import Key
+from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, Unusable
-from finetune_operator.pipeline import Key
-from finetune_operator.settings import Settings
 
 GOOD, BAD = Key("team", "good"), Key("team", "bad")
 

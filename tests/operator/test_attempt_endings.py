@@ -4,7 +4,7 @@ import pytest
 from support.pipelines import World, a_pipeline, a_result
 
 from finetune_operator.api.status import Outcome, StageState
-from finetune_operator.observing import JobState
+from finetune_operator.core.observation import JobState
 
 
 def ended(how) -> World:

@@ -6,7 +6,7 @@ import pytest
 from support.pipelines import World, a_pipeline
 
 from finetune_operator.api.status import ATTEMPTS_KEPT, Outcome
-from finetune_operator.settings import Settings
+from finetune_operator.core.settings import Settings
 
 
 def fail(world: World, times: int, code: int = 70) -> World:

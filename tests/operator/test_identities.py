@@ -6,7 +6,7 @@ from pathlib import Path
 from support.pipelines import World
 
 from finetune_operator.api.stages.train import Train
-from finetune_operator.identity import identity_of
+from finetune_operator.core.identity import identity_of
 from finetune_trainer.contract import RESULTS_VERSION, configs, recipes
 from finetune_trainer.contract.recipes import Contract
 

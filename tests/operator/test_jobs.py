@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.pipelines import ORDER, UID, World, a_pipeline
 
-from finetune_operator.labels import ATTEMPT, IDENTITY, PIPELINE, STAGE
-from finetune_operator.names import job_name
+from finetune_operator.core.labels import ATTEMPT, IDENTITY, PIPELINE, STAGE
+from finetune_operator.core.metadata import job_name
+from finetune_operator.core.settings import Settings
 from finetune_operator.placement.base import Preset
-from finetune_operator.settings import Settings
 from finetune_trainer.contract import parse_config
 from finetune_trainer.contract.environment import CONFIG
 

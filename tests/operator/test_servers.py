@@ -6,7 +6,7 @@ import pytest
 from support.pipelines import ORDER, World, a_result
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.observing import Waiting
+from finetune_operator.core.observation import Waiting
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from support.pods import a_job, a_pod, ended, made_by, over, running
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.cluster.kubernetes.server import SERVING
 from finetune_operator.cluster.memory import MemoryJob, Stored
-from finetune_operator.observing import JobState
-from finetune_operator.pipeline import Key
+from finetune_operator.core.observation import JobState
+from finetune_operator.core.pipeline import Key
 
 Object = dict[str, Any]
 PIPELINES = "finetunepipelines"

@@ -10,10 +10,10 @@ from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageStatus
 from finetune_operator.cluster.memory import MemoryCluster
-from finetune_operator.observing import Waiting
-from finetune_operator.pipeline import Key
+from finetune_operator.core.observation import Waiting
+from finetune_operator.core.pipeline import Key
+from finetune_operator.core.settings import Settings
 from finetune_operator.reconcile import NextLook, reconcile
-from finetune_operator.settings import Settings
 from finetune_trainer.contract import AnyResult, TerminationMessage
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

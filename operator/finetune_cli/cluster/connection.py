@@ -19,8 +19,8 @@ from finetune_cli.words import DNS_LABEL, DNS_SUBDOMAIN, PATTERNS
 from finetune_operator.cluster.kubernetes import paths
 from finetune_operator.cluster.kubernetes.api import Api, ApiError, configured, connected
 from finetune_operator.cluster.kubernetes.cluster import as_pipeline
+from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
-from finetune_operator.pipeline import Key, Pipeline
 
 Object = dict[str, Any]
 T = TypeVar("T")

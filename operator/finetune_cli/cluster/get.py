@@ -20,7 +20,7 @@ from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.cluster.kubernetes import paths
 from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.pipeline import Pipeline
+from finetune_operator.core.pipeline import Pipeline
 
 COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "ATTEMPT", "REASON")
 

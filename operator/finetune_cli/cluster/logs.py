@@ -17,7 +17,7 @@ from finetune_operator.cluster.kubernetes import paths
 from finetune_operator.cluster.kubernetes.api import ApiError
 from finetune_operator.cluster.kubernetes.job import CONTAINER
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.pipeline import Pipeline
+from finetune_operator.core.pipeline import Pipeline
 
 OVER = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
 STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ?(.*)", re.DOTALL)

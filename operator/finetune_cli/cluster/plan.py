@@ -16,9 +16,9 @@ from finetune_operator.cluster.kubernetes import paths
 from finetune_operator.cluster.kubernetes.answers import NoAnswers
 from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster, as_pipeline
 from finetune_operator.cluster.kubernetes.progress import NoPages
-from finetune_operator.observing import Observed
-from finetune_operator.pipeline import Pipeline
-from finetune_operator.state import StageView
+from finetune_operator.core.assess import StageView
+from finetune_operator.core.observation import Observed
+from finetune_operator.core.pipeline import Pipeline
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from finetune_operator.api.status import AttemptStatus
 from finetune_operator.cluster.kubernetes import paths
 from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.labels import MANAGED_BY, MANAGER, SERVER
+from finetune_operator.core.labels import MANAGED_BY, MANAGER, SERVER
 
 
 async def books_of(reach: Reach, job: str | None = None) -> Books:

@@ -9,8 +9,8 @@ from finetune_cli.codes import FAILED
 from finetune_cli.endings import code_of, has_finished, is_current, ready_message
 from finetune_cli.problems import Refused
 from finetune_operator.api.conditions import FINISHED, READY, STALLED
+from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
-from finetune_operator.pipeline import Pipeline
 
 UNITS = {"h": 3600, "m": 60, "s": 1}
 

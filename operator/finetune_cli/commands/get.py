@@ -11,7 +11,7 @@ from finetune_cli.places import add_run, existing_workdir, is_on_cluster, run_on
 from finetune_cli.problems import Refused
 from finetune_cli.view import board
 from finetune_operator.cluster.process.store import Store, as_object
-from finetune_operator.pipeline import Pipeline
+from finetune_operator.core.pipeline import Pipeline
 
 DESCRIPTION = """\
 Show a pipeline: stages, attempts, what was lost, and why something waits. NAME is a pipeline on a cluster, with its

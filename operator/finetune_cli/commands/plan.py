@@ -24,8 +24,8 @@ from finetune_cli.places import (
     run_on_cluster,
     workdir_for,
 )
-from finetune_operator.pipeline import Pipeline
-from finetune_operator.state import StageView
+from finetune_operator.core.assess import StageView
+from finetune_operator.core.pipeline import Pipeline
 
 DESCRIPTION = """\
 Say for every stage whether it would be run, resumed, reused or skipped, and why. Nothing is written or started.

@@ -22,7 +22,7 @@ from finetune_cli.serving import keep_serving
 from finetune_cli.view import board, gate_line, interruptions_line, view_for
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.settings import Settings
+from finetune_operator.core.settings import Settings
 from finetune_trainer.contract.environment import GIT_SHA
 
 DESCRIPTION = """\

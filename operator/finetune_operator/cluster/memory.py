@@ -13,12 +13,12 @@ from typing import Any
 
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.observation import JobSeen, JobState, Observed, Server
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
+from finetune_operator.core.report import Event
 from finetune_operator.errors import Conflict
-from finetune_operator.jobs import JobTemplate
-from finetune_operator.observing import JobSeen, JobState, Observed, Server
-from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import Action, CreateJob, Expire, Route, StopJob
-from finetune_operator.reporting import Event
 from finetune_trainer.contract import (
     AnyResult,
     DeployResult,

@@ -20,7 +20,7 @@ from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.watches import Watches
 from finetune_operator.controller.worker import work
-from finetune_operator.settings import Settings
+from finetune_operator.core.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import random  # noqa: TID251  an edge
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from finetune_operator.pipeline import Key
+from finetune_operator.core.pipeline import Key
 
 FIRST_WAIT = 0.5
 """Seconds until a pipeline that could not be reconciled is tried again; doubles each time."""

@@ -20,9 +20,9 @@ from finetune_operator.cluster.kubernetes.books import PIPELINES, Books
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
+from finetune_operator.core.labels import MANAGED_BY, MANAGER
+from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.labels import MANAGED_BY, MANAGER
-from finetune_operator.pipeline import Key
 
 OURS = f"{MANAGED_BY}={MANAGER}"
 CHILDREN = {

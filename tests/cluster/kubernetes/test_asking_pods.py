@@ -18,7 +18,7 @@ from finetune_operator.cluster.kubernetes.answers import Answer, Answers
 from finetune_operator.cluster.kubernetes.asking import LARGEST, ask
 from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.cluster.kubernetes.progress import ProgressPages, port_of
-from finetune_operator.pipeline import Key
+from finetune_operator.core.pipeline import Key
 
 A_POD = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)

@@ -7,7 +7,7 @@ from support.pipelines import World, a_pipeline
 
 from finetune_operator.cluster.kubernetes import volume
 from finetune_operator.cluster.kubernetes.job import job, literal
-from finetune_operator.pipeline import Key, Pipeline
+from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_trainer.contract import Environment
 
 

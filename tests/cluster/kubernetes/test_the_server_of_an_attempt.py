@@ -14,8 +14,8 @@ from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.refusal import Refusal
 from finetune_operator.cluster.kubernetes.server import deployment, folder_of, service, serving_of, url_of
 from finetune_operator.cluster.kubernetes.servers import Servers, not_made
-from finetune_operator.observing import JobState
-from finetune_operator.pipeline import Key, Pipeline
+from finetune_operator.core.observation import JobState
+from finetune_operator.core.pipeline import Key, Pipeline
 
 PIPELINE = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
 

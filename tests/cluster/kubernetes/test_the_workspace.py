@@ -17,12 +17,12 @@ from finetune_operator.cluster.kubernetes.api import ApiError
 from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
 from finetune_operator.cluster.kubernetes.progress import NoPages
+from finetune_operator.core.observation import Waiting
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.plan import CreateJob, Expire
+from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
-from finetune_operator.observing import Waiting
-from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import CreateJob, Expire
 from finetune_operator.reconcile import reconcile
-from finetune_operator.settings import Settings
 
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
 JOBS = "/apis/batch/v1/namespaces/team/jobs"

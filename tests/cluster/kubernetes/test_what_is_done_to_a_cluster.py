@@ -15,10 +15,10 @@ from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
 from finetune_operator.cluster.kubernetes.ownership import owners
 from finetune_operator.cluster.kubernetes.progress import NoPages
+from finetune_operator.core.metadata import service_name
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.plan import CreateJob, Route, StopJob
 from finetune_operator.errors import ClusterError, Conflict
-from finetune_operator.names import service_name
-from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import CreateJob, Route, StopJob
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/team/deployments"

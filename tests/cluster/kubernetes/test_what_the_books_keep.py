@@ -13,7 +13,7 @@ from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.cluster.kubernetes.progress import port_of
 from finetune_operator.cluster.kubernetes.seen import job_seen
 from finetune_operator.cluster.kubernetes.server import deployment, serving_of
-from finetune_operator.pipeline import Key, Pipeline
+from finetune_operator.core.pipeline import Key, Pipeline
 
 PIPELINE = Pipeline(Key("team", "demo"), UID, 1, a_pipeline())
 LONG = {"managedFields": [{"fieldsV1": "x" * 9_000}]}

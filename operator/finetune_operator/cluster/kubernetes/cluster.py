@@ -26,12 +26,12 @@ from finetune_operator.cluster.kubernetes.progress import NoPages, ProgressPages
 from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
 from finetune_operator.cluster.kubernetes.servers import Servers, not_made
 from finetune_operator.cluster.kubernetes.workspaces import Workspaces
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.observation import JobSeen, Observed, Waiting
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
+from finetune_operator.core.report import Event
 from finetune_operator.errors import ClusterError, Conflict, Unusable
-from finetune_operator.jobs import JobTemplate
-from finetune_operator.observing import JobSeen, Observed, Waiting
-from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import Action, CreateJob, Expire, Route, StopJob
-from finetune_operator.reporting import Event
 
 Object = dict[str, Any]
 LATE = timedelta(seconds=5)

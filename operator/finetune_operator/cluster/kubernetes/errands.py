@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from finetune_operator.cluster.kubernetes.books import pipeline_of
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.pipeline import Key
+from finetune_operator.core.pipeline import Key
 
 log = logging.getLogger(__name__)
 Tell = Callable[[Key], None]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from finetune_operator.api.group import API_VERSION, KIND
-from finetune_operator.pipeline import Pipeline
+from finetune_operator.core.pipeline import Pipeline
 
 
 def owner(pipeline: Pipeline) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Where things are in the API."""
 
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
-from finetune_operator.pipeline import Key
+from finetune_operator.core.pipeline import Key
 
 
 def _path(group: str, plural: str, namespace: str | None, name: str | None) -> str:

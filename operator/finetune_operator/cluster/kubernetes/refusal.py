@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.cluster.kubernetes.api import ApiError
-from finetune_operator.observing import Waiting
+from finetune_operator.core.observation import Waiting
 
 
 class Refusal(Exception):

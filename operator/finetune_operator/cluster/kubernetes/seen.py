@@ -4,7 +4,7 @@ from datetime import datetime
 
 from finetune_operator.cluster.kubernetes.pod import Object, Pod, time_of
 from finetune_operator.cluster.kubernetes.waiting import why
-from finetune_operator.observing import JobSeen, JobState
+from finetune_operator.core.observation import JobSeen, JobState
 from finetune_trainer.contract import Progress
 
 

@@ -23,10 +23,10 @@ from finetune_operator.cluster.kubernetes.job import (
 )
 from finetune_operator.cluster.kubernetes.ownership import owners
 from finetune_operator.cluster.kubernetes.refusal import Refusal
-from finetune_operator.jobs import TRAINER, JobTemplate
-from finetune_operator.labels import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE
-from finetune_operator.names import service_name
-from finetune_operator.pipeline import Pipeline
+from finetune_operator.core.job_template import TRAINER, JobTemplate
+from finetune_operator.core.labels import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE
+from finetune_operator.core.metadata import service_name
+from finetune_operator.core.pipeline import Pipeline
 
 Object = dict[str, Any]
 SERVING = "finetune.dev/serving"

@@ -14,13 +14,13 @@ from finetune_operator.cluster.kubernetes.pod import Pod, time_of
 from finetune_operator.cluster.kubernetes.refusal import Refusal
 from finetune_operator.cluster.kubernetes.server import deployment, launch_of, service, serving_of, url_of
 from finetune_operator.cluster.kubernetes.waiting import why
+from finetune_operator.core.history import left_running
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.labels import IDENTITY, SERVER, STAGE
+from finetune_operator.core.metadata import service_name
+from finetune_operator.core.observation import JobSeen, JobState, Server, Waiting
+from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError, Conflict
-from finetune_operator.history import left_running
-from finetune_operator.jobs import JobTemplate
-from finetune_operator.labels import IDENTITY, SERVER, STAGE
-from finetune_operator.names import service_name
-from finetune_operator.observing import JobSeen, JobState, Server, Waiting
-from finetune_operator.pipeline import Pipeline
 from finetune_trainer.contract import DeployResult, ExitCode, Failure, TerminationMessage
 
 Object = dict[str, Any]

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.observing import Waiting
+from finetune_operator.core.observation import Waiting
 
 STUCK_AFTER = timedelta(seconds=60)
 """Beyond its grace period, a pod whose node answers is gone."""

@@ -15,10 +15,10 @@ from finetune_operator.cluster.kubernetes.api import Api, ApiError
 from finetune_operator.cluster.kubernetes.books import Books, Place, pipeline_of
 from finetune_operator.cluster.kubernetes.refusal import Refusal
 from finetune_operator.cluster.kubernetes.seen import is_over
+from finetune_operator.core.metadata import workspace_name
+from finetune_operator.core.observation import Waiting
+from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError, Conflict
-from finetune_operator.names import workspace_name
-from finetune_operator.observing import Waiting
-from finetune_operator.pipeline import Key, Pipeline
 
 Object = dict[str, Any]
 Version = tuple[str, int]

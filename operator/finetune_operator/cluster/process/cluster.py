@@ -23,12 +23,12 @@ from finetune_operator.cluster.process.runner import (
     cannot_start,
 )
 from finetune_operator.cluster.process.store import Store
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.observation import JobSeen, Observed
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
+from finetune_operator.core.report import Event
 from finetune_operator.errors import ClusterError
-from finetune_operator.jobs import JobTemplate
-from finetune_operator.observing import JobSeen, Observed
-from finetune_operator.pipeline import Key, Pipeline
-from finetune_operator.planning import Action, CreateJob, Expire, Route, StopJob
-from finetune_operator.reporting import Event
 from finetune_trainer.contract import Environment
 from finetune_trainer.files import write_durably
 

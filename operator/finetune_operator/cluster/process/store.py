@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
+from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError, Conflict
-from finetune_operator.pipeline import Key, Pipeline
 from finetune_trainer.files import write_durably
 
 FILE = "pipeline.json"

@@ -5,8 +5,8 @@ from datetime import datetime
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import ATTEMPTS_KEPT, AttemptStatus, Outcome, StageState, StageStatus
-from finetune_operator.attempts import follow, result_of
-from finetune_operator.observing import JobSeen, Server
+from finetune_operator.core.endings import follow, result_of
+from finetune_operator.core.observation import JobSeen, Server
 from finetune_trainer.contract import DeployResult
 
 

@@ -8,11 +8,11 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import Request, StageSpec
 from finetune_operator.api.status import GateStatus, StageState, StageStatus, message
-from finetune_operator.attempts import HOPELESS
-from finetune_operator.history import carried, left_running, retried, standing, with_attempts
-from finetune_operator.identity import execution_of, identity_of
-from finetune_operator.observing import JobState, Observed, Server, Waiting
-from finetune_operator.pipeline import Pipeline
+from finetune_operator.core.endings import HOPELESS
+from finetune_operator.core.history import carried, left_running, retried, standing, with_attempts
+from finetune_operator.core.identity import execution_of, identity_of
+from finetune_operator.core.observation import JobState, Observed, Server, Waiting
+from finetune_operator.core.pipeline import Pipeline
 from finetune_trainer.contract import StageConfig
 
 OVER = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})

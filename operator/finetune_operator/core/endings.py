@@ -6,7 +6,7 @@ from datetime import datetime
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome, message
-from finetune_operator.observing import JobSeen, JobState
+from finetune_operator.core.observation import JobSeen, JobState
 from finetune_trainer.contract import AnyResult, ExitCode
 
 SIGNALLED = (137, 143)

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
-from finetune_operator.history import begun, left_running, next_number, stopped
-from finetune_operator.jobs import JobTemplate, job_for
-from finetune_operator.pipeline import Pipeline
-from finetune_operator.settings import Settings
-from finetune_operator.state import PipelineView, StageView, active_time
+from finetune_operator.core.assess import PipelineView, StageView, active_time
+from finetune_operator.core.history import begun, left_running, next_number, stopped
+from finetune_operator.core.job_template import JobTemplate, job_for
+from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from finetune_operator.api.status import (
     StageStatus,
     message,
 )
-from finetune_operator.observing import Waiting
-from finetune_operator.pipeline import Pipeline
-from finetune_operator.planning import Plan
-from finetune_operator.state import PipelineView
+from finetune_operator.core.assess import PipelineView
+from finetune_operator.core.observation import Waiting
+from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.plan import Plan
 from finetune_trainer.contract import DeployResult, Progress, PushResult
 
 Truth = Literal["True", "False", "Unknown"]

@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from finetune_operator.api.stages.base import Resources, Serving, StageSpec
-from finetune_operator.labels import job_labels
-from finetune_operator.names import job_name
-from finetune_operator.pipeline import Pipeline
+from finetune_operator.core.labels import job_labels
+from finetune_operator.core.metadata import job_name
+from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.settings import Settings
 from finetune_operator.placement import PLACEMENTS, PodPlacement, Wish
-from finetune_operator.settings import Settings
 from finetune_trainer.contract import StageConfig
 from finetune_trainer.contract import environment as names
 
