@@ -14,7 +14,7 @@ import pytest
 import yaml
 from support.desk import Desk
 
-from finetune_operator.cluster.kubernetes.job import literal
+from finetune_operator.kubernetes.resources.job import literal
 from finetune_trainer.contract import (
     Environment,
     EvaluateConfig,

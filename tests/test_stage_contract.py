@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_operator.cluster.kubernetes import job
+from finetune_operator.kubernetes.resources import job
 from finetune_trainer.contract import (
     DeployResult,
     EvaluateResult,

@@ -12,10 +12,10 @@ from typing_extensions import override
 from finetune_cli.problems import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome
-from finetune_operator.cluster.process.cluster import POLL_SECONDS, ProcessCluster
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.report import Event
 from finetune_operator.errors import ClusterError
+from finetune_operator.local.cluster import POLL_SECONDS, ProcessCluster
 
 EVICTED = "evicted on purpose (--evict)"
 NODE_LOST = "its node was lost on purpose (--kill)"

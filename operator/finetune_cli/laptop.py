@@ -15,7 +15,6 @@ from finetune_cli.problems import ManifestInvalid, Problem, Refused
 from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, PipelineStatus, StageState
-from finetune_operator.cluster.process.cluster import Folders, ProcessCluster
 from finetune_operator.core.assess import assess
 from finetune_operator.core.job_template import claims_in
 from finetune_operator.core.observation import Observed
@@ -23,6 +22,7 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.report import Event
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
+from finetune_operator.local.cluster import Folders, ProcessCluster
 from finetune_operator.reconcile import reconcile
 from finetune_trainer.contract.environment import Unlocatable
 

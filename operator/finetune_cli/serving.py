@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from finetune_cli.laptop import Laptop
-from finetune_operator.cluster.process.runner import die_with_parent
+from finetune_operator.local.runner import die_with_parent
 
 
 def keep_serving(laptop: Laptop) -> bool:

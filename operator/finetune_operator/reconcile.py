@@ -7,7 +7,7 @@ memory between two calls, so it may be killed between any two lines.
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from finetune_operator.cluster.protocol import Cluster
+from finetune_operator.cluster import Cluster
 from finetune_operator.core.assess import assess
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.plan import plan_next

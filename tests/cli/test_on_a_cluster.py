@@ -9,8 +9,8 @@ from support.pipelines import World, scores
 from support.terminal import TRAIN, interrupted, once
 
 from finetune_cli.__main__ import COMMANDS
-from finetune_operator.cluster.process.store import Store
 from finetune_operator.core.pipeline import Key
+from finetune_operator.local.pipeline_file import Store
 
 # get
 

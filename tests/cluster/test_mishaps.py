@@ -59,7 +59,7 @@ def test_a_command_that_is_not_there_is_named(desk: Desk) -> None:
 def test_a_runner_that_cannot_start_is_a_failure_and_not_tried_for_ever(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("finetune_operator.cluster.process.cluster.RUNNER", (sys.executable, "-c", "exit(3)"))
+    monkeypatch.setattr("finetune_operator.local.cluster.RUNNER", (sys.executable, "-c", "exit(3)"))
     monkeypatch.chdir(desk.folder)
     desk.manifest["spec"]["prepare"]["retries"] = {"failures": 0}
     assert main(desk.command("run")[3:]) == 1

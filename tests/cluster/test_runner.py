@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from finetune_operator.cluster.process.records import RUNNER_LOST, is_held, seen
-from finetune_operator.cluster.process.runner import ENDED, ORDER, STARTED
 from finetune_operator.core.observation import JobState
+from finetune_operator.local.job_folder import RUNNER_LOST, is_held, seen
+from finetune_operator.local.runner import ENDED, ORDER, STARTED
 
 STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 OBEDIENT = STUBBORN.replace("signal.SIG_IGN", "lambda *_: exit(75)")
@@ -27,7 +27,7 @@ class Job:
 
     def start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "finetune_operator.cluster.process.runner", str(self.folder)], stdin=subprocess.PIPE
+            [sys.executable, "-m", "finetune_operator.local.runner", str(self.folder)], stdin=subprocess.PIPE
         )
 
     def up(self) -> None:

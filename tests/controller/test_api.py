@@ -10,9 +10,9 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 from support.pages import answering
 
-from finetune_operator.cluster.kubernetes import api as module
-from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError, NotLeading, Pace, connected
 from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.kubernetes import client as module
+from finetune_operator.kubernetes.client import AlreadyThere, Api, ApiError, NotLeading, Pace, connected
 
 Answers = Callable[[web.Request], web.StreamResponse]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.pipelines import a_pipeline
 
-from finetune_operator.cluster.kubernetes.cluster import as_pipeline
 from finetune_operator.errors import Unusable
+from finetune_operator.kubernetes.cluster import as_pipeline
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -19,11 +19,11 @@ from kubernetes.aio.client import Configuration
 from support.pages import answering
 from support.pipelines import a_pipeline
 from finetune_operator import __main__ as operator
-from finetune_operator.cluster.kubernetes.answers import NoAnswers
-from finetune_operator.cluster.kubernetes.api import connected
-from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
-from finetune_operator.cluster.kubernetes.progress import NoPages
+from finetune_operator.kubernetes.pods.probe import NoAnswers
+from finetune_operator.kubernetes.client import connected
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pods.progress import NoPages
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.watches import Watches

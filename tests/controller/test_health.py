@@ -3,9 +3,9 @@
 import asyncio
 from types import SimpleNamespace
 
-from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.kubernetes.cache import Books
 
 
 def asked(page, *, held=True, answered_ago=0.0, synced_ago=0.0, phases=()):

@@ -5,10 +5,10 @@ from unittest.mock import patch
 
 import pytest
 
-from finetune_operator.cluster.kubernetes.api import AlreadyThere, ApiError
 from finetune_operator.controller import leader
 from finetune_operator.controller.leader import Leadership
 from finetune_operator.errors import Conflict
+from finetune_operator.kubernetes.client import AlreadyThere, ApiError
 
 
 class OneLease:

@@ -7,14 +7,14 @@ import pytest
 from support.pods import a_job, a_pod, ended, over, running
 from support.store import Store
 
-from finetune_operator.cluster.kubernetes.api import ApiError
-from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.controller import watches as module
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.watches import Watches
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.client import ApiError
 
 NAME = "demo-train-a1"
 PIPELINE = {"metadata": {"namespace": "team", "name": "demo", "uid": "uid-1"}}

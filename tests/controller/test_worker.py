@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 import pytest
 from support.pipelines import UID, a_pipeline
 
-from finetune_operator.cluster.memory import MemoryCluster
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.worker import once, work
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, Unusable
+from finetune_operator.memory import MemoryCluster
 
 GOOD, BAD = Key("team", "good"), Key("team", "bad")
 

@@ -17,10 +17,10 @@ from support.pipelines import World, merged
 from support.pods import a_job, a_pod, ended, made_by, over, running
 
 from finetune_operator.api.spec import PipelineSpec
-from finetune_operator.cluster.kubernetes.server import SERVING
-from finetune_operator.cluster.memory import MemoryJob, Stored
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key
+from finetune_operator.kubernetes.resources.server import SERVING
+from finetune_operator.memory import MemoryJob, Stored
 
 Object = dict[str, Any]
 PIPELINES = "finetunepipelines"

@@ -9,10 +9,10 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageStatus
-from finetune_operator.cluster.memory import MemoryCluster
 from finetune_operator.core.observation import Waiting
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
+from finetune_operator.memory import MemoryCluster
 from finetune_operator.reconcile import NextLook, reconcile
 from finetune_trainer.contract import AnyResult, TerminationMessage
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from support.pipelines import merged
 
-from finetune_operator.cluster.kubernetes.api import AlreadyThere, ApiError
+from finetune_operator.kubernetes.client import AlreadyThere, ApiError
 
 Object = dict[str, Any]
 

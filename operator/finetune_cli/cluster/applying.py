@@ -5,7 +5,7 @@ from typing import Any
 
 from finetune_cli.cluster.connection import Object, Reach
 from finetune_cli.manifest import Manifest
-from finetune_operator.cluster.kubernetes import paths
+from finetune_operator.kubernetes import paths
 
 DRY = {"dryRun": "All", "fieldValidation": "Strict"}
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

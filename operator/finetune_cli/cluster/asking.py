@@ -9,7 +9,7 @@ from finetune_cli.cluster.connection import Object, reached
 from finetune_cli.endings import DONE
 from finetune_cli.problems import Refused
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
-from finetune_operator.cluster.kubernetes import paths
+from finetune_operator.kubernetes import paths
 
 Wish = tuple[Object | None, str]
 """What is patched into the object, None where that would change nothing, and what to say."""

@@ -16,11 +16,11 @@ from finetune_cli.manifest import Manifest, read
 from finetune_cli.places import is_manifest
 from finetune_cli.problems import Refused, likeliest
 from finetune_cli.words import DNS_LABEL, DNS_SUBDOMAIN, PATTERNS
-from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.api import Api, ApiError, configured, connected
-from finetune_operator.cluster.kubernetes.cluster import as_pipeline
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.client import Api, ApiError, configured, connected
+from finetune_operator.kubernetes.cluster import as_pipeline
 
 Object = dict[str, Any]
 T = TypeVar("T")

@@ -18,9 +18,9 @@ from finetune_cli.view import board, gate_line, interruptions_line
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus
-from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.books import Books
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cache import Books
 
 COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "ATTEMPT", "REASON")
 

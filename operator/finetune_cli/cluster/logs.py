@@ -13,11 +13,11 @@ from finetune_cli.endings import has_finished, is_current
 from finetune_cli.problems import Refused
 from finetune_cli.view import attempt_line
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
-from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.api import ApiError
-from finetune_operator.cluster.kubernetes.job import CONTAINER
-from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.client import ApiError
+from finetune_operator.kubernetes.resources.job import CONTAINER
+from finetune_operator.kubernetes.translate.pod import Pod
 
 OVER = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
 STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ?(.*)", re.DOTALL)

@@ -12,13 +12,13 @@ from finetune_cli.cluster.pods import books_of
 from finetune_cli.commands.plan import print_json, show
 from finetune_cli.forecast import Kept, foretell
 from finetune_operator.api.status import AttemptStatus, Outcome
-from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.answers import NoAnswers
-from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster, as_pipeline
-from finetune_operator.cluster.kubernetes.progress import NoPages
 from finetune_operator.core.assess import StageView
 from finetune_operator.core.observation import Observed
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cluster import KubernetesCluster, as_pipeline
+from finetune_operator.kubernetes.pods.probe import NoAnswers
+from finetune_operator.kubernetes.pods.progress import NoPages
 
 
 def run(arguments: argparse.Namespace) -> int:

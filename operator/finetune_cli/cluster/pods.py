@@ -2,10 +2,10 @@
 
 from finetune_cli.cluster.connection import Reach
 from finetune_operator.api.status import AttemptStatus
-from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
-from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.core.labels import MANAGED_BY, MANAGER, SERVER
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cache import JOB_NAME, Books
+from finetune_operator.kubernetes.translate.pod import Pod
 
 
 async def books_of(reach: Reach, job: str | None = None) -> Books:

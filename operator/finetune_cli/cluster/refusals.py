@@ -6,8 +6,8 @@ from http import HTTPStatus
 from finetune_cli.cluster.kubeconfig import Place
 from finetune_cli.problems import Refused
 from finetune_operator.api.group import PLURAL
-from finetune_operator.cluster.kubernetes.api import ApiError
 from finetune_operator.errors import ClusterError
+from finetune_operator.kubernetes.client import ApiError
 
 INSTALL = "helm install finetune-operator charts/finetune-operator --namespace finetune-system --create-namespace"
 WRITING = frozenset({"create", "patch", "update", "delete"})

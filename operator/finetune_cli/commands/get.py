@@ -10,8 +10,8 @@ from finetune_cli.endings import ready_message
 from finetune_cli.places import add_run, existing_workdir, is_on_cluster, run_on_cluster
 from finetune_cli.problems import Refused
 from finetune_cli.view import board
-from finetune_operator.cluster.process.store import Store, as_object
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.local.pipeline_file import Store, as_object
 
 DESCRIPTION = """\
 Show a pipeline: stages, attempts, what was lost, and why something waits. NAME is a pipeline on a cluster, with its

@@ -11,9 +11,9 @@ from finetune_cli.places import add_run, existing_workdir, is_on_cluster, run_on
 from finetune_cli.problems import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
-from finetune_operator.cluster.process.records import is_held
-from finetune_operator.cluster.process.runner import LOG
-from finetune_operator.cluster.process.store import Store
+from finetune_operator.local.job_folder import is_held
+from finetune_operator.local.pipeline_file import Store
+from finetune_operator.local.runner import LOG
 
 DESCRIPTION = """\
 Print what a stage wrote. On this machine (FILE, or the only run in .finetune): all its attempts, oldest first; -f waits

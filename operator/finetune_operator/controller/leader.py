@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api
 from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.client import AlreadyThere, Api
 
 DURATION = 15.0
 """Seconds without a sign of life after which others may take over."""

@@ -8,11 +8,6 @@ from typing import Any
 
 import aiohttp
 
-from finetune_operator.cluster.kubernetes.answers import Answers
-from finetune_operator.cluster.kubernetes.api import Api, configured, connected
-from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
-from finetune_operator.cluster.kubernetes.progress import ProgressPages
 from finetune_operator.controller.health import Health, served
 from finetune_operator.controller.leader import Leadership
 from finetune_operator.controller.metrics import REQUESTS
@@ -21,6 +16,11 @@ from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.watches import Watches
 from finetune_operator.controller.worker import work
 from finetune_operator.core.settings import Settings
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.client import Api, configured, connected
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pods.probe import Answers
+from finetune_operator.kubernetes.pods.progress import ProgressPages
 
 log = logging.getLogger(__name__)
 

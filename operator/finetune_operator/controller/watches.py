@@ -14,15 +14,15 @@ from typing import Any
 import kopf
 
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
-from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.api import Api, ApiError, Object
-from finetune_operator.cluster.kubernetes.books import PIPELINES, Books
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
 from finetune_operator.core.labels import MANAGED_BY, MANAGER
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cache import PIPELINES, Books
+from finetune_operator.kubernetes.client import Api, ApiError, Object
 
 OURS = f"{MANAGED_BY}={MANAGER}"
 CHILDREN = {

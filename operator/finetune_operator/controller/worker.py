@@ -5,12 +5,12 @@ import logging
 import time
 from datetime import UTC, datetime
 
-from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
 from finetune_operator.controller.metrics import RECONCILED, SECONDS
 from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, Unusable
+from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.reconcile import reconcile
 
 PATIENCE_SECONDS = 120.0

@@ -12,13 +12,13 @@ from support.pages import answering
 from support.pods import a_pod, running
 
 from finetune_operator.api.stages.base import Serving
-from finetune_operator.cluster.kubernetes import answers as module
-from finetune_operator.cluster.kubernetes import progress as pages_module
-from finetune_operator.cluster.kubernetes.answers import Answer, Answers
-from finetune_operator.cluster.kubernetes.asking import LARGEST, ask
-from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.cluster.kubernetes.progress import ProgressPages, port_of
 from finetune_operator.core.pipeline import Key
+from finetune_operator.kubernetes.pods import probe as module
+from finetune_operator.kubernetes.pods import progress as pages_module
+from finetune_operator.kubernetes.pods.http import LARGEST, ask
+from finetune_operator.kubernetes.pods.probe import Answer, Answers
+from finetune_operator.kubernetes.pods.progress import ProgressPages, port_of
+from finetune_operator.kubernetes.translate.pod import Pod
 
 A_POD = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)

@@ -5,9 +5,9 @@ import json
 import pytest
 from support.pipelines import World, a_pipeline
 
-from finetune_operator.cluster.kubernetes import volume
-from finetune_operator.cluster.kubernetes.job import job, literal
 from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.kubernetes.resources import claim as volume
+from finetune_operator.kubernetes.resources.job import job, literal
 from finetune_trainer.contract import Environment
 
 

@@ -9,13 +9,13 @@ from support.pipelines import World, a_pipeline
 from support.pods import Object, a_pod, ended, made_by, running, unschedulable
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.cluster.kubernetes.answers import NoAnswers
-from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.cluster.kubernetes.refusal import Refusal
-from finetune_operator.cluster.kubernetes.server import deployment, folder_of, service, serving_of, url_of
-from finetune_operator.cluster.kubernetes.servers import Servers, not_made
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.pods.probe import NoAnswers
+from finetune_operator.kubernetes.resources.server import deployment, folder_of, service, serving_of, url_of
+from finetune_operator.kubernetes.servers import Servers, not_made
+from finetune_operator.kubernetes.translate.api_errors import Refusal
 
 PIPELINE = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
 

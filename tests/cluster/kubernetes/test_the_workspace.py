@@ -11,17 +11,17 @@ from support.pods import over
 from support.store import Store
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.cluster.kubernetes import volume
-from finetune_operator.cluster.kubernetes.answers import NoAnswers
-from finetune_operator.cluster.kubernetes.api import ApiError
-from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
-from finetune_operator.cluster.kubernetes.progress import NoPages
 from finetune_operator.core.observation import Waiting
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import CreateJob, Expire
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.client import ApiError
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pods.probe import NoAnswers
+from finetune_operator.kubernetes.pods.progress import NoPages
+from finetune_operator.kubernetes.resources import claim as volume
 from finetune_operator.reconcile import reconcile
 
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"

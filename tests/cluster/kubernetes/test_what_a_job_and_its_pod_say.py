@@ -8,12 +8,12 @@ from support.pods import a_job, a_pod, disrupted, ended, over, running, unschedu
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome
-from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.cluster.kubernetes.seen import job_seen
 from finetune_operator.core.endings import ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.translate.job import job_seen
+from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import Progress
 
 NAME = "demo-train-a1"

@@ -9,16 +9,16 @@ from support.pods import a_pod, over
 from support.store import Store
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.cluster.kubernetes.answers import NoAnswers
-from finetune_operator.cluster.kubernetes.api import ApiError
-from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.cluster.kubernetes.cluster import KubernetesCluster
-from finetune_operator.cluster.kubernetes.ownership import owners
-from finetune_operator.cluster.kubernetes.progress import NoPages
 from finetune_operator.core.metadata import service_name
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import CreateJob, Route, StopJob
 from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.client import ApiError
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pods.probe import NoAnswers
+from finetune_operator.kubernetes.pods.progress import NoPages
+from finetune_operator.kubernetes.resources.owner_references import owners
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/team/deployments"

@@ -6,14 +6,14 @@ from copy import deepcopy
 from support.pipelines import UID, World, a_pipeline
 from support.pods import a_pod, ended, made_by
 
-from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.cluster.kubernetes.job import job
-from finetune_operator.cluster.kubernetes.ownership import is_owned
-from finetune_operator.cluster.kubernetes.pod import Pod
-from finetune_operator.cluster.kubernetes.progress import port_of
-from finetune_operator.cluster.kubernetes.seen import job_seen
-from finetune_operator.cluster.kubernetes.server import deployment, serving_of
 from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.pods.progress import port_of
+from finetune_operator.kubernetes.resources.job import job
+from finetune_operator.kubernetes.resources.owner_references import is_owned
+from finetune_operator.kubernetes.resources.server import deployment, serving_of
+from finetune_operator.kubernetes.translate.job import job_seen
+from finetune_operator.kubernetes.translate.pod import Pod
 
 PIPELINE = Pipeline(Key("team", "demo"), UID, 1, a_pipeline())
 LONG = {"managedFields": [{"fieldsV1": "x" * 9_000}]}

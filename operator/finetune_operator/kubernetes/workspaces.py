@@ -10,15 +10,17 @@ from weakref import WeakValueDictionary
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome
-from finetune_operator.cluster.kubernetes import paths, refusal, volume
-from finetune_operator.cluster.kubernetes.api import Api, ApiError
-from finetune_operator.cluster.kubernetes.books import Books, Place, pipeline_of
-from finetune_operator.cluster.kubernetes.refusal import Refusal
-from finetune_operator.cluster.kubernetes.seen import is_over
 from finetune_operator.core.metadata import workspace_name
 from finetune_operator.core.observation import Waiting
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cache import Books, Place, pipeline_of
+from finetune_operator.kubernetes.client import Api, ApiError
+from finetune_operator.kubernetes.resources import claim as volume
+from finetune_operator.kubernetes.translate import api_errors as refusal
+from finetune_operator.kubernetes.translate.api_errors import Refusal
+from finetune_operator.kubernetes.translate.job import is_over
 
 Object = dict[str, Any]
 Version = tuple[str, int]

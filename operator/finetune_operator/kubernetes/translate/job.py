@@ -2,9 +2,9 @@
 
 from datetime import datetime
 
-from finetune_operator.cluster.kubernetes.pod import Object, Pod, time_of
-from finetune_operator.cluster.kubernetes.waiting import why
 from finetune_operator.core.observation import JobSeen, JobState
+from finetune_operator.kubernetes.translate.diagnose import why
+from finetune_operator.kubernetes.translate.pod import Object, Pod, time_of
 from finetune_trainer.contract import Progress
 
 

@@ -5,15 +5,6 @@ from typing import Any
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
-from finetune_operator.cluster.kubernetes import paths
-from finetune_operator.cluster.kubernetes.answers import Answer, Answers, NoAnswers
-from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api
-from finetune_operator.cluster.kubernetes.books import Books
-from finetune_operator.cluster.kubernetes.ownership import is_owned
-from finetune_operator.cluster.kubernetes.pod import Pod, time_of
-from finetune_operator.cluster.kubernetes.refusal import Refusal
-from finetune_operator.cluster.kubernetes.server import deployment, launch_of, service, serving_of, url_of
-from finetune_operator.cluster.kubernetes.waiting import why
 from finetune_operator.core.history import left_running
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.labels import IDENTITY, SERVER, STAGE
@@ -21,6 +12,15 @@ from finetune_operator.core.metadata import service_name
 from finetune_operator.core.observation import JobSeen, JobState, Server, Waiting
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.client import AlreadyThere, Api
+from finetune_operator.kubernetes.pods.probe import Answer, Answers, NoAnswers
+from finetune_operator.kubernetes.resources.owner_references import is_owned
+from finetune_operator.kubernetes.resources.server import deployment, launch_of, service, serving_of, url_of
+from finetune_operator.kubernetes.translate.api_errors import Refusal
+from finetune_operator.kubernetes.translate.diagnose import why
+from finetune_operator.kubernetes.translate.pod import Pod, time_of
 from finetune_trainer.contract import DeployResult, ExitCode, Failure, TerminationMessage
 
 Object = dict[str, Any]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_operator.api.group import GROUP
-from finetune_operator.cluster.kubernetes.job import PIPELINE_NAME
-from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.core.labels import SERVER
 from finetune_operator.core.pipeline import Key
+from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
+from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract.environment import METRICS_PORT
 
 Object = dict[str, Any]

@@ -16,22 +16,23 @@ from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import Outcome, PipelineStatus, message
-from finetune_operator.cluster.kubernetes import paths, refusal
-from finetune_operator.cluster.kubernetes.answers import Answers, NoAnswers
-from finetune_operator.cluster.kubernetes.api import AlreadyThere, Api, ApiError
-from finetune_operator.cluster.kubernetes.books import JOB_NAME, Books
-from finetune_operator.cluster.kubernetes.job import job as as_job
-from finetune_operator.cluster.kubernetes.ownership import is_owned
-from finetune_operator.cluster.kubernetes.progress import NoPages, ProgressPages
-from finetune_operator.cluster.kubernetes.seen import is_over, job_seen
-from finetune_operator.cluster.kubernetes.servers import Servers, not_made
-from finetune_operator.cluster.kubernetes.workspaces import Workspaces
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.observation import JobSeen, Observed, Waiting
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
 from finetune_operator.core.report import Event
 from finetune_operator.errors import ClusterError, Conflict, Unusable
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cache import JOB_NAME, Books
+from finetune_operator.kubernetes.client import AlreadyThere, Api, ApiError
+from finetune_operator.kubernetes.pods.probe import Answers, NoAnswers
+from finetune_operator.kubernetes.pods.progress import NoPages, ProgressPages
+from finetune_operator.kubernetes.resources.job import job as as_job
+from finetune_operator.kubernetes.resources.owner_references import is_owned
+from finetune_operator.kubernetes.servers import Servers, not_made
+from finetune_operator.kubernetes.translate import api_errors as refusal
+from finetune_operator.kubernetes.translate.job import is_over, job_seen
+from finetune_operator.kubernetes.workspaces import Workspaces
 
 Object = dict[str, Any]
 LATE = timedelta(seconds=5)

@@ -6,10 +6,10 @@ from typing import Any
 
 from finetune_operator.api.group import GROUP
 from finetune_operator.api.stages.base import Resources
-from finetune_operator.cluster.kubernetes.ownership import owners
-from finetune_operator.cluster.kubernetes.volume import claim_name
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes.resources.claim import claim_name
+from finetune_operator.kubernetes.resources.owner_references import owners
 from finetune_trainer.contract import ExitCode
 from finetune_trainer.contract import environment as names
 

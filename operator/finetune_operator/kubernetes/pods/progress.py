@@ -5,13 +5,13 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 
 import aiohttp
 
-from finetune_operator.cluster.kubernetes.asking import ask, host_of, ok
-from finetune_operator.cluster.kubernetes.errands import Errands, Tell, to_nobody
-from finetune_operator.cluster.kubernetes.job import CONTAINER, PORT
-from finetune_operator.cluster.kubernetes.pod import Pod
+from finetune_operator.kubernetes.pods.http import Errands, Tell, ask, host_of, to_nobody
+from finetune_operator.kubernetes.resources.job import CONTAINER, PORT
+from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import PROGRESS_BYTES, Progress
 from finetune_trainer.contract import environment as names
 
@@ -77,7 +77,7 @@ class ProgressPages:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 status, content = await ask(self.session, where, most=PROGRESS_BYTES)
-            return Progress.model_validate_json(content) if ok(status) else None
+            return Progress.model_validate_json(content) if status == HTTPStatus.OK else None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None  # it has not begun, or has its own idea of a port: the stage goes on without a figure
 

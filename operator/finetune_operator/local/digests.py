@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from finetune_operator.cluster.process.records import read_json
+from finetune_operator.local.job_folder import read_json
 from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import Unlocatable
 from finetune_trainer.files import write_durably

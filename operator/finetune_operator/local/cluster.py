@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from finetune_operator.api.status import Outcome, PipelineStatus
-from finetune_operator.cluster.process.contents import Contents
-from finetune_operator.cluster.process.records import seen
-from finetune_operator.cluster.process.runner import (
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.observation import JobSeen, Observed
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
+from finetune_operator.core.report import Event
+from finetune_operator.errors import ClusterError
+from finetune_operator.local.digests import Contents
+from finetune_operator.local.job_folder import seen
+from finetune_operator.local.pipeline_file import Store
+from finetune_operator.local.runner import (
     EVICT,
     KILL,
     LOG,
@@ -22,18 +29,11 @@ from finetune_operator.cluster.process.runner import (
     TERMINATION,
     cannot_start,
 )
-from finetune_operator.cluster.process.store import Store
-from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import JobSeen, Observed
-from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
-from finetune_operator.core.report import Event
-from finetune_operator.errors import ClusterError
 from finetune_trainer.contract import Environment
 from finetune_trainer.files import write_durably
 
 POLL_SECONDS = 0.05
-RUNNER = (sys.executable, "-P", "-m", "finetune_operator.cluster.process.runner")
+RUNNER = (sys.executable, "-P", "-m", "finetune_operator.local.runner")
 """-P: what lies in the folder of the command is not importable, so that no file there takes a library's place."""
 
 

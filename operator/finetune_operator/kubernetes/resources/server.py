@@ -10,9 +10,12 @@ from typing import Any
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
-from finetune_operator.cluster.kubernetes.engines import ENGINES
-from finetune_operator.cluster.kubernetes.engines.base import PORT, Launch
-from finetune_operator.cluster.kubernetes.job import (
+from finetune_operator.core.job_template import TRAINER, JobTemplate
+from finetune_operator.core.labels import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE
+from finetune_operator.core.metadata import service_name
+from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes.resources.engines import ENGINES, PORT, Launch
+from finetune_operator.kubernetes.resources.job import (
     CLAIMS,
     CONTAINER,
     PIPELINE_NAME,
@@ -21,12 +24,8 @@ from finetune_operator.cluster.kubernetes.job import (
     literal,
     resources_of,
 )
-from finetune_operator.cluster.kubernetes.ownership import owners
-from finetune_operator.cluster.kubernetes.refusal import Refusal
-from finetune_operator.core.job_template import TRAINER, JobTemplate
-from finetune_operator.core.labels import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE
-from finetune_operator.core.metadata import service_name
-from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes.resources.owner_references import owners
+from finetune_operator.kubernetes.translate.api_errors import Refusal
 
 Object = dict[str, Any]
 SERVING = "finetune.dev/serving"

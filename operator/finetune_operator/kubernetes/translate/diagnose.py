@@ -4,8 +4,8 @@ import re
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.cluster.kubernetes.pod import Pod
 from finetune_operator.core.observation import Waiting
+from finetune_operator.kubernetes.translate.pod import Pod
 
 STUCK_AFTER = timedelta(seconds=60)
 """Beyond its grace period, a pod whose node answers is gone."""

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from finetune_operator.cluster.process.runner import ENDED, LOCK, PROGRESS, STARTED, TERMINATION
 from finetune_operator.core.observation import JobSeen, JobState
+from finetune_operator.local.runner import ENDED, LOCK, PROGRESS, STARTED, TERMINATION
 from finetune_trainer.contract import Contract, Failure, Progress, TerminationMessage
 
 RUNNER_LOST = "the process that watched over it is gone: the machine was restarted, or someone killed it"

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_operator.cluster.kubernetes.job import CONTAINER
+from finetune_operator.kubernetes.resources.job import CONTAINER
 from finetune_trainer.contract import Failure, TerminationMessage
 
 Object = dict[str, Any]

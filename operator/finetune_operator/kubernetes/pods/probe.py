@@ -4,15 +4,15 @@ import asyncio
 import json
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
 from finetune_operator.api.stages.base import Serving
-from finetune_operator.cluster.kubernetes.asking import ask, host_of, ok
-from finetune_operator.cluster.kubernetes.engines.base import PORT
-from finetune_operator.cluster.kubernetes.errands import Errands, Tell, to_nobody
-from finetune_operator.cluster.kubernetes.pod import Pod
+from finetune_operator.kubernetes.pods.http import Errands, Tell, ask, host_of, to_nobody
+from finetune_operator.kubernetes.resources.engines import PORT
+from finetune_operator.kubernetes.translate.pod import Pod
 
 PATIENCE_SECONDS = 600.0
 """For the whole answer."""
@@ -89,7 +89,7 @@ class NoAnswers:
 def _read(status: int, content: bytes) -> Answer:
     try:
         said: Any = json.loads(content)
-        if ok(status):
+        if status == HTTPStatus.OK:
             text = str(said["choices"][0]["text"])[:CHARACTERS]
             return Answer(text.encode(errors="replace").decode())  # JSON may hold halves of characters
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -8,10 +8,10 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 from finetune_operator.api.group import GROUP, KIND
-from finetune_operator.cluster.kubernetes.ownership import owners
 from finetune_operator.core.labels import MANAGED_BY, MANAGER
 from finetune_operator.core.metadata import workspace_name
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes.resources.owner_references import owners
 
 WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator made the claim for."""

@@ -6,8 +6,8 @@ from http import HTTPStatus
 from pydantic import ValidationError
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.cluster.kubernetes.api import ApiError
 from finetune_operator.core.observation import Waiting
+from finetune_operator.kubernetes.client import ApiError
 
 
 class Refusal(Exception):

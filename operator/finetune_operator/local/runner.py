@@ -1,6 +1,6 @@
 """Watches over one Job's process: starts it, obeys orders, and writes down how it ended.
 
-Run as `python -m finetune_operator.cluster.process.runner JOB_FOLDER`, a process of its own: whoever asked
+Run as `python -m finetune_operator.local.runner JOB_FOLDER`, a process of its own: whoever asked
 for the Job may be killed at any moment, and then its end of the pipe closes, which is an order to evict.
 Holds a lock on the folder while it lives, so that anyone can tell a running Job from one whose runner died.
 """

@@ -1,0 +1,1 @@
+"""HTTP requests to the operator's own pods: progress and probes."""

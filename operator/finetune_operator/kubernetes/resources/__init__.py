@@ -1,0 +1,1 @@
+"""Kubernetes objects built from a pipeline: pure functions."""

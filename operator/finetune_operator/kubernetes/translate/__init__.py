@@ -1,0 +1,1 @@
+"""Kubernetes objects and API errors read into the terms of core: pure functions."""
