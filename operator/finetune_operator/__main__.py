@@ -8,7 +8,7 @@ import socket
 import sys
 from datetime import timedelta
 
-from finetune_operator.controller.process import Options, run
+from finetune_operator.controller.manager import Options, run
 from finetune_operator.core.settings import VLLM_IMAGE, Settings
 from finetune_operator.errors import ClusterError
 from finetune_operator.placement.base import Preset

@@ -24,9 +24,9 @@ from finetune_operator.kubernetes.client import connected
 from finetune_operator.kubernetes.cache import Books
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.progress import NoPages
-from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.controller.signals import Signals
-from finetune_operator.controller.watches import Watches
+from finetune_operator.controller.informers import Watches
 from finetune_operator.controller.worker import once
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from finetune_operator.controller.health import Health
-from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.kubernetes.cache import Books
 
 

@@ -5,8 +5,8 @@ from unittest.mock import patch
 
 import pytest
 
-from finetune_operator.controller import leader
-from finetune_operator.controller.leader import Leadership
+from finetune_operator.controller import leader_election as leader
+from finetune_operator.controller.leader_election import Leadership
 from finetune_operator.errors import Conflict
 from finetune_operator.kubernetes.client import AlreadyThere, ApiError
 

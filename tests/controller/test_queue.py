@@ -2,7 +2,7 @@
 
 import asyncio
 
-from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 
 A, B, C = (Key("team", name) for name in "abc")

@@ -7,10 +7,10 @@ import pytest
 from support.pods import a_job, a_pod, ended, over, running
 from support.store import Store
 
-from finetune_operator.controller import watches as module
-from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller import informers as module
+from finetune_operator.controller.informers import Watches
 from finetune_operator.controller.signals import Signals
-from finetune_operator.controller.watches import Watches
+from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.cache import Books

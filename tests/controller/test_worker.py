@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 from support.pipelines import UID, a_pipeline
 
-from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.worker import once, work
+from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, Unusable

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from finetune_operator.controller.leader import Leadership
+from finetune_operator.controller.informers import EVERYTHING_SECONDS, Watches
+from finetune_operator.controller.leader_election import Leadership
 from finetune_operator.controller.metrics import DEPTH, LEADING, OLDEST, PIPELINES, REGISTRY
-from finetune_operator.controller.queue import WorkQueue
-from finetune_operator.controller.watches import EVERYTHING_SECONDS, Watches
+from finetune_operator.controller.workqueue import WorkQueue
 
 SILENT_SECONDS = 60.0
 

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 from finetune_operator.controller.metrics import RECONCILED, SECONDS
-from finetune_operator.controller.queue import WorkQueue
+from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, Unusable

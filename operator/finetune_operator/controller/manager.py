@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 
 from finetune_operator.controller.health import Health, served
-from finetune_operator.controller.leader import Leadership
+from finetune_operator.controller.informers import Watches
+from finetune_operator.controller.leader_election import Leadership
 from finetune_operator.controller.metrics import REQUESTS
-from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
-from finetune_operator.controller.watches import Watches
 from finetune_operator.controller.worker import work
+from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.cache import Books
 from finetune_operator.kubernetes.client import Api, configured, connected

@@ -15,8 +15,8 @@ import kopf
 
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
-from finetune_operator.controller.queue import WorkQueue
 from finetune_operator.controller.signals import Signals
+from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.labels import MANAGED_BY, MANAGER
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
