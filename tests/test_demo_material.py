@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_cli.manifest import read
+from finetune_cli.manifest.manifest import read
 
 DEMO = Path(__file__).parent.parent / "examples" / "demo"
 sys.path.insert(0, str(DEMO))

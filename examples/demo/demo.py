@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from finetune_cli.manifest import read
+from finetune_cli.manifest.manifest import read
 from finetune_trainer.artifacts import digest_file
 from finetune_trainer.contract import Environment, Score
 

@@ -1,4 +1,4 @@
-"""`finetune COMMAND …`: a command is a module in `commands/` and a word in COMMANDS."""
+"""`finetune COMMAND …`: a command is a module in `commands/` and a line in COMMANDS."""
 
 import argparse
 import importlib
@@ -7,11 +7,16 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from finetune_cli.codes import FAILED, INTERRUPTED, INVALID, PIPE_CLOSED
-from finetune_cli.problems import ManifestInvalid, Refused
+from finetune_cli.diagnostics import ManifestInvalid, Refused
+from finetune_cli.exit_codes import FAILED, INTERRUPTED, INVALID, PIPE_CLOSED
 from finetune_operator.errors import ClusterError
 
-COMMANDS = ("init", "validate", "plan", "run", "get", "logs", "retry", "cancel", "suspend", "resume", "wait")
+COMMANDS = {
+    **{name: name for name in ("init", "validate", "plan", "run", "get", "logs", "retry")},
+    **dict.fromkeys(("cancel", "suspend", "resume"), "verbs"),
+    "wait": "wait",
+}
+"""Command -> its module in `commands/`, in the order of the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,8 +70,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and stop")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     # Only the command that was named is imported, so that none waits for another's libraries.
-    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
-        importlib.import_module(f"finetune_cli.commands.{name}").register(commands)
+    named = [module for name, module in COMMANDS.items() if name in arguments[:1]]
+    for module in named or dict.fromkeys(COMMANDS.values()):
+        importlib.import_module(f"finetune_cli.commands.{module}").register(commands)
     return parser
 
 

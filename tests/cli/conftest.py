@@ -7,7 +7,7 @@ from support.terminal import Terminal
 @pytest.fixture
 def terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("finetune_cli.cluster.connection.PATIENCE_SECONDS", 3)
+    monkeypatch.setattr("finetune_cli.cluster.session.PATIENCE_SECONDS", 3)
     with serving() as (api, url):
         file = tmp_path / "kubeconfig"
         file.write_text(kubeconfig(url, here="team", plain=None))

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from finetune_cli.__main__ import COMMANDS, main
-from finetune_cli.manifest import read
+from finetune_cli.manifest.manifest import read
 
 
 def test_what_init_writes_is_valid_and_has_every_stage(tmp_path, capsys):

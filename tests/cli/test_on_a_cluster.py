@@ -137,7 +137,7 @@ def test_what_is_for_the_cluster_only_says_what_to_do_here(terminal):
 
 
 def test_no_command_of_the_laptop_waits_for_the_clients_import():
-    modules = ", ".join(f"finetune_cli.commands.{name}" for name in COMMANDS)
+    modules = ", ".join(f"finetune_cli.commands.{name}" for name in COMMANDS.values())
     code = f"import sys, {modules}; print([m for m in ('kubernetes', 'aiohttp', 'kopf') if m in sys.modules])"
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

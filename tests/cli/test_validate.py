@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_cli import words
 from finetune_cli.__main__ import main
-from finetune_cli.manifest import read, read_all
-from finetune_cli.problems import ManifestInvalid
+from finetune_cli.diagnostics import ManifestInvalid
+from finetune_cli.manifest import messages as words
+from finetune_cli.manifest.manifest import read, read_all
 from finetune_operator.api.stages.base import GatedSpec
 from finetune_operator.crd import generate as crdgen
 from finetune_trainer.contract.recipes import URI_PATTERN

@@ -8,7 +8,7 @@ import yaml
 from jsonschema import Draft4Validator
 from pydantic import ValidationError
 
-from finetune_cli import documents
+from finetune_cli.manifest import yaml_reader as documents
 from finetune_operator.api.group import KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus

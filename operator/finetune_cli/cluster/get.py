@@ -10,11 +10,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from finetune_cli.cluster.connection import LOOK_SECONDS, Object, Reach, patiently, reached, still_there
 from finetune_cli.cluster.pods import books_of
-from finetune_cli.endings import code_of, has_finished, ready_message
-from finetune_cli.problems import Refused
-from finetune_cli.view import board, gate_line, interruptions_line
+from finetune_cli.cluster.session import LOOK_SECONDS, Object, Reach, patiently, reached, still_there
+from finetune_cli.diagnostics import Refused
+from finetune_cli.display import board, gate_line, interruptions_line
+from finetune_cli.pipeline_status import code_of, has_finished, ready_message
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus

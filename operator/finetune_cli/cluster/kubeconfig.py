@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from kubernetes.aio.config import ConfigException, kube_config
 
-from finetune_cli.problems import Refused, likeliest
+from finetune_cli.diagnostics import Refused, likeliest
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """Where a pod finds its own."""

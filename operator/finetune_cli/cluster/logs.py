@@ -6,12 +6,12 @@ import re
 import sys
 from dataclasses import dataclass, field
 
-from finetune_cli.cluster.connection import LOOK_SECONDS, Reach, patiently, reached, still_there
 from finetune_cli.cluster.pods import pod_of
+from finetune_cli.cluster.session import LOOK_SECONDS, Reach, patiently, reached, still_there
 from finetune_cli.commands.logs import no_attempt, tell_attempt
-from finetune_cli.endings import has_finished, is_current
-from finetune_cli.problems import Refused
-from finetune_cli.view import attempt_line
+from finetune_cli.diagnostics import Refused
+from finetune_cli.display import attempt_line
+from finetune_cli.pipeline_status import has_finished, is_current
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths

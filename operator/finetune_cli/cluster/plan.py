@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from finetune_cli.cluster.applying import dry_run
-from finetune_cli.cluster.connection import Reach, reached
+from finetune_cli.cluster.dry_run import dry_run
 from finetune_cli.cluster.pods import books_of
+from finetune_cli.cluster.session import Reach, reached
 from finetune_cli.commands.plan import print_json, show
 from finetune_cli.forecast import Kept, foretell
 from finetune_operator.api.status import AttemptStatus, Outcome

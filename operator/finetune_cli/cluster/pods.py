@@ -1,6 +1,6 @@
 """The pods of a pipeline's attempts."""
 
-from finetune_cli.cluster.connection import Reach
+from finetune_cli.cluster.session import Reach
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.core.labels import MANAGED_BY, MANAGER, SERVER
 from finetune_operator.kubernetes import paths

@@ -5,11 +5,11 @@ import json
 
 from rich.console import Console
 
+from finetune_cli.arguments import add_run, existing_workdir, is_on_cluster, run_on_cluster
 from finetune_cli.commands import Commands
-from finetune_cli.endings import ready_message
-from finetune_cli.places import add_run, existing_workdir, is_on_cluster, run_on_cluster
-from finetune_cli.problems import Refused
-from finetune_cli.view import board
+from finetune_cli.diagnostics import Refused
+from finetune_cli.display import board
+from finetune_cli.pipeline_status import ready_message
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.pipeline_file import Store, as_object
 

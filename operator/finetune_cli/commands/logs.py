@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune_cli.arguments import add_run, existing_workdir, is_on_cluster, run_on_cluster
 from finetune_cli.commands import Commands
-from finetune_cli.places import add_run, existing_workdir, is_on_cluster, run_on_cluster
-from finetune_cli.problems import Refused
+from finetune_cli.diagnostics import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.local.job_folder import is_held

@@ -11,11 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from finetune_cli.commands import Commands
-from finetune_cli.forecast import Forecast, Keeps, Kept, foretell, without_effect
-from finetune_cli.laptop import Laptop, with_spec
-from finetune_cli.manifest import read
-from finetune_cli.places import (
+from finetune_cli.arguments import (
     NAME_OR_FILE,
     add_cluster,
     add_places,
@@ -24,6 +20,10 @@ from finetune_cli.places import (
     run_on_cluster,
     workdir_for,
 )
+from finetune_cli.commands import Commands
+from finetune_cli.forecast import Forecast, Keeps, Kept, foretell, without_effect
+from finetune_cli.local.run import Laptop, with_spec
+from finetune_cli.manifest.manifest import read
 from finetune_operator.core.assess import StageView
 from finetune_operator.core.pipeline import Pipeline
 

@@ -2,9 +2,9 @@
 
 import argparse
 
+from finetune_cli.arguments import add_cluster, is_on_cluster, run_on_cluster
 from finetune_cli.commands import Commands
 from finetune_cli.commands import run as here
-from finetune_cli.places import add_cluster, is_on_cluster, run_on_cluster
 
 DESCRIPTION = """\
 Start the stage that failed again, with fresh budgets for failures and interruptions; stages that succeeded are kept.
@@ -24,5 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask the operator for it, or run it here."""
     if is_on_cluster(str(arguments.file), arguments):
         arguments.name = str(arguments.file)
-        return run_on_cluster("asking", arguments)
+        return run_on_cluster("annotate", arguments)
     return here.run(arguments)

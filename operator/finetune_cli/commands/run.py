@@ -11,15 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from finetune_cli.codes import FAILED, INTERRUPTED
+from finetune_cli.arguments import add_places, claims, workdir_for
 from finetune_cli.commands import Commands
-from finetune_cli.drills import drill
-from finetune_cli.endings import DONE, below_gate, ready_message
-from finetune_cli.laptop import Laptop, reached
-from finetune_cli.manifest import read
-from finetune_cli.places import add_places, claims, workdir_for
-from finetune_cli.serving import keep_serving
-from finetune_cli.view import board, gate_line, interruptions_line, view_for
+from finetune_cli.display import board, gate_line, interruptions_line, view_for
+from finetune_cli.exit_codes import FAILED, INTERRUPTED
+from finetune_cli.local.fault_injection import drill
+from finetune_cli.local.run import Laptop, reached
+from finetune_cli.local.serving import keep_serving
+from finetune_cli.manifest.manifest import read
+from finetune_cli.pipeline_status import DONE, below_gate, ready_message
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.settings import Settings

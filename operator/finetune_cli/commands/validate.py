@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune_cli.commands import Commands
-from finetune_cli.manifest import Reading, read_all
-from finetune_cli.problems import Problem
+from finetune_cli.diagnostics import Problem
+from finetune_cli.manifest.manifest import Reading, read_all
 
 DESCRIPTION = """\
 Check manifests and report everything that is wrong with them, as FILE:LINE: FIELD: what and how to mend it.

@@ -2,8 +2,8 @@
 
 import argparse
 
+from finetune_cli.arguments import add_name, only_on_cluster, run_on_cluster
 from finetune_cli.commands import Commands
-from finetune_cli.places import add_name, only_on_cluster, run_on_cluster
 
 DESCRIPTION = """\
 Wait until a pipeline on a cluster has finished, well or not (Finished), or until all that was asked for is done
@@ -27,4 +27,4 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Wait, and say in a number how it ended."""
     only_on_cluster(arguments, "`finetune run` ends when it has ended")
-    return run_on_cluster("waiting", arguments)
+    return run_on_cluster("wait", arguments)

@@ -16,8 +16,8 @@ from typing_extensions import override
 from yaml.composer import ComposerError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from finetune_cli import syntax
-from finetune_cli.problems import Problem, quoted
+from finetune_cli.diagnostics import Problem, quoted
+from finetune_cli.manifest import yaml_errors as syntax
 
 LARGEST_FILE = 256 * 1024
 DEEPEST = 64

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from finetune_cli.cluster.connection import Object, Reach
-from finetune_cli.manifest import Manifest
+from finetune_cli.cluster.session import Object, Reach
+from finetune_cli.manifest.manifest import Manifest
 from finetune_operator.kubernetes import paths
 
 DRY = {"dryRun": "All", "fieldValidation": "Strict"}

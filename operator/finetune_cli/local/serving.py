@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from finetune_cli.laptop import Laptop
+from finetune_cli.local.run import Laptop
 from finetune_operator.local.runner import die_with_parent
 
 

@@ -4,10 +4,10 @@ import argparse
 import asyncio
 import re
 
-from finetune_cli.cluster.connection import LOOK_SECONDS, Reach, reached, still_there
-from finetune_cli.codes import FAILED
-from finetune_cli.endings import code_of, has_finished, is_current, ready_message
-from finetune_cli.problems import Refused
+from finetune_cli.cluster.session import LOOK_SECONDS, Reach, reached, still_there
+from finetune_cli.diagnostics import Refused
+from finetune_cli.exit_codes import FAILED
+from finetune_cli.pipeline_status import code_of, has_finished, is_current, ready_message
 from finetune_operator.api.conditions import FINISHED, READY, STALLED
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError

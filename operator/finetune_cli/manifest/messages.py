@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from finetune_cli.documents import Value
-from finetune_cli.problems import likeliest, quoted
+from finetune_cli.diagnostics import likeliest, quoted
+from finetune_cli.manifest.yaml_reader import Value
 
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"

@@ -4,7 +4,7 @@ import re
 from http import HTTPStatus
 
 from finetune_cli.cluster.kubeconfig import Place
-from finetune_cli.problems import Refused
+from finetune_cli.diagnostics import Refused
 from finetune_operator.api.group import PLURAL
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.client import ApiError

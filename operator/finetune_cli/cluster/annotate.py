@@ -5,9 +5,9 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from finetune_cli.cluster.connection import Object, reached
-from finetune_cli.endings import DONE
-from finetune_cli.problems import Refused
+from finetune_cli.cluster.session import Object, reached
+from finetune_cli.diagnostics import Refused
+from finetune_cli.pipeline_status import DONE
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.kubernetes import paths
 

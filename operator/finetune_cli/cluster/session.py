@@ -10,12 +10,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
+from finetune_cli.arguments import is_manifest
+from finetune_cli.cluster.api_errors import in_words
 from finetune_cli.cluster.kubeconfig import Place, place
-from finetune_cli.cluster.refusals import in_words
-from finetune_cli.manifest import Manifest, read
-from finetune_cli.places import is_manifest
-from finetune_cli.problems import Refused, likeliest
-from finetune_cli.words import DNS_LABEL, DNS_SUBDOMAIN, PATTERNS
+from finetune_cli.diagnostics import Refused, likeliest
+from finetune_cli.manifest.manifest import Manifest, read
+from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, PATTERNS
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths

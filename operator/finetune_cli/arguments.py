@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from finetune_cli.manifest import Manifest, read
-from finetune_cli.problems import Refused
-from finetune_cli.words import DNS_SUBDOMAIN
+from finetune_cli.diagnostics import Refused
+from finetune_cli.manifest.manifest import Manifest, read
+from finetune_cli.manifest.messages import DNS_SUBDOMAIN
 
 RUNS = Path(".finetune")
 MANIFESTS = frozenset({".yaml", ".yml", ".json"})

@@ -1,6 +1,6 @@
 """How a pipeline ended, as an exit code."""
 
-from finetune_cli.codes import BELOW_GATE, FAILED
+from finetune_cli.exit_codes import BELOW_GATE, FAILED
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.pipeline import Pipeline

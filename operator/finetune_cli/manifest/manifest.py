@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
-from finetune_cli import documents, words
-from finetune_cli.documents import Value
-from finetune_cli.problems import ManifestInvalid, Problem, in_order, likeliest, quoted
-from finetune_cli.shape import Mending, broken_rules, written
+from finetune_cli.diagnostics import ManifestInvalid, Problem, in_order, likeliest, quoted
+from finetune_cli.manifest import messages as words
+from finetune_cli.manifest import yaml_reader as documents
+from finetune_cli.manifest.schema_check import Mending, broken_rules, written
+from finetune_cli.manifest.yaml_reader import Value
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import LabelKey, LabelValue

@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic_core import to_jsonable_python
 
-from finetune_cli.documents import Value, joined
-from finetune_cli.problems import Problem, likeliest
+from finetune_cli.diagnostics import Problem, likeliest
+from finetune_cli.manifest.yaml_reader import Value, joined
 from finetune_operator.api.rules import Rule, Ruled
 from finetune_trainer.contract import Contract
 

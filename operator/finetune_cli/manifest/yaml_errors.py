@@ -7,7 +7,7 @@ import yaml
 from yaml.error import Mark
 from yaml.reader import ReaderError
 
-from finetune_cli.problems import Problem
+from finetune_cli.diagnostics import Problem
 
 # Pattern over "context: problem", the words for it, and whether the place is where the construct began.
 _WORDS: tuple[tuple[str, str, bool], ...] = (

@@ -9,7 +9,7 @@ from typing import Literal
 
 from typing_extensions import override
 
-from finetune_cli.problems import Refused
+from finetune_cli.diagnostics import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome
 from finetune_operator.core.observation import JobState

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from finetune_cli.drills import Drill, Drills
-from finetune_cli.manifest import Manifest
-from finetune_cli.problems import ManifestInvalid, Problem, Refused
+from finetune_cli.diagnostics import ManifestInvalid, Problem, Refused
+from finetune_cli.local.fault_injection import Drill, Drills
+from finetune_cli.manifest.manifest import Manifest
 from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, PipelineStatus, StageState
