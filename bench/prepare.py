@@ -39,9 +39,9 @@ VERBS = ("opens", "closes", "returns", "ignores")
 RUNNER = """
 import re, sys, time
 from transformers import AutoTokenizer
-from finetune_trainer.process import main
+from finetune_trainer.runtime.entrypoint import main
 AutoTokenizer.from_pretrained(sys.argv[1])
-import finetune_trainer.prepare
+import finetune_trainer.stages.prepare
 begin, used = time.perf_counter(), time.process_time()
 code = main(["prepare"])
 seconds = time.perf_counter() - begin

@@ -46,16 +46,18 @@ from trl import SFTConfig, SFTTrainer
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
 
-from finetune_trainer import artifacts, train  # noqa: E402
 from finetune_trainer.contract import Environment, TrainConfig  # noqa: E402
-from finetune_trainer.interruption import StopSignal  # noqa: E402
-from finetune_trainer.packed import Document, PackedRows, PackedWriter  # noqa: E402
-from finetune_trainer.progress import ProgressReporter  # noqa: E402
-from finetune_trainer.stage import Context  # noqa: E402
-from finetune_trainer.training.checkpoints import Checkpoints  # noqa: E402
-from finetune_trainer.training.data import Course  # noqa: E402
+from finetune_trainer.data.packing import Document, PackedRows, PackedWriter  # noqa: E402
+from finetune_trainer.models.loading import dtype_of, load_base  # noqa: E402
+from finetune_trainer.runtime import artifacts
+from finetune_trainer.runtime.progress import ProgressReporter  # noqa: E402
+from finetune_trainer.runtime.stage_folder import Context  # noqa: E402
+from finetune_trainer.stages import train  # noqa: E402
+from finetune_trainer.stop_signal import StopSignal  # noqa: E402
+from finetune_trainer.training.batches import Course  # noqa: E402
+from finetune_trainer.training.checkpoint_manager import Checkpoints  # noqa: E402
 from finetune_trainer.training.loop import Run  # noqa: E402
-from finetune_trainer.training.model import attach_adapter, load_base  # noqa: E402
+from finetune_trainer.training.model import attach_adapter  # noqa: E402
 
 VOCABULARY = 8192
 CONTEXT = 128
@@ -173,7 +175,7 @@ class Arena:
         """Train with one of theirs; give when each step ended."""
         rank = more.pop("rank", 16)
         config = self.config("theirs", steps=steps, rank=rank)
-        base = load_base(self.model, config.model, config.recipe.precision, CONTEXT)
+        base = load_base(self.model, dtype_of(config.recipe.precision, self.model), config.model.uri)
         model = attach_adapter(base, config.recipe.lora, config.model, 0)
         course = Course.of(config.recipe, len(self.rows), 0)
         order = np.concatenate([course.rows_of(step) for step in range(steps)])

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune_cli.manifest.manifest import read
-from finetune_trainer.artifacts import digest_file
 from finetune_trainer.contract import Environment, Score
+from finetune_trainer.runtime.artifacts import digest_file
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path("examples/demo")
@@ -99,7 +99,7 @@ def compared(evicted: dict[str, str], undisturbed: dict[str, str]) -> dict[str, 
 
 def base_score() -> Score:
     """Give what the base model scores in the manifest's own task."""
-    from finetune_trainer.evaluate import scores_of  # noqa: PLC0415  lm-eval is big, and the runs before have ended
+    from finetune_trainer.stages.evaluate import scores_of  # noqa: PLC0415  lm-eval is big, and the runs before have ended
 
     evaluate = read(MANIFEST).spec.evaluate
     if evaluate is None or evaluate.gate is None:

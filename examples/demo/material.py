@@ -17,7 +17,7 @@ from pathlib import Path
 
 import docstrings
 
-from finetune_trainer.artifacts import Damaged, appearing, canonical, seal, verify
+from finetune_trainer.runtime.artifacts import Damaged, appearing, canonical, seal, verify
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / ".demo" / "material"

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from finetune_trainer.artifacts import appearing, seal
+from finetune_trainer.runtime.artifacts import appearing, seal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

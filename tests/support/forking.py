@@ -11,9 +11,9 @@ import torch
 import transformers.integrations.sdpa_attention
 import transformers.models.llama.modeling_llama  # noqa: F401  loaded by transformers only when it is needed
 
-import finetune_trainer.train  # noqa: F401  imported here so that the children need not
-from finetune_trainer.interruption import stop
-from finetune_trainer.process import main
+import finetune_trainer.stages.train  # noqa: F401  imported here so that the children need not
+from finetune_trainer.runtime.entrypoint import main
+from finetune_trainer.stop_signal import stop
 
 
 def serve() -> None:

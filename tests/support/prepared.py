@@ -8,7 +8,7 @@ from support.models import SENTENCES
 from support.stages import made
 
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult
-from finetune_trainer.packed import PackedRows, Split
+from finetune_trainer.data.packing import PackedRows, Split
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

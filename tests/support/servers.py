@@ -1,9 +1,10 @@
 """Model servers that start at once and misbehave as told."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from finetune_trainer.serving.engine import Engine, Launch
+from finetune_trainer.contract.engines import ENGINES, Engine, LaunchSpec
 
 SCRIPT = """
 import http.server, json, signal, sys, time
@@ -37,7 +38,8 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 def server_that(manner: str) -> Engine:
     """Answers, and: dies at its start, loads for ever, ponders for ever, refuses the prompt, clings to its life."""
 
-    def launch(model_folder: Path, _host: str, port: int) -> Launch:
-        return Launch([sys.executable, "-S", "-c", SCRIPT, str(port), manner], model_folder.name, model_folder)
+    def launch(model_folder: Path, _host: str, port: int) -> LaunchSpec:
+        command = (sys.executable, "-S", "-c", SCRIPT, str(port), manner)
+        return LaunchSpec(command, model_folder.name, working_dir=model_folder)
 
-    return launch
+    return replace(ENGINES["transformers"], process=launch)

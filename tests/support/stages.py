@@ -11,7 +11,7 @@ import pytest
 
 from finetune_trainer.contract import AnyConfig, Environment, ExitCode, StageResult, TerminationMessage
 from finetune_trainer.contract.environment import CONFIG
-from finetune_trainer.process import run_stage
+from finetune_trainer.runtime.entrypoint import run_stage
 
 R = TypeVar("R", bound=StageResult)
 TRAINER = Path(__file__).parents[2] / "trainer"

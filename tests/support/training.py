@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from finetune_trainer import artifacts
 from finetune_trainer.contract import Environment, TrainConfig, TrainResult
-from finetune_trainer.interruption import StopSignal
-from finetune_trainer.packed import Document, PackedWriter
-from finetune_trainer.progress import ProgressReporter
-from finetune_trainer.stage import Context
+from finetune_trainer.data.packing import Document, PackedWriter
+from finetune_trainer.runtime import artifacts
+from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.stop_signal import StopSignal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -116,7 +116,7 @@ def run_train(
     config: TrainConfig, workspace: Path, *, stop_at: int | None = None, validating: bool = False
 ) -> TrainResult:
     """Run the stage in this process; raise what it raises."""
-    from finetune_trainer import train  # noqa: PLC0415  torch only where a test trains
+    from finetune_trainer.stages import train  # noqa: PLC0415  torch only where a test trains
 
     stop = StopSignal()
     where = environment(workspace)

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.training import adapter_digest, documents, run_train, stage_folder, train_config, write_rows
 
-from finetune_trainer import artifacts
-from finetune_trainer.errors import Interrupted
+from finetune_trainer.runtime import artifacts
+from finetune_trainer.runtime.errors import Interrupted
 
 torch.set_num_threads(1)
 

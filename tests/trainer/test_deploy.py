@@ -14,7 +14,6 @@ import pytest
 from support.servers import server_that
 from support.stages import environment_in, message_in, run_here, start
 
-from finetune_trainer.artifacts import seal, verify
 from finetune_trainer.contract import (
     DeployConfig,
     DeployRecipe,
@@ -24,10 +23,11 @@ from finetune_trainer.contract import (
     ModelSource,
     TerminationMessage,
 )
-from finetune_trainer.deploy import shortened
-from finetune_trainer.interruption import stop
-from finetune_trainer.serving import ENGINES
-from finetune_trainer.stage import leave_message
+from finetune_trainer.contract.engines import ENGINES
+from finetune_trainer.runtime.artifacts import seal, verify
+from finetune_trainer.runtime.stage_folder import leave_message
+from finetune_trainer.stages.deploy import shortened
+from finetune_trainer.stop_signal import stop
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_the_merged_model_answers_like_the_base_model_with_its_adapter(
 def test_without_an_adapter_the_base_model_itself_is_measured(
     environment: Environment, config: EvaluateConfig, tiny_model: Path
 ) -> None:
-    from finetune_trainer.evaluate import measure, scores_of  # noqa: PLC0415  imports lm_eval
+    from finetune_trainer.stages.evaluate import measure, scores_of  # noqa: PLC0415  imports lm_eval
 
     scores = scores_of(tiny_model, None, config.recipe, environment)
     assert 0 <= scores["verbs"]["acc"].value <= 1

@@ -16,12 +16,12 @@ from support.training import (
     write_rows,
 )
 
-from finetune_trainer import train
 from finetune_trainer.contract import Optimizer
-from finetune_trainer.errors import Interrupted, ServiceUnavailable
-from finetune_trainer.interruption import StopSignal
-from finetune_trainer.stage import Context
-from finetune_trainer.training.checkpoints import Checkpoints
+from finetune_trainer.runtime.errors import Interrupted, ServiceUnavailable
+from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.stages import train
+from finetune_trainer.stop_signal import StopSignal
+from finetune_trainer.training.checkpoint_manager import Checkpoints
 from finetune_trainer.training.optimizer import learning_rate
 from finetune_trainer.training.state import State
 
@@ -160,7 +160,7 @@ def test_a_disk_that_does_not_take_a_checkpoint_is_said_and_training_goes_on(
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("finetune_trainer.training.checkpoints.write_files", full)
+    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
     run_train(config_for(tiny_model), workspace)
     said = capsys.readouterr().out
     assert "checkpoint step-00000003 cannot be written: [Errno 28] No space left on device" in said
@@ -178,7 +178,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_that_says_from_wh
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("finetune_trainer.training.checkpoints.write_files", full)
+        patch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
         with pytest.raises(ServiceUnavailable, match=r"stop at step 8.*No space left.*goes on from step 4"):
             run_train(config_for(tiny_model), workspace, stop_at=8)
     run_train(config_for(tiny_model), workspace)
@@ -189,7 +189,7 @@ def test_a_defect_of_the_writer_is_not_swallowed(tiny_model, workspace, monkeypa
     def defect(*_):
         raise KeyError("defect")
 
-    monkeypatch.setattr("finetune_trainer.training.checkpoints.write_files", defect)
+    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", defect)
     for every_steps in (3, 10):  # in the middle, and with the last step
         with pytest.raises(KeyError, match="defect"):
             run_train(config_for(tiny_model, checkpoint={"every_steps": every_steps}), workspace)
@@ -197,7 +197,7 @@ def test_a_defect_of_the_writer_is_not_swallowed(tiny_model, workspace, monkeypa
 
 def test_seconds_alone_make_a_checkpoint_due(tmp_path, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("finetune_trainer.training.checkpoints.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0])
     rule = train_config("m", checkpoint={"every_steps": 500, "every_seconds": 30}).checkpoint
     with Checkpoints(tmp_path / "checkpoints", rule, {}, b"") as checkpoints:
         assert not checkpoints.should_save(7)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from finetune_trainer.packed import SPLITS, Document, PackedRows, PackedWriter
+from finetune_trainer.data.packing import SPLITS, Document, PackedRows, PackedWriter
 
 CONTEXT = 16
 PAD = 9

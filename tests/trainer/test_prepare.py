@@ -17,9 +17,9 @@ from support.prepared import (
 )
 from support.stages import environment_in, progress_in, refusal, run_here
 
-from finetune_trainer import artifacts
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.packed import PackedRows
+from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.runtime import artifacts
 
 
 @pytest.fixture

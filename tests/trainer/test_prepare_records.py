@@ -14,9 +14,9 @@ from support.models import write_jsonl
 from support.prepared import IDENTITY, packed_documents, prepare, prepare_config
 from support.stages import refusal
 
-from finetune_trainer import records
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.records import read_records
+from finetune_trainer.data import records
+from finetune_trainer.data.records import read_records
 
 Write = Callable[[Path, list[dict[str, Any]]], object]
 

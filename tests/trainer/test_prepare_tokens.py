@@ -11,10 +11,10 @@ from support.models import write_jsonl
 from support.prepared import counted_texts, make_tokenizer, packed_documents, prepare, prepare_config
 from support.stages import environment_in, refusal
 
-from finetune_trainer.chat import ChatFormat
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.passages import Encoder, Reader
-from finetune_trainer.records import Unusable
+from finetune_trainer.data.chat import ChatFormat
+from finetune_trainer.data.encoding import Encoder, Reader
+from finetune_trainer.data.records import Unusable
 
 often = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 texts = st.text(st.sampled_from(" \nabenops the.,éß漢🙂<"), max_size=30)  # no ">", so no special token written out

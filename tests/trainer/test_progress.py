@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.errors import ServiceUnavailable
-from finetune_trainer.progress import ProgressReporter
+from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.runtime.progress import ProgressReporter
 
 
 class Full:

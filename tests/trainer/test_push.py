@@ -12,7 +12,6 @@ import pytest
 from support.adapters import make_adapter
 from support.stages import environment_in, made, refusal, start
 
-from finetune_trainer.artifacts import verify
 from finetune_trainer.contract import (
     DatasetSource,
     Environment,
@@ -33,7 +32,8 @@ from finetune_trainer.contract import (
     TrainResult,
 )
 from finetune_trainer.contract.recipes import Checkpoint
-from finetune_trainer.stage import write_config, write_result
+from finetune_trainer.runtime.artifacts import verify
+from finetune_trainer.runtime.stage_folder import write_config, write_result
 
 PROMPT = "The parser opens"
 
@@ -101,7 +101,7 @@ def test_the_pushed_model_says_what_the_base_model_says_with_its_adapter(
 ) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.merge import with_adapter  # noqa: PLC0415
+    from finetune_trainer.models.merge import with_adapter  # noqa: PLC0415
 
     result = pushed(to(config, "pvc://models/names", dtype="fp32"), environment)
     assert result.size == sum(path.stat().st_size for path in target.iterdir() if path.name != "manifest.json")
@@ -115,7 +115,7 @@ def test_the_pushed_model_says_what_the_base_model_says_with_its_adapter(
 def test_every_variant_of_lora_is_merged_rightly(tmp_path: Path, tiny_model: Path, variant: dict[str, bool]) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.merge import merged, with_adapter  # noqa: PLC0415
+    from finetune_trainer.models.merge import merged, with_adapter  # noqa: PLC0415
 
     adapter = make_adapter(tmp_path / "adapter", tiny_model, **variant)
     beside = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
@@ -127,7 +127,7 @@ def test_what_is_merged_in_memory_is_what_a_reader_of_the_pushed_model_loads(
 ) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.merge import merged  # noqa: PLC0415
+    from finetune_trainer.models.merge import merged  # noqa: PLC0415
 
     pushed(config, environment)
     in_memory = merged(tiny_model, environment.stage_dir("train", "first") / "output", torch.bfloat16)
@@ -148,7 +148,7 @@ def test_a_large_model_is_written_in_shards(
 ) -> None:
     whole = pushed(config, environment)
     expected = logits(loaded(target), target)
-    monkeypatch.setattr("finetune_trainer.push.SHARD", "50KB")
+    monkeypatch.setattr("finetune_trainer.stages.push.SHARD", "50KB")
     assert pushed(to(config, "pvc://models/shards"), environment).digest != whole.digest
     shards = target.with_name("shards")
     assert len(list(shards.glob("*.safetensors"))) > 1
@@ -283,7 +283,7 @@ def small_files_only() -> Iterator[None]:
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     full = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr("finetune_trainer.push.shutil.disk_usage", lambda _path: full)
+    monkeypatch.setattr("finetune_trainer.stages.push.shutil.disk_usage", lambda _path: full)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from support.stages import environment_in
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.errors import ConfigInvalid, ServiceUnavailable, SourceNotFound
-from finetune_trainer.sources import existing, fetch_dataset, fetch_model, fetch_tokenizer, locate
+from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.sources import existing, fetch_dataset, fetch_model, fetch_tokenizer, locate
 
 
 @pytest.fixture

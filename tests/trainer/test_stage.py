@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer import stage
 from finetune_trainer.contract import Environment, EvaluateResult, Failure, Score, TerminationMessage
-from finetune_trainer.errors import ServiceUnavailable
-from finetune_trainer.stage import alone_in, leave_message
+from finetune_trainer.runtime import stage_folder as stage
+from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.runtime.stage_folder import alone_in, leave_message
 
 
 def stay(folder: Path, inside, leave) -> None:

@@ -20,12 +20,14 @@ from support.training import (
 )
 from transformers import AutoModelForCausalLM
 
-from finetune_trainer import artifacts, train
-from finetune_trainer.errors import ConfigInvalid, DataInvalid, Interrupted, SourceNotFound
-from finetune_trainer.packed import PackedRows
-from finetune_trainer.training.data import Course
+from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.models.loading import load_base
+from finetune_trainer.runtime import artifacts
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, Interrupted, SourceNotFound
+from finetune_trainer.stages import train
+from finetune_trainer.training.batches import Course
 from finetune_trainer.training.loop import Diverged
-from finetune_trainer.training.model import AdaptedModel, attach_adapter, load_base
+from finetune_trainer.training.model import AdaptedModel, attach_adapter
 from finetune_trainer.training.validation import Validator
 
 torch.set_num_threads(1)
@@ -160,7 +162,7 @@ def test_the_adapter_with_the_lowest_validation_loss_is_the_result(tiny_model, t
     config = train_config(tiny_model, **overfitting(tmp_path))
     result = run_train(config, tmp_path)
     assert result.best_step < result.steps == 24
-    base = load_base(tiny_model, config.model, "fp32", 32)
+    base = load_base(tiny_model, torch.float32)
     model = AdaptedModel(attach_adapter(base, config.recipe.lora, config.model, 0), torch.device("cpu"), config.recipe)
     model.load(load_file(stage_folder(tmp_path) / "output" / "adapter_model.safetensors"))
     rows = PackedRows(tmp_path / "prepare" / PREPARED / "output", "validation")

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from support.training import document, write_rows
 
 from finetune_trainer.contract import TrainRecipe
-from finetune_trainer.packed import Document, PackedRows
-from finetune_trainer.training.data import Course, load_batch, permutation
+from finetune_trainer.data.packing import Document, PackedRows
+from finetune_trainer.training.batches import Course, load_batch, permutation
 
 
 @given(

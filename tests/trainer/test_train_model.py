@@ -10,17 +10,18 @@ from support.training import document, run_train, train_config, write_rows
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from finetune_trainer.contract import Lora, ModelSource
-from finetune_trainer.errors import ConfigInvalid
-from finetune_trainer.packed import PackedRows
-from finetune_trainer.training.data import Course, load_batch
-from finetune_trainer.training.model import AdaptedModel, attach_adapter, check_isolation, load_base
+from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.training.batches import Course, load_batch
+from finetune_trainer.training.model import AdaptedModel, attach_adapter, check_isolation
 
 torch.set_num_threads(1)
 
 
 def adapted(tiny_model, *, seed=3, noise=True, **recipe):
     config = train_config(tiny_model, **recipe)
-    base = load_base(tiny_model, config.model, config.recipe.precision, 32)
+    base = load_base(tiny_model, dtype_of(config.recipe.precision, tiny_model))
     model = AdaptedModel(
         attach_adapter(base, config.recipe.lora, config.model, seed), torch.device("cpu"), config.recipe
     )
@@ -181,7 +182,7 @@ def test_a_name_that_is_no_layer_is_refused_with_the_names_there_are(tiny_model,
 def test_a_model_whose_positions_do_not_reach_is_refused(tiny_model):
     source = ModelSource(uri=f"file://{tiny_model}")
     with pytest.raises(ConfigInvalid, match="knows 512 positions, the rows have 513"):
-        load_base(tiny_model, source, "fp32", 513)
+        check_context_length(tiny_model, source, 513)
 
 
 def copy_of(tiny_model, folder):
@@ -198,7 +199,7 @@ def test_a_model_that_brings_code_is_refused(tiny_model, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
     with pytest.raises(ConfigInvalid, match="cannot be loaded"):
-        load_base(folder, ModelSource(uri="m"), "fp32", 32)
+        load_base(folder, torch.float32)
     assert not (tmp_path / "executed").exists()
 
 
@@ -206,7 +207,7 @@ def test_weights_in_a_pickle_are_not_read(tiny_model, tmp_path):
     folder = copy_of(tiny_model, tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ConfigInvalid, match="cannot be loaded"):
-        load_base(folder, ModelSource(uri="m"), "fp32", 32)
+        load_base(folder, torch.float32)
 
 
 def test_weights_that_lack_a_layer_are_not_filled_up_with_random_numbers(tiny_model, tmp_path):
@@ -214,12 +215,12 @@ def test_weights_that_lack_a_layer_are_not_filled_up_with_random_numbers(tiny_mo
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(ConfigInvalid, match=r"do not fit its config.json.*layers\.2"):
-        load_base(folder, ModelSource(uri="m"), "fp32", 32)
+        load_base(folder, torch.float32)
 
 
 def test_the_same_seed_gives_the_same_new_adapter(tiny_model):
     def digest(seed):
-        base = load_base(tiny_model, ModelSource(uri="m"), "fp32", 32)
+        base = load_base(tiny_model, torch.float32)
         model = attach_adapter(base, Lora(), ModelSource(uri="m"), seed)
         return [p.sum().item() for name, p in model.named_parameters() if "lora_A" in name]
 

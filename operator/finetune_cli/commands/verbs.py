@@ -1,4 +1,4 @@
-"""`finetune cancel`, `suspend` and `resume`: requests to the operator of a cluster, which differ only in their words."""
+"""`finetune cancel`, `suspend` and `resume`: requests to the operator of a cluster; they differ in words only."""
 
 import argparse
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from finetune_cli.local.run import Laptop
-from finetune_operator.local.runner import die_with_parent
+from finetune_trainer.parent_death import die_with_parent
 
 
 def keep_serving(laptop: Laptop) -> bool:

@@ -5,7 +5,6 @@ for the Job may be killed at any moment, and then its end of the pipe closes, wh
 Holds a lock on the folder while it lives, so that anyone can tell a running Job from one whose runner died.
 """
 
-import ctypes
 import fcntl
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from finetune_trainer.files import write_durably
+from finetune_trainer.parent_death import die_with_parent
 
 ORDER, LOCK, STARTED, ENDED, LOG = "job.json", "lock", "started.json", "ended.json", "log"
 TERMINATION, PROGRESS = "termination.json", "progress.json"
@@ -117,13 +117,6 @@ def start(order: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
         start_new_session=True,
         preexec_fn=die_with_parent,  # noqa: PLW1509  no thread has been started yet
     )
-
-
-def die_with_parent() -> None:
-    """Have this process killed when its parent ends, as a node takes its processes along; on Linux only."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def watch_over(child: subprocess.Popen[bytes], watch: Watch) -> int:

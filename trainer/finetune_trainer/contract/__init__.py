@@ -16,6 +16,7 @@ from finetune_trainer.contract.configs import (
     TrainConfig,
     parse_config,
 )
+from finetune_trainer.contract.engines import served_name
 from finetune_trainer.contract.environment import Environment
 from finetune_trainer.contract.recipes import (
     Checkpoint,
@@ -32,7 +33,6 @@ from finetune_trainer.contract.recipes import (
     PushRecipe,
     Task,
     TrainRecipe,
-    served_name,
 )
 from finetune_trainer.contract.results import (
     PROGRESS_BYTES,

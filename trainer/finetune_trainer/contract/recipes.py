@@ -3,11 +3,12 @@
 Each field's docstring becomes its description in `kubectl explain`.
 """
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
+
+from finetune_trainer.contract.engines import ENGINES
 
 URI_PATTERN = r"^((hf|file)://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$"
 TARGET_PATTERN = r"^(file://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$"
@@ -229,10 +230,19 @@ class PushRecipe(Contract):
     """Numbers of the published weights. The merge itself is done in fp32 and cast once."""
 
 
+def _known_engine(value: str) -> str:
+    if value not in ENGINES:
+        raise ValueError(f"must be one of {', '.join(sorted(ENGINES))}")
+    return value
+
+
+EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_extra={"enum": sorted(ENGINES)})]
+
+
 class DeployRecipe(Contract):
     """How the model is served."""
 
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: EngineName = "transformers"
     """The server, OpenAI-compatible: transformers is `transformers serve`, for processors too; vllm is for GPUs."""
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = "Hello"
@@ -240,11 +250,3 @@ class DeployRecipe(Contract):
 
     max_tokens: int = Field(default=32, ge=1, le=4096)
     """Tokens of that answer at most."""
-
-
-def served_name(folder: str) -> str:
-    """Give the model's name in requests to `transformers serve`, which is started beside or in its folder.
-
-    It reads NAME@REVISION and NAME:FILE into what it is told; a dot has neither.
-    """
-    return folder if re.fullmatch(r"\w[\w.-]*", folder) else "."

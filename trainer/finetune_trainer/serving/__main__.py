@@ -2,7 +2,7 @@
 
 import sys
 
-from finetune_trainer.interruption import stop
+from finetune_trainer.stop_signal import stop
 
 stop.install()  # first, as in finetune_trainer.__main__
 
@@ -10,9 +10,9 @@ import argparse  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from finetune_trainer.errors import ConfigInvalid, Interrupted, ServiceUnavailable  # noqa: E402
+from finetune_trainer.contract.engines import ENGINES  # noqa: E402
 from finetune_trainer.exit_codes import ExitCode  # noqa: E402
-from finetune_trainer.serving import ENGINES  # noqa: E402
+from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable  # noqa: E402
 from finetune_trainer.serving.server import HOST, LOOK_SECONDS, serving  # noqa: E402
 
 

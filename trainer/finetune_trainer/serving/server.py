@@ -1,6 +1,7 @@
 """A model server as a child of this process: started, waited for, asked, and stopped whatever happens."""
 
 import http.client
+import importlib.util
 import json
 import os
 import socket
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.errors import Interrupted, ServiceUnavailable
-from finetune_trainer.interruption import StopSignal
-from finetune_trainer.serving import leash
-from finetune_trainer.serving.engine import Engine, Launch
+from finetune_trainer import parent_death
+from finetune_trainer.contract.engines import Engine, LaunchSpec
+from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable
+from finetune_trainer.stop_signal import StopSignal
 
 HOST = "127.0.0.1"
 READY_SECONDS = 600.0
@@ -54,7 +55,7 @@ def serving(
     Raises Interrupted, or ServiceUnavailable with the last lines of the log.
     """
     port = port or free_port()
-    launch = engine(model_folder.resolve(), host, port)
+    launch = launch_spec(engine, model_folder.resolve(), host, port)
     started = time.monotonic()
     process = start(launch, log)
     try:
@@ -62,6 +63,13 @@ def serving(
         yield Server(port, launch.model, time.monotonic() - started, process)
     finally:
         end(process)
+
+
+def launch_spec(engine: Engine, model_folder: Path, host: str, port: int) -> LaunchSpec:
+    """Return the server's command; raise ConfigInvalid where the engine's package is not installed."""
+    if importlib.util.find_spec(engine.package) is None:
+        raise ConfigInvalid(f"deploy.engine: {engine.package} is not installed here; install it, or use transformers")
+    return engine.process(model_folder, host, port)
 
 
 def free_port() -> int:
@@ -72,14 +80,14 @@ def free_port() -> int:
     return port
 
 
-def start(launch: Launch, log: Path | None) -> subprocess.Popen[bytes]:
+def start(launch: LaunchSpec, log: Path | None) -> subprocess.Popen[bytes]:
     """Start a child in this process's group that does not outlive this process."""
     output = log.open("wb") if log else None
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", leash.__file__, str(os.getpid()), *launch.arguments],
-            cwd=launch.working_folder,
-            env=os.environ | launch.variables,
+            [sys.executable, "-P", parent_death.__file__, str(os.getpid()), *launch.command],
+            cwd=launch.working_dir,
+            env={**os.environ, **launch.env},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,

@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from finetune_trainer.artifacts import MANIFEST, Damaged, verify
-from finetune_trainer.errors import SourceNotFound
-from finetune_trainer.published import model_digest
+from finetune_trainer.publishing.published_model import model_digest
+from finetune_trainer.runtime.artifacts import MANIFEST, Damaged, verify
+from finetune_trainer.runtime.errors import SourceNotFound
 
 
 def verified(model: Path, pushed: str | None) -> str | None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 
 from finetune_trainer.contract import TrainConfig
-from finetune_trainer.errors import ConfigInvalid, Interrupted
-from finetune_trainer.interruption import StopSignal
-from finetune_trainer.packed import PackedRows
-from finetune_trainer.progress import ProgressReporter
-from finetune_trainer.training.checkpoint import Layout, Snapshot
-from finetune_trainer.training.checkpoints import Checkpoints
-from finetune_trainer.training.data import Batch, Course, batches
-from finetune_trainer.training.device import Tensors, random_state, restore_random_state
+from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted
+from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.stop_signal import StopSignal
+from finetune_trainer.training.batches import Batch, Course, batches
+from finetune_trainer.training.checkpoint_format import Layout, Snapshot
+from finetune_trainer.training.checkpoint_manager import Checkpoints
+from finetune_trainer.training.determinism import Tensors, random_state, restore_random_state
 from finetune_trainer.training.model import AdaptedModel, host_copy
 from finetune_trainer.training.optimizer import (
     layout_of_moments,

@@ -10,14 +10,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
-from transformers.utils.logging import disable_progress_bar
 
 from finetune_trainer.contract import Lora, ModelSource, TrainRecipe
-from finetune_trainer.errors import ConfigInvalid
-from finetune_trainer.training.data import Batch
-from finetune_trainer.training.device import Tensors
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.training.batches import Batch
+from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.loss import only_at
 
 ADAPTER = "adapter_model.safetensors"
@@ -85,33 +83,6 @@ def check_isolation(model: AdaptedModel, source: ModelSource) -> None:
             f"model {source.uri}: documents packed into one row see each other in this architecture "
             f"({type(model.model.get_base_model()).__name__}): use another base model"
         )
-
-
-def load_base(folder: Path, source: ModelSource, precision: str, context_length: int) -> torch.nn.Module:
-    """Load a causal language model from safetensors files; nothing in the folder is executed.
-
-    Raises ConfigInvalid where it is no such model, or one whose positions do not reach.
-    """
-    disable_progress_bar()  # a log is no terminal
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        reach = getattr(config.get_text_config(), "max_position_embeddings", None)
-        if reach is not None and reach < context_length:
-            raise ConfigInvalid(
-                f"model {source.uri} knows {reach} positions, the rows have {context_length}: "
-                f"set prepare.contextLength to {reach} or less"
-            )
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ConfigInvalid(f"model {source.uri} cannot be loaded from {folder}: {error}") from error
-    if found["missing_keys"] or found["mismatched_keys"]:
-        lacking = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
-        raise ConfigInvalid(f"model {source.uri}: its weights do not fit its config.json, first at {lacking[0]}")
-    base: torch.nn.Module = model
-    return base
 
 
 def attach_adapter(base: torch.nn.Module, lora: Lora, source: ModelSource, seed: int) -> PeftModel:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from finetune_trainer.contract import Optimizer
-from finetune_trainer.training.device import Tensors
+from finetune_trainer.training.determinism import Tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from finetune_trainer.errors import StageError
-from finetune_trainer.packed import PackedRows
-from finetune_trainer.training.data import batches
+from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.runtime.errors import StageError
+from finetune_trainer.training.batches import batches
 from finetune_trainer.training.model import AdaptedModel
 from finetune_trainer.training.state import State
 

@@ -11,7 +11,7 @@ import aiohttp
 
 from finetune_operator.api.stages.base import Serving
 from finetune_operator.kubernetes.pods.http import Errands, Tell, ask, host_of, to_nobody
-from finetune_operator.kubernetes.resources.engines import PORT
+from finetune_operator.kubernetes.resources.server import PORT
 from finetune_operator.kubernetes.translate.pod import Pod
 
 PATIENCE_SECONDS = 600.0

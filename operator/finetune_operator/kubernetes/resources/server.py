@@ -14,7 +14,6 @@ from finetune_operator.core.job_template import TRAINER, JobTemplate
 from finetune_operator.core.labels import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE
 from finetune_operator.core.metadata import service_name
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.kubernetes.resources.engines import ENGINES, PORT, Launch
 from finetune_operator.kubernetes.resources.job import (
     CLAIMS,
     CONTAINER,
@@ -26,11 +25,14 @@ from finetune_operator.kubernetes.resources.job import (
 )
 from finetune_operator.kubernetes.resources.owner_references import owners
 from finetune_operator.kubernetes.translate.api_errors import Refusal
+from finetune_trainer.contract.engines import ENGINES, LaunchSpec
 
 Object = dict[str, Any]
 SERVING = "finetune.dev/serving"
 """Annotation: what the Deployment serves, for whoever asks it."""
 VERIFY = "verify"
+PORT = 8000
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  of the pod
 MODEL = "FINETUNE_MODEL"
 """Environment variable: the folder of the model, for a server that is not ours."""
 DRAIN_SECONDS = 5
@@ -90,9 +92,9 @@ def serving_of(found: Object) -> Serving:
     return Serving(**{name: value for name, value in said.items() if name in known})
 
 
-def launch_of(serving: Serving) -> Launch:
+def launch_of(serving: Serving) -> LaunchSpec:
     """Say how it is started; raises Refusal for a model that no pod can read."""
-    return ENGINES[serving.engine](folder_of(serving.model))
+    return ENGINES[serving.engine].container(folder_of(serving.model), ALL_ADDRESSES, PORT)
 
 
 def folder_of(uri: str) -> PurePosixPath:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO
 from pyarrow import ArrowInvalid
 from pyarrow.parquet import ParquetFile
 
-from finetune_trainer.errors import ConfigInvalid, DataInvalid
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 
 Format = Literal["auto", "jsonl", "json", "csv", "parquet"]
 Shape = Literal["messages", "prompt and completion", "text"]

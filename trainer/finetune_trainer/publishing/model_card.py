@@ -8,7 +8,6 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from finetune_trainer.artifacts import digest_of
 from finetune_trainer.contract import (
     AnyResult,
     Environment,
@@ -20,7 +19,8 @@ from finetune_trainer.contract import (
     TrainResult,
 )
 from finetune_trainer.contract.environment import GIT_SHA
-from finetune_trainer.stage import read_config, read_result
+from finetune_trainer.runtime.artifacts import digest_of
+from finetune_trainer.runtime.stage_folder import read_config, read_result
 
 LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
 

@@ -15,16 +15,17 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import handle_non_serializable
 
-from finetune_trainer.answers import Answers, RememberingModel, Tell
-from finetune_trainer.artifacts import appearing, canonical, digest_file, digest_of, holds, seal
 from finetune_trainer.contract import Environment, EvaluateConfig, EvaluateRecipe, EvaluateResult, Score
-from finetune_trainer.errors import ConfigInvalid
-from finetune_trainer.merge import adapter_of, dtype_of, load_base, merged, with_adapter
-from finetune_trainer.progress import ProgressReporter
-from finetune_trainer.sources import fetch_model
-from finetune_trainer.stage import Context
-from finetune_trainer.tasks import load_tasks
-from finetune_trainer.training.device import prepare_device
+from finetune_trainer.evaluation.response_cache import Answers, RememberingModel, Tell
+from finetune_trainer.evaluation.tasks import load_tasks
+from finetune_trainer.models.loading import adapter_folder, dtype_of, load_base
+from finetune_trainer.models.merge import merged, with_adapter
+from finetune_trainer.runtime.artifacts import appearing, canonical, digest_file, digest_of, holds, seal
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.sources import fetch_model
+from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.training.determinism import prepare_device
 
 BOOTSTRAP_RESAMPLES = 1000
 """For metrics whose standard error has no formula; the error's own relative error is 1/sqrt(2·1000), 2 %."""
@@ -40,7 +41,7 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     context.progress.update(note="loading the model and the tasks")
     output = measure(
         fetch_model(config.model.uri, config.model.revision, context.environment),
-        adapter_of(context.environment, config.train),
+        adapter_folder(context.environment, config.train),
         config.recipe,
         context.environment,
         dtype=config.dtype,

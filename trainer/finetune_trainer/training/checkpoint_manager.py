@@ -8,11 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from finetune_trainer import artifacts, progress
-from finetune_trainer.artifacts import Damaged
 from finetune_trainer.contract import Checkpoint
-from finetune_trainer.errors import ServiceUnavailable
-from finetune_trainer.training.checkpoint import Layout, Snapshot, read_files, write_files
+from finetune_trainer.runtime import artifacts, progress
+from finetune_trainer.runtime.artifacts import Damaged
+from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.training.checkpoint_format import Layout, Snapshot, read_files, write_files
 
 STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
 

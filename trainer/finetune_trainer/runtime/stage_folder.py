@@ -20,10 +20,10 @@ from finetune_trainer.contract import (
     parse_config,
 )
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
-from finetune_trainer.errors import ServiceUnavailable
 from finetune_trainer.files import write_durably
-from finetune_trainer.interruption import StopSignal
-from finetune_trainer.progress import ProgressReporter, say
+from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.runtime.progress import ProgressReporter, say
+from finetune_trainer.stop_signal import StopSignal
 
 CONFIG = "config.json"
 RESULT = "result.json"

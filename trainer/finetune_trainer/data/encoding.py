@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from tokenizers.processors import Sequence
 
-from finetune_trainer.chat import ChatFormat, Message, Span
-from finetune_trainer.packed import Document
-from finetune_trainer.records import SHAPES, WANTED, Fields, Shape, Unusable, complete_shapes, kind_of
+from finetune_trainer.data.chat import ChatFormat, Message, Span
+from finetune_trainer.data.packing import Document
+from finetune_trainer.data.records import SHAPES, WANTED, Fields, Shape, Unusable, complete_shapes, kind_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from finetune_trainer.artifacts import appearing, digest_file, holds, seal
-from finetune_trainer.chat import ChatFormat
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareRecipe, PrepareResult, StageResult
-from finetune_trainer.errors import ConfigInvalid, DataInvalid
-from finetune_trainer.packed import Document, PackedWriter, Split
-from finetune_trainer.passages import Encoder, Passage, Reader
-from finetune_trainer.records import Found, Unusable, count_records, format_of, read_records
-from finetune_trainer.sources import fetch_dataset, fetch_tokenizer
-from finetune_trainer.stage import Context
+from finetune_trainer.data.chat import ChatFormat
+from finetune_trainer.data.encoding import Encoder, Passage, Reader
+from finetune_trainer.data.packing import Document, PackedWriter, Split
+from finetune_trainer.data.records import Found, Unusable, count_records, format_of, read_records
+from finetune_trainer.runtime.artifacts import appearing, digest_file, holds, seal
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
+from finetune_trainer.runtime.sources import fetch_dataset, fetch_tokenizer
+from finetune_trainer.runtime.stage_folder import Context
 
 OUTPUT = "output"
 NAMED = 10

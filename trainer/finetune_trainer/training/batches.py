@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune_trainer.contract import TrainRecipe
-from finetune_trainer.packed import PackedRows
+from finetune_trainer.data.packing import PackedRows
 
 Rows = NDArray[np.int64]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import NotMounted, Unlocatable
-from finetune_trainer.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable, SourceNotFound
 
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """What a tokenizer is made of, its chat template and the model's configuration included."""

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Progress
 from finetune_trainer.contract.environment import METRICS_PORT
-from finetune_trainer.errors import ServiceUnavailable
+from finetune_trainer.runtime.errors import ServiceUnavailable
 
 FILE_SECONDS = 0.1
 LOG_SECONDS = 5.0

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from finetune_trainer.artifacts import Damaged
-from finetune_trainer.training.device import Tensors
+from finetune_trainer.runtime.artifacts import Damaged
+from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.model import ADAPTER, ADAPTER_CONFIG, save_tensors
 from finetune_trainer.training.state import State
 

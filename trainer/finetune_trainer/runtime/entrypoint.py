@@ -19,10 +19,17 @@ from finetune_trainer.contract import (
     parse_config,
 )
 from finetune_trainer.contract import environment as names
-from finetune_trainer.errors import ConfigInvalid, Interrupted, ServiceUnavailable, StageError
-from finetune_trainer.interruption import stop
-from finetune_trainer.progress import ProgressReporter, say
-from finetune_trainer.stage import Context, alone_in, leave_message, read_result, write_config, write_result
+from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable, StageError
+from finetune_trainer.runtime.progress import ProgressReporter, say
+from finetune_trainer.runtime.stage_folder import (
+    Context,
+    alone_in,
+    leave_message,
+    read_result,
+    write_config,
+    write_result,
+)
+from finetune_trainer.stop_signal import stop
 
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
@@ -89,7 +96,7 @@ def read_config(stage: str) -> AnyConfig:
 def result_of(config: AnyConfig, environment: Environment, began: Began = lambda _: None) -> AnyResult:
     """Give the result that is there already, or make it; `began` is told who reports."""
     folder = environment.stage_dir(config.stage, config.identity)
-    module = importlib.import_module(f"finetune_trainer.{config.stage}")
+    module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
     with alone_in(folder):
         done = read_result(folder)
         if done is not None and module.still_holds(done, config, environment):

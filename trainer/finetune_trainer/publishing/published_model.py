@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from finetune_trainer.artifacts import MANIFEST, Damaged, canonical, verify
+from finetune_trainer.runtime.artifacts import MANIFEST, Damaged, canonical, verify
 
 CARD = "README.md"
 

@@ -2,16 +2,17 @@
 
 import torch
 
-from finetune_trainer import artifacts
-from finetune_trainer.artifacts import Damaged
 from finetune_trainer.contract import AnyResult, Environment, TrainConfig, TrainResult
-from finetune_trainer.errors import ConfigInvalid, DataInvalid, SourceNotFound
-from finetune_trainer.packed import PackedRows
-from finetune_trainer.sources import fetch_model
-from finetune_trainer.stage import Context
-from finetune_trainer.training.checkpoints import Checkpoints, say
-from finetune_trainer.training.data import Course
-from finetune_trainer.training.device import adopt_threads, numerics, prepare_device
+from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
+from finetune_trainer.runtime import artifacts
+from finetune_trainer.runtime.artifacts import Damaged
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
+from finetune_trainer.runtime.sources import fetch_model
+from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.training.batches import Course
+from finetune_trainer.training.checkpoint_manager import Checkpoints, say
+from finetune_trainer.training.determinism import adopt_threads, numerics, prepare_device
 from finetune_trainer.training.loop import Run, train
 from finetune_trainer.training.model import (
     ADAPTER,
@@ -20,7 +21,6 @@ from finetune_trainer.training.model import (
     adapter_config,
     attach_adapter,
     check_isolation,
-    load_base,
     save_tensors,
 )
 from finetune_trainer.training.optimizer import adamw
@@ -39,7 +39,8 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     context.progress.update(note="loading the model")
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
     folder = fetch_model(config.model.uri, config.model.revision, context.environment)
-    base = load_base(folder, config.model, config.recipe.precision, rows.context_length)
+    check_context_length(folder, config.model, rows.context_length)
+    base = load_base(folder, dtype_of(config.recipe.precision, folder), config.model.uri)
     for split in (rows, validation_rows):
         check_tokens(split, base)
     peft_model = attach_adapter(base, config.recipe.lora, config.model, config.seed)

@@ -10,8 +10,8 @@ from datasets.exceptions import DatasetGenerationError
 from lm_eval.tasks import TaskManager
 
 from finetune_trainer.contract import Environment, Task
-from finetune_trainer.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
-from finetune_trainer.sources import existing
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.sources import existing
 
 Loaded = dict[str, dict[str, Any]]
 """What lm_eval.evaluate takes: tasks, groups and group_map, each by name."""

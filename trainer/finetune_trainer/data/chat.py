@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from finetune_trainer.records import Unusable
+from finetune_trainer.data.records import Unusable
 
 Message = dict[str, str]
 Span = tuple[int, int]

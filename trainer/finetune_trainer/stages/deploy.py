@@ -2,13 +2,13 @@
 
 import json
 
-from finetune_trainer.artifacts import Damaged, appearing, seal, verify
 from finetune_trainer.contract import DeployConfig, DeployResult, Environment
-from finetune_trainer.serving import ENGINES
+from finetune_trainer.contract.engines import ENGINES
+from finetune_trainer.runtime.artifacts import Damaged, appearing, seal, verify
+from finetune_trainer.runtime.sources import fetch_model
+from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.serving.server import ask, serving
 from finetune_trainer.serving.verify import verified
-from finetune_trainer.sources import fetch_model
-from finetune_trainer.stage import Context
 
 ANSWER_CHARACTERS = 1024
 ANSWER_BYTES = 2048

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.artifacts import canonical
+from finetune_trainer.runtime.artifacts import canonical
 
 Tell = Callable[[int, int, int], None]
 """Told how many requests are answered, how many there are, and how many of them an earlier process had answered."""

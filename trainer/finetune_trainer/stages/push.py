@@ -10,15 +10,16 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
-from finetune_trainer.artifacts import MANIFEST, appearing, digest_of, files_in, seal
-from finetune_trainer.chat import template_of
 from finetune_trainer.contract import Environment, PrepareResult, PushConfig, PushResult
-from finetune_trainer.errors import ConfigInvalid, ServiceUnavailable
-from finetune_trainer.merge import DTYPES, adapter_of, merged
-from finetune_trainer.model_card import card
-from finetune_trainer.published import CARD, about, model_digest
-from finetune_trainer.sources import fetch_model, locate
-from finetune_trainer.stage import Context, read_result
+from finetune_trainer.data.chat import template_of
+from finetune_trainer.models.loading import DTYPES, adapter_folder
+from finetune_trainer.models.merge import merged
+from finetune_trainer.publishing.model_card import card
+from finetune_trainer.publishing.published_model import CARD, about, model_digest
+from finetune_trainer.runtime.artifacts import MANIFEST, appearing, digest_of, files_in, seal
+from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
+from finetune_trainer.runtime.sources import fetch_model, locate
+from finetune_trainer.runtime.stage_folder import Context, read_result
 
 SHARD = "5GB"
 READABLE = 0o644
@@ -32,7 +33,7 @@ class AlreadyThere(Exception):
 def run(config: PushConfig, context: Context) -> PushResult:
     """Raise ConfigInvalid, SourceNotFound or ServiceUnavailable; the target is then as it was."""
     target = target_of(config.recipe.target, context.environment)
-    adapter = adapter_of(context.environment, config.train)
+    adapter = adapter_folder(context.environment, config.train)
     made_of: dict[str, object] = {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)}
     there = about(target) == made_of
     if not there:

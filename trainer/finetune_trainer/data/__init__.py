@@ -1,0 +1,1 @@
+"""Records, chat templates, tokens and packed rows."""

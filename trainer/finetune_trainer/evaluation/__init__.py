@@ -1,0 +1,1 @@
+"""lm-eval: tasks, and a cache of the model's responses."""

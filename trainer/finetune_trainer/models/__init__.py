@@ -1,0 +1,1 @@
+"""Base models: loaded, and merged with an adapter."""

@@ -1,0 +1,1 @@
+"""The published model: its card and its metadata."""
