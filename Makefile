@@ -9,12 +9,12 @@ demo: ## a whole pipeline on this machine, evicted twice on the way
 	@.ci/install trainer
 	@$(PY) examples/demo/demo.py
 
-test: ## every test: without a cluster, on a control plane, on real nodes (TESTS=tests/operator for some)
+test: ## every test: without a cluster, on a control plane, on real nodes (TESTS=tests/unit/core for some)
 	@.ci/install operator,trainer,cluster,dev
 ifdef TESTS
 	@$(PY) -m pytest $(TESTS)
 else
-	@$(PY) -m pytest --ignore=tests/controlplane --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	@$(PY) -m pytest --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile
 	@$(PY) -m e2e
 endif
 
@@ -25,16 +25,16 @@ check: ## style, types, layers, generated files
 	@PYTHONPATH=operator:trainer .venv/bin/lint-imports --no-cache
 	@$(PY) -m finetune_operator.crd.generate --check
 
-cluster: cluster-deps ## a Kubernetes cluster on this machine; docs/cluster.md tells what can be done with it
-	@$(PY) -m e2e.cluster up $(UP)
+cluster: cluster-deps ## a Kubernetes cluster on this machine; testcluster/README.md tells what can be done with it
+	@$(PY) -m testcluster up $(UP)
 
 cluster-deps: ## what a cluster and image builds need: Debian packages, Go, the programs
 	@.ci/install cluster
-	@$(PY) -m e2e.cluster.deps
+	@$(PY) -m testcluster.deps
 
 images: ## finetune-operator:dev and finetune-trainer:dev, with docker or buildah
 	@.ci/install cluster
-	@$(PY) -m e2e.images
+	@$(PY) -m testcluster.images
 
 crds: ## write crds/ anew from the models
 	@.ci/install operator,dev

@@ -49,7 +49,7 @@ sys.path.insert(0, str(ROOT / "trainer"))
 from finetune_trainer.contract import Environment, TrainConfig  # noqa: E402
 from finetune_trainer.data.packing import Document, PackedRows, PackedWriter  # noqa: E402
 from finetune_trainer.models.loading import dtype_of, load_base  # noqa: E402
-from finetune_trainer.runtime import artifacts
+from finetune_trainer.runtime import artifacts  # noqa: E402
 from finetune_trainer.runtime.progress import ProgressReporter  # noqa: E402
 from finetune_trainer.runtime.stage_folder import Context  # noqa: E402
 from finetune_trainer.stages import train  # noqa: E402

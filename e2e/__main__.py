@@ -8,12 +8,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from e2e.cluster import deps
-from e2e.cluster.problems import NotReady, Refused
-from e2e.images import build
+from testcluster import deps
+from testcluster.errors import NotReady, Refused
+from testcluster.images import build
 
-LAYERS = ("tests/controlplane", "e2e")
-ALONE = "e2e/test_clusters_leave_nothing.py"
+LAYERS = ("tests/integration", "testcluster/tests/e2e", "e2e")
+ALONE = "testcluster/tests/e2e/test_cleanup.py"
 """It counts all that is on the machine: nobody else may make clusters meanwhile."""
 LANES = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "-v")
 """The others mostly wait, so two go on side by side, each with a cluster of its own; a file stays in one lane."""

@@ -3,18 +3,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e import fixtures
-from e2e.cluster import providers
-from e2e.cluster.provider import Provider
-from e2e.laptop import laptop  # noqa: F401  a fixture
-from e2e.world import World, namespace
+from e2e.reference_run import laptop  # noqa: F401  a fixture
+from testcluster import fixtures, providers
+from testcluster.kube_namespace import World, namespace
+from testcluster.provider import Provider
 
 # The order of the files: those that make or want nodes of their own before each lane has its own, then the longest.
 ORDER = (
     "test_nodes",
-    "test_refusals",
+    "test_invalid_input",
     "test_evictions",
-    "test_what_holds_it_up",
+    "test_blocked_stages",
     "test_lifecycle",
     "test_quick_start",
     "test_readme",

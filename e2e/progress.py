@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from e2e.cluster.problems import NotReady
-from e2e.world import World, until
+from testcluster.errors import NotReady
+from testcluster.kube_namespace import World, until
 
 PORT = 8080
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from e2e.world import World, pod
+from testcluster.kube_namespace import World, pod
 
 LOOK = """
 import json, os, pathlib, shutil, sys

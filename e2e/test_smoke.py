@@ -2,11 +2,11 @@
 
 import pytest
 
-from e2e.cluster.problems import NotReady
-from e2e.cluster.provider import Provider
-from e2e.cluster.storage import STRICT
-from e2e.images import oci, packing
-from e2e.world import World, namespace, pod, until
+from testcluster.errors import NotReady
+from testcluster.images import oci, packing
+from testcluster.kube_namespace import World, namespace, pod, until
+from testcluster.provider import Provider
+from testcluster.volume_provisioner import STRICT
 
 ASK_THE_API = """
 from kubernetes import client, config

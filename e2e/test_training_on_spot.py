@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster.provider import Provider
-from e2e.cluster.reclaim import reclaim
-from e2e.laptop import Laptop, material_for, send
 from e2e.progress import PORT, reached
-from e2e.world import World, job, namespace, pod, until, watching
+from e2e.reference_run import Laptop, material_for, send
+from testcluster.kube_namespace import World, job, namespace, pod, until, watching
+from testcluster.provider import Provider
+from testcluster.reclaim import reclaim
 
 EVERY = 20
 """Steps between checkpoints, as the demo's manifest has it."""

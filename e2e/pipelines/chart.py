@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import binaries
-from e2e.cluster.commands import answer
-from e2e.cluster.kube import Kube
-from e2e.world import RESTRICTED, World
+from testcluster import binaries
+from testcluster.commands import answer
+from testcluster.kube import Kube
+from testcluster.kube_namespace import RESTRICTED, World
 
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 NAMESPACE = "finetune-system"

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster.provider import Provider
 from e2e.pipelines.chart import Operator
+from testcluster.provider import Provider
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e import fixtures
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.story import Story, pipeline
-from e2e.world import Object, World, namespace, until
+from e2e.pipelines.driver import Story, pipeline
+from testcluster import fixtures
+from testcluster.kube_namespace import Object, World, namespace, until
 
 LONG = {"train": 200}
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from e2e.pipelines.story import SCRIPT, Story, pipeline
-from e2e.world import World, until
+from e2e.pipelines.driver import SCRIPT, Story, pipeline
+from testcluster.kube_namespace import World, until
 
 pytestmark = pytest.mark.usefixtures("operator")
 ROOT = Path(__file__).parents[2]

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
-from e2e.cluster.nodes import NAME
-from e2e.cluster.provider import Provider
-from e2e.cluster.reclaim import reclaim
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.story import Story, pipeline
-from e2e.world import World
+from e2e.pipelines.driver import Story, pipeline
+from testcluster.kube_namespace import World
+from testcluster.nodes import NAME
+from testcluster.provider import Provider
+from testcluster.reclaim import reclaim
 
 SPOT = {"placement": {"capacity": "spot", "nodeSelector": {"finetune.dev/capacity": "spot"}}}
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from e2e.cluster.provider import Provider
-from e2e.cluster.reclaim import reclaim
-from e2e.laptop import MANIFEST, Laptop, material_for
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.story import Object, Story
+from e2e.pipelines.driver import Object, Story
 from e2e.pipelines.test_evictions import SPOT, node_of
 from e2e.progress import reached
-from e2e.world import World
+from e2e.reference_run import MANIFEST, Laptop, material_for
+from testcluster.kube_namespace import World
+from testcluster.provider import Provider
+from testcluster.reclaim import reclaim
 
 EVERY = yaml.safe_load(MANIFEST.read_text())["spec"]["train"]["checkpoint"]["everySteps"]
 

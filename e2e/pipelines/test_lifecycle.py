@@ -2,8 +2,8 @@
 
 import pytest
 
-from e2e.pipelines.story import Story, pipeline
-from e2e.world import World, until
+from e2e.pipelines.driver import Story, pipeline
+from testcluster.kube_namespace import World, until
 
 pytestmark = pytest.mark.usefixtures("operator")
 

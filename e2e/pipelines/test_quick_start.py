@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from e2e.cluster.provider import Provider
-from e2e.laptop import MANIFEST, Laptop, material_for
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.story import Object, Story
+from e2e.pipelines.driver import Object, Story
 from e2e.pipelines.test_evictions import evict
-from e2e.world import namespace, pod, until
+from e2e.reference_run import MANIFEST, Laptop, material_for
+from testcluster.kube_namespace import namespace, pod, until
+from testcluster.provider import Provider
 
 PROMPT = yaml.safe_load(MANIFEST.read_text())["spec"]["deploy"]["prompt"]
 WEIGHTS = "published/docstrings/model.safetensors"

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from e2e.cluster.kube import Kube
-from e2e.cluster.provider import Provider
-from e2e.laptop import DEMO, MANIFEST, ROOT
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.story import Story
-from e2e.world import World
+from e2e.pipelines.driver import Story
+from e2e.reference_run import DEMO, MANIFEST, ROOT
+from testcluster.kube import Kube
+from testcluster.kube_namespace import World
+from testcluster.provider import Provider
 
 MATERIAL = DEMO / "material.yaml"
 BY_HAND = ("make ", "helm ", "kubectl get ftp --watch")

@@ -3,9 +3,9 @@
 import time
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.story import ORDER, Story, pipeline
+from e2e.pipelines.driver import ORDER, Story, pipeline
 from e2e.pipelines.test_evictions import evict
-from e2e.world import World, until
+from testcluster.kube_namespace import World, until
 
 
 def test_the_leader_is_lost_in_every_stage(operator: Operator, world: World):

@@ -1,0 +1,63 @@
+"""A base image where the public one cannot be pulled: Debian with Python, made by debootstrap."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from testcluster.errors import Refused
+from testcluster.images.engines import Engine
+from testcluster.state import cache
+
+SUITE = "bookworm"
+PACKAGES = "ca-certificates,python3,python3-venv"
+NAME = f"localhost/finetune-base:{SUITE}"
+
+
+def provide(engine: Engine, say: Callable[[str], None]) -> str:
+    """Make it unless the engine has it, and give its name. Raises Refused when it cannot be made."""
+    if engine.identity(NAME):
+        return NAME
+    if os.geteuid() != 0 or not shutil.which("debootstrap"):
+        raise Refused(
+            "the public base image cannot be pulled, and there is no debootstrap (as root) to make one; "
+            "`make cluster-deps` installs it, or name a base by --base"
+        )
+    say(f"the public base image cannot be pulled: making {NAME} by debootstrap (about a minute)")
+    cache().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache(), prefix=".base-") as scratch:
+        root = Path(scratch) / "root"
+        _run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root)])
+        _slim(root)
+        archive = Path(scratch) / "root.tar"
+        _run(["tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(archive), "."])
+        dockerfile = Path(scratch) / "Dockerfile"
+        dockerfile.write_text("FROM scratch\nADD root.tar /\n")
+        if engine.name == "docker":
+            _run(["docker", "build", "--tag", NAME, scratch])
+        else:
+            _run(["buildah", "build", "--isolation=chroot", "--tag", NAME, scratch])
+    return NAME
+
+
+def _slim(root: Path) -> None:
+    """Leave out what an image never reads; alias python, as the public image has it."""
+    for folder in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+        shutil.rmtree(root / folder, ignore_errors=True)
+    for log in (root / "var/log").rglob("*"):
+        if log.is_file():
+            log.unlink()
+    # Where packages are fetched from is the builder's business.
+    (root / "etc/apt/sources.list").write_text("")
+    (root / "etc/resolv.conf").write_text("")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip())[-800:]
+        raise Refused(f"{command[0]} failed: {said}")

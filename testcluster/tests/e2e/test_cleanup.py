@@ -1,0 +1,185 @@
+"""Clusters come and go, also by kill -9, and leave nothing: counted before and after."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from testcluster import binaries, fixtures, providers, state
+from testcluster.kube_namespace import until
+from testcluster.linux_namespaces import cgroups
+from testcluster.linux_namespaces.provider import NEEDED, Bare
+from testcluster.nodes import parse
+from testcluster.provider import Wish
+
+ROOT = Path(__file__).parents[3]
+ROUNDS, KILLS = 20, 10
+WATCHED = (
+    "/etc",
+    "/etc/cni",
+    "/opt",
+    "/opt/cni",
+    "/run",
+    "/run/netns",
+    "/tmp",
+    "/var/lib",
+    "/var/log",
+    "/var/run",
+    "/mnt",
+)
+
+pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="counts what the provider without Docker makes")
+
+
+def census() -> dict[str, Counter[str]]:
+    """Count everything that a cluster is made of."""
+    processes = list(Path("/proc").glob("[0-9]*"))
+    return {
+        "processes": Counter(words for words in map(_words, processes) if str(state.clusters()) in words),
+        "mounts": Counter(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+        "links": Counter(entry.name for entry in Path("/sys/class/net").iterdir()),
+        "network namespaces": Counter(set(map(_namespace, processes)) - {""}),
+        "routes": Counter(_lines("ip", "route", "show", "table", "all")),
+        "rules": Counter(_lines("nft", "list", "ruleset")),
+        "cgroups": Counter(str(at / name) for at in cgroups.hierarchies() for name in cgroups.like("finetune.")),
+        "clusters": Counter(path.name for path in state.clusters().glob("*")),
+        "settings": Counter(f"{name}={Path('/proc/sys', name).read_text()}" for name in SETTINGS),
+        "files": Counter(str(entry) for folder in map(Path, WATCHED) if folder.is_dir() for entry in folder.iterdir()),
+    }
+
+
+def left(before: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
+    """Tell what is there now and was not; another cluster's pods may have gone meanwhile."""
+    after = census()
+    return {key: more for key in before if (more := after[key] - before[key])}
+
+
+SETTINGS = (
+    "net/ipv4/ip_forward",
+    "vm/overcommit_memory",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+)
+
+
+def _words(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _namespace(process: Path) -> str:
+    try:
+        return str((process / "ns" / "net").readlink())
+    except OSError:
+        return ""
+
+
+def _lines(*command: str) -> list[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs() -> None:
+    binaries.provide(NEEDED)
+    fixtures.sweep()
+
+
+@pytest.fixture
+def nothing_stays():
+    before = census()
+    yield
+    end = time.monotonic() + 20
+    # The kernel takes a network namespace apart a moment after its last process.
+    while left(before) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left(before) == {}
+
+
+def test_a_cluster_comes_and_goes_many_times(nothing_stays):
+    took = []
+    for turn in range(ROUNDS):
+        cluster = Bare(fixtures.named(f"turn{turn}"))
+        begun = time.monotonic()
+        cluster.up(Wish(parse("ondemand,spot")))
+        took.append(time.monotonic() - begun)
+        cluster.down()
+    print(f"Ready after {min(took):.1f}-{max(took):.1f} s, median {sorted(took)[len(took) // 2]:.1f} s")
+
+
+def test_three_clusters_at_once_do_not_meet(nothing_stays):
+    clusters = [Bare(fixtures.named(name)) for name in ("one", "two", "three")]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda cluster: cluster.up(Wish(parse("ondemand"))), clusters))
+    assert len({cluster.registry for cluster in clusters}) == 3
+    for cluster in clusters:
+        cluster.kube.run("create", "namespace", cluster.name)
+    clusters[0].down()
+    for cluster in clusters[1:]:
+        seen = {one["metadata"]["name"] for one in cluster.kube.json("get", "namespaces")["items"]}
+        assert {name for name in seen if name.startswith("t")} == {cluster.name}
+        cluster.down()
+
+
+def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
+    moments = random.Random(4)
+    for turn in range(KILLS):
+        name = fixtures.named(f"killed{turn}")
+        up = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "testcluster",
+                "--name",
+                name,
+                "--provider",
+                "bare",
+                "up",
+                "--nodes",
+                "ondemand,spot",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(moments.uniform(0.4, 4.5))
+        up.send_signal(signal.SIGKILL)
+        up.wait()
+        for cluster in providers.existing(name):
+            cluster.down()
+        assert not providers.existing(name)
+
+
+@pytest.mark.parametrize("asks", ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"])
+def test_what_up_had_asked_for_when_it_was_killed_goes_with_the_cluster(nothing_stays, asks):
+    cluster = Bare(fixtures.named("asks"))
+    waits = [sys.executable, "-c", "import time; time.sleep(60)"]
+    orphan = subprocess.Popen([*waits, *asks.format(cluster.folder).split()], start_new_session=True)
+    neighbour = subprocess.Popen([*waits, *asks.format(f"{cluster.folder}-2").split()], start_new_session=True)
+    until(lambda: str(cluster.folder) in _words(Path(f"/proc/{orphan.pid}")), 10)
+    cluster.down()
+    assert orphan.wait(10) == -signal.SIGKILL
+    assert neighbour.poll() is None
+    neighbour.kill()
+    neighbour.wait()
+
+
+def test_ctrl_c_during_up_undoes_what_was_begun(nothing_stays):
+    name = fixtures.named("stopped")
+    command = [sys.executable, "-m", "testcluster", "--name", name, "--provider", "bare", "up"]
+    up = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    until((state.folder_of(name) / "kubeconfig").exists, 30)
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 130
+    assert not providers.existing(name)

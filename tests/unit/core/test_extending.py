@@ -1,0 +1,137 @@
+"""Adding a stage is a file and a line that names it; adding a placement is a function and a line."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.scenario import ORDER
+
+ROOT = Path(__file__).parents[3]
+OPERATOR = ROOT / "operator" / "finetune_operator"
+MAY_NAME_STAGES = {OPERATOR / "api" / "spec.py", *(OPERATOR / "api" / "stages").glob("*.py")}
+
+NEW_STAGE = '''
+"""Ask the adapter what it must never answer."""
+
+from typing import ClassVar, Literal
+
+from finetune_operator.api.stages.base import Request, StageSpec
+from finetune_trainer.contract import StageConfig
+
+
+class SafetyConfig(StageConfig):
+    stage: Literal["safety"] = "safety"
+    train: str
+    questions: int
+
+
+class Safety(StageSpec):
+    """Asks what must never be answered."""
+
+    name: ClassVar[str] = "safety"
+    condition: ClassVar[str] = "Safeguarded"
+    needs: ClassVar[tuple[str, ...]] = ("train",)
+    pool: ClassVar[str] = "eval"
+
+    questions: int = 5
+    """How many."""
+
+    def config(self, request: Request) -> SafetyConfig:
+        return SafetyConfig(identity="", train=request.identities["train"], questions=self.questions)
+'''
+
+NEW_PLACEMENT = '''
+from finetune_operator.placement.base import NodeClass, PodPlacement, Wish, placed
+
+
+def reserved(wish: Wish) -> PodPlacement:
+    """Place on nodes that were paid for long ago."""
+    return placed("reserved", wish, NodeClass(node_selector={"reserved": "true"}))
+'''
+
+STORY = """
+from support.scenario import RESULTS, World, a_pipeline
+
+from finetune_operator.crd.generate import text
+
+RESULTS["safety"] = {**RESULTS["evaluate"], "stage": "evaluate"}
+world = World(a_pipeline(safety={"placement": {"capacity": "reserved"}})).run_before("safety")
+world.lose_node(world.start("safety"))
+world.settle().finish()
+print(*sorted(world.created))
+print(world.status.phase, *world.condition("Safeguarded"))
+print(world.cluster.jobs[world.attempt("safety").job].template.placement.node_selector)
+world.edit(safety={"questions": 9}).finish()
+print(world.created[-1])
+crd = text()
+print("questions" in crd, "reserved" in crd)
+"""
+
+
+@pytest.fixture
+def extended(tmp_path) -> Path:
+    """A copy of the operator with a stage and a placement more."""
+    package = tmp_path / "finetune_operator"
+    shutil.copytree(OPERATOR, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "api" / "stages" / "safety.py").write_text(NEW_STAGE)
+    add(
+        package / "api" / "spec.py",
+        after="from finetune_operator.api.stages.push import Push\n",
+        line="from finetune_operator.api.stages.safety import Safety\n",
+    )
+    add(
+        package / "api" / "spec.py",
+        after='    """Measures the adapter. Absent: nothing is measured, and there is no gate."""\n',
+        line="    safety: Safety | None = None\n",
+    )
+    (package / "placement" / "reserved.py").write_text(NEW_PLACEMENT)
+    add(
+        package / "placement" / "__init__.py",
+        after="from finetune_operator.placement.on_demand import on_demand\n",
+        line="from finetune_operator.placement.reserved import reserved\n",
+    )
+    add(package / "placement" / "__init__.py", after='    "spot": spot,\n', line='    "reserved": reserved,\n')
+    return tmp_path
+
+
+def add(path: Path, *, after: str, line: str) -> None:
+    text = path.read_text()
+    assert text.count(after) == 1, f"{path} reads otherwise now"
+    path.write_text(text.replace(after, after + line))
+
+
+def test_a_new_stage_and_a_new_placement_need_nothing_else(extended):
+    paths = (extended, ROOT / "trainer", ROOT / "tests")
+    story = subprocess.run(
+        [sys.executable, "-c", STORY],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert story.stderr == ""
+    assert story.stdout.splitlines() == [
+        "deploy-a1 evaluate-a1 prepare-a1 push-a1 safety-a1 safety-a2 train-a1",
+        "Succeeded True StageSucceeded",
+        "{'reserved': 'true'}",
+        "safety-a3",
+        "True True",
+    ]
+
+
+def names_of_stages(tree: ast.AST) -> list[str]:
+    """Name the stages that code speaks of, as text or as an attribute."""
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    attributes = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return [name for name in (*texts, *attributes) if name in ORDER]
+
+
+def test_no_stage_is_named_outside_its_own_file_and_the_spec():
+    named = {path: names_of_stages(ast.parse(path.read_text())) for path in OPERATOR.rglob("*.py")}
+    assert {path: names for path, names in named.items() if names and path not in MAY_NAME_STAGES} == {}
+    assert names_of_stages(ast.parse("x = spec.train"))
+    assert names_of_stages(ast.parse("views['push']"))

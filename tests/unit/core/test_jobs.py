@@ -1,0 +1,152 @@
+"""The Job of an attempt: its name, its labels, what its process is told."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from support.scenario import ORDER, UID, World, a_pipeline
+
+from finetune_operator.core.labels import ATTEMPT, IDENTITY, PIPELINE, STAGE
+from finetune_operator.core.metadata import job_name
+from finetune_operator.core.settings import Settings
+from finetune_operator.placement.base import Preset
+from finetune_trainer.contract import parse_config
+from finetune_trainer.contract.environment import CONFIG
+
+JOB_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,5}", fullmatch=True)
+
+
+def templates(world: World):
+    return {job.template.stage: job.template for job in world.finish().cluster.jobs.values()}
+
+
+@given(names, st.integers(1, 10**6), st.sampled_from(ORDER))
+def test_names_fit_whatever_the_pipeline_is_called(pipeline, attempt, stage):
+    name = job_name(pipeline, UID, stage, attempt)
+    assert len(name) <= 63
+    assert JOB_NAME.fullmatch(name)
+
+
+def test_names_of_long_pipelines_differ():
+    long = [f"{'a' * 200}.{n}.{'b' * 40}" for n in range(50)]
+    found = {job_name(name, UID, stage, n) for name in long for stage in ORDER for n in (1, 2, 11)}
+    assert len(found) == 50 * len(ORDER) * 3
+
+
+def test_a_short_pipelines_name_is_told_whole():
+    assert job_name("demo", UID, "train", 3) == "demo-0f1e2d3c-train-a3"
+
+
+def test_a_pipeline_with_the_longest_name_runs():
+    world = World(name=f"{'a.' * 126}b").finish()
+    assert world.status.phase == "Succeeded"
+    for name, job in world.cluster.jobs.items():
+        assert len(name) <= 63
+        assert LABEL_VALUE.fullmatch(job.template.labels[PIPELINE])
+        assert all(len(value) <= 63 for value in job.template.labels.values())
+
+
+def test_labels_say_what_a_job_is():
+    train = templates(World())["train"]
+    assert (train.labels[STAGE], train.labels[ATTEMPT], train.labels[IDENTITY]) == ("train", "1", train.identity)
+
+
+@pytest.mark.parametrize(
+    "spec", [a_pipeline(), a_pipeline(evaluate=None, deploy=None)], ids=["all", "without evaluate"]
+)
+def test_every_process_can_read_what_it_is_told(spec):
+    for stage, template in templates(World(spec)).items():
+        config = parse_config(template.env[CONFIG])
+        assert (config.stage, config.identity) == (stage, template.identity)
+        assert template.command[-3:] == ("-m", "finetune_trainer", stage)
+
+
+def test_the_same_pipeline_makes_the_same_jobs():
+    assert templates(World()) == templates(World())
+
+
+def test_a_process_is_told_uris_and_never_where_they_are_mounted():
+    spec = a_pipeline(dataset={"uri": "pvc://data/train.jsonl"}, workspace={"existingClaim": "scratch"})
+    found = templates(World(spec))
+    assert all("scratch" not in str(template.env) for template in found.values())
+    assert found["prepare"].claims == ("data",)
+    assert found["train"].claims == ()
+    assert found["push"].claims == ("data", "models")
+
+
+@pytest.mark.parametrize("prompt", ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"])
+def test_a_text_that_only_begins_like_a_uri_names_no_claim(prompt):
+    assert templates(World(a_pipeline(deploy={"prompt": prompt})))["deploy"].claims == ("models",)
+
+
+def test_identities_are_the_same_in_every_pipeline_that_asks_for_the_same():
+    one, other = World(), World(name="other")
+    assert {s: t.identity for s, t in templates(one).items()} == {s: t.identity for s, t in templates(other).items()}
+
+
+def test_an_own_program_takes_the_trainers_place_and_determines_the_result():
+    own = World(a_pipeline(train={"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}))
+    train, ours = templates(own)["train"], templates(World())["train"]
+    assert (train.image, train.command) == ("mine:1", ("/run", "--fast", "x"))
+    assert train.identity != ours.identity
+    newer = templates(World(a_pipeline(train={"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]})))
+    assert newer["train"].identity != train.identity
+
+
+@pytest.mark.parametrize("stage", ["prepare", "train", "evaluate", "push"])
+def test_arguments_without_a_command_are_refused_before_anything_runs(stage):
+    with pytest.raises(ValidationError, match=r"args: are the arguments of a command, and there is none"):
+        a_pipeline(**{stage: {"args": ["--fast"]}})
+
+
+def test_arguments_for_a_clusters_server_do_not_reach_the_trainer_that_serves_on_a_laptop():
+    world = World(a_pipeline(deploy={"args": ["--fast"]}))
+    deploy = templates(world)["deploy"]
+    assert deploy.args == ("--fast",)
+    assert "--fast" not in deploy.command
+
+
+def test_another_image_of_the_trainer_does_not_determine_the_result():
+    found = templates(World(a_pipeline(train={"image": "trainer:2"}), settings=Settings(trainer_image="trainer:1")))
+    assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer:1")
+    assert found["train"].identity == templates(World())["train"].identity
+
+
+def test_the_users_variables_reach_the_process_and_cannot_replace_its_config():
+    train = templates(World(a_pipeline(train={"env": {"A": "1"}})))["train"]
+    assert train.env["A"] == "1"
+    assert parse_config(train.env[CONFIG]).identity == train.identity
+    with pytest.raises(ValidationError, match=r"env: names that begin with FINETUNE_ are the stage contract's own"):
+        a_pipeline(train={"env": {CONFIG: "{}"}})
+
+
+def test_capacity_decides_where_a_pod_may_run():
+    wish = {"placement": {"capacity": "spot"}, "resources": {"gpu": {"count": 2}}}
+    spot = templates(World(a_pipeline(train=wish)))["train"].placement
+    assert (spot.capacity, spot.node_selector) == ("spot", {})
+    assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}
+    plain = templates(World())["train"].placement
+    assert (plain.capacity, plain.tolerations) == ("on-demand", ())
+
+
+def test_whoever_runs_the_operator_says_what_capacity_and_pools_mean():
+    preset = Preset.model_validate(
+        {
+            "pools": {"training": {"nodeSelector": {"workload": "training"}}},
+            "spot": {"nodeSelector": {"lifecycle": "spot"}, "tolerations": [{"key": "cheap", "operator": "Exists"}]},
+        }
+    )
+    settings = Settings(preset=preset)
+    asked = {"train": {"placement": {"capacity": "spot"}}}
+    spot = templates(World(a_pipeline(**asked), settings=settings))["train"].placement
+    assert spot.node_selector == {"workload": "training", "lifecycle": "spot"}
+    assert [toleration.key for toleration in spot.tolerations] == ["cheap"]
+    asked["train"]["placement"]["nodeSelector"] = {"mine": "yes"}
+    chosen = templates(World(a_pipeline(**asked), settings=settings))["train"].placement
+    assert chosen.node_selector == {"mine": "yes", "lifecycle": "spot"}
+    assert templates(World(a_pipeline(**asked), settings=settings))["prepare"].placement.node_selector == {}

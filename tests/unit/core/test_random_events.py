@@ -1,0 +1,221 @@
+"""Anything may happen in any order, also the operator's death between any two lines."""
+
+import contextlib
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pydantic import ValidationError
+from support.scenario import ORDER, RESULTS, World, a_pipeline, a_result, kstatus, merged, scores
+
+from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
+from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.status import Outcome, PipelineStatus
+from finetune_operator.errors import ClusterError
+
+DEPLOY = {"deploy": {}, "push": {"target": "pvc://models/demo"}, "evaluate": {"tasks": {"exam": {}}}}
+GATE = {"task": "exam", "threshold": 0.6}
+
+EDITS = (
+    {"suspend": True},
+    {"suspend": False},
+    {"seed": 1},
+    {"seed": 0},
+    {"train": {"lora": {"rank": 4}}},
+    {"train": {"lora": {"rank": 8}}},
+    {"train": {"resources": {"memory": "64Gi"}}},
+    {"train": {"resources": {"memory": "32Gi"}}},
+    {"train": {"timeoutSeconds": 50}},
+    {"train": {"timeoutSeconds": None}},
+    {"train": {"retries": {"failures": 0, "interruptions": 0}}},
+    {"train": {"retries": {"failures": 9, "interruptions": 9}}},
+    {"evaluate": {"gate": {**GATE, "threshold": 0.9}}},
+    {"evaluate": {"gate": {**GATE, "metric": "f1"}}},
+    {"evaluate": {"gate": {**GATE, "metric": "acc", "standardErrors": 2}}},
+    {"push": {"when": "GatePassed"}},
+    {"push": {"when": "Always"}, "deploy": {"when": "Always"}},
+    {"push": None, "deploy": None},
+    {"evaluate": None, "push": None, "deploy": None},
+    {**DEPLOY, "deploy": {"when": "Always"}},
+    {"activeDeadlineSeconds": 200},
+    {"activeDeadlineSeconds": None},
+)
+
+
+class Killed(BaseException):
+    """The operator's process is gone."""
+
+
+class Anything(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        retries = {"retries": {"failures": 2, "interruptions": 3}}
+        self.world = World(a_pipeline(prepare=retries, train=retries))
+        self.cluster = self.world.cluster
+        self.ended: dict[str, dict] = {}
+
+    @property
+    def live(self) -> list[str]:
+        return [name for name, job in self.cluster.jobs.items() if job.live]
+
+    @rule(moment=st.integers(0, 14), error=st.sampled_from([Killed, ClusterError]))
+    def look(self, moment: int, error: type[BaseException]) -> None:
+        left = [moment]
+
+        def trouble(name: str) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise error(name)
+
+        self.cluster.fault = trouble
+        with contextlib.suppress(Killed, ClusterError):
+            self.world.look()
+        self.cluster.fault = lambda _moment: None
+
+    @rule()
+    def look_undisturbed(self) -> None:
+        self.world.look()
+
+    @rule(seconds=st.sampled_from([0, 1, 9, 45, 700, 100_000]))
+    def time_goes_by(self, seconds: int) -> None:
+        self.world.after(seconds)
+
+    @rule(changes=st.sampled_from(EDITS))
+    def somebody_edits(self, changes: dict) -> None:
+        data = self.world.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        with contextlib.suppress(ValidationError):  # the API server would refuse it
+            self.world.spec = PipelineSpec.model_validate(merged(data, changes))
+        self.cluster.edit(self.world.key, self.world.spec)
+
+    @rule(
+        verb=st.sampled_from([CANCEL_ANNOTATION, RETRY_ANNOTATION, RETRY_ANNOTATION]),
+        token=st.sampled_from(["", *"123"]),
+    )
+    def somebody_annotates(self, verb: str, token: str) -> None:
+        self.cluster.annotate(self.world.key, verb, token)
+
+    @rule(digest=st.sampled_from(["sha256:1", "sha256:2"]))
+    def the_data_changes(self, digest: str) -> None:
+        self.cluster.contents["hf://org/data/train.jsonl"] = digest
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.randoms(use_true_random=False), step=st.integers(0, 100), saved=st.integers(0, 100))
+    def a_process_starts_and_goes_on(self, pick, step: int, saved: int) -> None:
+        name = pick.choice(self.live)
+        if self.cluster.jobs[name].seen.started_at is None:
+            self.cluster.start(name)
+        self.cluster.progress(name, step=saved + step, start_step=pick.choice([None, saved]), step_seconds=0.5)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.randoms(use_true_random=False), score=st.sampled_from([0.5, 0.6, 0.95, float("nan")]))
+    def a_process_succeeds(self, pick, score: float) -> None:
+        name = pick.choice(self.live)
+        template = self.cluster.jobs[name].template
+        said = scores(score, pick.choice([None, 0.01])) if template.stage == "evaluate" else RESULTS[template.stage]
+        self.cluster.complete(name, a_result(template.stage, template.identity, **said))
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.randoms(use_true_random=False), code=st.sampled_from([1, 64, 65, 66, 69, 70, 75, 77, 137, 143]))
+    def a_process_fails(self, pick, code: int) -> None:
+        self.cluster.fail(pick.choice(self.live), code, pick.choice(["", "x" * 4000]))
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.randoms(use_true_random=False), step=st.integers(0, 100))
+    def something_is_taken_away(self, pick, step: int) -> None:
+        name = pick.choice(self.live)
+        ways = (
+            lambda: self.cluster.evict(name, step=step, saved=step // 2),
+            lambda: self.cluster.evict(name, why=None),
+            lambda: self.world.lose_node(name, why="y" * 5000),
+            lambda: self.world.run_out_of_memory(name),
+            lambda: self.cluster.complete(name, None),
+            lambda: self.cluster.vanish(name),
+        )
+        pick.choice(ways)()
+
+    @precondition(lambda self: self.cluster.jobs)
+    @rule(pick=st.randoms(use_true_random=False))
+    def a_finished_job_is_tidied_away(self, pick) -> None:
+        over = [name for name in self.cluster.jobs if name not in self.live]
+        if over:
+            self.cluster.vanish(pick.choice(over))
+
+    @invariant()
+    def the_status_can_be_read_and_written_again(self) -> None:
+        text = self.cluster.pipelines[self.world.key].status
+        status = PipelineStatus.model_validate_json(text)
+        assert text == "{}" or status.model_dump_json(by_alias=True, exclude_none=True) == text
+
+    @invariant()
+    def what_is_done_is_not_done_again(self) -> None:
+        for name, stage in self.world.status.stages.items():
+            last = stage.last_attempt
+            running = last and last.outcome is Outcome.RUNNING and last.identity == stage.identity
+            assert not (stage.result and running), f"{name} runs again although it has its result"
+
+    @invariant()
+    def what_has_ended_never_changes(self) -> None:
+        for stage in self.world.status.stages.values():
+            numbers = [attempt.number for attempt in stage.attempts]
+            assert numbers == sorted(set(numbers))
+            assert len(numbers) <= 10
+            for attempt in stage.attempts:
+                if attempt.outcome is not Outcome.RUNNING:
+                    known = attempt.model_dump(exclude={"lost_steps", "lost_seconds"})
+                    assert self.ended.setdefault(attempt.job, known) == known
+
+    @invariant()
+    def only_the_last_attempt_runs(self) -> None:
+        for stage in self.world.status.stages.values():
+            assert all(attempt.outcome is not Outcome.RUNNING for attempt in stage.attempts[:-1])
+
+    @invariant()
+    def counts_are_never_negative(self) -> None:
+        for stage in self.world.status.stages.values():
+            counts = (stage.failures_counted, stage.interruptions_counted, stage.lost_steps, stage.lost_seconds)
+            assert min(counts) >= 0
+            assert stage.active_seconds >= 0
+
+    @invariant()
+    def the_conditions_agree(self) -> None:
+        if not self.world.status.conditions:
+            return
+        world, status = self.world, self.world.status
+        kinds = [c.type for c in status.conditions]
+        assert len(kinds) == len(set(kinds))
+        assert {c.status for c in status.conditions if c.type in {"Reconciling", "Stalled"}} <= {"True"}
+        assert not {"Reconciling", "Stalled"} <= set(kinds)
+        ready, finished = world.condition("Ready"), world.condition("Finished")
+        assert ready
+        assert finished
+        assert ready[0] != "True" or finished[0] == "True"
+        assert (finished[0] == "True") is (status.finished_at is not None)
+        assert {c.observed_generation for c in status.conditions} == {status.observed_generation}
+        assert status.phase in {"Pending", "Running", "Suspended", "Succeeded", "Failed", "Cancelled", "BelowThreshold"}
+
+    def teardown(self) -> None:
+        """From wherever it is, a pipeline comes to an end when nothing happens to it any more."""
+        world = self.world
+        world.settle()
+        for _ in range(60):
+            world.finish()
+            if world.next_look is None:
+                break
+            world.after(world.next_look.total_seconds())
+        before = world.told
+        world.after(1e7).look()
+        assert world.told == before, "it was not at rest"
+        self.the_conditions_agree()
+        finished = world.condition("Finished")
+        assert finished
+        assert finished[0] == "True" or world.status.phase == "Suspended"
+        if finished[0] == "True":
+            expected = {"Succeeded": "Current", "BelowThreshold": "InProgress"}.get(world.status.phase, "Failed")
+            assert kstatus(world.generation, world.status) == expected
+        if world.status.phase == "Succeeded":
+            assert set(world.states.values()) <= {"Succeeded", "Skipped"}
+        assert set(world.states) == set(ORDER)
+
+
+TestAnything = Anything.TestCase
+TestAnything.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
