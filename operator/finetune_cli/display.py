@@ -15,7 +15,8 @@ from rich.text import Text
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, GateStatus, Outcome, PipelineStatus, StageState, StageStatus
-from finetune_operator.core.report import Event, percent
+from finetune_operator.core.events import Event
+from finetune_operator.core.report import percent
 from finetune_trainer.contract import Progress
 
 MARKS: dict[StageState, tuple[str, str]] = {

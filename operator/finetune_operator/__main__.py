@@ -8,10 +8,10 @@ import socket
 import sys
 from datetime import timedelta
 
+from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.controller.manager import Options, run
 from finetune_operator.core.settings import VLLM_IMAGE, Settings
 from finetune_operator.errors import ClusterError
-from finetune_operator.placement.base import Preset
 
 LOOK_SECONDS = 15.0
 """Between two looks at a pipeline with running work: how often its progress is asked for."""
@@ -51,7 +51,7 @@ def _options(arguments: list[str]) -> Options:
     parser.add_argument("--workers", type=int, default=10)
     chosen = parser.parse_args(arguments)
     settings = Settings(
-        preset=Preset.model_validate_json(chosen.placement),
+        placement_defaults=PlacementDefaults.model_validate_json(chosen.placement),
         trainer_image=chosen.trainer_image,
         engine_images={"vllm": chosen.vllm_image},
         grace=timedelta(seconds=chosen.grace_seconds),

@@ -13,11 +13,11 @@ from typing import Any
 
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
+from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.observation import JobSeen, JobState, Observed, Server
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
-from finetune_operator.core.report import Event
 from finetune_operator.errors import Conflict
 from finetune_trainer.contract import (
     AnyResult,

@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 
 from finetune_operator.cluster import Cluster
 from finetune_operator.core.assess import assess
+from finetune_operator.core.events import events
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.plan import plan_next
-from finetune_operator.core.report import events, report
+from finetune_operator.core.report import report
 from finetune_operator.core.settings import Settings
 
 

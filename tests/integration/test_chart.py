@@ -22,8 +22,8 @@ from support.charts import (
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
 from finetune_operator import __main__ as operator
+from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.crd import generate as crdgen
-from finetune_operator.placement.base import Preset
 from testcluster.errors import NotReady
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -208,7 +208,7 @@ def test_labels_and_annotations_of_the_user_are_beside_our_own():
 
 
 def test_without_a_word_from_the_user_the_chart_and_the_operator_mean_the_same_by_spot():
-    assert understood(rendered(CLUSTER_WIDE)).settings.preset == Preset()
+    assert understood(rendered(CLUSTER_WIDE)).settings.placement_defaults == PlacementDefaults()
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_without_a_word_from_the_user_the_chart_and_the_operator_mean_the_same_b
 )
 def test_placement_reaches_the_operator_unharmed(word):
     wish = {"onDemand": {"nodeSelector": {"kind": word}}, "spot": {"tolerations": [{"key": "cheap", "value": word}]}}
-    preset = understood(rendered({"placement": wish})).settings.preset
+    preset = understood(rendered({"placement": wish})).settings.placement_defaults
     assert preset.on_demand.node_selector == {"kind": word}
     assert preset.spot.tolerations[0].value == word
 

@@ -2,7 +2,7 @@
 
 from finetune_cli.cluster.session import Reach
 from finetune_operator.api.status import AttemptStatus
-from finetune_operator.core.labels import MANAGED_BY, MANAGER, SERVER
+from finetune_operator.core.metadata import MANAGED_BY, MANAGER, SERVER
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import JOB_NAME, Books
 from finetune_operator.kubernetes.translate.pod import Pod

@@ -12,8 +12,8 @@ from typing_extensions import override
 from finetune_cli.diagnostics import Refused
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome
+from finetune_operator.core.events import Event
 from finetune_operator.core.observation import JobState
-from finetune_operator.core.report import Event
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.cluster import POLL_SECONDS, ProcessCluster
 

@@ -16,10 +16,10 @@ from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, PipelineStatus, StageState
 from finetune_operator.core.assess import assess
+from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import claims_in
 from finetune_operator.core.observation import Observed
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.report import Event
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.cluster import Folders, ProcessCluster

@@ -17,7 +17,7 @@ from finetune_operator.api.group import GROUP, PLURAL, VERSION
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.signals import Signals
 from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.core.labels import MANAGED_BY, MANAGER
+from finetune_operator.core.metadata import MANAGED_BY, MANAGER
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths

@@ -12,15 +12,15 @@ from finetune_trainer.contract import AnyResult, ExitCode
 SIGNALLED = (137, 143)
 """What a shell says of a process that SIGKILL or SIGTERM ended."""
 
-PERMANENT: dict[int, Reason] = {
+PERMANENT_REASONS: dict[int, Reason] = {
     ExitCode.CONFIG: Reason.SPEC_INVALID,
     ExitCode.DATA: Reason.DATA_INVALID,
     ExitCode.NOT_FOUND: Reason.SOURCE_NOT_FOUND,
     ExitCode.CREDENTIALS: Reason.CREDENTIALS_REJECTED,
 }
-"""Exit codes that trying again cannot better."""
+"""The reason of each permanent exit code."""
 
-HOPELESS = frozenset({*PERMANENT.values(), Reason.OUT_OF_MEMORY})
+HOPELESS = frozenset({*PERMANENT_REASONS.values(), Reason.OUT_OF_MEMORY})
 """Reasons after which a stage is not started again by itself."""
 
 
@@ -94,7 +94,7 @@ def _said_it_was_interrupted(_attempt: AttemptStatus, job: JobSeen) -> Ending | 
 
 
 def _cannot_succeed(_attempt: AttemptStatus, job: JobSeen) -> Ending | None:
-    reason = PERMANENT.get(job.exit_code or 0)
+    reason = PERMANENT_REASONS.get(job.exit_code or 0)
     return Ending(Outcome.FAILED, reason, _last_words(job) or f"exit code {job.exit_code}") if reason else None
 
 

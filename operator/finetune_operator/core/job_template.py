@@ -6,11 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 from finetune_operator.api.stages.base import Resources, Serving, StageSpec
-from finetune_operator.core.labels import job_labels
-from finetune_operator.core.metadata import job_name
+from finetune_operator.core.metadata import job_labels, job_name
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.placement import PlacementRequest, PodPlacement, compose_placement
 from finetune_operator.core.settings import Settings
-from finetune_operator.placement import PLACEMENTS, PodPlacement, Wish
 from finetune_trainer.contract import StageConfig
 from finetune_trainer.contract import environment as names
 
@@ -80,14 +79,15 @@ def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: i
 
 def place(spec: StageSpec, settings: Settings) -> PodPlacement:
     """Ask the stage's capacity class where its pod may run."""
-    wish = Wish(
+    request = PlacementRequest(
+        capacity=spec.placement.capacity,
         pool=spec.pool,
         gpu=spec.resources.gpu is not None,
-        preset=settings.preset,
+        defaults=settings.placement_defaults,
         node_selector=spec.placement.node_selector,
         tolerations=spec.placement.tolerations,
     )
-    return PLACEMENTS[spec.placement.capacity](wish)
+    return compose_placement(request)
 
 
 def claims_in(config: StageConfig) -> tuple[str, ...]:

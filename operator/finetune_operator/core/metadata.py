@@ -1,6 +1,20 @@
-"""Names that follow from what they name, so that making a thing twice makes it once."""
+"""Names and labels of what the operator creates; both follow from the pipeline, so that creating twice creates once.
+
+Labels of the custom resource are never copied: Argo CD would take the copy for its own.
+"""
 
 import hashlib
+
+from finetune_operator.api.group import GROUP
+
+PIPELINE = f"{GROUP}/pipeline"
+STAGE = f"{GROUP}/stage"
+ATTEMPT = f"{GROUP}/attempt"
+IDENTITY = f"{GROUP}/identity"
+SERVER = f"{GROUP}/server"
+"""The attempt that started it: what a Service selects."""
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER = "finetune-operator"
 
 LONGEST = 63
 """Of what becomes a label or a pod's host name."""
@@ -37,3 +51,14 @@ def _shortened(name: str, room: int) -> str:
         return name
     hashed = hashlib.sha256(name.encode()).hexdigest()[:6]
     return f"{name[: room - 7].rstrip('-.')}-{hashed}"
+
+
+def job_labels(pipeline: str, stage: str, attempt: int, identity: str) -> dict[str, str]:
+    """Give the labels of one attempt; values are cut to the 63 characters that a label may have."""
+    return {
+        MANAGED_BY: MANAGER,
+        PIPELINE: pipeline[:63].rstrip("-."),
+        STAGE: stage,
+        ATTEMPT: str(attempt),
+        IDENTITY: identity,
+    }

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from finetune_operator.placement.base import Preset
+from finetune_operator.api.placement import PlacementDefaults
 
 VLLM_IMAGE = "vllm/vllm-openai:v0.11.0"
 
@@ -17,7 +17,7 @@ class Settings:
     """Used where a stage names no image."""
     engine_images: Mapping[str, str] = field(default_factory=lambda: {"vllm": VLLM_IMAGE})
     """Used where a server names no image and its engine is not in the trainer's."""
-    preset: Preset = field(default_factory=Preset)
+    placement_defaults: PlacementDefaults = field(default_factory=PlacementDefaults)
     """What spot, on-demand and a stage's pool mean on this cluster."""
     grace: timedelta = timedelta(seconds=30)
     """From SIGTERM to SIGKILL."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_operator.api.group import GROUP
-from finetune_operator.core.labels import SERVER
+from finetune_operator.core.metadata import SERVER
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
 from finetune_operator.kubernetes.translate.pod import Pod

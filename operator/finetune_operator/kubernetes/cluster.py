@@ -16,11 +16,11 @@ from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import Outcome, PipelineStatus, message
+from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.observation import JobSeen, Observed, Waiting
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
-from finetune_operator.core.report import Event
 from finetune_operator.errors import ClusterError, Conflict, Unusable
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import JOB_NAME, Books

@@ -7,8 +7,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
 from finetune_operator.core.history import left_running
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.labels import IDENTITY, SERVER, STAGE
-from finetune_operator.core.metadata import service_name
+from finetune_operator.core.metadata import IDENTITY, SERVER, STAGE, service_name
 from finetune_operator.core.observation import JobSeen, JobState, Server, Waiting
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError, Conflict
@@ -21,12 +20,12 @@ from finetune_operator.kubernetes.resources.server import deployment, launch_of,
 from finetune_operator.kubernetes.translate.api_errors import Refusal
 from finetune_operator.kubernetes.translate.diagnose import why
 from finetune_operator.kubernetes.translate.pod import Pod, time_of
-from finetune_trainer.contract import DeployResult, ExitCode, Failure, TerminationMessage
+from finetune_trainer.contract import DeployResult, Failure, TerminationMessage
+from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
 Object = dict[str, Any]
 FALLS = 3
 """A server that has ended so often before it answered is given up, and the attempt has failed."""
-LASTING_FAULTS = frozenset({ExitCode.CONFIG, ExitCode.DATA, ExitCode.NOT_FOUND})
 
 
 class Servers:
@@ -178,7 +177,7 @@ def _fallen(name: str, pod: Pod) -> JobSeen | None:
     """Tell a server that will never answer from one that has not yet."""
     ended = pod.fallen
     code, memory = ended.get("exitCode"), ended.get("reason") == "OOMKilled"
-    if not ended or not (memory or code in LASTING_FAULTS or pod.restarts >= FALLS):
+    if not ended or not (memory or code in PERMANENT_EXIT_CODES or pod.restarts >= FALLS):
         return None
     words = str(ended.get("message") or "").strip()[-1000:]
     said = TerminationMessage(failure=Failure(message=f"the server ended with code {code}: {words}".rstrip(": ")))

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from finetune_operator.api.status import Outcome, PipelineStatus
+from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.observation import JobSeen, Observed
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
-from finetune_operator.core.report import Event
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.digests import Contents
 from finetune_operator.local.job_folder import seen

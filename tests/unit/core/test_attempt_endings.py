@@ -4,7 +4,9 @@ import pytest
 from support.scenario import World, a_pipeline, a_result
 
 from finetune_operator.api.status import Outcome, StageState
+from finetune_operator.core.endings import PERMANENT_REASONS
 from finetune_operator.core.observation import JobState
+from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
 
 def ended(how) -> World:
@@ -133,3 +135,7 @@ def test_words_of_any_length_fit_into_the_status():
     queued = World().settle()
     queued.hold(queued.attempt("prepare").job, "z" * 30_000)
     assert len(queued.settle().stage("prepare").message) <= 4096
+
+
+def test_every_permanent_exit_code_has_a_reason():
+    assert set(PERMANENT_REASONS) == set(PERMANENT_EXIT_CODES)

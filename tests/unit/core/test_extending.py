@@ -1,4 +1,4 @@
-"""Adding a stage is a file and a line that names it; adding a placement is a function and a line."""
+"""Adding a stage is a file and a line that names it; adding a placement or an engine is a line."""
 
 import ast
 import os
@@ -12,6 +12,7 @@ from support.scenario import ORDER
 
 ROOT = Path(__file__).parents[3]
 OPERATOR = ROOT / "operator" / "finetune_operator"
+TRAINER = ROOT / "trainer" / "finetune_trainer"
 MAY_NAME_STAGES = {OPERATOR / "api" / "spec.py", *(OPERATOR / "api" / "stages").glob("*.py")}
 
 NEW_STAGE = '''
@@ -44,14 +45,9 @@ class Safety(StageSpec):
         return SafetyConfig(identity="", train=request.identities["train"], questions=self.questions)
 '''
 
-NEW_PLACEMENT = '''
-from finetune_operator.placement.base import NodeClass, PodPlacement, Wish, placed
+NEW_PLACEMENT = '    "reserved": lambda _: NodeClass(node_selector={"reserved": "true"}),\n'
 
-
-def reserved(wish: Wish) -> PodPlacement:
-    """Place on nodes that were paid for long ago."""
-    return placed("reserved", wish, NodeClass(node_selector={"reserved": "true"}))
-'''
+NEW_ENGINE = '    "llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
 
 STORY = """
 from support.scenario import RESULTS, World, a_pipeline
@@ -59,7 +55,8 @@ from support.scenario import RESULTS, World, a_pipeline
 from finetune_operator.crd.generate import text
 
 RESULTS["safety"] = {**RESULTS["evaluate"], "stage": "evaluate"}
-world = World(a_pipeline(safety={"placement": {"capacity": "reserved"}})).run_before("safety")
+pipeline = a_pipeline(deploy={"engine": "llamafile"}, safety={"placement": {"capacity": "reserved"}})
+world = World(pipeline).run_before("safety")
 world.lose_node(world.start("safety"))
 world.settle().finish()
 print(*sorted(world.created))
@@ -68,13 +65,16 @@ print(world.cluster.jobs[world.attempt("safety").job].template.placement.node_se
 world.edit(safety={"questions": 9}).finish()
 print(world.created[-1])
 crd = text()
-print("questions" in crd, "reserved" in crd)
+print("questions" in crd, "reserved" in crd, "llamafile" in crd)
 """
 
 
 @pytest.fixture
 def extended(tmp_path) -> Path:
-    """A copy of the operator with a stage and a placement more."""
+    """A copy of the operator and the trainer with a stage, a placement and an engine more."""
+    trainer = shutil.copytree(TRAINER, tmp_path / TRAINER.name, ignore=shutil.ignore_patterns("__pycache__"))
+    vllm = '    "vllm": Engine(_vllm_container, _vllm_process, "vllm"),\n'
+    add(trainer / "contract" / "engines.py", after=vllm, line=NEW_ENGINE)
     package = tmp_path / "finetune_operator"
     shutil.copytree(OPERATOR, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "api" / "stages" / "safety.py").write_text(NEW_STAGE)
@@ -88,13 +88,7 @@ def extended(tmp_path) -> Path:
         after='    """Measures the adapter. Absent: nothing is measured, and there is no gate."""\n',
         line="    safety: Safety | None = None\n",
     )
-    (package / "placement" / "reserved.py").write_text(NEW_PLACEMENT)
-    add(
-        package / "placement" / "__init__.py",
-        after="from finetune_operator.placement.on_demand import on_demand\n",
-        line="from finetune_operator.placement.reserved import reserved\n",
-    )
-    add(package / "placement" / "__init__.py", after='    "spot": spot,\n', line='    "reserved": reserved,\n')
+    add(package / "api" / "placement.py", after='    "spot": lambda defaults: defaults.spot,\n', line=NEW_PLACEMENT)
     return tmp_path
 
 
@@ -104,8 +98,8 @@ def add(path: Path, *, after: str, line: str) -> None:
     path.write_text(text.replace(after, after + line))
 
 
-def test_a_new_stage_and_a_new_placement_need_nothing_else(extended):
-    paths = (extended, ROOT / "trainer", ROOT / "tests")
+def test_new_stage_placement_and_engine_need_nothing_else(extended):
+    paths = (extended, ROOT / "tests")
     story = subprocess.run(
         [sys.executable, "-c", STORY],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
@@ -119,7 +113,7 @@ def test_a_new_stage_and_a_new_placement_need_nothing_else(extended):
         "Succeeded True StageSucceeded",
         "{'reserved': 'true'}",
         "safety-a3",
-        "True True",
+        "True True True",
     ]
 
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.scenario import ORDER, UID, World, a_pipeline
 
-from finetune_operator.core.labels import ATTEMPT, IDENTITY, PIPELINE, STAGE
-from finetune_operator.core.metadata import job_name
+from finetune_operator.api.placement import PlacementDefaults
+from finetune_operator.core.metadata import ATTEMPT, IDENTITY, PIPELINE, STAGE, job_name
 from finetune_operator.core.settings import Settings
-from finetune_operator.placement.base import Preset
 from finetune_trainer.contract import parse_config
 from finetune_trainer.contract.environment import CONFIG
 
@@ -135,13 +134,13 @@ def test_capacity_decides_where_a_pod_may_run():
 
 
 def test_whoever_runs_the_operator_says_what_capacity_and_pools_mean():
-    preset = Preset.model_validate(
+    preset = PlacementDefaults.model_validate(
         {
             "pools": {"training": {"nodeSelector": {"workload": "training"}}},
             "spot": {"nodeSelector": {"lifecycle": "spot"}, "tolerations": [{"key": "cheap", "operator": "Exists"}]},
         }
     )
-    settings = Settings(preset=preset)
+    settings = Settings(placement_defaults=preset)
     asked = {"train": {"placement": {"capacity": "spot"}}}
     spot = templates(World(a_pipeline(**asked), settings=settings))["train"].placement
     assert spot.node_selector == {"workload": "training", "lifecycle": "spot"}

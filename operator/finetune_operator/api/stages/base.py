@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
 from typing_extensions import override
 
+from finetune_operator.api.placement import Capacity, Toleration
 from finetune_operator.api.rules import Rule, Ruled
 from finetune_operator.api.status import GateStatus, StageStatus
-from finetune_operator.placement import PLACEMENTS
-from finetune_operator.placement.base import Toleration
 from finetune_trainer.contract import AnyResult, Contract, DatasetSource, ModelSource, StageConfig
 from finetune_trainer.contract.environment import GIT_SHA, METRICS_PORT
 
@@ -67,15 +66,6 @@ LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z
 
 RESERVED = "FINETUNE_"
 OF_THE_USER = frozenset({METRICS_PORT, GIT_SHA})
-
-
-def _known_capacity(value: str) -> str:
-    if value not in PLACEMENTS:
-        raise ValueError(f"must be one of {', '.join(sorted(PLACEMENTS))}")
-    return value
-
-
-Capacity = Annotated[str, AfterValidator(_known_capacity), Field(json_schema_extra={"enum": sorted(PLACEMENTS)})]
 
 
 class Gpu(Contract):

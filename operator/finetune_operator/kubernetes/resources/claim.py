@@ -8,8 +8,7 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 from finetune_operator.api.group import GROUP, KIND
-from finetune_operator.core.labels import MANAGED_BY, MANAGER
-from finetune_operator.core.metadata import workspace_name
+from finetune_operator.core.metadata import MANAGED_BY, MANAGER, workspace_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.owner_references import owners
 

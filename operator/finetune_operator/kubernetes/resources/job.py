@@ -10,8 +10,8 @@ from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.claim import claim_name
 from finetune_operator.kubernetes.resources.owner_references import owners
-from finetune_trainer.contract import ExitCode
 from finetune_trainer.contract import environment as names
+from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
 Object = dict[str, Any]
 CONTAINER = "stage"
@@ -24,7 +24,6 @@ PORT = 8080
 """/metrics and /progress, unless the stage's env says otherwise; 0: none."""
 USER = 65532
 """Neither root nor anybody's; volumes are made writable for its group."""
-PERMANENT = sorted(code for code in ExitCode if code in {64, 65, 66, 77})
 UNREACHABLE_SECONDS = 30
 """How long a pod stays on a node that is not heard of; Kubernetes' own default is five minutes."""
 RESTRICTED: Object = {
@@ -58,7 +57,11 @@ def job(pipeline: Pipeline, template: JobTemplate) -> Object:
                     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                     {
                         "action": "FailJob",
-                        "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": PERMANENT},
+                        "onExitCodes": {
+                            "containerName": CONTAINER,
+                            "operator": "In",
+                            "values": [*PERMANENT_EXIT_CODES],
+                        },
                     },
                 ]
             },

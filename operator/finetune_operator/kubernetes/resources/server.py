@@ -11,8 +11,7 @@ from typing import Any
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
 from finetune_operator.core.job_template import TRAINER, JobTemplate
-from finetune_operator.core.labels import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE
-from finetune_operator.core.metadata import service_name
+from finetune_operator.core.metadata import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE, service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.job import (
     CLAIMS,
