@@ -54,9 +54,9 @@ from finetune_trainer.runtime.progress import ProgressReporter  # noqa: E402
 from finetune_trainer.runtime.stage_folder import Context  # noqa: E402
 from finetune_trainer.stages import train  # noqa: E402
 from finetune_trainer.stop_signal import StopSignal  # noqa: E402
-from finetune_trainer.training.batches import Course  # noqa: E402
-from finetune_trainer.training.checkpoint_manager import Checkpoints  # noqa: E402
-from finetune_trainer.training.loop import Run  # noqa: E402
+from finetune_trainer.training.batches import StepSampler  # noqa: E402
+from finetune_trainer.training.checkpoint_manager import CheckpointManager  # noqa: E402
+from finetune_trainer.training.loop import TrainingRun  # noqa: E402
 from finetune_trainer.training.model import attach_adapter  # noqa: E402
 
 VOCABULARY = 8192
@@ -93,7 +93,7 @@ def make_rows(workspace: Path, count: int, counted: float) -> Path:
     flags = (np.arange(CONTEXT // 2) >= CONTEXT // 2 * (1 - counted)).astype("u1")
     flags[0] = 0
     output = workspace / "prepare" / "rows" / "output"
-    with artifacts.appearing(output) as folder:
+    with artifacts.atomic_folder(output) as folder:
         with PackedWriter(folder, CONTEXT, 0) as writer:
             for _ in range(2 * count):
                 tokens = random.integers(2, VOCABULARY, CONTEXT // 2, dtype="<i4")
@@ -137,7 +137,7 @@ class Arena:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
         self.model = make_model(folder / "model")
-        self.rows = PackedRows(make_rows(folder, 64, options.counted), "train")
+        self.rows = PackedRows(make_rows(folder, 64, options.loss_mask), "train")
 
     def config(self, identity: str, *, steps: int, rank: int = 16, every: int = 10**6) -> TrainConfig:
         """Give what all of them are to do."""
@@ -177,8 +177,8 @@ class Arena:
         config = self.config("theirs", steps=steps, rank=rank)
         base = load_base(self.model, dtype_of(config.recipe.precision, self.model), config.model.uri)
         model = attach_adapter(base, config.recipe.lora, config.model, 0)
-        course = Course.of(config.recipe, len(self.rows), 0)
-        order = np.concatenate([course.rows_of(step) for step in range(steps)])
+        course = StepSampler.of(config.recipe, len(self.rows), 0)
+        order = np.concatenate([course.rows_for_step(step) for step in range(steps)])
         ends = StepEnds(self.options.clock)
         settings = {
             "output_dir": str(self.folder / "theirs"),
@@ -210,7 +210,7 @@ class Arena:
     def record(self, row: int) -> dict[str, torch.Tensor]:
         """Give one of our rows as their collators want it."""
         tokens = torch.from_numpy(self.rows.tokens[row].astype(np.int64))
-        labels = tokens.masked_fill(torch.from_numpy(self.rows.counted[row] == 0), -100)
+        labels = tokens.masked_fill(torch.from_numpy(self.rows.loss_mask[row] == 0), -100)
         positions = torch.from_numpy(self.rows.positions[row].astype(np.int64))
         return {"input_ids": tokens, "labels": labels, "position_ids": positions}
 
@@ -267,7 +267,7 @@ def pauses(arena: Arena, steps: int) -> None:
     """Time what the loop waits for, in ours, and the whole save, in HF's, with an adapter of rank 128."""
     for turn in range(2):
         ours: list[float] = []
-        with timed(Run, "snapshot", ours), timed(Checkpoints, "save", ours):
+        with timed(TrainingRun, "snapshot", ours), timed(CheckpointManager, "save", ours):
             quietly(lambda: arena.ours(steps, rank=128, every=2))
         held = [a + b for a, b in zip(ours[::2], ours[1::2], strict=True)]
         theirs: list[float] = []
@@ -347,7 +347,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.precision}")
-    print(f"{BATCH} rows of {CONTEXT} tokens a step, {options.counted:.0%} of them counted")
+    print(f"{BATCH} rows of {CONTEXT} tokens a step, {options.loss_mask:.0%} of them counted")
     print(f"{options.repeats} turns, {options.clock} clock")
     with tempfile.TemporaryDirectory() as folder:
         arena = Arena(Path(folder), options)

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from testcluster import deps
-from testcluster.errors import NotReady, Refused
+from testcluster.errors import TimedOut, UsageError
 from testcluster.images import build
 
 LAYERS = ("tests/integration", "testcluster/tests/e2e", "e2e")
-ALONE = "testcluster/tests/e2e/test_cleanup.py"
+SERIAL_TESTS = "testcluster/tests/e2e/test_cleanup.py"
 """It counts all that is on the machine: nobody else may make clusters meanwhile."""
-LANES = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "-v")
+XDIST_ARGUMENTS = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "-v")
 """The others mostly wait, so two go on side by side, each with a cluster of its own; a file stays in one lane."""
 
 
@@ -23,15 +23,17 @@ def main(arguments: list[str]) -> int:
     """Prepare and test. A machine that cannot is told so in one loud line; where CI=true that is a failure."""
     try:
         prepare()
-    except Refused as problem:
+    except UsageError as problem:
         print(f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {problem}\n", file=sys.stderr)
         return int(os.environ.get("CI", "") in {"true", "1"})
-    except NotReady as problem:
+    except TimedOut as problem:
         print(f"e2e: {problem}", file=sys.stderr)
         return 1
     if any(not argument.startswith("-") for argument in arguments):
         return _test(*arguments)
-    return max(_test(ALONE, *arguments), _test(*LANES, f"--ignore={ALONE}", *LAYERS, *arguments))
+    return max(
+        _test(SERIAL_TESTS, *arguments), _test(*XDIST_ARGUMENTS, f"--ignore={SERIAL_TESTS}", *LAYERS, *arguments)
+    )
 
 
 def prepare() -> None:

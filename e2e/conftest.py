@@ -3,9 +3,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.reference_run import laptop  # noqa: F401  a fixture
+from e2e.reference_run import reference_run  # noqa: F401  a fixture
 from testcluster import fixtures, providers
-from testcluster.kube_namespace import World, namespace
+from testcluster.kube_namespace import KubeNamespace, temporary_namespace
 from testcluster.provider import Provider
 
 # The order of the files: those that make or want nodes of their own before each lane has its own, then the longest.
@@ -40,7 +40,7 @@ def cluster() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def world(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[World]:
+def namespace(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
     """A namespace of the test's own, in which Pod Security is restricted."""
-    with namespace(cluster.kube, fixtures.words(request.node.name)) as made:
+    with temporary_namespace(cluster.kube, fixtures.namespace_name(request.node.name)) as made:
         yield made

@@ -3,28 +3,28 @@
 import json
 from typing import Any
 
-from testcluster.errors import NotReady
-from testcluster.kube_namespace import World, until
+from testcluster.errors import TimedOut
+from testcluster.kube_namespace import KubeNamespace, until
 
 PORT = 8080
 
 
-def progress(world: World, selector: str) -> dict[str, Any]:
+def progress(namespace: KubeNamespace, selector: str) -> dict[str, Any]:
     """Ask the one pod that the selector finds; nothing while it does not answer."""
     try:
-        [found] = json.loads(world.run("get", "pods", "-l", selector, "-o", "json"))["items"]
-        path = f"/api/v1/namespaces/{world.namespace}/pods/{found['metadata']['name']}:{PORT}/proxy/progress"
-        answer: dict[str, Any] = json.loads(world.kube.run("get", "--raw", path, timeout=5))
-    except (ValueError, NotReady):  # the pod may not be there yet, or no longer, or still be importing
+        [found] = json.loads(namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
+        path = f"/api/v1/namespaces/{namespace.name}/pods/{found['metadata']['name']}:{PORT}/proxy/progress"
+        answer: dict[str, Any] = json.loads(namespace.kube.run("get", "--raw", path, timeout=5))
+    except (ValueError, TimedOut):  # the pod may not be there yet, or no longer, or still be importing
         return {}
     return answer
 
 
-def reached(world: World, selector: str, step: int) -> dict[str, Any]:
+def wait_for_step(namespace: KubeNamespace, selector: str, step: int) -> dict[str, Any]:
     """Wait until an attempt has done so many steps, and give its progress then."""
 
     def far() -> dict[str, Any]:
-        seen = progress(world, selector)
+        seen = progress(namespace, selector)
         return seen if (seen.get("step") or 0) >= step else {}
 
-    return dict(until(far, 180, lambda: world.run("logs", "-l", selector, "--tail=20")))
+    return dict(until(far, 180, lambda: namespace.run("logs", "-l", selector, "--tail=20")))

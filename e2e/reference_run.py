@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testcluster.kube_namespace import World, pod
+from testcluster.kube_namespace import KubeNamespace, pod
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "examples" / "demo"
@@ -17,7 +17,7 @@ DONE, BELOW_GATE = 0, 3
 
 
 @dataclass(frozen=True)
-class Laptop:
+class ReferenceRun:
     """A run of the manifest up to the end of training."""
 
     material: Path
@@ -41,7 +41,7 @@ class Laptop:
 
 
 @pytest.fixture(scope="session")
-def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
+def reference_run(tmp_path_factory: pytest.TempPathFactory) -> ReferenceRun:
     """Run the demo's manifest up to the end of training; its base model has read next to nothing."""
     folder = tmp_path_factory.mktemp("laptop")
     material, run = folder / "material", folder / "run"
@@ -49,7 +49,9 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
     subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=environment(), check=True)
     run_demo(material, run, "train")
     [order] = run.glob("jobs/*-train-a1/job.json")
-    return Laptop(material, run / "volumes" / "workspace", json.loads(order.read_text())["env"]["FINETUNE_CONFIG"])
+    return ReferenceRun(
+        material, run / "volumes" / "workspace", json.loads(order.read_text())["env"]["FINETUNE_CONFIG"]
+    )
 
 
 def run_demo(material: Path, workdir: Path, until: str) -> None:
@@ -67,20 +69,20 @@ def environment() -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def material_for(world: World, laptop: Laptop, **more: str) -> None:
+def material_for(namespace: KubeNamespace, laptop: ReferenceRun, **more: str) -> None:
     """Put the demo's material on a claim, by a pod that stays there; more: {claim: where it is mounted}."""
-    world.claim("demo")
+    namespace.claim("demo")
     claims = {"demo": "/claims/demo", **more}
-    world.create(pod("filler", "busybox sleep 3600", node="ondemand-1", claims=claims, grace=1))
-    world.wait_phase("filler", "Running")
-    send(world, laptop.material, "/claims/demo")
+    namespace.create(pod("filler", "busybox sleep 3600", node="ondemand-1", claims=claims, grace=1))
+    namespace.wait_phase("filler", "Running")
+    send(namespace, laptop.material, "/claims/demo")
 
 
-def send(world: World, folder: Path, to: str) -> None:
+def send(namespace: KubeNamespace, folder: Path, to: str) -> None:
     """Copy a folder into the filler's pod; raises CalledProcessError."""
     packed = subprocess.Popen(["tar", "-C", str(folder), "-cf", "-", "."], stdout=subprocess.PIPE)
-    into = ["--kubeconfig", str(world.kube.kubeconfig), "-n", world.namespace, "exec", "-i", "filler", "--"]
+    into = ["--kubeconfig", str(namespace.kube.kubeconfig), "-n", namespace.name, "exec", "-i", "filler", "--"]
     unpack = ["busybox", "tar", "-C", to, "-xf", "-"]
-    subprocess.run([str(world.kube.kubectl), *into, *unpack], stdin=packed.stdout, check=True)
+    subprocess.run([str(namespace.kube.kubectl), *into, *unpack], stdin=packed.stdout, check=True)
     if code := packed.wait():
         raise subprocess.CalledProcessError(code, packed.args)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from testcluster.kube_namespace import World, pod
+from testcluster.kube_namespace import KubeNamespace, pod
 
 LOOK = """
 import json, os, pathlib, shutil, sys
@@ -39,10 +39,12 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize(("name", "package"), [("operator", "finetune_operator"), ("trainer", "finetune_trainer")])
-def test_what_is_in_an_image(world: World, name: str, package: str):
-    world.create(pod("look", "", image=f"finetune-{name}:dev", command=["python", "-c", LOOK, package]))
-    assert world.wait_phase("look", "Succeeded", "Failed", seconds=120) == "Succeeded", world.run("logs", "look")
-    seen = json.loads(world.run("logs", "look").splitlines()[-1])
+def test_what_is_in_an_image(namespace: KubeNamespace, name: str, package: str):
+    namespace.create(pod("look", "", image=f"finetune-{name}:dev", command=["python", "-c", LOOK, package]))
+    assert namespace.wait_phase("look", "Succeeded", "Failed", seconds=120) == "Succeeded", namespace.run(
+        "logs", "look"
+    )
+    seen = json.loads(namespace.run("logs", "look").splitlines()[-1])
     trainer = name == "trainer"
     assert (seen["pid"], seen["uid"], seen["gid"]) == (1, 65532, 65532)
     assert seen["programs"] == []
@@ -56,8 +58,8 @@ def test_what_is_in_an_image(world: World, name: str, package: str):
     assert seen["main"]
 
 
-def test_the_command_line_in_the_operators_image_needs_nothing_but_its_files(world: World):
-    world.create(
+def test_the_command_line_in_the_operators_image_needs_nothing_but_its_files(namespace: KubeNamespace):
+    namespace.create(
         pod("help", "", image="finetune-operator:dev", command=["python", "-m", "finetune_cli", "init", "--help"])
     )
-    assert world.wait_phase("help", "Succeeded", "Failed") == "Succeeded", world.run("logs", "help")
+    assert namespace.wait_phase("help", "Succeeded", "Failed") == "Succeeded", namespace.run("logs", "help")

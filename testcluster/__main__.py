@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import get_args
 
 from testcluster import binaries, providers
-from testcluster.errors import NotReady, Refused
+from testcluster.errors import TimedOut, UsageError
 from testcluster.linux_namespaces.provider import NEEDED
 from testcluster.nodes import parse
-from testcluster.provider import Pressure, Wish
+from testcluster.provider import ClusterSpec, Pressure
 from testcluster.reclaim import Notice, reclaim
 from testcluster.report import report
 
@@ -28,11 +28,11 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         arguments.verb(arguments)
-    except Refused as problem:
+    except UsageError as problem:
         return _tell(problem, 2)
     except PermissionError as problem:
         return _tell(f"{problem}; run it as whoever made it, or with sudo", 2)
-    except (NotReady, OSError) as problem:
+    except (TimedOut, OSError) as problem:
         return _tell(problem, 1)
     except KeyboardInterrupt:
         return 130
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     reclaiming.add_argument("--notice", type=seconds, default=30.0, help="how long before, as in 30s (default) or 2m")
     reclaiming.add_argument("--by", choices=get_args(Notice), default="taint", help="how pods learn of it")
     nodes = verbs.add_parser(
-        "node", help="add, kill, revive, delete, pause, resume, partition, heal, pressure, relieve"
+        "node", help="add, kill, revive, delete, pause, resume, partition, heal, pressure, clear-pressure"
     )
     _nodes(nodes.add_subparsers(required=True, metavar="VERB"))
     return parser
@@ -93,20 +93,16 @@ def _nodes(verbs: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
         "kill": "turn its power off; the Node object stays",
         "revive": "turn it on again",
         "delete": "kill it and take its Node object away",
-        "freeze": "stop every process on it: a node that hangs",
-        "thaw": "let it go on",
-        "cut_off": "take its network away",
-        "reconnect": "give its network back",
-        "relieve": "end all pressure",
+        "pause": "stop every process on it: a node that hangs",
+        "resume": "let it go on",
+        "partition": "take its network away",
+        "heal": "give its network back",
+        "clear-pressure": "end all pressure",
     }
-    for method, meaning in meanings.items():
-        _node(_verb(verbs, WORDS.get(method, method), _on_node(method), meaning))
+    for verb, meaning in meanings.items():
+        _node(_verb(verbs, verb, _on_node(verb), meaning))
     pressing = _node(_verb(verbs, "pressure", press, "let its kubelet see too little of something"))
     pressing.add_argument("of", choices=get_args(Pressure))
-
-
-WORDS = {"freeze": "pause", "thaw": "resume", "cut_off": "partition", "reconnect": "heal"}
-"""Verbs of the command line that have another name in the code."""
 
 
 def count(text: str) -> int:
@@ -129,7 +125,7 @@ def up(arguments: argparse.Namespace) -> None:
     nodes = parse(arguments.nodes)
     cluster = providers.choose(arguments.name, arguments.provider, node_image=arguments.node_image)
     begun = time.monotonic()
-    cluster.up(Wish(nodes, arguments.kwok, arguments.image))
+    cluster.up(ClusterSpec(nodes, arguments.kwok, arguments.image))
     print(f"{len(nodes)} nodes Ready in {time.monotonic() - begun:.1f} s")
     print(report(cluster))
 
@@ -147,7 +143,7 @@ def status(arguments: argparse.Namespace) -> None:
 
 def build(_: argparse.Namespace) -> None:
     """Build all programs."""
-    print(binaries.provide(NEEDED))
+    print(binaries.build_missing(NEEDED))
 
 
 def load(arguments: argparse.Namespace) -> None:
@@ -173,13 +169,13 @@ def take(arguments: argparse.Namespace) -> None:
 def press(arguments: argparse.Namespace) -> None:
     """Put a node under pressure."""
     cluster = providers.find(arguments.name, arguments.provider)
-    cluster.press(arguments.node, arguments.of)
+    cluster.apply_pressure(arguments.node, arguments.of)
 
 
-def _on_node(method: str) -> Verb:
+def _on_node(verb: str) -> Verb:
     def act(arguments: argparse.Namespace) -> None:
         cluster = providers.find(arguments.name, arguments.provider)
-        getattr(cluster, method)(arguments.node)
+        getattr(cluster, verb.replace("-", "_"))(arguments.node)
 
     return act
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testcluster import toolchain
-from testcluster.errors import NotReady, Refused
+from testcluster.errors import TimedOut, UsageError
 from testcluster.state import cache
 
 MODULES = Path(__file__).with_name("modules")
-_LAST_WORDS = 20
+_LOG_LINES = 20
 """Lines of the compiler that are shown when it fails."""
 _FLAGS = ("-mod=readonly", "-trimpath", "-buildvcs=false")
 """go.sum decides; no path of this machine gets in; no version control is asked."""
@@ -99,12 +99,12 @@ def folder() -> Path:
     return cache() / f"bin-{known.hexdigest()[:16]}"
 
 
-def tell(line: str) -> None:
+def report_progress(line: str) -> None:
     """Say it at once, and not where the output of a command is expected."""
     print(line, file=sys.stderr, flush=True)
 
 
-def provide(names: Iterable[str], say: Callable[[str], None] = tell) -> Path:
+def build_missing(names: Iterable[str], say: Callable[[str], None] = report_progress) -> Path:
     """Build what is missing, and give the folder; when nothing is missing no Go is needed.
 
     Two that build at once do the work once; one that is killed leaves nothing that is taken for a program.
@@ -161,7 +161,7 @@ def _alone(target: Path, say: Callable[[str], None]) -> Iterator[None]:
         target.mkdir(parents=True, exist_ok=True)
         lock = (target / ".lock").open("a+")
     except OSError as problem:
-        raise Refused(f"{target} cannot be written: {problem.strerror}; set FINETUNE_CACHE") from problem
+        raise UsageError(f"{target} cannot be written: {problem.strerror}; set FINETUNE_CACHE") from problem
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -200,10 +200,12 @@ def _compile(go: str, name: str, to: Path) -> None:
     there = MODULES / binary.module
     done = subprocess.run(command, cwd=there, env=os.environ | own, capture_output=True, text=True, check=False)
     if done.returncode and _UNREACHABLE.search(done.stderr):
-        raise Refused(f"{name}: the Go module proxy could not be reached; look at the network and at `go env GOPROXY`")
+        raise UsageError(
+            f"{name}: the Go module proxy could not be reached; look at the network and at `go env GOPROXY`"
+        )
     if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-_LAST_WORDS:])
-        raise NotReady(f"{name} {version(binary)} could not be built; the compiler's last words:\n{last}")
+        last = "\n".join(done.stderr.strip().splitlines()[-_LOG_LINES:])
+        raise TimedOut(f"{name} {version(binary)} could not be built; the compiler's last words:\n{last}")
 
 
 def _link(binary: Binary) -> str:
@@ -231,10 +233,10 @@ def _verify(name: str, program: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as problem:
-        raise Refused(f"{name} was built but does not run here: {problem}") from problem
+        raise UsageError(f"{name} was built but does not run here: {problem}") from problem
     said = done.stdout + done.stderr
     if done.returncode or not re.search(rf"(?<![\d.]){re.escape(wanted)}(?![\d.])", said):
-        raise Refused(f"{name} {wanted} was built but answers {said.strip()[:200]!r}; it is not used")
+        raise UsageError(f"{name} {wanted} was built but answers {said.strip()[:200]!r}; it is not used")
 
 
 def _architecture() -> str:

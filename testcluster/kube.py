@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from testcluster.commands import answer
-from testcluster.errors import NotReady
+from testcluster.commands import run_command
+from testcluster.errors import TimedOut
 from testcluster.nodes import NAME
 
 
@@ -25,7 +25,7 @@ class Kube:
     def run(self, *arguments: str, given: str = "", timeout: float = 60) -> str:
         """Run kubectl and give its output. Raises NotReady with kubectl's own words."""
         command = [str(self.kubectl), "--kubeconfig", str(self.kubeconfig), *arguments]
-        return answer(*command, called=f"kubectl {' '.join(arguments)}", given=given, timeout=timeout)
+        return run_command(*command, called=f"kubectl {' '.join(arguments)}", given=given, timeout=timeout)
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Get something as JSON."""
@@ -41,19 +41,19 @@ class Kube:
         )
         self.run("apply", "--server-side", "--force-conflicts", "-f", "-", given=text)
 
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         """Tell whether the API server calls itself ready."""
         try:
             return self.run("get", "--raw", "/readyz", timeout=5) == "ok"
-        except NotReady:
+        except TimedOut:
             return False
 
-    def wait_answer(self, seconds: float) -> None:
+    def wait_api(self, seconds: float) -> None:
         """Wait until the API server answers. Raises NotReady when it does not."""
         until = time.monotonic() + seconds
-        while not self.answers():
+        while not self.is_ready():
             if time.monotonic() > until:
-                raise NotReady(f"the API server did not answer within {seconds:g} s")
+                raise TimedOut(f"the API server did not answer within {seconds:g} s")
             time.sleep(0.05)
 
     def ready_nodes(self, since: datetime | None = None) -> set[str]:
@@ -71,13 +71,13 @@ class Kube:
         until = time.monotonic() + seconds
         while missing := missing - self.ready_nodes(since):
             if time.monotonic() > until:
-                raise NotReady(f"not Ready after {seconds:g} s: {'; '.join(map(self._says, sorted(missing)))}")
+                raise TimedOut(f"not Ready after {seconds:g} s: {'; '.join(map(self._says, sorted(missing)))}")
             time.sleep(0.1)
 
     def _says(self, name: str) -> str:
         try:
             conditions = self.json("get", "node", name)["status"]["conditions"]
-        except (NotReady, KeyError):
+        except (TimedOut, KeyError):
             return f"{name} never registered"
         said = [condition["message"] for condition in conditions if condition["type"] == "Ready"]
         return f"{name}: {' '.join(said)}"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from testcluster.errors import NotReady
+from testcluster.errors import TimedOut
 from testcluster.images.packing import TOOLBOX
 from testcluster.kube import Kube
 from testcluster.nodes import NAME
@@ -39,22 +39,22 @@ def until(true: Callable[[], Any], seconds: float, otherwise: str | Callable[[],
     end, pause = time.monotonic() + seconds, 0.1
     while not (answer := true()):
         if time.monotonic() > end:
-            raise NotReady(f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}")
+            raise TimedOut(f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}")
         time.sleep(pause)
         pause = min(pause * 1.2, 0.7)
     return answer
 
 
 @dataclass(frozen=True)
-class World:
+class KubeNamespace:
     """One namespace of a cluster."""
 
     kube: Kube
-    namespace: str
+    name: str
 
     def run(self, *arguments: str, given: str = "", timeout: float = 60) -> str:
         """Run kubectl in the namespace."""
-        return self.kube.run("--namespace", self.namespace, *arguments, given=given, timeout=timeout)
+        return self.kube.run("--namespace", self.name, *arguments, given=given, timeout=timeout)
 
     def get(self, kind: str, name: str) -> Object:
         """Get an object; empty when there is none."""
@@ -85,7 +85,7 @@ class World:
             )
         )
 
-    def say(self, script: str, name: str = "says", **more: Any) -> str:
+    def run_script(self, script: str, name: str = "says", **more: Any) -> str:
         """Run a shell script in a pod of the toolbox image to its end, and give its output."""
         self.create(pod(name, script, **more))
         assert self.wait_phase(name, "Succeeded", "Failed") == "Succeeded", self.run("logs", name)
@@ -93,13 +93,13 @@ class World:
 
 
 @contextmanager
-def namespace(kube: Kube, name: str, labels: dict[str, str] | None = None) -> Iterator[World]:
+def temporary_namespace(kube: Kube, name: str, labels: dict[str, str] | None = None) -> Iterator[KubeNamespace]:
     """Have a namespace, with its service account, for a while."""
     kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or RESTRICTED}}])
-    world = World(kube, name)
-    until(lambda: world.get("serviceaccount", "default"), 30, f"namespace {name} got no service account")
+    namespace = KubeNamespace(kube, name)
+    until(lambda: namespace.get("serviceaccount", "default"), 30, f"namespace {name} got no service account")
     try:
-        yield world
+        yield namespace
     finally:
         kube.run("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
@@ -169,7 +169,7 @@ class Watched:
         """Tell whether it was seen to go."""
         return any(kind == "DELETED" for kind, _ in self.of(name))
 
-    def last_words(self, name: str) -> Object:
+    def termination(self, name: str) -> Object:
         """Give exit code, termination message and disruption as last seen."""
         words: Object = {}
         for _, told in self.of(name):
@@ -183,9 +183,15 @@ class Watched:
 
 
 @contextmanager
-def watching(world: World) -> Iterator[Watched]:
+def watching(namespace: KubeNamespace) -> Iterator[Watched]:
     """Watch the pods of a namespace for a while, as an operator would."""
-    command = [str(world.kube.kubectl), "--kubeconfig", str(world.kube.kubeconfig), "--namespace", world.namespace]
+    command = [
+        str(namespace.kube.kubectl),
+        "--kubeconfig",
+        str(namespace.kube.kubeconfig),
+        "--namespace",
+        namespace.name,
+    ]
     command += ["get", "pods", "--watch", "--output-watch-events", "-o", "json"]
     watched = Watched()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -2,14 +2,14 @@
 
 from testcluster.provider import Pressure
 
-CALM = {
+DEFAULT_THRESHOLDS = {
     "memory.available": "100Mi",
     "nodefs.available": "1Gi",
     "nodefs.inodesFree": "1%",
     "imagefs.available": "1Gi",
     "pid.available": "1%",
 }
-UNBEARABLE: dict[Pressure, dict[str, str]] = {
+EXCEEDED_THRESHOLDS: dict[Pressure, dict[str, str]] = {
     "memory": {"memory.available": "99.99%"},
     "disk": {"nodefs.available": "99.99%"},
     "pids": {"pid.available": "99.99%"},

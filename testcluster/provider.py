@@ -14,7 +14,7 @@ Pressure = Literal["memory", "disk", "pids"]
 
 
 @dataclass(frozen=True)
-class Wish:
+class ClusterSpec:
     """What `up` is asked for."""
 
     nodes: Sequence[Node]
@@ -46,7 +46,7 @@ class Provider(Protocol):
     def nodes(self) -> list[Node]:
         """Name the nodes that were ever made, dead or alive; one that was deleted can be revived."""
 
-    def up(self, wish: Wish) -> None:
+    def up(self, wish: ClusterSpec) -> None:
         """Make the cluster; Ready when it returns. Raises Refused with nothing left behind."""
 
     def down(self) -> None:
@@ -64,22 +64,22 @@ class Provider(Protocol):
     def delete(self, node: str) -> None:
         """Kill it and take its Node object away, as a cloud does; revive makes a fresh one."""
 
-    def freeze(self, node: str) -> None:
+    def pause(self, node: str) -> None:
         """Stop every process on it where it stands: a node that hangs."""
 
-    def thaw(self, node: str) -> None:
+    def resume(self, node: str) -> None:
         """Let it go on."""
 
-    def cut_off(self, node: str) -> None:
+    def partition(self, node: str) -> None:
         """Take its network away; what runs on it runs on."""
 
-    def reconnect(self, node: str) -> None:
+    def heal(self, node: str) -> None:
         """Give its network back."""
 
-    def press(self, node: str, pressure: Pressure) -> None:
+    def apply_pressure(self, node: str, pressure: Pressure) -> None:
         """Make its kubelet see too little memory, disk or pids, so that it evicts pods on its own account."""
 
-    def relieve(self, node: str) -> None:
+    def clear_pressure(self, node: str) -> None:
         """End all pressure."""
 
     def load(self, images: Sequence[str]) -> None:

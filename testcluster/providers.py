@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from testcluster import state
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 from testcluster.images.engines import ENGINES
 from testcluster.kind.provider import Kind
-from testcluster.linux_namespaces.provider import Bare
+from testcluster.linux_namespaces.provider import LinuxNamespaces
 from testcluster.provider import Provider
 
-PROVIDERS: dict[str, Callable[..., Provider]] = {"bare": Bare, "kind": Kind}
+PROVIDERS: dict[str, Callable[..., Provider]] = {"bare": LinuxNamespaces, "kind": Kind}
 
 
 def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> Provider:
@@ -20,8 +20,8 @@ def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> P
     if provider == "kind":
         return Kind(name, node_image=node_image)
     if node_image:
-        raise Refused("--node-image is kind's; nodes without Docker have no image")
-    return Bare(name)
+        raise UsageError("--node-image is kind's; nodes without Docker have no image")
+    return LinuxNamespaces(name)
 
 
 def find(name: str, wanted: str | None = None) -> Provider:
@@ -30,7 +30,7 @@ def find(name: str, wanted: str | None = None) -> Provider:
         return cluster
     known = sorted(folder.name for folder in state.clusters().glob("*") if folder.is_dir())
     others = f"; there are: {', '.join(known)}" if known else ""
-    raise Refused(f"there is no cluster {name}{others}; `python -m testcluster --name {name} up` makes one")
+    raise UsageError(f"there is no cluster {name}{others}; `python -m testcluster --name {name} up` makes one")
 
 
 def existing(name: str, wanted: str | None = None) -> list[Provider]:
@@ -43,4 +43,4 @@ def known(cluster: Provider, node: str) -> None:
     """Raise Refused for a node that the cluster has not."""
     names = sorted(one.name for one in cluster.nodes())
     if node not in names:
-        raise Refused(f"no node {node!r} in cluster {cluster.name}; there are {', '.join(names)}")
+        raise UsageError(f"no node {node!r} in cluster {cluster.name}; there are {', '.join(names)}")

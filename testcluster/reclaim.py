@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from testcluster.errors import NotReady, Refused
+from testcluster.errors import TimedOut, UsageError
 from testcluster.kube import Kube
 from testcluster.provider import Provider
 
@@ -22,7 +22,7 @@ def reclaim(cluster: Provider, node: str, notice: float, by: Notice, *, say: Cal
     begun, kube = time.monotonic(), cluster.kube
     found = kube.nodes_called(node)
     if not found:
-        raise Refused(f"{node} has no Node object: it is gone already; `node revive {node}` brings a fresh one")
+        raise UsageError(f"{node} has no Node object: it is gone already; `node revive {node}` brings a fresh one")
     known = found[0]["metadata"]
     say(f"{node}: reclaimed in {notice:g} s; notice by {by}")
     if by == "taint":
@@ -31,7 +31,7 @@ def reclaim(cluster: Provider, node: str, notice: float, by: Notice, *, say: Cal
         _drain(kube, known["name"], notice)
     time.sleep(max(0.0, begun + notice - time.monotonic()))
     if any(now["metadata"]["uid"] != known["uid"] for now in kube.nodes_called(node)):
-        raise Refused(f"{node} is another machine by now, which got no notice; it is left alone")
+        raise UsageError(f"{node} is another machine by now, which got no notice; it is left alone")
     cluster.delete(node)
     say(f"{node}: gone")
 
@@ -40,6 +40,6 @@ def _drain(kube: Kube, node: str, notice: float) -> None:
     how = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={max(1, int(notice))}s"]
     try:
         kube.run("drain", node, *how, timeout=notice + 10)
-    except NotReady:
+    except TimedOut:
         # A budget may forbid the eviction, or a pod may take longer: the machine is taken all the same.
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testcluster.errors import NotReady
+from testcluster.errors import TimedOut
 from testcluster.kube import is_ready
 from testcluster.nodes import NAME
 from testcluster.provider import Provider
@@ -17,14 +17,14 @@ def report(cluster: Provider) -> str:
 
 
 def _api(cluster: Provider) -> str:
-    return "the API answers" if cluster.kube.answers() else "the API does not answer"
+    return "the API answers" if cluster.kube.is_ready() else "the API does not answer"
 
 
 def _nodes(cluster: Provider) -> list[str]:
     try:
         found = {node["metadata"]["name"]: node for node in cluster.kube.json("get", "nodes")["items"]}
         seen = {node["metadata"]["labels"].get(NAME, name): is_ready(node) for name, node in found.items()}
-    except NotReady:
+    except TimedOut:
         seen = {}
     own = [node.name for node in cluster.nodes()]
     words = {True: "Ready", False: "not Ready", None: "no Node object"}

@@ -16,7 +16,7 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 from testcluster.nodes import Node
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -35,7 +35,7 @@ def clusters() -> Path:
 def folder_of(name: str) -> Path:
     """Give the folder of a cluster. Raises Refused for a name that could not be one."""
     if not _NAME.fullmatch(name):
-        raise Refused(f"{name!r} cannot be a cluster's name; use a letter, then up to 30 letters, digits and dashes")
+        raise UsageError(f"{name!r} cannot be a cluster's name; use a letter, then up to 30 letters, digits and dashes")
     return clusters() / name
 
 
@@ -56,33 +56,33 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-class TakenDown(Refused):
+class TakenDown(UsageError):
     """The cluster went while a verb waited for its turn."""
 
 
-class Kept(Protocol):
+class SharedFolder(Protocol):
     """What has a cluster's folder."""
 
     folder: Path
 
 
-Of = TypeVar("Of", bound=Kept)
-Given = ParamSpec("Given")
+Of = TypeVar("Of", bound=SharedFolder)
+P = ParamSpec("P")
 
 
-def one_at_a_time(verb: Callable[Concatenate[Of, Given], None]) -> Callable[Concatenate[Of, Given], None]:
+def exclusive(verb: Callable[Concatenate[Of, P], None]) -> Callable[Concatenate[Of, P], None]:
     """Let a verb wait until no other one changes the cluster. Such verbs may not call each other."""
 
     @wraps(verb)
-    def act(of: Of, /, *given: Given.args, **named: Given.kwargs) -> None:
-        with alone(of.folder):
+    def act(of: Of, /, *given: P.args, **named: P.kwargs) -> None:
+        with locked_cluster(of.folder):
             verb(of, *given, **named)
 
     return act
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def locked_cluster(folder: Path) -> Iterator[None]:
     """Be the only one who changes a cluster. Raises TakenDown when it is not there or went while this one waited.
 
     The lock is on the folder itself, and goes with its holder, however that ends.
@@ -119,10 +119,10 @@ class State:
 
     folder: Path
     subnet: int
-    seats: dict[str, int] = field(default_factory=dict)
+    indexes: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     fake_nodes: int = 0
-    pantry: str = ""
+    image_store: str = ""
     loaded: list[str] = field(default_factory=list)
     """Archives imported after the start, which a fresh node has to be given."""
 
@@ -134,9 +134,9 @@ class State:
             nodes = {name: Node(**node) for name, node in content.pop("nodes").items()}
             return State(folder=folder, nodes=nodes, **content)
         except FileNotFoundError as missing:
-            raise Refused(_none(folder)) from missing
+            raise UsageError(_none(folder)) from missing
         except (ValueError, TypeError, AttributeError, KeyError) as broken:
-            raise Refused(
+            raise UsageError(
                 f"{folder}/cluster.json cannot be understood ({broken!r}); "
                 f"`python -m testcluster --name {folder.name} down` takes away what there is"
             ) from broken
@@ -148,29 +148,33 @@ class State:
         fresh.write_text(json.dumps(content, indent=1))
         fresh.replace(self.folder / "cluster.json")
 
-    def seat(self, node: Node) -> None:
+    def assign_index(self, node: Node) -> None:
         """Give a node the first free seat. Raises Refused for a name that is taken."""
         if node.name in self.nodes:
-            raise Refused(f"{node.name} was made by somebody else meanwhile; ask again")
-        free = (seat for seat in range(1, len(self.seats) + 2) if seat not in self.seats.values())
-        self.seats[node.name] = next(free)
+            raise UsageError(f"{node.name} was made by somebody else meanwhile; ask again")
+        free = (seat for seat in range(1, len(self.indexes) + 2) if seat not in self.indexes.values())
+        self.indexes[node.name] = next(free)
         self.nodes[node.name] = node
 
     def known(self, name: str) -> Node:
         """Find a node by name. Raises Refused that names those there are."""
         if name not in self.nodes:
-            raise Refused(f"no node {name!r} in cluster {self.folder.name}; there are {', '.join(sorted(self.nodes))}")
+            raise UsageError(
+                f"no node {name!r} in cluster {self.folder.name}; there are {', '.join(sorted(self.nodes))}"
+            )
         return self.nodes[name]
 
 
-def claim(folder: Path, taken: set[int]) -> State:
+def create(folder: Path, taken: set[int]) -> State:
     """Begin a cluster: a folder of its own and a subnet that nobody here uses. Raises Refused when it exists."""
     with locked(clusters()):
         if folder.exists():
-            raise Refused(f"cluster {folder.name} exists; `python -m testcluster --name {folder.name} down` removes it")
-        free = sorted(set(range(256)) - set(all_say("subnet")) - taken)
+            raise UsageError(
+                f"cluster {folder.name} exists; `python -m testcluster --name {folder.name} down` removes it"
+            )
+        free = sorted(set(range(256)) - set(read_field("subnet")) - taken)
         if not free:
-            raise Refused(
+            raise UsageError(
                 "every network 10.89.0.0/24 … 10.89.255.0/24 is in use on this host; remove a cluster or a route"
             )
         folder.mkdir(mode=0o700)
@@ -179,7 +183,7 @@ def claim(folder: Path, taken: set[int]) -> State:
         return state
 
 
-def all_say(what: str) -> Iterator[Any]:
+def read_field(what: str) -> Iterator[Any]:
     """Give what each cluster of this host has in one field; one that goes meanwhile, or is broken, says nothing."""
     for file in clusters().glob("*/cluster.json"):
         with suppress(OSError, ValueError, TypeError, KeyError):
@@ -191,11 +195,11 @@ def take_down(folder: Path, remove: Callable[[], None]) -> None:
     if not folder.exists():
         remove()
         return
-    with suppress(TakenDown), alone(folder):
+    with suppress(TakenDown), locked_cluster(folder):
         remove()
 
 
-def forget(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """Remove a cluster's folder."""
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():

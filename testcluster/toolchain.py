@@ -10,14 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 
 ROOM = 11 << 30
 """Bytes free before anything is built: from nothing, all programs leave 5.7 GiB in Go's build cache, 4.2 GiB in its
 module cache and 0.8 GiB of their own."""
 
 
-class NoGo(Refused):
+class NoGo(UsageError):
     """There is no Go here, or none that is new enough."""
 
 
@@ -46,7 +46,7 @@ def check_libseccomp() -> None:
     compiler = shutil.which(os.environ.get("CC", "gcc").partition(" ")[0])
     config = shutil.which("pkg-config")
     if not (compiler and config and _succeeds([config, "--exists", "libseccomp"])):
-        raise Refused("runc needs a C compiler and libseccomp; Debian: apt install libseccomp-dev pkg-config gcc")
+        raise UsageError("runc needs a C compiler and libseccomp; Debian: apt install libseccomp-dev pkg-config gcc")
 
 
 def parts(version: str) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def _check_room(folders: list[Path]) -> None:
         there = next(path for path in (wanted, *wanted.parents) if path.exists())
         free = shutil.disk_usage(there).free
         if free < ROOM:
-            raise Refused(
+            raise UsageError(
                 f"{there} has {free / (1 << 30):.1f} GiB free and building needs {ROOM >> 30}; make room, or name "
                 "folders on another disk with FINETUNE_CACHE, GOCACHE and GOMODCACHE"
             )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testcluster import binaries
-from testcluster.commands import answer
+from testcluster.commands import run_command
 from testcluster.kube import Kube
-from testcluster.kube_namespace import RESTRICTED, World
+from testcluster.kube_namespace import RESTRICTED, KubeNamespace
 
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 NAMESPACE = "finetune-system"
@@ -26,9 +26,9 @@ class Operator:
     release: str = RELEASE
 
     @property
-    def world(self) -> World:
-        """Its namespace."""
-        return World(self.kube, self.namespace)
+    def objects(self) -> KubeNamespace:
+        """The objects in its namespace."""
+        return KubeNamespace(self.kube, self.namespace)
 
     def install(self, *values: str, wait: bool = True) -> None:
         """Install or upgrade it, and wait until it is ready."""
@@ -50,22 +50,22 @@ class Operator:
 
     def leader(self) -> str:
         """Name the pod that works."""
-        return str(self.world.get("lease", self.release).get("spec", {}).get("holderIdentity", ""))
+        return str(self.objects.get("lease", self.release).get("spec", {}).get("holderIdentity", ""))
 
     def pods(self) -> list[str]:
         """Name its pods."""
-        found = self.world.run("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name")
+        found = self.objects.run("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name")
         return [line.partition("/")[2] for line in found.split()]
 
     def logs(self) -> str:
         """Give what all replicas said last."""
-        return self.world.run("logs", "-l", "app.kubernetes.io/name=finetune-operator", "--tail=200", "--prefix")
+        return self.objects.run("logs", "-l", "app.kubernetes.io/name=finetune-operator", "--tail=200", "--prefix")
 
 
 def helm(*arguments: str, given: str = "", timeout: float = 150) -> str:
     """Run helm. Raises NotReady with helm's own words."""
-    command = [str(binaries.provide(["helm"]) / "helm"), *arguments]
-    return answer(*command, called=f"helm {_verb(arguments)}", given=given, timeout=timeout)
+    command = [str(binaries.build_missing(["helm"]) / "helm"), *arguments]
+    return run_command(*command, called=f"helm {_verb(arguments)}", given=given, timeout=timeout)
 
 
 def _verb(arguments: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testcluster.images.packing import TOOLBOX
-from testcluster.kube_namespace import World, until
+from testcluster.kube_namespace import KubeNamespace, until
 
 Object = dict[str, Any]
 ORDER = ("prepare", "train", "evaluate", "push")
@@ -78,30 +78,30 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Story:
+class PipelineDriver:
     """One pipeline on a cluster."""
 
-    world: World
+    namespace: KubeNamespace
     name: str
 
     @classmethod
-    def begin(cls, world: World, manifest: Object) -> Story:
+    def start(cls, namespace: KubeNamespace, manifest: Object) -> PipelineDriver:
         """Apply a manifest."""
-        world.run("apply", "-f", "-", given=json.dumps(manifest))
-        return cls(world, manifest["metadata"]["name"])
+        namespace.run("apply", "-f", "-", given=json.dumps(manifest))
+        return cls(namespace, manifest["metadata"]["name"])
 
     def change(self, **spec: Any) -> None:
         """Edit the spec; None removes."""
-        self.world.run("patch", "ftp", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+        self.namespace.run("patch", "ftp", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def annotate(self, verb: str, value: str) -> None:
         """Ask for something once."""
-        self.world.run("annotate", "ftp", self.name, f"finetune.dev/{verb}={value}", "--overwrite")
+        self.namespace.run("annotate", "ftp", self.name, f"finetune.dev/{verb}={value}", "--overwrite")
 
     @property
     def object(self) -> Object:
         """All of it."""
-        return self.world.get("ftp", self.name)
+        return self.namespace.get("ftp", self.name)
 
     @property
     def status(self) -> Object:
@@ -120,7 +120,7 @@ class Story:
 
     def told(self) -> str:
         """All that a person would look at."""
-        return self.world.run("describe", "ftp", self.name) + self.world.run("get", "pods,jobs,pvc,events")
+        return self.namespace.run("describe", "ftp", self.name) + self.namespace.run("get", "pods,jobs,pvc,events")
 
     def until(self, true: Any, seconds: float = 60) -> Any:
         """Wait until something is so, or fail with all that is known."""
@@ -141,7 +141,7 @@ class Story:
         found = self.object  # once, or the answer would be put together from two moments
         meta, status = found["metadata"], found.get("status", {})
         asked = {verb: meta.get("annotations", {}).get(f"finetune.dev/{verb}") for verb in ("retry", "cancel")}
-        obeyed = all(status.get("handled", {}).get(verb) == value for verb, value in asked.items())
+        obeyed = all(status.get("observedAnnotations", {}).get(verb) == value for verb, value in asked.items())
         current = obeyed and status.get("observedGeneration") == meta["generation"]
         ended = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
         return current and "Finished" in ended
@@ -149,7 +149,7 @@ class Story:
     def jobs(self, stage_: str | None = None) -> list[Object]:
         """Give its Jobs."""
         selector = f"finetune.dev/stage={stage_}" if stage_ else "app.kubernetes.io/managed-by=finetune-operator"
-        found = json.loads(self.world.run("get", "jobs", "-l", selector, "-o", "json"))["items"]
+        found = json.loads(self.namespace.run("get", "jobs", "-l", selector, "-o", "json"))["items"]
         uid = self.object["metadata"]["uid"]
         return [job for job in found if job["metadata"]["ownerReferences"][0]["uid"] == uid]
 
@@ -157,4 +157,6 @@ class Story:
         """Name the pod of a stage's newest attempt, once it is there."""
         job = self.stage(stage_)["attempts"][-1]["job"]
         selector = f"batch.kubernetes.io/job-name={job}"
-        return str(until(lambda: self.world.run("get", "pods", "-l", selector, "-o", "name").strip(), 30, self.told))
+        return str(
+            until(lambda: self.namespace.run("get", "pods", "-l", selector, "-o", "name").strip(), 30, self.told)
+        )

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from e2e.pipelines.driver import SCRIPT, Story, pipeline
-from testcluster.kube_namespace import World, until
+from e2e.pipelines.driver import SCRIPT, PipelineDriver, pipeline
+from testcluster.kube_namespace import KubeNamespace, until
 
 pytestmark = pytest.mark.usefixtures("operator")
 ROOT = Path(__file__).parents[2]
@@ -23,17 +23,17 @@ TALKS = {"command": ["sh", "-c", f"echo it begins{SCRIPT}"]}
 class Terminal:
     """A person with a kubeconfig, in the namespace of the test."""
 
-    world: World
+    namespace: KubeNamespace
     folder: Path
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         path = os.pathsep.join(str(ROOT / part) for part in ("operator", "trainer"))
         variables = {
-            "KUBECONFIG": str(self.world.kube.kubeconfig.absolute()),
+            "KUBECONFIG": str(self.namespace.kube.kubeconfig.absolute()),
             "PYTHONPATH": path,
             "HOME": str(self.folder),
         }
-        command = [sys.executable, "-m", "finetune_cli", *arguments, "-n", self.world.namespace]
+        command = [sys.executable, "-m", "finetune_cli", *arguments, "-n", self.namespace.name]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, env={**os.environ, **variables}, cwd=self.folder, **pipes)
 
@@ -61,28 +61,28 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(world: World, tmp_path: Path) -> Terminal:
-    return Terminal(world, tmp_path)
+def terminal(namespace: KubeNamespace, tmp_path: Path) -> Terminal:
+    return Terminal(namespace, tmp_path)
 
 
-def test_a_pipeline_from_its_first_waiting_to_its_end(world: World, terminal: Terminal):
+def test_a_pipeline_from_its_first_waiting_to_its_end(namespace: KubeNamespace, terminal: Terminal):
     steps = {"train": 200}
     waits, mended = (pipeline("told", steps=steps, train=TALKS, **more) for more in ({"prepare": MOON}, {}))
     fresh = terminal.plan(terminal.write(waits))
-    assert [fresh[name]["doing"] for name in ("prepare", "train", "evaluate")] == ["run"] * 3
+    assert [fresh[name]["action"] for name in ("prepare", "train", "evaluate")] == ["run"] * 3
     assert "there is no pipeline told" in terminal.do("get", "told").stderr
 
-    story = Story.begin(world, waits)
+    story = PipelineDriver.start(namespace, waits)
     story.until(lambda: "queued  WaitingForCapacity: " in terminal.says("get", "told"))
     assert "on no node yet: Pending" in terminal.says("get", "told")
     assert "has not started: WaitingForCapacity" in terminal.do("logs", "told", "prepare").stderr
 
     prepare = terminal.plan(terminal.write(mended))["prepare"]
-    assert (prepare["doing"], prepare["why"]) == ("run", "spec.prepare.placement.nodeSelector.zone: moon → absent")
-    Story.begin(world, mended)
+    assert (prepare["action"], prepare["why"]) == ("run", "spec.prepare.placement.nodeSelector.zone: moon → absent")
+    PipelineDriver.start(namespace, mended)
     with terminal.start("logs", "-f", "told", "train") as follows:
         story.wait_state("train", "Running")
-        node = json.loads(world.run("get", story.pod("train"), "-o", "json"))["spec"]["nodeName"]
+        node = json.loads(namespace.run("get", story.pod("train"), "-o", "json"))["spec"]["nodeName"]
         tree = terminal.says("get", "told")
         assert f"{story.pod('train').partition('/')[2]} on {node}: Running" in tree
         assert "evaluate  pending  waits for train" in tree
@@ -109,34 +109,36 @@ def test_a_pipeline_from_its_first_waiting_to_its_end(world: World, terminal: Te
     assert "exit code 75" in terminal.says("get", "told")
 
 
-def test_what_plan_foretells_of_an_edit_is_what_happens(world: World, terminal: Terminal):
-    story = Story.begin(world, pipeline("edited"))
+def test_what_plan_foretells_of_an_edit_is_what_happens(namespace: KubeNamespace, terminal: Terminal):
+    story = PipelineDriver.start(namespace, pipeline("edited"))
     story.wait_finished()
-    assert {stage["doing"] for stage in terminal.plan("edited").values()} == {"reuse", "skip"}
+    assert {stage["action"] for stage in terminal.plan("edited").values()} == {"reuse", "skip"}
     edit = pipeline("edited", evaluate={"tasks": {"exam": {"fewShot": 1}}})
     foretold = terminal.plan(terminal.write(edit))
-    assert [foretold[name]["doing"] for name in ("prepare", "train", "evaluate")] == ["reuse", "reuse", "run"]
+    assert [foretold[name]["action"] for name in ("prepare", "train", "evaluate")] == ["reuse", "reuse", "run"]
     assert "spec.evaluate.tasks.exam.fewShot" in foretold["evaluate"]["why"]
     assert story.object["metadata"]["generation"] == 1
-    Story.begin(world, edit)
+    PipelineDriver.start(namespace, edit)
     story.until(lambda: story.stage("evaluate")["identity"] == foretold["evaluate"]["identity"])
     assert terminal.do("wait", "edited", "--timeout", "1m", timeout=90).returncode == 0
     assert [len(story.jobs(name)) for name in ("prepare", "train", "evaluate")] == [1, 1, 2]
 
 
-def test_below_the_gate_wait_and_watch_say_so_in_their_code(world: World, terminal: Terminal):
+def test_below_the_gate_wait_and_watch_say_so_in_their_code(namespace: KubeNamespace, terminal: Terminal):
     gate = {"gate": {"task": "exam", "metric": "acc", "threshold": 0.95}}
-    Story.begin(world, pipeline("low", evaluate=gate))
+    PipelineDriver.start(namespace, pipeline("low", evaluate=gate))
     watched = terminal.do("get", "-w", "low", timeout=120)
     assert watched.returncode == 3, watched.stderr
     assert "gate closed: " in watched.stdout
     assert terminal.do("wait", "low").returncode == 3
 
 
-def test_what_the_server_refuses_is_told_in_its_words(world: World, terminal: Terminal):
+def test_what_the_server_refuses_is_told_in_its_words(namespace: KubeNamespace, terminal: Terminal):
     hard = {"count/finetunepipelines.finetune.dev": "0"}
-    world.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": hard}})
+    namespace.create(
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": hard}}
+    )
     file = terminal.write(pipeline("refused"))
     until(lambda: "exceeded quota: none" in terminal.do("plan", file).stderr, 60)
     assert terminal.do("plan", file).returncode == 1
-    assert not world.get("ftp", "refused")
+    assert not namespace.get("ftp", "refused")

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.driver import Story, pipeline
-from testcluster.kube_namespace import World
+from e2e.pipelines.driver import PipelineDriver, pipeline
+from testcluster.kube_namespace import KubeNamespace
 from testcluster.nodes import NAME
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
@@ -13,32 +13,34 @@ from testcluster.reclaim import reclaim
 SPOT = {"placement": {"capacity": "spot", "nodeSelector": {"finetune.dev/capacity": "spot"}}}
 
 
-def interrupted(story: Story) -> bool:
+def interrupted(story: PipelineDriver) -> bool:
     return story.stage("train")["attempts"][0]["outcome"] == "Interrupted"
 
 
-def host_of(story: Story) -> dict[str, Any]:
+def host_of(story: PipelineDriver) -> dict[str, Any]:
     """Give the metadata of the Node object that trains."""
     pod = story.pod("train").partition("/")[2]
-    metadata: dict[str, Any] = story.world.get("node", story.world.get("pod", pod)["spec"]["nodeName"])["metadata"]
+    metadata: dict[str, Any] = story.namespace.get("node", story.namespace.get("pod", pod)["spec"]["nodeName"])[
+        "metadata"
+    ]
     return metadata
 
 
-def node_of(story: Story) -> str:
+def node_of(story: PipelineDriver) -> str:
     """Give the node's name by which the cluster's verbs know it."""
     return str(host_of(story)["labels"][NAME])
 
 
-def evict(world: World, pod: str) -> None:
+def evict(namespace: KubeNamespace, pod: str) -> None:
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-    path = f"/api/v1/namespaces/{world.namespace}/pods/{pod}/eviction"
-    world.kube.run("create", "--raw", path, "-f", "-", given=json.dumps(body))
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
+    namespace.kube.run("create", "--raw", path, "-f", "-", given=json.dumps(body))
 
 
-def test_the_eviction_api(operator: Operator, world: World):
-    story = Story.begin(world, pipeline("evicted", steps={"train": 60}, train=SPOT))
+def test_the_eviction_api(operator: Operator, namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("evicted", steps={"train": 60}, train=SPOT))
     story.wait_state("train", "Running")
-    evict(world, story.pod("train").partition("/")[2])
+    evict(namespace, story.pod("train").partition("/")[2])
     story.until(lambda: interrupted(story))
     status = story.wait_finished()
     first, second = status["stages"]["train"]["attempts"]
@@ -46,11 +48,11 @@ def test_the_eviction_api(operator: Operator, world: World):
     assert "saved at step" in first["message"]
     assert (first["exitCode"], second["outcome"]) == (75, "Succeeded")
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (1, 0)
-    assert "AttemptInterrupted" in world.run("describe", "ftp", "evicted")
+    assert "AttemptInterrupted" in namespace.run("describe", "ftp", "evicted")
 
 
-def test_a_spot_node_that_is_reclaimed_with_notice(operator: Operator, world: World, cluster: Provider):
-    story = Story.begin(world, pipeline("reclaimed", steps={"train": 100}, train=SPOT))
+def test_a_spot_node_that_is_reclaimed_with_notice(operator: Operator, namespace: KubeNamespace, cluster: Provider):
+    story = PipelineDriver.start(namespace, pipeline("reclaimed", steps={"train": 100}, train=SPOT))
     story.wait_state("train", "Running")
     node = node_of(story)
     reclaim(cluster, node, 8.0, "taint")
@@ -64,8 +66,8 @@ def test_a_spot_node_that_is_reclaimed_with_notice(operator: Operator, world: Wo
         cluster.revive(node)
 
 
-def test_a_spot_node_that_is_gone_without_notice(operator: Operator, world: World, cluster: Provider):
-    story = Story.begin(world, pipeline("lost", steps={"train": 100}, train=SPOT))
+def test_a_spot_node_that_is_gone_without_notice(operator: Operator, namespace: KubeNamespace, cluster: Provider):
+    story = PipelineDriver.start(namespace, pipeline("lost", steps={"train": 100}, train=SPOT))
     story.wait_state("train", "Running")
     node = node_of(story)
     cluster.delete(node)
@@ -80,8 +82,10 @@ def test_a_spot_node_that_is_gone_without_notice(operator: Operator, world: Worl
         cluster.revive(node)
 
 
-def test_a_node_that_is_silent_is_named_until_somebody_acts(operator: Operator, world: World, cluster: Provider):
-    story = Story.begin(world, pipeline("silent", steps={"train": 100}, train=SPOT))
+def test_a_node_that_is_silent_is_named_until_somebody_acts(
+    operator: Operator, namespace: KubeNamespace, cluster: Provider
+):
+    story = PipelineDriver.start(namespace, pipeline("silent", steps={"train": 100}, train=SPOT))
     story.wait_state("train", "Running")
     node, host = node_of(story), host_of(story)["name"]
     cluster.kill(node)
@@ -96,19 +100,19 @@ def test_a_node_that_is_silent_is_named_until_somebody_acts(operator: Operator, 
         cluster.revive(node)
 
 
-def test_a_pod_that_somebody_deletes(operator: Operator, world: World):
-    story = Story.begin(world, pipeline("deleted-pod", steps={"train": 60}, train=SPOT))
+def test_a_pod_that_somebody_deletes(operator: Operator, namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("deleted-pod", steps={"train": 60}, train=SPOT))
     story.wait_state("train", "Running")
-    world.run("delete", story.pod("train"), "--wait=false")
+    namespace.run("delete", story.pod("train"), "--wait=false")
     story.until(lambda: interrupted(story))
     story.wait_finished()
     assert story.stage("train")["failures"] == 0
 
 
-def test_a_job_that_somebody_deletes(operator: Operator, world: World):
-    story = Story.begin(world, pipeline("deleted-job", steps={"train": 60}, train=SPOT))
+def test_a_job_that_somebody_deletes(operator: Operator, namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("deleted-job", steps={"train": 60}, train=SPOT))
     story.wait_state("train", "Running")
-    world.run("delete", "job", story.stage("train")["attempts"][0]["job"], "--wait=false")
+    namespace.run("delete", "job", story.stage("train")["attempts"][0]["job"], "--wait=false")
     story.until(lambda: interrupted(story))
     story.wait_finished()
     log = {job["metadata"]["labels"]["finetune.dev/attempt"] for job in story.jobs("train")}

@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.driver import Object, Story
+from e2e.pipelines.driver import Object, PipelineDriver
 from e2e.pipelines.test_evictions import SPOT, node_of
-from e2e.progress import reached
-from e2e.reference_run import MANIFEST, Laptop, material_for
-from testcluster.kube_namespace import World
+from e2e.progress import wait_for_step
+from e2e.reference_run import MANIFEST, ReferenceRun, material_for
+from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
@@ -27,11 +27,11 @@ def training() -> Object:
     return manifest
 
 
-def at_step(story: Story, attempt: int, step: int) -> Object:
+def at_step(story: PipelineDriver, attempt: int, step: int) -> Object:
     """Wait until an attempt has done so many steps, and give its progress then."""
     story.until(lambda: len(story.stage("train").get("attempts", [])) == attempt, 120)
     job = story.stage("train")["attempts"][-1]["job"]
-    return reached(story.world, f"batch.kubernetes.io/job-name={job}", step)
+    return wait_for_step(story.namespace, f"batch.kubernetes.io/job-name={job}", step)
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def taken(cluster: Provider) -> Iterator[list[str]]:
 
 
 def test_reclaimed_and_then_lost_with_its_node_it_ends_with_the_laptops_bytes(
-    operator: Operator, world: World, cluster: Provider, laptop: Laptop, taken: list[str]
+    operator: Operator, namespace: KubeNamespace, cluster: Provider, laptop: ReferenceRun, taken: list[str]
 ):
-    material_for(world, laptop)
-    story = Story.begin(world, training())
+    material_for(namespace, laptop)
+    story = PipelineDriver.start(namespace, training())
     at_step(story, 1, 70)
     taken.append(node_of(story))
     reclaim(cluster, taken[-1], 12.0, "taint")
@@ -72,9 +72,9 @@ def test_reclaimed_and_then_lost_with_its_node_it_ends_with_the_laptops_bytes(
     assert third["startStep"] % EVERY == 0
     assert saved < third["startStep"] <= seen["step"] + EVERY
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (2, 0)
-    assert world.run("get", "events").count("AttemptInterrupted") == 2
+    assert namespace.run("get", "events").count("AttemptInterrupted") == 2
 
     ours = hashlib.sha256((laptop.workspace / laptop.adapter).read_bytes()).hexdigest()
     weights = f"/workspace/{laptop.adapter.replace(laptop.identity, status['stages']['train']['identity'])}"
-    theirs = world.say(f"busybox sha256sum {weights}", claims={"docstrings-workspace": "/workspace"})
+    theirs = namespace.run_script(f"busybox sha256sum {weights}", claims={"docstrings-workspace": "/workspace"})
     assert theirs.split()[0] == ours

@@ -2,14 +2,14 @@
 
 import pytest
 
-from e2e.pipelines.driver import Story, pipeline
-from testcluster.kube_namespace import World, until
+from e2e.pipelines.driver import PipelineDriver, pipeline
+from testcluster.kube_namespace import KubeNamespace, until
 
 pytestmark = pytest.mark.usefixtures("operator")
 
 
-def test_stages_run_one_after_the_other_and_conditions_tell(world: World):
-    story = Story.begin(world, pipeline("simple"))
+def test_stages_run_one_after_the_other_and_conditions_tell(namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("simple"))
     status = story.wait_finished()
     assert story.condition("Ready")["status"] == "True"
     assert story.condition("Ready")["reason"] == "AllStagesSucceeded"
@@ -19,18 +19,18 @@ def test_stages_run_one_after_the_other_and_conditions_tell(world: World):
     assert [status["stages"][name]["reason"] for name in ("push", "deploy")] == ["NotRequested"] * 2
     assert len(story.jobs()) == 3
     assert status["observedGeneration"] == story.object["metadata"]["generation"]
-    events = world.run("get", "events", "--field-selector=involvedObject.kind=FineTunePipeline")
+    events = namespace.run("get", "events", "--field-selector=involvedObject.kind=FineTunePipeline")
     assert events.count("StageSucceeded") == 3
     assert events.count("PipelineSucceeded") == 1
 
 
-def test_suspend_saves_and_resume_goes_on_from_there(world: World):
-    story = Story.begin(world, pipeline("paused", steps={"train": 60}))
+def test_suspend_saves_and_resume_goes_on_from_there(namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("paused", steps={"train": 60}))
     story.wait_state("train", "Running")
     story.change(suspend=True)
     story.until(lambda: story.stage("train")["attempts"][-1]["outcome"] == "Stopped")
     assert story.condition("Ready")["reason"] == "Suspended"
-    assert world.run("get", "pods", "-l", "finetune.dev/stage=train", "-o", "name") == ""
+    assert namespace.run("get", "pods", "-l", "finetune.dev/stage=train", "-o", "name") == ""
     first = story.stage("train")["attempts"][0]
     assert first["exitCode"] == 75
     story.change(suspend=None)
@@ -39,8 +39,8 @@ def test_suspend_saves_and_resume_goes_on_from_there(world: World):
     assert (train["failures"], train["interruptions"], len(train["attempts"])) == (0, 0, 2)
 
 
-def test_cancel_stops_for_good_until_retry(world: World):
-    story = Story.begin(world, pipeline("cancelled", steps={"train": 60}))
+def test_cancel_stops_for_good_until_retry(namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("cancelled", steps={"train": 60}))
     story.wait_state("train", "Running")
     story.annotate("cancel", "1")
     story.wait_finished("Cancelled")
@@ -50,9 +50,9 @@ def test_cancel_stops_for_good_until_retry(world: World):
     assert [job["metadata"]["labels"]["finetune.dev/attempt"] for job in story.jobs("prepare")] == ["1"]
 
 
-def test_a_failure_is_tried_again_and_the_edit_that_mends_it_goes_on(world: World):
+def test_a_failure_is_tried_again_and_the_edit_that_mends_it_goes_on(namespace: KubeNamespace):
     broken = {"env": {"FAIL_WITH": "70"}, "retries": {"failures": 0}}
-    story = Story.begin(world, pipeline("mended", train=broken))
+    story = PipelineDriver.start(namespace, pipeline("mended", train=broken))
     story.wait_finished("Failed")
     assert story.condition("Stalled")["reason"] == "RetriesExhausted"
     assert "the script was told to fail" in story.condition("Ready")["message"]
@@ -61,8 +61,8 @@ def test_a_failure_is_tried_again_and_the_edit_that_mends_it_goes_on(world: Worl
     assert len(story.jobs("prepare")) == 1
 
 
-def test_an_edit_of_how_a_stage_runs_resumes_it_and_of_what_it_makes_starts_it_afresh(world: World):
-    story = Story.begin(world, pipeline("edited", steps={"train": 100}))
+def test_an_edit_of_how_a_stage_runs_resumes_it_and_of_what_it_makes_starts_it_afresh(namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("edited", steps={"train": 100}))
     story.wait_state("train", "Running")
     before = story.stage("train")["identity"]
     story.change(train={"resources": {"memory": "48Mi"}})
@@ -74,9 +74,9 @@ def test_an_edit_of_how_a_stage_runs_resumes_it_and_of_what_it_makes_starts_it_a
     assert story.stage("train")["failures"] == 0
 
 
-def test_time_limits_end_a_stage_and_a_pipeline(world: World):
-    slow = Story.begin(world, pipeline("slow", steps={"train": 900}, train={"timeoutSeconds": 3}))
-    slower = Story.begin(world, pipeline("slower", steps={"prepare": 900}, activeDeadlineSeconds=3))
+def test_time_limits_end_a_stage_and_a_pipeline(namespace: KubeNamespace):
+    slow = PipelineDriver.start(namespace, pipeline("slow", steps={"train": 900}, train={"timeoutSeconds": 3}))
+    slower = PipelineDriver.start(namespace, pipeline("slower", steps={"prepare": 900}, activeDeadlineSeconds=3))
     for story in (slow, slower):
         story.wait_finished("Failed")
         assert story.condition("Ready")["reason"] == "DeadlineExceeded"
@@ -84,17 +84,17 @@ def test_time_limits_end_a_stage_and_a_pipeline(world: World):
     assert "activeDeadlineSeconds" in slower.condition("Ready")["message"]
 
 
-def test_a_finished_pipeline_goes_when_its_time_is_up(world: World):
-    story = Story.begin(world, pipeline("brief", ttlSecondsAfterFinished=2))
+def test_a_finished_pipeline_goes_when_its_time_is_up(namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("brief", ttlSecondsAfterFinished=2))
     story.until(lambda: not story.object, 90)
-    story.until(lambda: world.run("get", "jobs", "-o", "name") == "")
-    assert world.get("pvc", "brief-workspace")
+    story.until(lambda: namespace.run("get", "jobs", "-o", "name") == "")
+    assert namespace.get("pvc", "brief-workspace")
 
 
-def test_a_finished_pipeline_stays_finished_when_its_jobs_are_deleted(world: World):
-    story = Story.begin(world, pipeline("kept"))
+def test_a_finished_pipeline_stays_finished_when_its_jobs_are_deleted(namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("kept"))
     story.wait_finished()
-    world.run("delete", "jobs", "--all")
+    namespace.run("delete", "jobs", "--all")
     story.change(activeDeadlineSeconds=3600)
     story.until(lambda: story.status["observedGeneration"] == story.object["metadata"]["generation"])
     assert story.status["phase"] == "Succeeded"
@@ -102,54 +102,54 @@ def test_a_finished_pipeline_stays_finished_when_its_jobs_are_deleted(world: Wor
 
 
 @pytest.mark.parametrize("propagation", ["background", "foreground", "orphan"])
-def test_deleting_a_pipeline_takes_its_jobs_along_and_leaves_its_work(world: World, propagation: str):
-    story = Story.begin(world, pipeline("deleted", steps={"train": 900}))
+def test_deleting_a_pipeline_takes_its_jobs_along_and_leaves_its_work(namespace: KubeNamespace, propagation: str):
+    story = PipelineDriver.start(namespace, pipeline("deleted", steps={"train": 900}))
     story.wait_state("train", "Running")
-    world.run("delete", "ftp", "deleted", f"--cascade={propagation}", timeout=90)
+    namespace.run("delete", "ftp", "deleted", f"--cascade={propagation}", timeout=90)
     if propagation != "orphan":
-        story.until(lambda: world.run("get", "jobs,pods", "-o", "name") == "")
-    assert world.get("pvc", "deleted-workspace")
-    again = Story.begin(world, pipeline("deleted", steps={"train": 5}))
+        story.until(lambda: namespace.run("get", "jobs,pods", "-o", "name") == "")
+    assert namespace.get("pvc", "deleted-workspace")
+    again = PipelineDriver.start(namespace, pipeline("deleted", steps={"train": 5}))
     again.wait_finished()
 
 
-def test_deleting_takes_everything_along_in_whatever_state(world: World):
+def test_deleting_takes_everything_along_in_whatever_state(namespace: KubeNamespace):
     states = {
         "homeless": {"prepare": {"placement": {"nodeSelector": {"there": "is-none"}}}},
         "suspended": {"suspend": True},
         "failed": {"prepare": {"env": {"FAIL_WITH": "65"}}},
         "done": {},
     }
-    stories = {name: Story.begin(world, pipeline(name, **changes)) for name, changes in states.items()}
+    stories = {name: PipelineDriver.start(namespace, pipeline(name, **changes)) for name, changes in states.items()}
     stories["failed"].wait_finished("Failed")
     stories["done"].wait_finished()
     stories["homeless"].until(stories["homeless"].jobs)
     stories["suspended"].until(lambda: stories["suspended"].status.get("phase") == "Suspended")
-    world.run("delete", "ftp", "--all", timeout=90)
+    namespace.run("delete", "ftp", "--all", timeout=90)
     ours = "app.kubernetes.io/managed-by=finetune-operator"
-    until(lambda: not world.run("get", "jobs,pods", "-l", ours, "-o", "name").strip(), 60)
-    assert "done-workspace" in world.run("get", "pvc", "-o", "name")
+    until(lambda: not namespace.run("get", "jobs,pods", "-l", ours, "-o", "name").strip(), 60)
+    assert "done-workspace" in namespace.run("get", "pvc", "-o", "name")
 
 
-def test_a_workspace_that_is_not_to_stay_goes_with_its_pipeline(world: World):
-    story = Story.begin(world, pipeline("fleeting", workspace={"whenDeleted": "Delete"}))
+def test_a_workspace_that_is_not_to_stay_goes_with_its_pipeline(namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("fleeting", workspace={"whenDeleted": "Delete"}))
     story.wait_finished()
-    world.run("delete", "ftp", "fleeting")
-    story.until(lambda: not world.get("pvc", "fleeting-workspace"))
+    namespace.run("delete", "ftp", "fleeting")
+    story.until(lambda: not namespace.get("pvc", "fleeting-workspace"))
 
 
-def test_the_fate_of_a_workspace_can_be_changed_later(world: World):
-    story = Story.begin(world, pipeline("changed"))
+def test_the_fate_of_a_workspace_can_be_changed_later(namespace: KubeNamespace):
+    story = PipelineDriver.start(namespace, pipeline("changed"))
     story.wait_finished()
     story.change(workspace={"whenDeleted": "Delete"})
-    story.until(lambda: world.get("pvc", "changed-workspace")["metadata"].get("ownerReferences"))
+    story.until(lambda: namespace.get("pvc", "changed-workspace")["metadata"].get("ownerReferences"))
     story.change(workspace={"whenDeleted": "Retain"})
-    story.until(lambda: not world.get("pvc", "changed-workspace")["metadata"].get("ownerReferences"))
+    story.until(lambda: not namespace.get("pvc", "changed-workspace")["metadata"].get("ownerReferences"))
 
 
-def test_a_name_of_253_characters(world: World):
+def test_a_name_of_253_characters(namespace: KubeNamespace):
     name = "n" + "-long" * 50 + "xy"
     assert len(name) == 253
-    story = Story.begin(world, pipeline(name))
+    story = PipelineDriver.start(namespace, pipeline(name))
     story.wait_finished()
     assert all(len(job["metadata"]["name"]) <= 63 for job in story.jobs())

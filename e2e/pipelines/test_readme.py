@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.driver import Story
+from e2e.pipelines.driver import PipelineDriver
 from e2e.reference_run import DEMO, MANIFEST, ROOT
 from testcluster.kube import Kube
-from testcluster.kube_namespace import World
+from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 
 MATERIAL = DEMO / "material.yaml"
@@ -40,25 +40,25 @@ def typed(block: str, kube: Kube) -> str:
 
 
 @pytest.fixture(scope="module")
-def docstrings(cluster: Provider, operator: Operator) -> Iterator[Story]:
+def docstrings(cluster: Provider, operator: Operator) -> Iterator[PipelineDriver]:
     """The demo, as the README has it applied, in the namespace in which one types."""
-    world = World(cluster.kube, "default")
+    namespace = KubeNamespace(cluster.kube, "default")
     apply, _ = blocks("On a cluster")
     try:
         typed(apply, cluster.kube)
-        yield Story(world, yaml.safe_load(MANIFEST.read_text())["metadata"]["name"])
+        yield PipelineDriver(namespace, yaml.safe_load(MANIFEST.read_text())["metadata"]["name"])
     finally:
-        world.run("delete", "-f", str(MANIFEST), "-f", str(MATERIAL), "--wait=false", "--ignore-not-found")
-        world.run("delete", "configmap", "demo-material", "--ignore-not-found")
+        namespace.run("delete", "-f", str(MANIFEST), "-f", str(MATERIAL), "--wait=false", "--ignore-not-found")
+        namespace.run("delete", "configmap", "demo-material", "--ignore-not-found")
 
 
-def test_the_demo_passes_its_gate_on_a_cluster(docstrings: Story):
+def test_the_demo_passes_its_gate_on_a_cluster(docstrings: PipelineDriver):
     status = docstrings.status
     assert status["phase"] == "Succeeded", docstrings.told()
     assert status["gate"]["passed"]
 
 
-def test_the_model_answers_whoever_asks_as_it_is_written(docstrings: Story, cluster: Provider):
+def test_the_model_answers_whoever_asks_as_it_is_written(docstrings: PipelineDriver, cluster: Provider):
     _, ask = blocks("On a cluster")
     said = typed(ask, cluster.kube)
     [line] = [line for line in said.splitlines() if line.startswith("{")]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import docstrings
 
-from finetune_trainer.runtime.artifacts import Damaged, appearing, canonical, seal, verify
+from finetune_trainer.runtime.artifacts import CorruptArtifact, atomic_folder, canonical_json, seal, verify
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / ".demo" / "material"
@@ -42,10 +42,10 @@ def make_once(folder: Path, stamp: dict[str, object], fill: Callable[[Path], Non
         if verify(folder) == stamp:
             print(f"{folder.name}: there already", flush=True)
             return
-    except Damaged:
+    except CorruptArtifact:
         pass
     began = time.monotonic()
-    with appearing(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         fill(temporary)
         seal(temporary, stamp)
     print(f"{folder.name}: made in {time.monotonic() - began:.0f} s", flush=True)
@@ -71,7 +71,7 @@ def base_model(folder: Path, texts: list[str], steps: int, seed: int) -> None:
 
 def digest(value: object) -> str:
     """Give the SHA-256 of anything that JSON can say."""
-    return hashlib.sha256(canonical(value)).hexdigest()
+    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def write_lines(path: Path, records: list[dict[str, str]]) -> None:

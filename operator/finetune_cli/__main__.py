@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from finetune_cli.diagnostics import ManifestInvalid, Refused
+from finetune_cli.diagnostics import InvalidManifest, UsageError
 from finetune_cli.exit_codes import FAILED, INTERRUPTED, INVALID, PIPE_CLOSED
 from finetune_operator.errors import ClusterError
 
@@ -26,14 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         if sys.stdout is not None:  # closed by whoever started us
             sys.stdout.flush()
-    except ManifestInvalid as invalid:
+    except InvalidManifest as invalid:
         print(invalid, file=sys.stderr)
         code = INVALID
-    except Refused as refused:
+    except UsageError as refused:
         print(f"finetune: {refused}", file=sys.stderr)
         code = INVALID
     except BrokenPipeError:
-        code = _unheard()
+        code = _exit_on_closed_pipe()
     except (ClusterError, OSError) as error:
         print(f"finetune: {error}", file=sys.stderr)
         code = FAILED
@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:
         if not isinstance(leaving.__context__, BrokenPipeError):  # rich's way to say it
             raise
-        code = _unheard()
+        code = _exit_on_closed_pipe()
     return code
 
 
-def _unheard() -> int:
+def _exit_on_closed_pipe() -> int:
     """Go quietly: whoever read our output has gone, and Python would complain once more on its way out."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED

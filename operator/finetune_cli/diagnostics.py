@@ -12,7 +12,7 @@ SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Problem:
+class Diagnostic:
     """One thing to mend."""
 
     file: Path
@@ -28,20 +28,20 @@ class Problem:
         return ": ".join(part for part in (place, self.path, self.message) if part)
 
 
-class ManifestInvalid(Exception):
+class InvalidManifest(Exception):
     """The manifest cannot be used; `problems` says everything that is wrong with it."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(map(str, self.problems)))
+    def __init__(self, problems: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(problems)
+        super().__init__("\n".join(map(str, self.diagnostics)))
 
 
-def in_order(problems: Iterable[Problem]) -> list[Problem]:
+def sort_diagnostics(problems: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Sort as an editor shows them: by line, each once."""
     return sorted(set(problems), key=lambda problem: (problem.line or 0, problem.path, problem.message))
 
 
-def likeliest(word: str, known: Iterable[str]) -> str | None:
+def closest_match(word: str, known: Iterable[str]) -> str | None:
     """Give the known word that was probably meant, or None."""
     by_folded = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower()[:200], by_folded, n=1, cutoff=0.6)
@@ -64,5 +64,5 @@ def quoted(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 
-class Refused(Exception):
+class UsageError(Exception):
     """The command cannot begin with these arguments; says why and what to do."""

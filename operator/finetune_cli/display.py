@@ -30,11 +30,11 @@ MARKS: dict[StageState, tuple[str, str]] = {
 
 PROGRESS_SECONDS = 5.0
 
-Below = Callable[[AttemptStatus], Sequence[str]]
+AttemptDetails = Callable[[AttemptStatus], Sequence[str]]
 """What is to be said under an attempt: of its pods."""
 
 
-class View(Protocol):
+class Display(Protocol):
     """Where a run is shown."""
 
     def __enter__(self) -> Self: ...
@@ -43,14 +43,14 @@ class View(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def tell(self, event: Event) -> None:
+    def event(self, event: Event) -> None:
         """Say what has just become true."""
 
-    def show(self, status: PipelineStatus) -> None:
+    def update(self, status: PipelineStatus) -> None:
         """Show how things stand."""
 
 
-class Lines:
+class LineOutput:
     """One line for each thing that happens, and one now and then for progress."""
 
     def __init__(self, console: Console) -> None:
@@ -67,11 +67,11 @@ class Lines:
     ) -> None:
         pass
 
-    def tell(self, event: Event) -> None:
+    def event(self, event: Event) -> None:
         """Say it, with the time since the beginning."""
         self._line(f"{event.reason}: {event.message}")
 
-    def show(self, status: PipelineStatus) -> None:
+    def update(self, status: PipelineStatus) -> None:
         """Say how far the running stage is, if that is news."""
         stage = status.stages.get(status.stage)
         now = time.monotonic()
@@ -88,7 +88,7 @@ class Lines:
         self.console.print(f"[{passed}] {words}", markup=False, highlight=False, soft_wrap=True)
 
 
-class Board:
+class LiveTable:
     """A table of stages that is drawn again and again in the same place."""
 
     def __init__(self, console: Console, title: str) -> None:
@@ -104,17 +104,17 @@ class Board:
     ) -> None:
         self.live.stop()
 
-    def tell(self, event: Event) -> None:
+    def event(self, event: Event) -> None:
         """Let bad news scroll by above the table; the table shows the rest."""
         if event.type == "Warning":
             self.live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
 
-    def show(self, status: PipelineStatus) -> None:
+    def update(self, status: PipelineStatus) -> None:
         """Draw the table anew."""
-        self.live.update(board(self.title, status))
+        self.live.update(live_table(self.title, status))
 
 
-def board(title: str, status: PipelineStatus, below: Below = lambda _: ()) -> RenderableType:
+def live_table(title: str, status: PipelineStatus, below: AttemptDetails = lambda _: ()) -> RenderableType:
     """Give the pipeline as a tree: its stages, the attempts that have something to tell, and what lies `below` them."""
     lines: list[RenderableType] = [Text(f"{title}  {status.phase}", style="bold")]
     for name in (kind.name for kind in STAGES if kind.name in status.stages):  # an API server sorts them by name
@@ -122,7 +122,7 @@ def board(title: str, status: PipelineStatus, below: Below = lambda _: ()) -> Re
         lines.append(_stage_line(name, stage))
         for attempt in stage.attempts:
             under = below(attempt)
-            if under or _has_to_tell(attempt):
+            if under or _has_details(attempt):
                 lines.append(Text(f"  ↳ {attempt_line(attempt)}", style="dim"))
             lines += [Text(f"      {words}", style="dim") for words in under]
     return Group(*lines)
@@ -139,7 +139,7 @@ def _stage_line(name: str, stage: StageStatus) -> RenderableType:
     return line
 
 
-def _has_to_tell(attempt: AttemptStatus) -> bool:
+def _has_details(attempt: AttemptStatus) -> bool:
     """Whether it did not simply succeed."""
     return attempt.outcome not in {Outcome.SUCCEEDED, Outcome.RUNNING} or bool(attempt.start_step)
 
@@ -217,7 +217,7 @@ def interruptions_line(status: PipelineStatus) -> str:
     return f"{times}; {status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
 
 
-def view_for(title: str, *, to_stderr: bool) -> View:
+def display_for(title: str, *, to_stderr: bool) -> Display:
     """Choose by where the output goes."""
     console = Console(stderr=to_stderr)
-    return Board(console, title) if console.is_terminal else Lines(console)
+    return LiveTable(console, title) if console.is_terminal else LineOutput(console)

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import Outcome, StageState
-from finetune_operator.core.assess import PipelineView, StageView, assess
-from finetune_operator.core.observation import Observed
+from finetune_operator.core.assess import PipelineAssessment, StageAssessment, assess
+from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Pipeline
 
-Doing = Literal["reuse", "run", "resume", "skip", "stay"]
+PlannedAction = Literal["reuse", "run", "resume", "skip", "stay"]
 DISTANT = ("image", "resources", "placement")
 """What a stage says to a cluster and a laptop cannot obey."""
 
@@ -22,24 +22,24 @@ class Forecast:
     """One stage."""
 
     stage: str
-    doing: Doing
+    action: PlannedAction
     why: str
     identity: str = ""
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptWork:
     """What an earlier attempt left of a stage's work."""
 
-    doing: Literal["reuse", "resume"]
+    action: Literal["reuse", "resume"]
     words: str
 
 
-Keeps = Callable[[str, StageView], Kept | None]
+FindKeptWork = Callable[[str, StageAssessment], KeptWork | None]
 
 
-def foretell(
-    before: Pipeline | None, after: Pipeline, observed: Observed, now: datetime, keeps: Keeps
+def forecast(
+    before: Pipeline | None, after: Pipeline, observed: Observation, now: datetime, keeps: FindKeptWork
 ) -> list[Forecast]:
     """Say of every stage what becomes of it where `before` gives way to `after`; `keeps` knows the workspace."""
     view = assess(after, observed, now)
@@ -52,26 +52,32 @@ def foretell(
 
 
 def _of_stage(
-    name: str, view: PipelineView, old: StageView | None, found: Sequence[Forecast], *, suspended: bool, keeps: Keeps
-) -> tuple[Doing, str]:
+    name: str,
+    view: PipelineAssessment,
+    old: StageAssessment | None,
+    found: Sequence[Forecast],
+    *,
+    suspended: bool,
+    keeps: FindKeptWork,
+) -> tuple[PlannedAction, str]:
     stage = view.stages[name]
     if settled := _settled(stage):
         return settled
     needs = stage.spec.needs if stage.spec else ()
-    stays = [need for need in needs if need in _that(found, "stay")]
+    stays = [need for need in needs if need in _forecast_stage(found, "stay")]
     if held := "spec.suspend is true" if suspended else f"waits for {stays[0]}" if stays else "":
         return "stay", held
     if running := _running(stage):
         return "run", running
-    again = [need for need in needs if need in _that(found, "run", "resume")]
+    again = [need for need in needs if need in _forecast_stage(found, "run", "resume")]
     return _to_do(name, stage, old, again, keeps(name, stage))
 
 
-def _that(found: Sequence[Forecast], *doing: Doing) -> set[str]:
-    return {one.stage for one in found if one.doing in doing}
+def _forecast_stage(found: Sequence[Forecast], *doing: PlannedAction) -> set[str]:
+    return {one.stage for one in found if one.action in doing}
 
 
-def _settled(now: StageView) -> tuple[Doing, str] | None:
+def _settled(now: StageAssessment) -> tuple[PlannedAction, str] | None:
     """Tell the stage that will not start a process."""
     match now.status.state:
         case StageState.SUCCEEDED:
@@ -84,7 +90,7 @@ def _settled(now: StageView) -> tuple[Doing, str] | None:
             return None
 
 
-def _running(now: StageView) -> str:
+def _running(now: StageAssessment) -> str:
     """Tell of the attempt that is running and what it should be."""
     last = now.status.last_attempt
     if last is None or last.outcome is not Outcome.RUNNING or last.stopping:
@@ -95,28 +101,30 @@ def _running(now: StageView) -> str:
     return f"attempt {last.number} is {'running' if now.status.state is StageState.RUNNING else 'waiting'}{words}"
 
 
-def _to_do(name: str, now: StageView, old: StageView | None, again: list[str], kept: Kept | None) -> tuple[Doing, str]:
+def _to_do(
+    name: str, now: StageAssessment, old: StageAssessment | None, again: list[str], kept: KeptWork | None
+) -> tuple[PlannedAction, str]:
     why = _why(name, now, old, again)
     if kept is None:
         return "run", why
-    return kept.doing, kept.words if kept.doing == "reuse" else f"{why}; {kept.words}"
+    return kept.action, kept.words if kept.action == "reuse" else f"{why}; {kept.words}"
 
 
 def _took(seconds: float) -> str:
     return f", took {seconds:.0f} s" if seconds else ""
 
 
-def _why(name: str, now: StageView, old: StageView | None, waits_for: list[str]) -> str:
+def _why(name: str, now: StageAssessment, old: StageAssessment | None, waits_for: list[str]) -> str:
     if old is None or old.config is None or not old.status.identity:
         return f"after {waits_for[-1]}" if waits_for else "not run yet"
-    if changes := list(_changes(f"spec.{name}", _own(now.spec), _own(old.spec))):
+    if changes := list(_changes(f"spec.{name}", _own_changes(now.spec), _own_changes(old.spec))):
         return ", ".join(changes[:3]) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")  # noqa: PLR2004
     if waits_for:
         return f"{waits_for[-1]} is run again" if old.status.attempts or old.status.result else f"after {waits_for[-1]}"
     return "a source has changed" if now.status.identity != old.status.identity else "not finished yet"
 
 
-def _own(spec: StageSpec | None) -> dict[str, Any]:
+def _own_changes(spec: StageSpec | None) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=True, exclude_none=True) if spec else {}
 
 

@@ -8,7 +8,7 @@ from finetune_operator.core.pipeline import Pipeline
 DONE = ("Succeeded", "BelowThreshold")
 
 
-def code_of(status: PipelineStatus) -> int:
+def exit_code(status: PipelineStatus) -> int:
     """Say of a pipeline that has finished how that was: 0, FAILED, BELOW_GATE."""
     return below_gate(status) if status.phase in DONE else FAILED
 
@@ -18,7 +18,7 @@ def below_gate(status: PipelineStatus) -> int:
     return BELOW_GATE if status.gate is not None and not status.gate.passed else 0
 
 
-def is_current(pipeline: Pipeline) -> bool:
+def is_up_to_date(pipeline: Pipeline) -> bool:
     """Whether the status speaks of what is asked now: of this spec, and of every retry and cancellation."""
     asked = pipeline.retry is not None or pipeline.cancel is not None
     return pipeline.status.observed_generation == pipeline.generation and not asked
@@ -26,7 +26,7 @@ def is_current(pipeline: Pipeline) -> bool:
 
 def has_finished(pipeline: Pipeline) -> bool:
     """Whether it has come to an end that nothing asked since will change."""
-    return pipeline.status.finished_at is not None and is_current(pipeline)
+    return pipeline.status.finished_at is not None and is_up_to_date(pipeline)
 
 
 def ready_message(status: PipelineStatus) -> str:

@@ -13,16 +13,16 @@ from finetune_operator.controller.manager import Options, run
 from finetune_operator.core.settings import VLLM_IMAGE, Settings
 from finetune_operator.errors import ClusterError
 
-LOOK_SECONDS = 15.0
+PROGRESS_POLL_SECONDS = 15.0
 """Between two looks at a pipeline with running work: how often its progress is asked for."""
-RECURSION = 25_000
+RECURSION_LIMIT = 25_000
 """An API server takes JSON 10,000 levels deep, and lists it among everybody's: reading it costs one call a level, and
 copying it, as kopf does, two. More than 40,000 do not fit on a stack of 8 MiB."""
 
 
 def main(arguments: list[str]) -> int:
     """Run until told to stop; 1 where there is no cluster to speak of."""
-    sys.setrecursionlimit(RECURSION)
+    sys.setrecursionlimit(RECURSION_LIMIT)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `watches` says it in one line
     options = _options(arguments)
@@ -54,8 +54,8 @@ def _options(arguments: list[str]) -> Options:
         placement_defaults=PlacementDefaults.model_validate_json(chosen.placement),
         trainer_image=chosen.trainer_image,
         engine_images={"vllm": chosen.vllm_image},
-        grace=timedelta(seconds=chosen.grace_seconds),
-        resync=timedelta(seconds=LOOK_SECONDS),
+        grace_period=timedelta(seconds=chosen.grace_seconds),
+        poll_interval=timedelta(seconds=PROGRESS_POLL_SECONDS),
     )
     return Options(
         identity=chosen.identity,

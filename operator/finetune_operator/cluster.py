@@ -5,7 +5,7 @@ from typing import Protocol
 
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
-from finetune_operator.core.observation import Observed
+from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import Action
 
@@ -16,7 +16,7 @@ class Cluster(Protocol):
     async def read(self, key: Key) -> Pipeline | None:
         """Give the pipeline as it is now, or None where it is gone."""
 
-    async def observe(self, pipeline: Pipeline) -> Observed:
+    async def observe(self, pipeline: Pipeline) -> Observation:
         """Give what can be seen of its Jobs; one is Complete, Failed or missing only when no process of it is left."""
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
@@ -25,5 +25,5 @@ class Cluster(Protocol):
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
         """Do all of them; each may have been done already, by us or by a process that was killed half-way."""
 
-    async def announce(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
+    async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Tell people."""

@@ -9,5 +9,5 @@ class Conflict(ClusterError):
     """Somebody else changed the object since it was read: read it again."""
 
 
-class Unusable(ClusterError):
+class InvalidObject(ClusterError):
     """The object itself is beyond us: wait until somebody changes it."""

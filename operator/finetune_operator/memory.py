@@ -15,9 +15,9 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import JobSeen, JobState, Observed, Server
+from finetune_operator.core.observation import JobState, Observation, ObservedJob, ObservedServer
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
+from finetune_operator.core.plan import Action, CreateJob, DeletePipeline, StopJob, SwitchTraffic
 from finetune_operator.errors import Conflict
 from finetune_trainer.contract import (
     AnyResult,
@@ -32,12 +32,12 @@ from finetune_trainer.contract import (
 LIVE = frozenset({JobState.WAITING, JobState.RUNNING})
 
 
-class PromiseBroken(AssertionError):
+class InvariantViolation(AssertionError):
     """The operator did what it promised never to do."""
 
 
 @dataclass
-class Stored:
+class StoredPipeline:
     """A pipeline as an API server keeps it: text, and nothing that is null."""
 
     uid: str
@@ -54,13 +54,13 @@ class MemoryJob:
 
     owner: str
     template: JobTemplate
-    seen: JobSeen
+    observed: ObservedJob
     asked_to_stop: bool = False
 
     @property
     def live(self) -> bool:
         """Whether it may still have a process."""
-        return self.seen.state in LIVE
+        return self.observed.state in LIVE
 
 
 class MemoryCluster:
@@ -68,20 +68,20 @@ class MemoryCluster:
 
     def __init__(self, now: datetime) -> None:
         self.now = now
-        self.pipelines: dict[Key, Stored] = {}
+        self.pipelines: dict[Key, StoredPipeline] = {}
         self.jobs: dict[str, MemoryJob] = {}
-        self.servers: dict[str, Server] = {}
-        self.contents: dict[str, str] = {}
-        self.announced: list[tuple[Key, Event]] = []
-        self.deeds: list[str] = []
+        self.servers: dict[str, ObservedServer] = {}
+        self.source_digests: dict[str, str] = {}
+        self.emitted: list[tuple[Key, Event]] = []
+        self.applied: list[str] = []
         """What reconciling has changed, in order; what was done already is not done again and not in here."""
-        self.fault: Callable[[str], None] = lambda _moment: None
+        self.inject_fault: Callable[[str], None] = lambda _moment: None
 
     # What people do.
 
     def submit(self, key: Key, spec: PipelineSpec, uid: str) -> None:
         """Create a pipeline."""
-        self.pipelines[key] = Stored(uid, _json(spec))
+        self.pipelines[key] = StoredPipeline(uid, _json(spec))
 
     def edit(self, key: Key, spec: PipelineSpec) -> None:
         """Change what is asked; the generation is raised if that differs."""
@@ -99,20 +99,20 @@ class MemoryCluster:
 
     async def read(self, key: Key) -> Pipeline | None:
         """Give the pipeline as it is now, or None where it is gone."""
-        with self._moment("read"):
+        with self._fault_point("read"):
             stored = self.pipelines.get(key)
             return _pipeline(key, stored) if stored else None
 
-    async def observe(self, pipeline: Pipeline) -> Observed:
+    async def observe(self, pipeline: Pipeline) -> Observation:
         """Give all Jobs of the pipeline."""
-        with self._moment("observe"):
-            jobs = {name: job.seen for name, job in self.jobs.items() if job.owner == pipeline.uid}
+        with self._fault_point("observe"):
+            jobs = {name: job.observed for name, job in self.jobs.items() if job.owner == pipeline.uid}
             servers = {name: server for name, server in self.servers.items() if name in jobs}
-            return Observed(jobs, contents=dict(self.contents), servers=servers)
+            return Observation(jobs, source_digests=dict(self.source_digests), servers=servers)
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
         """Keep the status, where it differs; raise Conflict where the pipeline has changed since the read."""
-        with self._moment("write_status"):
+        with self._fault_point("write_status"):
             stored, text = self.pipelines.get(pipeline.key), _json(status)
             if stored is None or pipeline.resource_version != str(stored.version):
                 raise Conflict(f"{pipeline.key} has changed since it was read")
@@ -122,70 +122,70 @@ class MemoryCluster:
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
         """Make Jobs and ask Jobs to stop."""
         for action in actions:
-            with self._moment("apply"):
+            with self._fault_point("apply"):
                 match action:
                     case CreateJob(template):
                         self._create(pipeline, template)
                     case StopJob(name, _):
                         self._ask_to_stop(name)
-                    case Route(stage, name):
-                        self._route(stage, name)
-                    case Expire():
+                    case SwitchTraffic(stage, name):
+                        self._switch_traffic(stage, name)
+                    case DeletePipeline():
                         self.pipelines.pop(pipeline.key, None)
 
-    async def announce(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
+    async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Keep what was said."""
-        with self._moment("announce"):
-            self.announced.extend((pipeline.key, event) for event in events)
+        with self._fault_point("announce"):
+            self.emitted.extend((pipeline.key, event) for event in events)
 
     def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
         there = self.jobs.get(template.name)
         if there and (there.owner, there.template.identity) != (pipeline.uid, template.identity):
-            raise PromiseBroken(f"{template.name} is the name of another Job")
+            raise InvariantViolation(f"{template.name} is the name of another Job")
         if there:
             return
         for name, job in self.jobs.items():
             if job.live and (job.owner, job.template.stage) == (pipeline.uid, template.stage):
-                raise PromiseBroken(f"{template.name} would run beside {name}")
-        self.jobs[template.name] = MemoryJob(pipeline.uid, template, JobSeen(template.name, JobState.WAITING))
-        self.deeds.append(f"create {template.name}")
+                raise InvariantViolation(f"{template.name} would run beside {name}")
+        self.jobs[template.name] = MemoryJob(pipeline.uid, template, ObservedJob(template.name, JobState.WAITING))
+        self.applied.append(f"create {template.name}")
 
     def _ask_to_stop(self, name: str) -> None:
         job = self.jobs.get(name)
         if job and job.live and not job.asked_to_stop:
             job.asked_to_stop = True
-            self.deeds.append(f"stop {name}")
+            self.applied.append(f"stop {name}")
         if self.servers.pop(name, None):
-            self.deeds.append(f"stop the server of {name}")
+            self.applied.append(f"stop the server of {name}")
 
-    def _route(self, stage: str, name: str) -> None:
+    def _switch_traffic(self, stage: str, name: str) -> None:
         for job, server in self.servers.items():
             if server.stage == stage:
                 self.servers[job] = replace(server, current=job == name)
-        self.deeds.append(f"route to {name}")
+        self.applied.append(f"route to {name}")
 
     @contextmanager
-    def _moment(self, name: str) -> Iterator[None]:
-        self.fault(f"before {name}")
+    def _fault_point(self, name: str) -> Iterator[None]:
+        self.inject_fault(f"before {name}")
         yield
-        self.fault(f"after {name}")
+        self.inject_fault(f"after {name}")
 
     # What happens to Jobs.
 
     def start(self, name: str) -> None:
         """Start its process."""
-        self.see(name, state=JobState.RUNNING, started_at=self.now, waiting=None)
+        self.update_job(name, state=JobState.RUNNING, started_at=self.now, blocker=None)
 
     def progress(self, name: str, step: int, **known: Any) -> None:
         """Let its process say where it is."""
         stage = self.jobs[name].template.stage
-        self.see(name, progress=Progress(stage=stage, updated_at=self.now, step=step, **known))
+        self.update_job(name, progress=Progress(stage=stage, updated_at=self.now, step=step, **known))
 
     def complete(self, name: str, result: AnyResult | None) -> None:
         """End its process with 0; without a result it is as if nobody had seen its pod since."""
         message = TerminationMessage(result=result) if result else None
-        if isinstance(result, DeployResult) and result.lasting:
-            self.servers[name] = Server(self.jobs[name].template.stage, current=False)
+        if isinstance(result, DeployResult) and result.long_running:
+            self.servers[name] = ObservedServer(self.jobs[name].template.stage, current=False)
         self._end(name, JobState.COMPLETE, exit_code=0 if result else None, message=message)
 
     def fail(self, name: str, exit_code: int | None, words: str = "", **evidence: Any) -> None:
@@ -198,22 +198,22 @@ class MemoryCluster:
         message = TerminationMessage(interruption=Interruption(step=step, saved_step=saved))
         self._end(name, JobState.FAILED, exit_code=ExitCode.INTERRUPTED, message=message, disruption=why)
 
-    def vanish(self, name: str) -> None:
+    def delete_job(self, name: str) -> None:
         """Delete the Job object and all that could be seen of it."""
         del self.jobs[name]
 
     def _end(self, name: str, state: JobState, **facts: Any) -> None:
-        self.see(name, state=state, finished_at=self.now, **facts)
+        self.update_job(name, state=state, finished_at=self.now, **facts)
 
-    def see(self, name: str, **facts: Any) -> None:
+    def update_job(self, name: str, **facts: Any) -> None:
         """Change what can be seen of a Job that is not over."""
         job = self.jobs[name]
         if not job.live:
             raise ValueError(f"{name} is over: nothing happens to it any more")
-        job.seen = replace(job.seen, **facts)
+        job.observed = replace(job.observed, **facts)
 
 
-def _pipeline(key: Key, stored: Stored) -> Pipeline:
+def _pipeline(key: Key, stored: StoredPipeline) -> Pipeline:
     spec, status = PipelineSpec.model_validate_json(stored.spec), PipelineStatus.model_validate_json(stored.status)
     version, annotations = str(stored.version), dict(stored.annotations)
     return Pipeline(key, stored.uid, stored.generation, spec, status, version, annotations)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 from testcluster.images.engines import Engine
 from testcluster.state import cache
 
@@ -23,7 +23,7 @@ def provide(engine: Engine, say: Callable[[str], None]) -> str:
     if engine.identity(NAME):
         return NAME
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
-        raise Refused(
+        raise UsageError(
             "the public base image cannot be pulled, and there is no debootstrap (as root) to make one; "
             "`make cluster-deps` installs it, or name a base by --base"
         )
@@ -60,4 +60,4 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-800:]
-        raise Refused(f"{command[0]} failed: {said}")
+        raise UsageError(f"{command[0]} failed: {said}")

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 from testcluster.images import base, engines
 from testcluster.images.engines import Build, Engine
 
@@ -33,7 +33,7 @@ def main() -> int:
         below = arguments.base or _base(engine)
         for name in arguments.images or IMAGES:
             build(engine, name, arguments.tag, below)
-    except Refused as problem:
+    except UsageError as problem:
         print(f"images: {problem}", file=sys.stderr)
         return 2
     return 0
@@ -55,7 +55,7 @@ def build(engine: Engine, name: str, tag: str, below: str) -> None:
     command = engine.build(recipe(name, image, below, _cache_of_uv() if engine.name == "buildah" else None))
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
-        raise Refused(f"{engine.name} could not build {image}:\n{done.stdout[-3000:]}")
+        raise UsageError(f"{engine.name} could not build {image}:\n{done.stdout[-3000:]}")
     print(f"{image}: {engine.size(image) / 1e6:.0f} MB, {time.monotonic() - begun:.0f} s")
 
 
@@ -86,7 +86,7 @@ def _base(engine: Engine) -> str:
     """Take the public base where it can be had; ask for it once, as a pull that fails is slow in some places."""
     public = re.search(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile.operator").read_text(), re.MULTILINE)
     if not public:
-        raise Refused("Dockerfile.operator names no ARG BASE_IMAGE")
+        raise UsageError("Dockerfile.operator names no ARG BASE_IMAGE")
     if engine.identity(public[1]) or engine.identity(f"docker.io/library/{public[1]}"):
         return public[1]
     if engine.identity(base.NAME):

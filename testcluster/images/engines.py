@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 
 ANSWERS_WITHIN = 10
 """Seconds a Docker engine may take to say its version."""
@@ -103,7 +103,7 @@ def choose(wanted: str | None = None) -> Engine:
     for engine in [ENGINES[wanted]] if wanted else ENGINES.values():
         if engine.there():
             return engine
-    raise Refused(
+    raise UsageError(
         f"no {wanted or 'Docker engine and no buildah'} can be used here; start Docker, "
         "or run `make cluster-deps` as root (Debian: apt install buildah debootstrap)"
     )
@@ -118,9 +118,9 @@ def place(image: str, folder: Path) -> Path:
     """Name the archive of an image, which its content decides; it need not be there yet."""
     if image.endswith(".tar"):
         if not Path(image).is_file():
-            raise Refused(f"there is no archive {image}")
+            raise UsageError(f"there is no archive {image}")
         if not tarfile.is_tarfile(image):
-            raise Refused(f"{image} is no archive of an image; `docker save` and `buildah push` write one")
+            raise UsageError(f"{image} is no archive of an image; `docker save` and `buildah push` write one")
         return Path(image).resolve()
     digest = identity(image).removeprefix("sha256:")[:16]
     return folder / f"{image.replace('/', '_').replace(':', '-')}-{digest}.tar"
@@ -137,7 +137,7 @@ def export(image: str, folder: Path) -> Path:
     try:
         done = subprocess.run(engine.save(image, fresh), capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Refused(f"{engine.name} cannot write {image} to {folder}: {done.stderr.strip()[-500:]}")
+            raise UsageError(f"{engine.name} cannot write {image} to {folder}: {done.stderr.strip()[-500:]}")
         fresh.replace(archive)
     finally:
         fresh.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ def _known(image: str) -> tuple[Engine, str]:
     for engine in ENGINES.values():
         if engine.there() and (known := engine.identity(image)):
             return engine, known
-    raise Refused(
+    raise UsageError(
         f"no engine here knows the image {image}; `make images` builds ours, a path to a .tar is taken as it is"
     )
 

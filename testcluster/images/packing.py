@@ -10,7 +10,7 @@ import platform
 import tarfile
 from pathlib import Path
 
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 
 NOBODY = "65532:65532"
 TOOLBOX = "localhost/toolbox:1"
@@ -65,4 +65,4 @@ def busybox() -> Path:
     for place in ("/bin/busybox", "/usr/bin/busybox"):
         if Path(place).exists():
             return Path(place)
-    raise Refused("busybox is missing; `make cluster-deps` installs it (Debian: apt install busybox-static)")
+    raise UsageError("busybox is missing; `make cluster-deps` installs it (Debian: apt install busybox-static)")

@@ -18,17 +18,17 @@ from pathlib import Path
 from testcluster import binaries
 from testcluster import kwok as fake
 from testcluster import volume_provisioner as storage
-from testcluster.commands import answer
-from testcluster.errors import NotReady, Refused
+from testcluster.commands import run_command
+from testcluster.errors import TimedOut, UsageError
 from testcluster.images import engines, packing
 from testcluster.kind import docker
 from testcluster.kind.config import REGISTRIES, config
 from testcluster.kube import Kube
-from testcluster.nodes import CONTROL, Node
-from testcluster.pressure import UNBEARABLE
-from testcluster.provider import Pressure, Wish
+from testcluster.nodes import CONTROL_PLANE, Node
+from testcluster.pressure import EXCEEDED_THRESHOLDS
+from testcluster.provider import ClusterSpec, Pressure
 from testcluster.service import Service
-from testcluster.state import State, alone, cache, claim, folder_of, forget, one_at_a_time, take_down
+from testcluster.state import State, cache, create, exclusive, folder_of, locked_cluster, remove, take_down
 
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
 FIRST_PORT, PORTS = 5001, 50
@@ -64,7 +64,7 @@ class Kind:
 
     @cached_property
     def _binaries(self) -> Path:
-        return binaries.provide(NEEDED)
+        return binaries.build_missing(NEEDED)
 
     @property
     def _kind(self) -> str:
@@ -83,31 +83,33 @@ class Kind:
         """Give its nodes."""
         return list(self._state.nodes.values())
 
-    def up(self, wish: Wish) -> None:
+    def up(self, wish: ClusterSpec) -> None:
         """Make it."""
         if not engines.ENGINES["docker"].there():
-            raise Refused("no Docker engine answers; start it, or as root on Linux use --provider bare")
+            raise UsageError("no Docker engine answers; start it, or as root on Linux use --provider bare")
         _ = self._binaries
-        state = claim(self.folder, set())
-        with alone(self.folder):
+        state = create(self.folder, set())
+        with locked_cluster(self.folder):
             try:
                 self._make(state, wish)
             except BaseException:
                 self._remove()
                 raise
 
-    def _make(self, state: State, wish: Wish) -> None:
+    def _make(self, state: State, wish: ClusterSpec) -> None:
         for node in wish.nodes:
-            state.seat(node)
+            state.assign_index(node)
         state.fake_nodes = wish.fake_nodes
         state.save()
         (self.folder / "volumes").mkdir()
         written = self.folder / "kind.json"
         written.write_text(config(self.nodes(), self.folder / "volumes", self._image))
-        answer(self._kind, "create", "cluster", *self._own, f"--config={written}", f"--kubeconfig={self.kubeconfig}")
+        run_command(
+            self._kind, "create", "cluster", *self._own, f"--config={written}", f"--kubeconfig={self.kubeconfig}"
+        )
         self.kube.wait_ready(map(self._container, state.nodes), READY_WITHIN)
         self._serve_beside(state)
-        self._furnish_api(state)
+        self._install_addons(state)
         self._bring([*map(str, self._own_images()), *wish.images])
 
     @property
@@ -118,7 +120,7 @@ class Kind:
         tools = {f"bin/{name}": packing.busybox() for name in ("busybox", "sh")}
         return [packing.archive(cache() / "images", packing.TOOLBOX, tools, ["/bin/sh"])]
 
-    def _furnish_api(self, state: State) -> None:
+    def _install_addons(self, state: State) -> None:
         kube = self.kube
         # kind's own class is made for one node; ours is the default instead.
         kube.run("delete", "storageclass", "standard", "--ignore-not-found")
@@ -159,7 +161,7 @@ class Kind:
             for name in (f"localhost:{port}", f"{address}:{port}"):
                 hosts = f'server = "http://{address}:{port}"\n'
                 write = f"mkdir -p {REGISTRIES}/{name} && cat > {REGISTRIES}/{name}/hosts.toml"
-                answer("docker", "exec", "--interactive", node, "sh", "-c", write, given=hosts)
+                run_command("docker", "exec", "--interactive", node, "sh", "-c", write, given=hosts)
 
     def _start(self, service: Service) -> int:
         with (self.folder / f"{service.name}.log").open("ab") as out:
@@ -181,7 +183,9 @@ class Kind:
                 with suppress(OSError):
                     probe.bind(("0.0.0.0", port))
                     return port
-        raise Refused(f"every port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is taken; free one for the registry")
+        raise UsageError(
+            f"every port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is taken; free one for the registry"
+        )
 
     def down(self) -> None:
         """Take everything away, also after a crash; what else is done to it comes to its end first."""
@@ -192,8 +196,8 @@ class Kind:
             for pid in map(int, (self.folder / "pids").read_text().split()):
                 self._stop(pid)
         if docker.containers(self.name):
-            answer(self._kind, "delete", "cluster", *self._own, f"--kubeconfig={self.kubeconfig}")
-        forget(self.folder)
+            run_command(self._kind, "delete", "cluster", *self._own, f"--kubeconfig={self.kubeconfig}")
+        remove(self.folder)
 
     def _stop(self, pid: int) -> None:
         # A number may belong to somebody else by now; ours carry the folder in their arguments.
@@ -205,65 +209,65 @@ class Kind:
 
     def add(self, node: Node) -> None:
         """Refuse: kind makes all nodes at once."""
-        raise Refused(f"kind cannot add {node.name} to a cluster that runs; make it anew with more --nodes")
+        raise UsageError(f"kind cannot add {node.name} to a cluster that runs; make it anew with more --nodes")
 
     def _container(self, node: str) -> str:
         """Name a node as kind does, which counts: NAME-worker, NAME-worker2, …; so is the Node object called."""
-        if node == CONTROL:
-            return f"{self.name}-{CONTROL}"
+        if node == CONTROL_PLANE:
+            return f"{self.name}-{CONTROL_PLANE}"
         state = self._state
         state.known(node)
-        seat = state.seats[node]
+        seat = state.indexes[node]
         return f"{self.name}-worker{seat if seat > 1 else ''}"
 
-    @one_at_a_time
+    @exclusive
     def kill(self, node: str) -> None:
         """Turn its power off."""
         self._turn_off(node)
 
     def _turn_off(self, node: str) -> None:
         # `docker stop` would be an orderly shutdown, in which pods are told.
-        answer("docker", "kill", self._container(node))
+        run_command("docker", "kill", self._container(node))
 
-    @one_at_a_time
+    @exclusive
     def revive(self, node: str) -> None:
         """Start the container again; its kubelet registers anew where the Node object is gone."""
         begun = datetime.now(UTC).replace(microsecond=0)
-        answer("docker", "start", self._container(node))
+        run_command("docker", "start", self._container(node))
         self.kube.wait_ready([self._container(node)], READY_WITHIN, since=begun)
         self.kube.patch_devices(self._container(node), self._state.nodes[node].devices)
 
-    @one_at_a_time
+    @exclusive
     def delete(self, node: str) -> None:
         """Kill it and take its Node object away; the container stays, stopped, so that it can be revived."""
-        with suppress(NotReady):
+        with suppress(TimedOut):
             self._turn_off(node)
         self.kube.delete_node(self._container(node))
 
-    @one_at_a_time
-    def freeze(self, node: str) -> None:
+    @exclusive
+    def pause(self, node: str) -> None:
         """Stop everything on it."""
-        answer("docker", "pause", self._container(node))
+        run_command("docker", "pause", self._container(node))
 
-    @one_at_a_time
-    def thaw(self, node: str) -> None:
+    @exclusive
+    def resume(self, node: str) -> None:
         """Let it go on."""
-        answer("docker", "unpause", self._container(node))
+        run_command("docker", "unpause", self._container(node))
 
-    @one_at_a_time
-    def cut_off(self, node: str) -> None:
+    @exclusive
+    def partition(self, node: str) -> None:
         """Take its network away."""
-        answer("docker", "network", "disconnect", docker.NETWORK, self._container(node))
+        run_command("docker", "network", "disconnect", docker.NETWORK, self._container(node))
 
-    @one_at_a_time
-    def reconnect(self, node: str) -> None:
+    @exclusive
+    def heal(self, node: str) -> None:
         """Give it back."""
-        answer("docker", "network", "connect", docker.NETWORK, self._container(node))
+        run_command("docker", "network", "connect", docker.NETWORK, self._container(node))
 
-    @one_at_a_time
-    def press(self, node: str, pressure: Pressure) -> None:
+    @exclusive
+    def apply_pressure(self, node: str, pressure: Pressure) -> None:
         """Add thresholds that are never met to its kubelet's configuration."""
-        added = json.dumps({"evictionHard": UNBEARABLE[pressure], "evictionPressureTransitionPeriod": "5s"})
+        added = json.dumps({"evictionHard": EXCEEDED_THRESHOLDS[pressure], "evictionPressureTransitionPeriod": "5s"})
         # A JSON object per line is not YAML that merges: the old keys are dropped, then ours are appended.
         script = (
             f"cp -n {_KUBELET} {_ORIGINAL}; "
@@ -271,15 +275,15 @@ class Kind:
             f"{_ORIGINAL} > {_KUBELET}; cat >> {_KUBELET}; systemctl restart kubelet"
         )
         lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in json.loads(added).items())
-        answer("docker", "exec", "--interactive", self._container(node), "sh", "-c", script, given=f"{lines}\n")
+        run_command("docker", "exec", "--interactive", self._container(node), "sh", "-c", script, given=f"{lines}\n")
 
-    @one_at_a_time
-    def relieve(self, node: str) -> None:
+    @exclusive
+    def clear_pressure(self, node: str) -> None:
         """Give the kubelet its own configuration back."""
         script = f"if [ -f {_ORIGINAL} ]; then mv {_ORIGINAL} {_KUBELET}; systemctl restart kubelet; fi"
-        answer("docker", "exec", self._container(node), "sh", "-c", script)
+        run_command("docker", "exec", self._container(node), "sh", "-c", script)
 
-    @one_at_a_time
+    @exclusive
     def load(self, images: Sequence[str]) -> None:
         """Bring images to all nodes."""
         self._bring(images)
@@ -287,4 +291,4 @@ class Kind:
     def _bring(self, images: Sequence[str]) -> None:
         for image in images:
             what = ("image-archive", image) if image.endswith(".tar") else ("docker-image", image)
-            answer(self._kind, "load", *what, *self._own, timeout=SLOW)
+            run_command(self._kind, "load", *what, *self._own, timeout=SLOW)

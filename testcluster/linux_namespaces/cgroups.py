@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from testcluster.errors import NotReady
+from testcluster.errors import TimedOut
 
 
 def hierarchies() -> list[Path]:
@@ -105,5 +105,5 @@ def _wait(done: Callable[[], bool], otherwise: str, seconds: float = 20) -> None
     until = time.monotonic() + seconds
     while not done():
         if time.monotonic() > until:
-            raise NotReady(otherwise)
+            raise TimedOut(otherwise)
         time.sleep(0.01)

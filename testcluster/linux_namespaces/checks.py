@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 from testcluster.linux_namespaces.node import CNI_PLUGINS
 
 LEAST_DISK = 2 << 30
@@ -36,23 +36,23 @@ nft add table ip trial || { echo nftables; exit 1; }
 def check(folder: Path) -> None:
     """Raise Refused with the first thing that is missing and how to mend it."""
     if sys.platform != "linux":
-        raise Refused(
+        raise UsageError(
             f"a cluster without Docker needs Linux, this is {sys.platform}; start a Docker engine for --provider kind"
         )
     if os.geteuid() != 0:
-        raise Refused(
+        raise UsageError(
             "a cluster without Docker needs root (namespaces and mounts); run it with sudo, or start a Docker engine"
         )
     for program, package in _PROGRAMS.items():
         if not shutil.which(program):
-            raise Refused(f"{program} is missing; `make cluster-deps` installs it (Debian: apt install {package})")
+            raise UsageError(f"{program} is missing; `make cluster-deps` installs it (Debian: apt install {package})")
     if not (CNI_PLUGINS / "bridge").exists():
-        raise Refused(
+        raise UsageError(
             f"{CNI_PLUGINS}/bridge is missing; `make cluster-deps` installs it "
             "(Debian: apt install containernetworking-plugins)"
         )
     if any(letter.isspace() for letter in str(folder)):
-        raise Refused(f"{folder} has a blank in it, which CoreDNS cannot read; set FINETUNE_CACHE to another folder")
+        raise UsageError(f"{folder} has a blank in it, which CoreDNS cannot read; set FINETUNE_CACHE to another folder")
     check_disk(folder)
     check_kernel()
 
@@ -62,7 +62,7 @@ def check_disk(folder: Path) -> None:
     there = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(there).free
     if free < LEAST_DISK:
-        raise Refused(
+        raise UsageError(
             f"{free / (1 << 30):.1f} GiB free at {there}, a cluster needs {LEAST_DISK >> 30}; "
             "make room, or set FINETUNE_CACHE to a folder on a larger disk"
         )
@@ -74,7 +74,7 @@ def check_watches(nodes: int) -> None:
     used = sum(_is_inotify(handle) for handle in Path("/proc").glob("[0-9]*/fd/*"))
     wanted = used + WATCHES_OF_A_NODE * (nodes + 1)
     if wanted > limit:
-        raise Refused(
+        raise UsageError(
             f"{nodes} more nodes need {wanted} inotify instances, the limit is {limit}; "
             f"run `sysctl fs.inotify.max_user_instances={max(1024, 2 * wanted)}`, or take clusters down"
         )
@@ -93,9 +93,9 @@ def check_kernel() -> None:
     done = subprocess.run([*apart, "sh", "-c", _TRIAL], capture_output=True, text=True, check=False)
     if done.returncode:
         what = done.stdout.strip() or "namespaces of its own"
-        raise Refused(
+        raise UsageError(
             f"this kernel does not offer {what} ({' '.join(done.stderr.split())[:200]}); "
             "use a full virtual machine rather than a container, or start a Docker engine and use --provider kind"
         )
     if "cgroup" not in Path("/proc/self/mountinfo").read_text():
-        raise Refused("no control groups are mounted on this host; mount them at /sys/fs/cgroup")
+        raise UsageError("no control groups are mounted on this host; mount them at /sys/fs/cgroup")

@@ -94,8 +94,8 @@ def boot(folder: Path, spec: dict[str, Any], hierarchies: list[dict[str, str]]) 
     check(libc.sethostname(name, len(name)), "sethostname")
     make_root(folder / "root", spec["binds"])
     mount_kernel_views(hierarchies)
-    wire(spec)
-    keep_running(spec["services"], folder / "log")
+    configure_network(spec)
+    supervise(spec["services"], folder / "log")
 
 
 def make_root(root: Path, binds: list[list[str]]) -> None:
@@ -123,10 +123,10 @@ def make_root(root: Path, binds: list[list[str]]) -> None:
         mount(source, inside, None, MS_BIND)
     mount("proc", root / "proc", "proc")
     mount("sys", root / "sys", "sysfs")
-    turn_to(root)
+    pivot_root(root)
 
 
-def turn_to(root: Path) -> None:
+def pivot_root(root: Path) -> None:
     (root / "mnt" / "old").mkdir()
     subprocess.run(["pivot_root", str(root), str(root / "mnt/old")], check=True)
     os.chdir("/")
@@ -144,7 +144,7 @@ def mount_kernel_views(hierarchies: list[dict[str, str]]) -> None:
         at.mkdir(parents=True, exist_ok=True)
         mount("cgroup", at, hierarchy["kind"], 0, hierarchy["options"] if hierarchy["kind"] == "cgroup" else None)
         if hierarchy["kind"] == "cgroup2":
-            hand_down(at)
+            delegate_cgroups(at)
         for alias in hierarchy["options"].split(",") if "," in hierarchy["options"] else []:
             if not (at.parent / alias).exists() and alias != "none" and "=" not in alias:
                 (at.parent / alias).symlink_to(at.name)
@@ -164,7 +164,7 @@ def show_settings() -> None:
             mount(str(shown), Path("/proc/sys") / name, None, MS_BIND)
 
 
-def hand_down(group: Path) -> None:
+def delegate_cgroups(group: Path) -> None:
     """In version 2 a group that hands controllers down may hold no process: ours moves into a leaf."""
     controllers = (group / "cgroup.controllers").read_text().split()
     if controllers:
@@ -173,7 +173,7 @@ def hand_down(group: Path) -> None:
         (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
 
 
-def wire(spec: dict[str, Any]) -> None:
+def configure_network(spec: dict[str, Any]) -> None:
     """Wait for the cable, then set addresses and routes; forward packets between pods and the cable."""
     while not Path("/sys/class/net/eth0").exists():
         time.sleep(0.005)
@@ -183,7 +183,7 @@ def wire(spec: dict[str, Any]) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
-def keep_running(services: list[dict[str, Any]], log: Path) -> None:
+def supervise(services: list[dict[str, Any]], log: Path) -> None:
     running: dict[int, dict[str, Any]] = {}
     for service in services:
         running[start(service, log)] = service

@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from testcluster.commands import answer
-from testcluster.errors import NotReady
+from testcluster.commands import run_command
+from testcluster.errors import TimedOut
 from testcluster.linux_namespaces import cgroups
-from testcluster.linux_namespaces.network import Cable
+from testcluster.linux_namespaces.network import VethPair
 from testcluster.service import Service
 
 _INIT = Path(__file__).with_name("init.py")
@@ -30,7 +30,7 @@ class Machine:
     name: str
     folder: Path
     cgroup: str
-    cable: Cable
+    veth: VethPair
 
     @property
     def var(self) -> Path:
@@ -59,16 +59,16 @@ class Machine:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, check=False
             )
         if (pid := self.pid) is None:
-            raise NotReady(f"{self.name} did not start; {self.folder}/log/init.log ends: {self.last_words('init')}")
-        self.cable.plug_into(pid)
+            raise TimedOut(f"{self.name} did not start; {self.folder}/log/init.log ends: {self.log_tail('init')}")
+        self.veth.attach(pid)
 
     def _spec(self, services: Sequence[Service], binds: Sequence[tuple[Path, str]]) -> dict[str, object]:
         path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
         return {
             "name": self.name,
             "cgroup": self.cgroup,
-            "address": self.cable.address,
-            "routes": self.cable.routes(),
+            "address": self.veth.address,
+            "routes": self.veth.routes(),
             "binds": [[str(self.folder), str(self.folder)], [str(self.var), "/var"], *([str(a), b] for a, b in binds)],
             "services": [{**asdict(service), "env": path | service.env} for service in services],
         }
@@ -81,7 +81,7 @@ class Machine:
         # A frozen process dies only when it is thawed.
         cgroups.thaw(self.cgroup)
         cgroups.kill(self.cgroup)
-        self.cable.unplug()
+        self.veth.detach()
         cgroups.remove(self.cgroup)
         (self.folder / "pid").unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ class Machine:
             "--root",
             "--wd=/",
         ]
-        return answer(*inside, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout)
+        return run_command(*inside, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout)
 
     def restart(self, program: str) -> None:
         """End a program; init starts it again."""
@@ -116,7 +116,7 @@ class Machine:
                 if Path(f"/proc/{pid}/comm").read_text().strip() == program[:15]:
                     os.kill(pid, signal.SIGKILL)
 
-    def last_words(self, service: str) -> str:
+    def log_tail(self, service: str) -> str:
         """Give the end of a service's log."""
         try:
             return (self.folder / "log" / f"{service}.log").read_text(errors="replace")[-1500:].strip()
@@ -133,4 +133,4 @@ def wait_until(true: Iterator[bool], seconds: float, otherwise: str) -> None:
         if time.monotonic() > until:
             break
         time.sleep(0.05)
-    raise NotReady(otherwise)
+    raise TimedOut(otherwise)

@@ -8,23 +8,23 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from testcluster.commands import answer
-from testcluster.errors import NotReady, Refused
+from testcluster.commands import run_command
+from testcluster.errors import TimedOut, UsageError
 
 SERVICES = "10.96.0.0/16"
 API_SERVICE, DNS_SERVICE = "10.96.0.1", "10.96.0.10"
 PODS = "10.244.0.0/16"
 FIRST_MACHINE = 10
 MACHINES = 64
-CONTROL_PLANE = 0
+CONTROL_PLANE_INDEX = 0
 """The control plane's seat; nodes sit from 1 on."""
 
 
 def ip(*arguments: str, quietly: bool = False) -> str:
     """Run iproute2's ip. Raises NotReady with its words when it fails, unless told to be quiet about it."""
     try:
-        return answer("ip", *arguments)
-    except NotReady:
+        return run_command("ip", *arguments)
+    except TimedOut:
         if quietly:
             return ""
         raise
@@ -55,18 +55,18 @@ class Network:
 
     def address(self, seat: int) -> str:
         """Give the address of a seat."""
-        return f"10.89.{self.subnet}.{2 if seat == CONTROL_PLANE else FIRST_MACHINE + seat - 1}"
+        return f"10.89.{self.subnet}.{2 if seat == CONTROL_PLANE_INDEX else FIRST_MACHINE + seat - 1}"
 
-    def cable(self, seat: int) -> Cable:
+    def cable(self, seat: int) -> VethPair:
         """Give the cable to a seat."""
-        return Cable(self, seat)
+        return VethPair(self, seat)
 
     def make(self) -> None:
         """Make the bridge. Raises Refused where root may not change this host's network."""
         try:
             ip("link", "add", self.bridge, "type", "bridge")
-        except NotReady as denied:
-            raise Refused(
+        except TimedOut as denied:
+            raise UsageError(
                 f"{denied}; root of a container or of a user namespace is not enough: "
                 "run it as root of the machine, or start a Docker engine and use --provider kind"
             ) from denied
@@ -81,7 +81,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Cable:
+class VethPair:
     """The link between the bridge and one machine."""
 
     network: Network
@@ -103,27 +103,27 @@ class Cable:
         to_pods = [[pods_of(seat), "via", self.network.address(seat)] for seat in others]
         return [[SERVICES, "dev", "eth0"], *to_pods]
 
-    def plug_into(self, pid: int) -> None:
+    def attach(self, pid: int) -> None:
         """Lay it into the network namespace of that process, as eth0."""
         ip("link", "del", self.end, quietly=True)
         peer = ["peer", "name", "eth0", "netns", str(pid)]
         ip("link", "add", self.end, "master", self.network.bridge, "type", "veth", *peer)
-        self.connect()
+        self.set_up()
 
-    def unplug(self) -> None:
+    def detach(self) -> None:
         """Take it away; a machine that is gone has taken it along."""
         ip("link", "del", self.end, quietly=True)
 
-    def connect(self) -> None:
+    def set_up(self) -> None:
         """Let traffic through."""
         ip("link", "set", self.end, "up")
 
-    def cut(self) -> None:
+    def set_down(self) -> None:
         """Let none through."""
         ip("link", "set", self.end, "down")
 
 
-def taken() -> set[int]:
+def used_subnets() -> set[int]:
     """Name the numbers N of 10.89.N.0/24 that this host has an address or a route in."""
     known = [route.get("dst", "") for route in json.loads(ip("-json", "-4", "route", "show", "table", "all") or "[]")]
     known += [

@@ -10,7 +10,7 @@ from typing import Any
 from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane
 from testcluster.linux_namespaces.network import DNS_SERVICE, PODS, pods_of
 from testcluster.nodes import Node
-from testcluster.pressure import CALM, UNBEARABLE
+from testcluster.pressure import DEFAULT_THRESHOLDS, EXCEEDED_THRESHOLDS
 from testcluster.provider import Pressure
 from testcluster.service import Service
 
@@ -135,7 +135,7 @@ disabled_plugins = [
             "healthzPort": 0,
             "nodeStatusUpdateFrequency": "4s",
             "nodeLeaseDurationSeconds": 16,
-            "evictionHard": CALM | (UNBEARABLE[pressure] if pressure else {}),
+            "evictionHard": DEFAULT_THRESHOLDS | (EXCEEDED_THRESHOLDS[pressure] if pressure else {}),
             "evictionPressureTransitionPeriod": "5s",
             "imageGCHighThresholdPercent": 100,
             "serializeImagePulls": False,

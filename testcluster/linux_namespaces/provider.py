@@ -16,27 +16,27 @@ from pathlib import Path
 from testcluster import binaries, dns
 from testcluster import kwok as fake
 from testcluster import volume_provisioner as storage
-from testcluster.errors import NotReady, Refused
+from testcluster.errors import TimedOut, UsageError
 from testcluster.images import engines, packing
 from testcluster.kube import Kube
-from testcluster.linux_namespaces import cgroups, checks, images
+from testcluster.linux_namespaces import cgroups, checks, image_store
 from testcluster.linux_namespaces.certificates import ADMINS, Authority
 from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane
 from testcluster.linux_namespaces.machine import Machine, wait_until
-from testcluster.linux_namespaces.network import CONTROL_PLANE, DNS_SERVICE, MACHINES, Network, taken
+from testcluster.linux_namespaces.network import CONTROL_PLANE_INDEX, DNS_SERVICE, MACHINES, Network, used_subnets
 from testcluster.linux_namespaces.node import PAUSE, Programs
-from testcluster.nodes import CONTROL, Node
-from testcluster.provider import Pressure, Wish
+from testcluster.nodes import CONTROL_PLANE, Node
+from testcluster.provider import ClusterSpec, Pressure
 from testcluster.service import Service
 from testcluster.state import (
     State,
-    alone,
     cache,
-    claim,
+    create,
+    exclusive,
     folder_of,
-    forget,
+    locked_cluster,
     mark,
-    one_at_a_time,
+    remove,
     take_down,
 )
 
@@ -48,7 +48,7 @@ READY_WITHIN = 60
 """Seconds; a few are usual."""
 
 
-class Bare:
+class LinuxNamespaces:
     """A cluster by name; see Provider for what the verbs promise."""
 
     def __init__(self, name: str) -> None:
@@ -66,7 +66,7 @@ class Bare:
     @property
     def registry(self) -> str:
         """Give the registry's host:port."""
-        return f"{self._network.address(CONTROL_PLANE)}:{REGISTRY_PORT}"
+        return f"{self._network.address(CONTROL_PLANE_INDEX)}:{REGISTRY_PORT}"
 
     @property
     def kube(self) -> Kube:
@@ -75,7 +75,7 @@ class Bare:
 
     @cached_property
     def _binaries(self) -> Path:
-        return binaries.provide(NEEDED)
+        return binaries.build_missing(NEEDED)
 
     @property
     def _state(self) -> State:
@@ -96,28 +96,30 @@ class Bare:
         """Give the machine of a node. Raises Refused for a node that there is not."""
         state = self._state
         state.known(node)
-        return self._machine(node, state.seats[node])
+        return self._machine(node, state.indexes[node])
 
     def _control_plane(self) -> Machine:
-        return self._machine(CONTROL, CONTROL_PLANE)
+        return self._machine(CONTROL_PLANE, CONTROL_PLANE_INDEX)
 
     def _running(self, name: str) -> Machine:
         """Give a machine that is on, the control plane's too. Raises Refused for one that is off."""
-        machine = self._control_plane() if name == CONTROL else self.machine(name)
+        machine = self._control_plane() if name == CONTROL_PLANE else self.machine(name)
         if machine.pid is None:
-            raise Refused(f"{name} is off; `python -m testcluster --name {self.name} node revive {name}` turns it on")
+            raise UsageError(
+                f"{name} is off; `python -m testcluster --name {self.name} node revive {name}` turns it on"
+            )
         return machine
 
     @cached_property
     def _control(self) -> ControlPlane:
-        folder = self.folder / "machines" / CONTROL
+        folder = self.folder / "machines" / CONTROL_PLANE
         authority = Authority(self.folder / "pki")
-        return ControlPlane(self.name, self._network.address(CONTROL_PLANE), folder, self._binaries, authority)
+        return ControlPlane(self.name, self._network.address(CONTROL_PLANE_INDEX), folder, self._binaries, authority)
 
     def _programs(self, name: str) -> Programs:
         state = self._state
         machine = self.machine(name)
-        return Programs(state.nodes[name], state.seats[name], machine.cable.address, machine.folder, self._control)
+        return Programs(state.nodes[name], state.indexes[name], machine.veth.address, machine.folder, self._control)
 
     def _binds(self) -> list[tuple[Path, str]]:
         shared = [self.folder, self._binaries, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]]
@@ -133,20 +135,20 @@ class Bare:
         """Give its nodes."""
         return list(self._state.nodes.values())
 
-    def up(self, wish: Wish) -> None:
+    def up(self, wish: ClusterSpec) -> None:
         """Make it."""
         checks.check(self.folder)
         checks.check_watches(len(wish.nodes))
         _ = self._binaries
         _ = [engines.place(image, cache() / "images") for image in wish.images]
-        state = claim(self.folder, taken())
-        with alone(self.folder):
+        state = create(self.folder, used_subnets())
+        with locked_cluster(self.folder):
             try:
                 self._make(state, wish)
-            except NotReady as problem:
+            except TimedOut as problem:
                 kept = self._keep_logs()
                 self._remove()
-                raise NotReady(f"{problem}; the logs of all programs are kept in {kept}") from problem
+                raise TimedOut(f"{problem}; the logs of all programs are kept in {kept}") from problem
             except BaseException:
                 self._remove()
                 raise
@@ -160,18 +162,18 @@ class Bare:
                 shutil.copytree(log, kept / log.parent.name)
         return kept
 
-    def _make(self, state: State, wish: Wish) -> None:
+    def _make(self, state: State, wish: ClusterSpec) -> None:
         for node in wish.nodes:
-            state.seat(node)
+            state.assign_index(node)
         state.fake_nodes = wish.fake_nodes
         (self.folder / "volumes").mkdir()
         self._network.make()
         state.save()
         self._start_control_plane(fakes=bool(wish.fake_nodes))
-        self._stock(state, [*map(str, self._own_images()), *wish.images])
+        self._prepare_images(state, [*map(str, self._own_images()), *wish.images])
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(self._boot, state.nodes))
-        self._furnish_api(state)
+            list(pool.map(self._start_node, state.nodes))
+        self._install_addons(state)
 
     def _own_images(self) -> list[Path]:
         folder = cache() / "images"
@@ -180,24 +182,24 @@ class Bare:
         tools = {f"bin/{name}": box for name in ("busybox", "sh")}
         return [pause, packing.archive(folder, packing.TOOLBOX, tools, ["/bin/sh"])]
 
-    def _stock(self, state: State, wanted: Sequence[str]) -> None:
-        state.pantry = images.pantry_name(
+    def _prepare_images(self, state: State, wanted: Sequence[str]) -> None:
+        state.image_store = image_store.store_name(
             [engines.place(image, cache() / "images") for image in wanted], self._binaries
         )
         # Said before it is there, so that nobody clears it out.
         state.save()
-        pantry = cache() / "pantry" / state.pantry
-        images.provide(pantry, lambda: self._fill(pantry, wanted))
+        pantry = cache() / "pantry" / state.image_store
+        image_store.provide(pantry, lambda: self._unpack_images(pantry, wanted))
 
-    def _fill(self, pantry: Path, wanted: Sequence[str]) -> None:
+    def _unpack_images(self, pantry: Path, wanted: Sequence[str]) -> None:
         checks.check_disk(self.folder)
-        binaries.tell(f"unpacking {len(wanted)} images for all nodes, once …")
+        binaries.report_progress(f"unpacking {len(wanted)} images for all nodes, once …")
         kitchen = self._machine("kitchen", MACHINES - 1)
         programs = Programs(Node("kitchen", "ondemand", ""), MACHINES - 1, "", kitchen.folder, self._control)
         programs.configure()
         kitchen.start([programs.containerd()], self._binds())
         archives = [engines.export(image, kitchen.folder) for image in wanted]
-        images.stock(pantry, kitchen, self._binaries / "ctr", archives)
+        image_store.prepare_store(pantry, kitchen, self._binaries / "ctr", archives)
         shutil.rmtree(kitchen.folder)
 
     def _start_control_plane(self, *, fakes: bool) -> None:
@@ -217,16 +219,16 @@ class Bare:
         machine.start(services, self._binds())
         shutil.copy(admin, self.kubeconfig)
 
-    def _boot(self, name: str) -> None:
+    def _start_node(self, name: str) -> None:
         machine = self.machine(name)
         programs = self._programs(name)
-        images.furnish(cache() / "pantry" / self._state.pantry, machine.var)
+        image_store.clone_store(cache() / "pantry" / self._state.image_store, machine.var)
         programs.configure()
         machine.start(programs.services(), self._binds())
 
-    def _furnish_api(self, state: State) -> None:
+    def _install_addons(self, state: State) -> None:
         kube = self.kube
-        kube.wait_answer(READY_WITHIN)
+        kube.wait_api(READY_WITHIN)
         address = self._control.address
         kube.apply([*dns.manifests(address, DNS_SERVICE), *storage.classes()])
         self._control_plane().restart("coredns")  # it was refused until now, and asks ever more seldom
@@ -241,7 +243,7 @@ class Bare:
         take_down(self.folder, self._remove)
 
     def _remove(self) -> None:
-        for pid in _strays(self.folder):
+        for pid in _leftover_processes(self.folder):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for group in cgroups.like(self._prefix):
@@ -249,40 +251,40 @@ class Bare:
             cgroups.kill(group)
             cgroups.remove(group)
         Network(self._mark, 0).remove()
-        forget(self.folder)
+        remove(self.folder)
 
     # ---- nodes
 
-    @one_at_a_time
+    @exclusive
     def add(self, node: Node) -> None:
         """Make one more."""
         checks.check_watches(1)
         state = self._state
-        state.seat(node)
+        state.assign_index(node)
         state.save()
         self._start_fresh(node.name)
 
     def _start_fresh(self, name: str) -> None:
         begun = datetime.now(UTC).replace(microsecond=0)
-        self._boot(name)
+        self._start_node(name)
         state = self._state
-        images.load(self.machine(name), self._binaries / "ctr", [Path(archive) for archive in state.loaded])
+        image_store.load(self.machine(name), self._binaries / "ctr", [Path(archive) for archive in state.loaded])
         self.kube.wait_ready([name], READY_WITHIN, since=begun)
         self.kube.patch_devices(name, state.nodes[name].devices)
 
-    @one_at_a_time
+    @exclusive
     def kill(self, node: str) -> None:
         """Turn its power off."""
         self.machine(node).kill()
 
-    @one_at_a_time
+    @exclusive
     def revive(self, node: str) -> None:
         """Turn it on again."""
         machine = self.machine(node)
         machine.kill()
         self._start_fresh(node)
 
-    @one_at_a_time
+    @exclusive
     def delete(self, node: str) -> None:
         """Kill it, with its disk, and take its Node object away; revive would make it anew."""
         machine = self.machine(node)
@@ -290,33 +292,33 @@ class Bare:
         machine.wipe()
         self.kube.delete_node(node)
 
-    @one_at_a_time
-    def freeze(self, node: str) -> None:
+    @exclusive
+    def pause(self, node: str) -> None:
         """Stop everything on it."""
         cgroups.freeze(self._running(node).cgroup)
 
-    @one_at_a_time
-    def thaw(self, node: str) -> None:
+    @exclusive
+    def resume(self, node: str) -> None:
         """Let it go on."""
         cgroups.thaw(self._running(node).cgroup)
 
-    @one_at_a_time
-    def cut_off(self, node: str) -> None:
+    @exclusive
+    def partition(self, node: str) -> None:
         """Take its network away."""
-        self._running(node).cable.cut()
+        self._running(node).veth.set_down()
 
-    @one_at_a_time
-    def reconnect(self, node: str) -> None:
+    @exclusive
+    def heal(self, node: str) -> None:
         """Give it back."""
-        self._running(node).cable.connect()
+        self._running(node).veth.set_up()
 
-    @one_at_a_time
-    def press(self, node: str, pressure: Pressure) -> None:
+    @exclusive
+    def apply_pressure(self, node: str, pressure: Pressure) -> None:
         """Make its kubelet see too little."""
         self._reconfigure(node, pressure)
 
-    @one_at_a_time
-    def relieve(self, node: str) -> None:
+    @exclusive
+    def clear_pressure(self, node: str) -> None:
         """End all pressure."""
         self._reconfigure(node, None)
 
@@ -326,24 +328,24 @@ class Bare:
         programs.configure(pressure)
         machine.restart("kubelet")
 
-    @one_at_a_time
+    @exclusive
     def load(self, images_: Sequence[str]) -> None:
         """Bring images to all nodes that live; nodes that cannot take them are named, the others have them."""
         own = self.folder / "images"
-        archives = [images.keep(engines.export(image, own), own) for image in images_]
+        archives = [image_store.protect(engines.export(image, own), own) for image in images_]
         state = self._state
         living = [machine for machine in map(self.machine, state.nodes) if machine.pid]
         problems = []
         for machine in living:
             try:
-                images.load(machine, self._binaries / "ctr", archives)
-            except NotReady as problem:
+                image_store.load(machine, self._binaries / "ctr", archives)
+            except TimedOut as problem:
                 problems.append(str(problem))
         if len(problems) < len(living) or not living:
             state.loaded += [str(archive) for archive in archives if str(archive) not in state.loaded]
             state.save()
         if problems:
-            raise NotReady("; ".join(problems))
+            raise TimedOut("; ".join(problems))
 
 
 def _registry(folder: Path) -> str:
@@ -354,7 +356,7 @@ http: {{addr: ":{REGISTRY_PORT}"}}
 """
 
 
-def _strays(folder: Path) -> Iterable[int]:
+def _leftover_processes(folder: Path) -> Iterable[int]:
     """Find what belongs to it and is in no control group.
 
     That is the first processes of machines before they enter theirs, and what an `up` that was killed had asked of

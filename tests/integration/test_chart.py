@@ -24,7 +24,7 @@ from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
 from finetune_operator import __main__ as operator
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.crd import generate as crdgen
-from testcluster.errors import NotReady
+from testcluster.errors import TimedOut
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
@@ -119,7 +119,7 @@ def test_no_value_is_accepted_and_ignored(path):
     ids=str,
 )
 def test_a_value_that_cannot_be_right_is_refused_by_its_name(values, words):
-    with pytest.raises(NotReady, match=words):
+    with pytest.raises(TimedOut, match=words):
         rendered(values)
 
 
@@ -223,7 +223,7 @@ def test_placement_reaches_the_operator_unharmed(word):
 
 def test_grace_and_namespaces_reach_the_operator():
     options = understood(rendered(EVERYTHING))
-    assert options.settings.grace.total_seconds() == 90
+    assert options.settings.grace_period.total_seconds() == 90
     assert options.namespaces == ("team-a", "team-b")
     assert understood(rendered(CLUSTER_WIDE)).namespaces == ()
 

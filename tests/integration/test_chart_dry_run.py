@@ -13,9 +13,9 @@ import yaml
 from support.charts import CLUSTER_WIDE, EVERYTHING, NAMESPACED, VARIANTS, of, pod, rendered, the
 
 from e2e.pipelines.chart import NAMESPACE, RELEASE
-from testcluster.errors import NotReady
+from testcluster.errors import TimedOut
 from testcluster.kube import Kube
-from testcluster.kube_namespace import namespace
+from testcluster.kube_namespace import temporary_namespace
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 DRY = ("--dry-run=server", "--validate=strict")
@@ -25,7 +25,7 @@ DRY = ("--dry-run=server", "--validate=strict")
 def kube(control_plane):
     with ExitStack() as stack:
         for name in (NAMESPACE, "team-a", "team-b"):
-            stack.enter_context(namespace(control_plane.kube, name))
+            stack.enter_context(temporary_namespace(control_plane.kube, name))
         yield control_plane.kube
 
 
@@ -52,7 +52,7 @@ def test_names_of_the_longest_release_are_taken(kube):
 def test_a_field_that_there_is_not_would_have_been_noticed(kube, kind):
     broken = of(rendered(CLUSTER_WIDE), kind)[0]
     broken.get("spec", broken)["repilcas"] = 2
-    with pytest.raises(NotReady, match="repilcas"):
+    with pytest.raises(TimedOut, match="repilcas"):
         would_be_taken(kube, broken)
 
 
@@ -64,7 +64,7 @@ def test_the_operators_pod_is_admitted_where_pod_security_is_restricted(kube, va
     manifest["metadata"] = {**manifest["metadata"], "name": "replica", "namespace": NAMESPACE}
     assert "replica" in kube.run("create", *DRY, "-f", "-", given=json.dumps(manifest))
     manifest["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
-    with pytest.raises(NotReady, match="violates PodSecurity"):
+    with pytest.raises(TimedOut, match="violates PodSecurity"):
         kube.run("create", *DRY, "-f", "-", given=json.dumps(manifest))
 
 

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from e2e.pipelines.chart import RELEASE, Operator
-from testcluster.errors import NotReady
-from testcluster.fixtures import words
+from testcluster.errors import TimedOut
+from testcluster.fixtures import namespace_name
 from testcluster.kube import Kube
-from testcluster.kube_namespace import namespace, until
+from testcluster.kube_namespace import temporary_namespace, until
 
 DEFINITION = "finetunepipelines.finetune.dev"
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def release(operator: Operator) -> Operator:
 
 @pytest.fixture
 def team(control_plane, request):
-    with namespace(control_plane.kube, words(request.node.name)) as made:
+    with temporary_namespace(control_plane.kube, namespace_name(request.node.name)) as made:
         yield made
 
 
@@ -48,11 +48,11 @@ def definition(kube: Kube) -> str:
     return kube.run("get", "crd", DEFINITION, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
 
 
-def pipeline(world) -> str:
+def pipeline(namespace) -> str:
     """Create a pipeline and give its uid."""
-    until(lambda: "finetunepipelines" in world.run("api-resources", "--api-group=finetune.dev"), 30)
+    until(lambda: "finetunepipelines" in namespace.run("api-resources", "--api-group=finetune.dev"), 30)
     manifest = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_text())
-    return json.loads(world.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest)))["metadata"]["uid"]
+    return json.loads(namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest)))["metadata"]["uid"]
 
 
 def roles(operator: Operator) -> set[tuple[str, str, str]]:
@@ -95,7 +95,7 @@ def test_who_does_not_want_to_keep_pipelines_is_rid_of_them(release: Operator):
 
 def test_a_definition_that_is_there_already_is_not_taken_from_its_owner(operator: Operator):
     operator.kube.apply((ROOT / "crds" / "finetunepipelines.yaml").read_text())
-    with pytest.raises(NotReady, match=DEFINITION):
+    with pytest.raises(TimedOut, match=DEFINITION):
         operator.install(*ON_PAPER)
     operator.install(*ON_PAPER, "crds.enabled=false")
     assert len(operator.pods()) == 2

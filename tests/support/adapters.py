@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from finetune_trainer.runtime.artifacts import appearing, seal
+from finetune_trainer.runtime.artifacts import atomic_folder, seal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -20,7 +20,7 @@ def make_adapter(
     torch.manual_seed(seed)
     lora = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules="all-linear", init_lora_weights=False, **variant)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
-    with appearing(output) as folder:
+    with atomic_folder(output) as folder:
         model.save_pretrained(folder, save_embedding_layers=False)
         (folder / "README.md").unlink()
         config = json.loads((folder / "adapter_config.json").read_text())

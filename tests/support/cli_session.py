@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 
 import yaml
-from support.fake_api_server import ApiServer
-from support.scenario import ALL_STAGES, World, merged
+from support.fake_api_server import FakeApiServer
+from support.scenario import ALL_STAGES, Scenario, merged
 
 from finetune_cli.__main__ import main
 
@@ -16,22 +16,22 @@ TRAIN = "demo-0f1e2d3c-train-a"
 
 
 @dataclass
-class Said:
+class CommandResult:
     code: int
     out: str
     err: str
 
 
-class Terminal:
+class CliSession:
     """An empty folder, a kubeconfig, and the command line."""
 
-    def __init__(self, api: ApiServer, folder, capsys):
+    def __init__(self, api: FakeApiServer, folder, capsys):
         self.api, self.folder, self.capsys = api, folder, capsys
 
-    def do(self, *arguments: str) -> Said:
+    def do(self, *arguments: str) -> CommandResult:
         code = main(arguments)
         captured = self.capsys.readouterr()
-        return Said(code, captured.out, captured.err)
+        return CommandResult(code, captured.out, captured.err)
 
     def plan(self, *arguments: str) -> dict:
         said = self.do("plan", "--json", *arguments)
@@ -57,11 +57,11 @@ def once(true, deed):
     threading.Thread(target=watch, daemon=True).start()
 
 
-def interrupted(world) -> World:
+def interrupted(scenario) -> Scenario:
     """Prepared, evicted at step 41 of training, and resumed there."""
-    first = world.run("prepare").start("train")
-    world.after(100).cluster.evict(first, step=41, saved=41)
-    second = world.settle().start("train")
+    first = scenario.run("prepare").start("train")
+    scenario.after(100).cluster.evict(first, step=41, saved=41)
+    second = scenario.reconcile_until_stable().start("train")
     numbers = {"loss": 0.512, "tokens_per_second": 1024.0, "eta_seconds": 9.0, "start_step": 41}
-    world.cluster.progress(second, 60, total=100, **numbers)
-    return world.settle()
+    scenario.cluster.progress(second, 60, total=100, **numbers)
+    return scenario.reconcile_until_stable()

@@ -15,7 +15,7 @@ FAKE = Path(__file__).with_name("fake_stage.py")
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 
-class Desk:
+class CliWorkspace:
     """A folder with a manifest in it, and the command line."""
 
     def __init__(self, folder: Path) -> None:

@@ -5,20 +5,20 @@ from typing import Any
 
 from support.scenario import merged
 
-from finetune_operator.kubernetes.client import AlreadyThere, ApiError
+from finetune_operator.kubernetes.client import AlreadyExists, ApiError
 
 Object = dict[str, Any]
 
 
-class Store:
+class FakeApi:
     """The verbs of Api; `refuse` names paths that cannot be created, and why."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
-        self.refuse: dict[str, ApiError] = {}
+        self.reject: dict[str, ApiError] = {}
         self.unchangeable: dict[str, ApiError] = {}
         """Words in a patch that is refused, and why."""
-        self.deeds: list[str] = []
+        self.writes: list[str] = []
         self.read: list[str] = []
 
     def put(self, path: str, found: Object) -> Object:
@@ -41,21 +41,21 @@ class Store:
     async def create(self, path: str, body: Object) -> Object:
         """Refuse what is to be refused and what is there."""
         where = f"{path}/{body['metadata']['name']}"
-        for part, error in self.refuse.items():
+        for part, error in self.reject.items():
             if part in where:
                 raise error
         if where in self.objects:
-            raise AlreadyThere(409, "there", "AlreadyExists")
-        self.deeds.append(f"create {where}")
+            raise AlreadyExists(409, "there", "AlreadyExists")
+        self.writes.append(f"create {where}")
         return deepcopy(self.put(where, body))
 
     async def patch(self, path: str, body: Object) -> Object:
         """Merge, unless it is refused."""
         for words, error in self.unchangeable.items():
             if words in str(body):
-                self.deeds.append(f"refuse {path}")
+                self.writes.append(f"refuse {path}")
                 raise error
-        self.deeds.append(f"patch {path}")
+        self.writes.append(f"patch {path}")
         self.objects[path] = merged(self.objects[path], body)
         return deepcopy(self.objects[path])
 
@@ -64,7 +64,7 @@ class Store:
         for words, error in self.unchangeable.items():
             if words in str(body):
                 raise error
-        self.deeds.append(f"replace {path}")
+        self.writes.append(f"replace {path}")
         where = path.removesuffix("/status")
         self.objects[where] = {**self.objects[where], "status": body["status"]}
         return deepcopy(self.objects[where])
@@ -73,5 +73,5 @@ class Store:
         """Delete at once; with a uid only that very one."""
         found = self.objects.get(path)
         if found and uid in {None, found["metadata"]["uid"]}:
-            self.deeds.append(f"delete {path} {propagation}")
+            self.writes.append(f"delete {path} {propagation}")
             del self.objects[path]

@@ -14,23 +14,23 @@ from urllib.parse import parse_qsl, urlsplit
 import yaml
 from pydantic import ValidationError
 from support.pods import a_job, a_pod, ended, made_by, over, running
-from support.scenario import World, merged
+from support.scenario import Scenario, merged
 
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.resources.server import SERVING
-from finetune_operator.memory import MemoryJob, Stored
+from finetune_operator.kubernetes.resources.server import SERVING_ANNOTATION
+from finetune_operator.memory import MemoryJob, StoredPipeline
 
 Object = dict[str, Any]
 PIPELINES = "finetunepipelines"
 
 
-class ApiServer:
+class FakeApiServer:
     """What it keeps, and how it misbehaves."""
 
     def __init__(self) -> None:
-        self.worlds: dict[Key, World] = {}
+        self.scenarios: dict[Key, Scenario] = {}
         self.gone: set[str] = set()
         """Jobs whose pods are no more."""
         self.nodes: dict[str, str] = {}
@@ -50,15 +50,15 @@ class ApiServer:
         self.busy = 0
         """So many answers are 503."""
 
-    def add(self, world: World, namespace: str = "team") -> World:
+    def add(self, scenario: Scenario, namespace: str = "team") -> Scenario:
         """Take a pipeline in."""
-        self.worlds[Key(namespace, world.key.name)] = world
-        return world
+        self.scenarios[Key(namespace, scenario.key.name)] = scenario
+        return scenario
 
     def pipeline(self, key: Key) -> Object:
         """Give the object."""
-        world = self.worlds[key]
-        stored: Stored = world.cluster.pipelines[world.key]
+        scenario = self.scenarios[key]
+        stored: StoredPipeline = scenario.cluster.pipelines[scenario.key]
         notes = dict(stored.annotations)
         if key in self.last_applied:
             notes["kubectl.kubernetes.io/last-applied-configuration"] = json.dumps(self.last_applied[key])
@@ -81,25 +81,25 @@ class ApiServer:
     def patched(self, key: Key, body: Object, query: dict[str, str], kind: str) -> Object:
         """Change a pipeline, or say what it would be; raises Refusal."""
         if self.admission:
-            raise Refusal(422, "Invalid", self.admission)
+            raise Rejection(422, "Invalid", self.admission)
         if key.namespace in self.missing:
-            raise Refusal(404, "NotFound", f'namespaces "{key.namespace}" not found')
-        known = key in self.worlds
+            raise Rejection(404, "NotFound", f'namespaces "{key.namespace}" not found')
+        known = key in self.scenarios
         before = self.pipeline(key) if known else {"metadata": {"uid": "dry", "generation": 1}, "spec": {}}
         whole = kind.startswith("application/apply") or not known
         spec = body.get("spec", {}) if whole else merged(before["spec"], body.get("spec", {}))
         try:
             read = PipelineSpec.model_validate(spec)
         except ValidationError as error:
-            raise Refusal(422, "Invalid", f"spec: {error.errors()[0]['msg']}") from error
+            raise Rejection(422, "Invalid", f"spec: {error.errors()[0]['msg']}") from error
         if query.get("dryRun"):
             meta = {**before["metadata"], "name": key.name, "namespace": key.namespace}
             return {**before, "metadata": meta, "spec": spec}
-        world = self.worlds[key]
-        world.cluster.edit(world.key, read)
+        scenario = self.scenarios[key]
+        scenario.cluster.edit(scenario.key, read)
         for name, value in body.get("metadata", {}).get("annotations", {}).items():
-            world.cluster.annotate(world.key, name, value)
-        world.settle()
+            scenario.cluster.annotate(scenario.key, name, value)
+        scenario.reconcile_until_stable()
         return self.pipeline(key)
 
     def job(self, namespace: str, name: str) -> Object | None:
@@ -108,14 +108,14 @@ class ApiServer:
         if found is None:
             return None
         conditions = {JobState.COMPLETE: [over("Complete")], JobState.FAILED: [over("Failed")]}
-        return a_job(*conditions.get(found.seen.state, []), name=name, ownerReferences=[{"uid": found.owner}])
+        return a_job(*conditions.get(found.observed.state, []), name=name, ownerReferences=[{"uid": found.owner}])
 
     def deployment(self, namespace: str, name: str) -> Object | None:
         """Give the Deployment of an attempt that starts a server, while it starts."""
         found = self._jobs(namespace).get(name)
         if found is None or not (found.live and found.template.serving):
             return None
-        said = {SERVING: json.dumps(asdict(found.template.serving))}
+        said = {SERVING_ANNOTATION: json.dumps(asdict(found.template.serving))}
         labels, owners = found.template.labels, [{"uid": found.owner}]
         made = a_job(name=name, labels=labels, annotations=said, ownerReferences=owners)
         return {**made, "spec": {"replicas": 1}, "status": {}}
@@ -129,28 +129,28 @@ class ApiServer:
     def _jobs(self, namespace: str) -> dict[str, MemoryJob]:
         return {
             name: job
-            for key, world in self.worlds.items()
+            for key, scenario in self.scenarios.items()
             if key.namespace == namespace
-            for name, job in world.cluster.jobs.items()
+            for name, job in scenario.cluster.jobs.items()
         }
 
     def _pod(self, namespace: str, name: str, job: MemoryJob) -> Object:
-        match job.seen.state:
+        match job.observed.state:
             case JobState.WAITING:
                 pod = a_pod(None, phase="Pending")
             case JobState.RUNNING:
                 pod = a_pod(running())
             case JobState.COMPLETE | JobState.FAILED:
-                good = job.seen.state is JobState.COMPLETE
-                pod = a_pod(ended(job.seen.exit_code or 0), phase="Succeeded" if good else "Failed")
+                good = job.observed.state is JobState.COMPLETE
+                pod = a_pod(ended(job.observed.exit_code or 0), phase="Succeeded" if good else "Failed")
         pod["metadata"] |= {"name": f"{name}-xyz", "namespace": namespace, "uid": f"uid-{name}"}
         pod["metadata"]["ownerReferences"] = [made_by("Job", name)]
         pod["metadata"]["labels"] = {**job.template.labels, "batch.kubernetes.io/job-name": name}
-        pod["spec"]["nodeName"] = self.nodes.get(name, "spot-1") if job.seen.started_at else ""
+        pod["spec"]["nodeName"] = self.nodes.get(name, "spot-1") if job.observed.started_at else ""
         return pod
 
 
-class Refusal(Exception):
+class Rejection(Exception):
     """An answer that is none."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check()
             where = [part for part in url.path.split("/") if part]
             found = self._found(method, where, dict(parse_qsl(url.query)), json.loads(body) if body else {})
-        except Refusal as refusal:
+        except Rejection as refusal:
             self._say({"kind": "Status", "reason": refusal.reason, "message": str(refusal)}, refusal.status)
         else:
             if found is not None:
@@ -189,9 +189,9 @@ class _Handler(BaseHTTPRequestHandler):
         api = self.server.api
         if api.busy:
             api.busy -= 1
-            raise Refusal(503, "ServiceUnavailable", "not now")
+            raise Rejection(503, "ServiceUnavailable", "not now")
         if self.headers.get("Authorization") != "Bearer sesame":
-            raise Refusal(401, "Unauthorized", "Unauthorized")
+            raise Rejection(401, "Unauthorized", "Unauthorized")
 
     def _found(self, method: str, where: list[str], query: dict[str, str], body: Object) -> Object | None:
         group, rest = (where[1], where[3:]) if where[0] == "apis" else ("", where[2:])
@@ -200,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._allow(method, group, plural, name, namespace)
         match plural, name, below:
             case "finetunepipelines", "", "":
-                keys = [key for key in sorted(self.server.api.worlds) if namespace in {"", key.namespace}]
+                keys = [key for key in sorted(self.server.api.scenarios) if namespace in {"", key.namespace}]
                 return _listed([self.server.api.pipeline(key) for key in keys])
             case "finetunepipelines", _, "":
                 return self._pipeline(method, Key(namespace, name), query, body)
@@ -217,25 +217,25 @@ class _Handler(BaseHTTPRequestHandler):
                 return None
             case "events", "", "":
                 return _listed([])
-        raise Refusal(404, "NotFound", f'{plural} "{name}" not found')
+        raise Rejection(404, "NotFound", f'{plural} "{name}" not found')
 
     def _allow(self, method: str, group: str, plural: str, name: str, namespace: str) -> None:
         api = self.server.api
         if plural == PIPELINES and not api.installed:
-            raise Refusal(404, "", "404 page not found")
+            raise Rejection(404, "", "404 page not found")
         verb = "patch" if method == "PATCH" else "get" if name else "list"
         if (verb, plural) in api.forbidden:
             where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
             words = f'{plural}.{group} "{name}" is forbidden: User "bob" cannot {verb} resource "{plural}" '
-            raise Refusal(403, "Forbidden", f'{words}in API group "{group}" {where}')
+            raise Rejection(403, "Forbidden", f'{words}in API group "{group}" {where}')
 
     def _pipeline(self, method: str, key: Key, query: dict[str, str], body: Object) -> Object:
         api = self.server.api
-        if method == "PATCH" and (key in api.worlds or query.get("dryRun")):
+        if method == "PATCH" and (key in api.scenarios or query.get("dryRun")):
             return api.patched(key, body, query, self.headers["Content-Type"])
-        if key in api.worlds and api.worlds[key].key in api.worlds[key].cluster.pipelines:
+        if key in api.scenarios and api.scenarios[key].key in api.scenarios[key].cluster.pipelines:
             return api.pipeline(key)
-        raise Refusal(404, "NotFound", f'{PIPELINES}.finetune.dev "{key.name}" not found')
+        raise Rejection(404, "NotFound", f'{PIPELINES}.finetune.dev "{key.name}" not found')
 
     def _log(self, job: str, query: dict[str, str]) -> None:
         """Write what there is and, when it is followed, what comes, until the process has ended."""
@@ -262,7 +262,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
 
     def _runs(self, job: str) -> bool:
-        found = [world.cluster.jobs[job] for world in self.server.api.worlds.values() if job in world.cluster.jobs]
+        found = [
+            scenario.cluster.jobs[job]
+            for scenario in self.server.api.scenarios.values()
+            if job in scenario.cluster.jobs
+        ]
         return bool(found) and found[0].live
 
     def _say(self, answer: Object, status: int) -> None:
@@ -282,15 +286,15 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, api: ApiServer) -> None:
+    def __init__(self, api: FakeApiServer) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.api = api
 
 
 @contextmanager
-def serving() -> Iterator[tuple[ApiServer, str]]:
+def serving() -> Iterator[tuple[FakeApiServer, str]]:
     """Have one for a while, and its URL."""
-    api = ApiServer()
+    api = FakeApiServer()
     server = _Server(api)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -64,7 +64,7 @@ def packed_documents(environment: Environment, split: Split = "train") -> list[t
     """Give tokens and counted of every document in the rows, without padding, in the order of the rows."""
     rows = PackedRows(output_of(environment), split)
     found = []
-    for tokens, positions, counted in zip(rows.tokens, rows.positions, rows.counted, strict=True):
+    for tokens, positions, counted in zip(rows.tokens, rows.positions, rows.loss_mask, strict=True):
         starts = [at for at, position in enumerate(positions) if position == 0]
         for first, behind in zip(starts, [*starts[1:], len(tokens)], strict=True):
             if tokens[first] != rows.pad_token_id:

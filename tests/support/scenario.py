@@ -1,4 +1,4 @@
-"""Pipelines in a world of their own: a memory cluster, a clock that is moved by hand, and short words for both."""
+"""Pipelines in a scenario of their own: a memory cluster, a clock that is moved by hand, and short words for both."""
 
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
@@ -9,11 +9,11 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageStatus
-from finetune_operator.core.observation import Waiting
+from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.memory import MemoryCluster
-from finetune_operator.reconcile import NextLook, reconcile
+from finetune_operator.reconcile import ReconcileResult, reconcile
 from finetune_trainer.contract import AnyResult, TerminationMessage
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -82,17 +82,17 @@ def read_status(text: str) -> PipelineStatus:
     return PipelineStatus.model_validate_json(text)
 
 
-def done_now(coroutine: Coroutine[Any, Any, NextLook]) -> NextLook:
+def done_now(coroutine: Coroutine[Any, Any, ReconcileResult]) -> ReconcileResult:
     """Run what never waits, without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as end:
-        answer: NextLook = end.value
+        answer: ReconcileResult = end.value
         return answer
     raise AssertionError("a memory cluster never waits")
 
 
-class World:
+class Scenario:
     """One pipeline, its cluster and the time."""
 
     def __init__(self, spec: PipelineSpec | None = None, name: str = "demo", settings: Settings | None = None) -> None:
@@ -101,28 +101,30 @@ class World:
         self.cluster = MemoryCluster(START)
         self.spec = spec or a_pipeline()
         self.cluster.submit(self.key, self.spec, UID)
-        self.next_look: timedelta | None = None
+        self.requeue_after: timedelta | None = None
 
     # Looking.
 
-    def look(self) -> None:
-        self.next_look = done_now(reconcile(self.key, self.cluster, self.settings, self.cluster.now)).after
+    def reconcile(self) -> None:
+        self.requeue_after = done_now(reconcile(self.key, self.cluster, self.settings, self.cluster.now)).requeue_after
 
-    def settle(self) -> "World":
+    def reconcile_until_stable(self) -> "Scenario":
         """Reconcile until reconciling once more changes nothing: not a byte, no Job, no event."""
         for _ in range(8):
-            before = self.told
-            self.look()
-            if self.told == before:
-                assert self.next_look is None or self.next_look > timedelta(), "it would look again at once, for ever"
+            before = self.statuses
+            self.reconcile()
+            if self.statuses == before:
+                assert self.requeue_after is None or self.requeue_after > timedelta(), (
+                    "it would look again at once, for ever"
+                )
                 return self
-        raise AssertionError(f"it never settles: {self.cluster.deeds[-8:]}")
+        raise AssertionError(f"it never settles: {self.cluster.applied[-8:]}")
 
     @property
-    def told(self) -> tuple[int, int, int]:
+    def statuses(self) -> tuple[int, int, int]:
         """How much reconciling has changed so far."""
         stored = self.cluster.pipelines[self.key]
-        return stored.version, len(self.cluster.deeds), len(self.cluster.announced)
+        return stored.version, len(self.cluster.applied), len(self.cluster.emitted)
 
     @property
     def status(self) -> PipelineStatus:
@@ -138,12 +140,12 @@ class World:
 
     @property
     def events(self) -> list[str]:
-        return [event.reason for _, event in self.cluster.announced]
+        return [event.reason for _, event in self.cluster.emitted]
 
     @property
-    def created(self) -> list[str]:
+    def created_jobs(self) -> list[str]:
         """The stages whose Jobs were made, in order, with the attempt's number."""
-        names = [deed.split()[1] for deed in self.cluster.deeds if deed.startswith("create")]
+        names = [deed.split()[1] for deed in self.cluster.applied if deed.startswith("create")]
         return ["-".join(name.split("-")[-2:]) for name in names]
 
     def stage(self, name: str) -> StageStatus:
@@ -168,13 +170,13 @@ class World:
 
     # Things that happen.
 
-    def after(self, seconds: float) -> "World":
+    def after(self, seconds: float) -> "Scenario":
         self.cluster.now += timedelta(seconds=seconds)
         return self
 
     def hold(self, job: str, waiting_for: str) -> None:
         """Let its pod find no place."""
-        self.cluster.see(job, waiting=Waiting(Reason.WAITING_FOR_CAPACITY, waiting_for))
+        self.cluster.update_job(job, blocker=Blocker(Reason.WAITING_FOR_CAPACITY, waiting_for))
 
     def lose_node(self, job: str, why: str = "its node is gone") -> None:
         """Take its node away, so that nobody sees how it ended."""
@@ -183,53 +185,53 @@ class World:
     def run_out_of_memory(self, job: str) -> None:
         self.cluster.fail(job, 137, out_of_memory=True)
 
-    def edit(self, **changes: Any) -> "World":
+    def edit(self, **changes: Any) -> "Scenario":
         data = self.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.spec = PipelineSpec.model_validate(merged(data, changes))
         self.cluster.edit(self.key, self.spec)
-        return self.settle()
+        return self.reconcile_until_stable()
 
-    def retry(self, token: str) -> "World":
+    def retry(self, token: str) -> "Scenario":
         self.cluster.annotate(self.key, RETRY_ANNOTATION, token)
-        return self.settle()
+        return self.reconcile_until_stable()
 
-    def cancel(self, token: str) -> "World":
+    def cancel(self, token: str) -> "Scenario":
         self.cluster.annotate(self.key, CANCEL_ANNOTATION, token)
-        return self.settle()
+        return self.reconcile_until_stable()
 
     def start(self, stage: str) -> str:
         """Start the process of the stage's Job and give the Job's name."""
-        job = self.settle().attempt(stage).job
+        job = self.reconcile_until_stable().attempt(stage).job
         self.cluster.start(job)
-        self.settle()
+        self.reconcile_until_stable()
         return job
 
-    def complete(self, stage: str, **result: Any) -> "World":
+    def complete(self, stage: str, **result: Any) -> "Scenario":
         attempt = self.attempt(stage)
         self.cluster.complete(attempt.job, a_result(stage, attempt.identity, **result))
-        return self.settle()
+        return self.reconcile_until_stable()
 
-    def run(self, stage: str, **result: Any) -> "World":
+    def run(self, stage: str, **result: Any) -> "Scenario":
         """Let the stage's Job start and succeed."""
         self.start(stage)
         return self.after(60).complete(stage, **result)
 
-    def run_before(self, stage: str) -> "World":
+    def run_before(self, stage: str) -> "Scenario":
         """Let every stage before this one succeed."""
         for name in ORDER[: ORDER.index(stage)]:
             self.run(name)
         return self
 
-    def finish(self, **results: dict[str, Any]) -> "World":
+    def finish(self, **results: dict[str, Any]) -> "Scenario":
         """Let every Job that is made from now on succeed."""
-        self.settle()
+        self.reconcile_until_stable()
         while stage := self.running:
             job = self.attempt(stage).job
             if self.cluster.jobs[job].asked_to_stop:
                 self.cluster.evict(job, why=None)
-                self.settle()
+                self.reconcile_until_stable()
                 continue
-            if not self.cluster.jobs[job].seen.started_at:
+            if not self.cluster.jobs[job].observed.started_at:
                 self.cluster.start(job)
             self.after(60).complete(stage, **results.get(stage, {}))
         return self

@@ -43,7 +43,7 @@ def write_rows(
 ) -> Path:
     """Put packed rows where the stage prepare would have put them."""
     output = workspace / "prepare" / prepared / "output"
-    with artifacts.appearing(output) as folder:
+    with artifacts.atomic_folder(output) as folder:
         with PackedWriter(folder, context_length, 0) as writer:
             for each in train:
                 writer.add("train", each)

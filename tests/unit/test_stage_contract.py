@@ -55,7 +55,7 @@ def test_every_field_of_progress_is_named():
 
 
 def test_places_and_limits_in_a_pod_are_those_of_the_job():
-    for fact in (job.WORKSPACE, job.CLAIMS, job.TERMINATION_LOG, job.PORT, f"{job.USER}:{job.USER}"):
+    for fact in (job.WORKSPACE, job.CLAIMS, job.TERMINATION_LOG, job.METRICS_PORT, f"{job.USER}:{job.USER}"):
         assert str(fact) in PAGE
     assert f"{TERMINATION_MESSAGE_BYTES:,} bytes" in PAGE
     assert f"at most {PROGRESS_BYTES >> 10} KiB" in PAGE

@@ -20,16 +20,16 @@ class StopSignal:
     def __init__(self) -> None:
         self.requested = False
         self._deferred = 0
-        self._last_words: Callable[[], None] = lambda: None
+        self._on_immediate_exit: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Listen to SIGTERM and SIGINT; without a handler, PID 1 in a container would ignore them."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
-    def before_exit(self, last_words: Callable[[], None]) -> None:
+    def on_immediate_exit(self, last_words: Callable[[], None]) -> None:
         """Have this called before the process ends at once."""
-        self._last_words = last_words
+        self._on_immediate_exit = last_words
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -43,7 +43,7 @@ class StopSignal:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.requested = True
         if not self._deferred:
-            self._last_words()
+            self._on_immediate_exit()
             os._exit(ExitCode.INTERRUPTED)
 
 

@@ -5,33 +5,33 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from finetune_cli.cluster.session import Object, reached
-from finetune_cli.diagnostics import Refused
+from finetune_cli.cluster.session import Object, connect
+from finetune_cli.diagnostics import UsageError
 from finetune_cli.pipeline_status import DONE
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.kubernetes import paths
 
-Wish = tuple[Object | None, str]
+Patch = tuple[Object | None, str]
 """What is patched into the object, None where that would change nothing, and what to say."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, and say what was asked; nothing is waited for."""
     if getattr(arguments, "json", False):
-        raise Refused(f"{arguments.command} --json is for a run on this machine; see `finetune get --json`")
+        raise UsageError(f"{arguments.command} --json is for a run on this machine; see `finetune get --json`")
     return asyncio.run(_run(arguments))
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    async with reached(arguments) as reach:
-        patch, words = WISHES[arguments.command](await reach.found())
+    async with connect(arguments) as reach:
+        patch, words = VERBS[arguments.command](await reach.found())
         if patch:
             await reach.api.patch(paths.pipeline(reach.key), patch)
         print(f"{reach.key}: {words}")
     return 0
 
 
-def _retry(found: Object) -> Wish:
+def _retry(found: Object) -> Patch:
     phase = _phase(found)
     if phase in DONE:
         return None, f"has finished ({phase}), and nothing in it failed: there is nothing to start again"
@@ -39,25 +39,25 @@ def _retry(found: Object) -> Wish:
     return _annotated(RETRY_ANNOTATION), f"{again}, with fresh budgets"
 
 
-def _cancel(found: Object) -> Wish:
+def _cancel(found: Object) -> Patch:
     if (found.get("status") or {}).get("finishedAt"):
         return None, f"has finished already ({_phase(found)})"
     return _annotated(CANCEL_ANNOTATION), "is being cancelled; `finetune retry` starts it again"
 
 
-def _suspend(found: Object) -> Wish:
+def _suspend(found: Object) -> Patch:
     if found["spec"].get("suspend"):
         return None, "is suspended already"
     return {"spec": {"suspend": True}}, "is being suspended; `finetune resume` lets it go on"
 
 
-def _resume(found: Object) -> Wish:
+def _resume(found: Object) -> Patch:
     if not found["spec"].get("suspend"):
         return None, "is not suspended"
     return {"spec": {"suspend": False}}, "goes on"
 
 
-WISHES: dict[str, Callable[[Object], Wish]] = {
+VERBS: dict[str, Callable[[Object], Patch]] = {
     "retry": _retry,
     "cancel": _cancel,
     "suspend": _suspend,

@@ -3,8 +3,8 @@
 import re
 from http import HTTPStatus
 
-from finetune_cli.cluster.kubeconfig import Place
-from finetune_cli.diagnostics import Refused
+from finetune_cli.cluster.kubeconfig import Context
+from finetune_cli.diagnostics import UsageError
 from finetune_operator.api.group import PLURAL
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.client import ApiError
@@ -13,7 +13,7 @@ INSTALL = "helm install finetune-operator charts/finetune-operator --namespace f
 WRITING = frozenset({"create", "patch", "update", "delete"})
 
 
-def in_words(error: ApiError, where: Place) -> Exception:
+def describe_api_error(error: ApiError, where: Context) -> Exception:
     """Give Refused for what the user can mend by other words, and ClusterError for the rest."""
     cluster = f"context {where.context}" if where.context else "this cluster"
     said = " ".join(str(error).split())
@@ -27,7 +27,7 @@ def in_words(error: ApiError, where: Place) -> Exception:
         case HTTPStatus.NOT_FOUND if not error.reason:  # the server's own page: it knows no such kind of object
             return ClusterError(f"{cluster}: the operator is not installed: {INSTALL}")
         case HTTPStatus.NOT_FOUND | HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
-            return Refused(str(error))
+            return UsageError(str(error))
         case _:
             return ClusterError(f"{cluster}: {said} (HTTP {error.status})")
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from finetune_cli.cluster.session import Object, Reach
+from finetune_cli.cluster.session import ClusterSession, Object
 from finetune_cli.manifest.manifest import Manifest
 from finetune_operator.kubernetes import paths
 
@@ -13,11 +13,11 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 KUBECTL = "kubectl"
 
 
-async def dry_run(reach: Reach, manifest: Manifest, live: Object | None) -> Object:
+async def dry_run(reach: ClusterSession, manifest: Manifest, live: Object | None) -> Object:
     """Apply in the way in which the object was applied before; raises ApiError with what admission says."""
     where = paths.pipeline(reach.key)
     meta = {name: value for name, value in manifest.body["metadata"].items() if name in {"labels", "annotations"}}
-    meta |= {"name": reach.name, "namespace": reach.place.namespace}
+    meta |= {"name": reach.name, "namespace": reach.context.namespace}
     body = {**manifest.body, "metadata": meta}
     last = (live or {"metadata": {}})["metadata"].get("annotations", {}).get(LAST_APPLIED)
     if last:

@@ -10,17 +10,17 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from finetune_cli.cluster.pods import books_of
-from finetune_cli.cluster.session import LOOK_SECONDS, Object, Reach, patiently, reached, still_there
-from finetune_cli.diagnostics import Refused
-from finetune_cli.display import board, gate_line, interruptions_line
-from finetune_cli.pipeline_status import code_of, has_finished, ready_message
+from finetune_cli.cluster.pods import list_pods
+from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, Object, connect, refresh, with_retries
+from finetune_cli.diagnostics import UsageError
+from finetune_cli.display import gate_line, interruptions_line, live_table
+from finetune_cli.pipeline_status import exit_code, has_finished, ready_message
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.cache import ResourceCache
 
 COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "ATTEMPT", "REASON")
 
@@ -32,11 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     if arguments.name and arguments.all_namespaces:
-        raise Refused("-A lists all pipelines; to see one, name its namespace with -n")
+        raise UsageError("-A lists all pipelines; to see one, name its namespace with -n")
     if arguments.watch and (arguments.json or not arguments.name):
-        raise Refused("-w shows one pipeline again and again: give its name, and no --json")
+        raise UsageError("-w shows one pipeline again and again: give its name, and no --json")
     console = Console(highlight=False, soft_wrap=True)
-    async with reached(arguments) as reach:
+    async with connect(arguments) as reach:
         if not reach.name:
             return await _list(reach, arguments, console)
         if arguments.watch:
@@ -45,7 +45,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             print(json.dumps(_whole(await reach.found()), indent=1))
         else:
             pipeline = await reach.pipeline()
-            console.print(_tree(pipeline, await books_of(reach)))
+            console.print(_tree(pipeline, await list_pods(reach)))
     return 0
 
 
@@ -54,8 +54,8 @@ def _whole(found: Object) -> Object:
     return {**found, "metadata": meta}
 
 
-async def _list(reach: Reach, arguments: argparse.Namespace, console: Console) -> int:
-    namespace = None if arguments.all_namespaces else reach.place.namespace
+async def _list(reach: ClusterSession, arguments: argparse.Namespace, console: Console) -> int:
+    namespace = None if arguments.all_namespaces else reach.context.namespace
     found = [_whole(one) async for one in reach.api.list(paths.pipelines(namespace))]
     if arguments.json:
         print(json.dumps({"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": found}, indent=1))
@@ -82,21 +82,21 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     return ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-async def _watch(reach: Reach, console: Console) -> int:
+async def _watch(reach: ClusterSession, console: Console) -> int:
     """Draw it in place on a terminal, and anywhere else anew whenever it has changed."""
     pipeline, shown = await reach.pipeline(), ""
     in_place = Live(console=console, auto_refresh=False, vertical_overflow="visible")
     with in_place if console.is_terminal else nullcontext() as live:
         while True:
-            tree = _tree(pipeline, await patiently(lambda: books_of(reach)))
+            tree = _tree(pipeline, await with_retries(lambda: list_pods(reach)))
             if live:
                 live.update(tree, refresh=True)
             elif (drawn := _drawn(tree)) != shown:
                 print(shown := drawn, flush=True)
             if has_finished(pipeline):
-                return code_of(pipeline.status)
-            await asyncio.sleep(LOOK_SECONDS)
-            pipeline = await still_there(reach)
+                return exit_code(pipeline.status)
+            await asyncio.sleep(POLL_SECONDS)
+            pipeline = await refresh(reach)
 
 
 def _drawn(tree: RenderableType) -> str:
@@ -106,7 +106,7 @@ def _drawn(tree: RenderableType) -> str:
     return captured.get()
 
 
-def _tree(pipeline: Pipeline, books: Books) -> RenderableType:
+def _tree(pipeline: Pipeline, books: ResourceCache) -> RenderableType:
     """Draw stages, attempts and pods, and below them what came of it."""
     namespace = pipeline.key.namespace
 
@@ -117,7 +117,7 @@ def _tree(pipeline: Pipeline, books: Books) -> RenderableType:
         return (f"pod {pod.name} on {pod.node or 'no node yet'}: {pod.phase}",)
 
     lines = [Text(line) for line in _conclusion(pipeline)]
-    return Group(board(f"{namespace}/{pipeline.key.name}", pipeline.status, pods), *lines)
+    return Group(live_table(f"{namespace}/{pipeline.key.name}", pipeline.status, pods), *lines)
 
 
 def _conclusion(pipeline: Pipeline) -> Iterable[str]:

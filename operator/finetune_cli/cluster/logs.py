@@ -7,16 +7,16 @@ import sys
 from dataclasses import dataclass, field
 
 from finetune_cli.cluster.pods import pod_of
-from finetune_cli.cluster.session import LOOK_SECONDS, Reach, patiently, reached, still_there
-from finetune_cli.commands.logs import no_attempt, tell_attempt
-from finetune_cli.diagnostics import Refused
+from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh, with_retries
+from finetune_cli.commands.logs import no_attempt, print_attempt
+from finetune_cli.diagnostics import UsageError
 from finetune_cli.display import attempt_line
-from finetune_cli.pipeline_status import has_finished, is_current
+from finetune_cli.pipeline_status import has_finished, is_up_to_date
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.client import ApiError
-from finetune_operator.kubernetes.resources.job import CONTAINER
+from finetune_operator.kubernetes.resources.job import STAGE_CONTAINER
 from finetune_operator.kubernetes.translate.pod import Pod
 
 OVER = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     if not arguments.name:
-        raise Refused("name the pipeline before the stage, as in: finetune logs NAME train")
-    async with reached(arguments) as reach:
+        raise UsageError("name the pipeline before the stage, as in: finetune logs NAME train")
+    async with connect(arguments) as reach:
         pipeline = await reach.pipeline()
         reader = _Reader(reach, arguments.stage, arguments.attempt)
         if arguments.follow:
@@ -55,7 +55,7 @@ def _wanted(stage: StageStatus, number: int | None) -> list[AttemptStatus]:
 class _Reader:
     """Prints what a stage's pods have written: the log to standard output, all else to standard error."""
 
-    reach: Reach
+    reach: ClusterSession
     stage: str
     number: int | None
     said: str = ""
@@ -70,7 +70,7 @@ class _Reader:
         if pod is None or not pod.started_at:
             self._say(_no_log(attempt, pod, _stage(pipeline, self.stage)))
             return False
-        tell_attempt(attempt)
+        print_attempt(attempt)
         await self._print(pod, follow=False)
         return True
 
@@ -86,8 +86,8 @@ class _Reader:
             elif not new and self._is_over(pipeline):
                 return 0
             else:
-                await asyncio.sleep(LOOK_SECONDS)
-            pipeline = await still_there(self.reach)
+                await asyncio.sleep(POLL_SECONDS)
+            pipeline = await refresh(self.reach)
 
     def _is_over(self, pipeline: Pipeline) -> bool:
         """Whether no further attempt is to be expected."""
@@ -96,14 +96,14 @@ class _Reader:
             if self.number not in self.told:
                 raise no_attempt(self.stage, self.number, stage.attempts)
             return True
-        return has_finished(pipeline) or (stage.state in OVER and is_current(pipeline))
+        return has_finished(pipeline) or (stage.state in OVER and is_up_to_date(pipeline))
 
     async def _told_to_its_end(self, attempt: AttemptStatus, stage: StageStatus) -> bool:
-        pod = await patiently(lambda: pod_of(self.reach, attempt))
+        pod = await with_retries(lambda: pod_of(self.reach, attempt))
         if pod is None or not pod.started_at:
             self._say(_no_log(attempt, pod, stage))
             return attempt.outcome is not Outcome.RUNNING
-        tell_attempt(attempt)
+        print_attempt(attempt)
         await self._print_to_the_end(attempt, pod)
         return True
 
@@ -114,17 +114,17 @@ class _Reader:
                 await self._print(pod, follow=True)
             except ApiError as error:
                 self._say(f"the log is cut: {error}")
-            now = await patiently(lambda: pod_of(self.reach, attempt))
-            if now is None or now.over:
+            now = await with_retries(lambda: pod_of(self.reach, attempt))
+            if now is None or now.finished:
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _print(self, pod: Pod, *, follow: bool) -> None:
         """Print the lines that have not been printed yet."""
         last = self.last.get(pod.name, "")
-        query = {"container": CONTAINER, "timestamps": "true"} | ({"follow": "true"} if follow else {})
+        query = {"container": STAGE_CONTAINER, "timestamps": "true"} | ({"follow": "true"} if follow else {})
         query |= {"sinceTime": last} if last else {}
-        async for line in self.reach.api.lines(paths.log(self.reach.place.namespace, pod.name), **query):
+        async for line in self.reach.api.stream_lines(paths.pod_log(self.reach.context.namespace, pod.name), **query):
             found = STAMP.fullmatch(line)
             stamp, text = found.groups() if found else ("", line)
             if stamp and stamp <= last:

@@ -7,18 +7,18 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from finetune_cli.cluster.dry_run import dry_run
-from finetune_cli.cluster.pods import books_of
-from finetune_cli.cluster.session import Reach, reached
+from finetune_cli.cluster.pods import list_pods
+from finetune_cli.cluster.session import ClusterSession, connect
 from finetune_cli.commands.plan import print_json, show
-from finetune_cli.forecast import Kept, foretell
+from finetune_cli.forecast import KeptWork, forecast
 from finetune_operator.api.status import AttemptStatus, Outcome
-from finetune_operator.core.assess import StageView
-from finetune_operator.core.observation import Observed
+from finetune_operator.core.assess import StageAssessment
+from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cluster import KubernetesCluster, as_pipeline
-from finetune_operator.kubernetes.pods.probe import NoAnswers
-from finetune_operator.kubernetes.pods.progress import NoPages
+from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
+from finetune_operator.kubernetes.pods.probe import NoProbe
+from finetune_operator.kubernetes.pods.progress import NoProgress
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,12 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    async with reached(arguments) as reach:
+    async with connect(arguments) as reach:
         live, after = await _before_and_after(reach)
-        before = as_pipeline(live) if live else None
-        observed = await _observed(reach, before) if before else Observed()
+        before = parse_pipeline(live) if live else None
+        observed = await _observed(reach, before) if before else Observation()
     now = datetime.now(UTC)  # noqa: TID251  an edge
-    stages = foretell(before, after, observed, now, _in_attempts)
+    stages = forecast(before, after, observed, now, _in_attempts)
     if arguments.json:
         print_json(stages, change=_change(before, after))
         return 0
@@ -42,16 +42,18 @@ async def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _before_and_after(reach: Reach) -> tuple[dict[str, object] | None, Pipeline]:
+async def _before_and_after(reach: ClusterSession) -> tuple[dict[str, object] | None, Pipeline]:
     if reach.manifest is None:
         found = await reach.found()
-        return found, as_pipeline(found)
+        return found, parse_pipeline(found)
     live = await reach.api.get(paths.pipeline(reach.key))
-    return live, as_pipeline(await dry_run(reach, reach.manifest, live))
+    return live, parse_pipeline(await dry_run(reach, reach.manifest, live))
 
 
-async def _observed(reach: Reach, pipeline: Pipeline) -> Observed:
-    return await KubernetesCluster(reach.api, await books_of(reach), NoPages(), NoAnswers()).children(pipeline)
+async def _observed(reach: ClusterSession, pipeline: Pipeline) -> Observation:
+    return await KubernetesCluster(reach.api, await list_pods(reach), NoProgress(), NoProbe()).observe_children(
+        pipeline
+    )
 
 
 def _change(before: Pipeline | None, after: Pipeline) -> str:
@@ -60,15 +62,15 @@ def _change(before: Pipeline | None, after: Pipeline) -> str:
     return "unchanged" if before.spec == after.spec else "would be changed"
 
 
-def _in_attempts(_name: str, stage: StageView) -> Kept | None:
+def _in_attempts(_name: str, stage: StageAssessment) -> KeptWork | None:
     """Tell from the attempts what the workspace holds, for nobody but its pods can look into it."""
-    if stage.spec and stage.spec.lasting:
+    if stage.spec and stage.spec.runs_server:
         return None  # its result was its server, and that is gone
     mine = [attempt for attempt in stage.status.attempts if attempt.identity == stage.status.identity]
     if done := next((attempt for attempt in mine if attempt.outcome is Outcome.SUCCEEDED), None):
-        return Kept("reuse", f"attempt {done.number} made it: its result is in the workspace")
+        return KeptWork("reuse", f"attempt {done.number} made it: its result is in the workspace")
     worked = next((attempt for attempt in reversed(mine) if _has_work(attempt)), None)
-    return Kept("resume", f"goes on from what attempt {worked.number} has kept") if worked else None
+    return KeptWork("resume", f"goes on from what attempt {worked.number} has kept") if worked else None
 
 
 def _has_work(attempt: AttemptStatus) -> bool:

@@ -4,10 +4,10 @@ import argparse
 import asyncio
 import re
 
-from finetune_cli.cluster.session import LOOK_SECONDS, Reach, reached, still_there
-from finetune_cli.diagnostics import Refused
+from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh
+from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
-from finetune_cli.pipeline_status import code_of, has_finished, is_current, ready_message
+from finetune_cli.pipeline_status import exit_code, has_finished, is_up_to_date, ready_message
 from finetune_operator.api.conditions import FINISHED, READY, STALLED
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
@@ -21,18 +21,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace, seconds: float | None) -> int:
-    async with reached(arguments) as reach:
+    async with connect(arguments) as reach:
         pipeline = await reach.pipeline()
         try:
             async with asyncio.timeout(seconds):
                 while (code := _verdict(pipeline, arguments.condition)) is None:
-                    await asyncio.sleep(LOOK_SECONDS)
-                    pipeline = await still_there(reach)
+                    await asyncio.sleep(POLL_SECONDS)
+                    pipeline = await refresh(reach)
         except TimeoutError:
             raise ClusterError(
-                f"{_stands(reach, pipeline)} (not {arguments.condition} after {arguments.timeout})"
+                f"{_matches(reach, pipeline)} (not {arguments.condition} after {arguments.timeout})"
             ) from None
-        print(_stands(reach, pipeline))
+        print(_matches(reach, pipeline))
         return code
 
 
@@ -40,8 +40,8 @@ def _verdict(pipeline: Pipeline, condition: str) -> int | None:
     """Give the exit code, or None while there is something to wait for."""
     true = {one.type for one in pipeline.status.conditions if one.status == "True"}
     if has_finished(pipeline):
-        return code_of(pipeline.status)
-    if condition == READY and READY in true and is_current(pipeline):
+        return exit_code(pipeline.status)
+    if condition == READY and READY in true and is_up_to_date(pipeline):
         return 0
     return FAILED if _is_refused(pipeline) and FINISHED not in true else None
 
@@ -52,7 +52,7 @@ def _is_refused(pipeline: Pipeline) -> bool:
     return any(one.type == STALLED and one.observed_generation == pipeline.generation for one in told)
 
 
-def _stands(reach: Reach, pipeline: Pipeline) -> str:
+def _matches(reach: ClusterSession, pipeline: Pipeline) -> str:
     said = ready_message(pipeline.status) or "the operator has not looked at it yet"
     return f"{reach.key}: {pipeline.status.phase}: {said}"
 
@@ -63,5 +63,5 @@ def _seconds(text: str | None) -> float | None:
         return None
     found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     if not text or not found:
-        raise Refused(f"--timeout {text!r}: write it as 90s, 30m or 1h30m")
+        raise UsageError(f"--timeout {text!r}: write it as 90s, 30m or 1h30m")
     return sum(int(number) * unit for number, unit in zip(found.groups("0"), UNITS.values(), strict=True))

@@ -5,13 +5,13 @@ import json
 
 from rich.console import Console
 
-from finetune_cli.arguments import add_run, existing_workdir, is_on_cluster, run_on_cluster
+from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_cluster, targets_cluster
 from finetune_cli.commands import Commands
-from finetune_cli.diagnostics import Refused
-from finetune_cli.display import board
+from finetune_cli.diagnostics import UsageError
+from finetune_cli.display import live_table
 from finetune_cli.pipeline_status import ready_message
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.local.pipeline_file import Store, as_object
+from finetune_operator.local.pipeline_file import PipelineFile, to_object
 
 DESCRIPTION = """\
 Show a pipeline: stages, attempts, what was lost, and why something waits. NAME is a pipeline on a cluster, with its
@@ -23,7 +23,7 @@ the namespace. With -w the exit code is that of `finetune wait`.
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("get", help="show a pipeline, or all of a namespace", description=DESCRIPTION)
-    add_run(parser)
+    add_run_arguments(parser)
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces")
     parser.add_argument("-w", "--watch", action="store_true", help="on a cluster: show it again until it has finished")
     parser.add_argument("--json", action="store_true", help="print the whole object")
@@ -32,15 +32,15 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
-    if is_on_cluster(arguments.name, arguments):
+    if targets_cluster(arguments.name, arguments):
         return run_on_cluster("get", arguments)
     if arguments.watch:
-        raise Refused("-w is for a cluster: `finetune run` shows how a run on this machine goes")
-    pipeline = Store(existing_workdir(arguments.name, arguments.workdir)).read()
+        raise UsageError("-w is for a cluster: `finetune run` shows how a run on this machine goes")
+    pipeline = PipelineFile(find_workdir(arguments.name, arguments.workdir)).read()
     if pipeline is None:
         return 1
     if arguments.json:
-        print(json.dumps(as_object(pipeline), indent=1))
+        print(json.dumps(to_object(pipeline), indent=1))
     else:
         _show(pipeline, Console(highlight=False, soft_wrap=True))
     return 0
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(pipeline: Pipeline, console: Console) -> None:
     status = pipeline.status
-    console.print(board(pipeline.key.name, status))
+    console.print(live_table(pipeline.key.name, status))
     console.print(ready_message(status), markup=False)
     if status.model:
         console.print(f"model {status.model.uri}  {status.model.digest}", markup=False)

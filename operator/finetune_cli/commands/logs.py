@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune_cli.arguments import add_run, existing_workdir, is_on_cluster, run_on_cluster
+from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_cluster, targets_cluster
 from finetune_cli.commands import Commands
-from finetune_cli.diagnostics import Refused
+from finetune_cli.diagnostics import UsageError
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
-from finetune_operator.local.job_folder import is_held
-from finetune_operator.local.pipeline_file import Store
+from finetune_operator.local.job_folder import is_locked
+from finetune_operator.local.pipeline_file import PipelineFile
 from finetune_operator.local.runner import LOG
 
 DESCRIPTION = """\
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.2
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("logs", help="print a stage's log", description=DESCRIPTION)
-    add_run(parser)
+    add_run_arguments(parser)
     parser.add_argument("stage", choices=[stage.name for stage in STAGES])
     parser.add_argument("--attempt", type=int, help="only this one")
     parser.add_argument("-f", "--follow", action="store_true", help="wait for more")
@@ -34,9 +34,9 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the logs."""
-    if is_on_cluster(arguments.name, arguments):
+    if targets_cluster(arguments.name, arguments):
         return run_on_cluster("logs", arguments)
-    workdir = existing_workdir(arguments.name, arguments.workdir)
+    workdir = find_workdir(arguments.name, arguments.workdir)
     attempts = _attempts(workdir, arguments.stage)
     chosen = [attempt for attempt in attempts if arguments.attempt in {None, attempt.number}]
     if not chosen:
@@ -47,29 +47,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def no_attempt(stage: str, number: int | None, attempts: Sequence[AttemptStatus]) -> Refused:
+def no_attempt(stage: str, number: int | None, attempts: Sequence[AttemptStatus]) -> UsageError:
     """Say which attempts there are."""
     numbers = ", ".join(str(attempt.number) for attempt in attempts) or "none yet"
-    return Refused(f"{stage} has no attempt{f' {number}' if number else ''}: there are {numbers}")
+    return UsageError(f"{stage} has no attempt{f' {number}' if number else ''}: there are {numbers}")
 
 
-def tell_attempt(attempt: AttemptStatus) -> None:
+def print_attempt(attempt: AttemptStatus) -> None:
     """Say whose log follows, where it is in nobody's way."""
     print(f"--- attempt {attempt.number}: {attempt.job}", file=sys.stderr, flush=True)
 
 
 def _attempts(workdir: Path, stage: str) -> tuple[AttemptStatus, ...]:
-    pipeline = Store(workdir).read()
+    pipeline = PipelineFile(workdir).read()
     known = pipeline.status.stages.get(stage) if pipeline else None
     return known.attempts if known else ()
 
 
 def _print(folder: Path, attempt: AttemptStatus, *, follow: bool) -> None:
-    tell_attempt(attempt)
+    print_attempt(attempt)
     try:
         with (folder / LOG).open(errors="replace") as log:
             while True:
-                alive = follow and is_held(folder)  # before reading, so that its last words are not missed
+                alive = follow and is_locked(folder)  # before reading, so that its last words are not missed
                 sys.stdout.write(log.read())
                 sys.stdout.flush()
                 if not alive:

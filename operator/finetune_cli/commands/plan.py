@@ -13,18 +13,18 @@ from rich.console import Console
 
 from finetune_cli.arguments import (
     NAME_OR_FILE,
-    add_cluster,
-    add_places,
+    add_cluster_arguments,
+    add_local_arguments,
     claims,
-    is_on_cluster,
     run_on_cluster,
+    targets_cluster,
     workdir_for,
 )
 from finetune_cli.commands import Commands
-from finetune_cli.forecast import Forecast, Keeps, Kept, foretell, without_effect
-from finetune_cli.local.run import Laptop, with_spec
+from finetune_cli.forecast import FindKeptWork, Forecast, KeptWork, forecast, without_effect
+from finetune_cli.local.run import LocalRun, with_spec
 from finetune_cli.manifest.manifest import read
-from finetune_operator.core.assess import StageView
+from finetune_operator.core.assess import StageAssessment
 from finetune_operator.core.pipeline import Pipeline
 
 DESCRIPTION = """\
@@ -41,24 +41,24 @@ def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("plan", help="say what would run and why", description=DESCRIPTION)
     parser.add_argument("name", metavar="NAME|FILE", help=NAME_OR_FILE)
-    add_places(parser)
-    add_cluster(parser)
+    add_local_arguments(parser)
+    add_cluster_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the forecast."""
-    if is_on_cluster(arguments.name, arguments):
+    if targets_cluster(arguments.name, arguments):
         return run_on_cluster("plan", arguments)
     manifest = read(Path(arguments.name))
     workdir = workdir_for(manifest, arguments.workdir)
     with tempfile.TemporaryDirectory() as links:
-        laptop = Laptop.look_at(manifest, workdir, Path(links))
+        laptop = LocalRun.read_only(manifest, workdir, Path(links))
         known = {link.name: link.resolve() for link in (workdir / "claims").glob("*") if link.is_dir()}
-        laptop.cluster.folders.mount(known | claims(arguments.claim))
+        laptop.cluster.folders.link_claims(known | claims(arguments.claim))
         laptop.check_claims()
-        laptop.check_places()
+        laptop.check_sources()
         stages = asyncio.run(_forecast(laptop))
     unused = without_effect(manifest.spec)
     if arguments.json:
@@ -79,25 +79,25 @@ def print_json(stages: Sequence[Forecast], **more: Any) -> None:
 def show(stages: Sequence[Forecast], console: Console) -> None:
     """Print a line for each stage."""
     for stage in stages:
-        style = STYLES[stage.doing]
-        console.print(f"[{style}]{stage.doing:<6}[/{style}] [bold]{stage.stage:<9}[/bold]", end=" ")
+        style = STYLES[stage.action]
+        console.print(f"[{style}]{stage.action:<6}[/{style}] [bold]{stage.stage:<9}[/bold]", end=" ")
         console.print(stage.why, markup=False)
 
 
-async def _forecast(laptop: Laptop) -> list[Forecast]:
-    before = laptop.cluster.store.read()
+async def _forecast(laptop: LocalRun) -> list[Forecast]:
+    before = laptop.cluster.pipeline_file.read()
     after = with_spec(before, laptop.manifest) if before else Pipeline(laptop.key, "0" * 8, 1, laptop.manifest.spec)
     observed = await laptop.cluster.observe(after)
     now = datetime.now(UTC)  # noqa: TID251  an edge
-    return foretell(before, after, observed, now, _in_workspace(laptop.cluster.folders.workspace(after)))
+    return forecast(before, after, observed, now, _in_workspace(laptop.cluster.folders.workspace(after)))
 
 
-def _in_workspace(workspace: Path) -> Keeps:
-    def keeps(name: str, stage: StageView) -> Kept | None:
+def _in_workspace(workspace: Path) -> FindKeptWork:
+    def keeps(name: str, stage: StageAssessment) -> KeptWork | None:
         folder = workspace / name / stage.status.identity
         if (folder / "result.json").is_file():
-            return Kept("reuse", "its result is in the workspace")
-        return Kept("resume", "goes on from what an earlier attempt has kept") if _has_work(folder) else None
+            return KeptWork("reuse", "its result is in the workspace")
+        return KeptWork("resume", "goes on from what an earlier attempt has kept") if _has_work(folder) else None
 
     return keeps
 

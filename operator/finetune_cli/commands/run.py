@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from finetune_cli.arguments import add_places, claims, workdir_for
+from finetune_cli.arguments import add_local_arguments, claims, workdir_for
 from finetune_cli.commands import Commands
-from finetune_cli.display import board, gate_line, interruptions_line, view_for
+from finetune_cli.display import display_for, gate_line, interruptions_line, live_table
 from finetune_cli.exit_codes import FAILED, INTERRUPTED
-from finetune_cli.local.fault_injection import drill
-from finetune_cli.local.run import Laptop, reached
+from finetune_cli.local.fault_injection import fault
+from finetune_cli.local.run import LocalRun, is_until_reached
 from finetune_cli.local.serving import keep_serving
 from finetune_cli.manifest.manifest import read
 from finetune_cli.pipeline_status import DONE, below_gate, ready_message
@@ -42,7 +42,7 @@ def register(commands: Commands) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` and `retry` have in common."""
     parser.add_argument("file", type=Path, metavar="FILE", help="the manifest")
-    add_places(parser)
+    add_local_arguments(parser)
     stages = [stage.name for stage in STAGES]
     parser.add_argument("--until", choices=stages, help="stop when this stage is done")
     help_evict = "take the stage's node away, with notice, when it has done so many steps (SIGTERM, then SIGKILL)"
@@ -56,19 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run until the end and give the exit code."""
     manifest = read(arguments.file)
-    drills = [drill("evict")(text) for text in arguments.evict] + [drill("kill")(text) for text in arguments.kill]
+    drills = [fault("evict")(text) for text in arguments.evict] + [fault("kill")(text) for text in arguments.kill]
     workdir = workdir_for(manifest, arguments.workdir)
-    with view_for(manifest.name, to_stderr=arguments.json) as view:
-        laptop = Laptop.open(manifest, workdir, view.tell)
-        with laptop.held():
-            laptop.cluster.folders.mount(claims(arguments.claim))
+    with display_for(manifest.name, to_stderr=arguments.json) as view:
+        laptop = LocalRun.create(manifest, workdir, view.event)
+        with laptop.locked():
+            laptop.cluster.folders.link_claims(claims(arguments.claim))
             laptop.check_claims()
-            laptop.check_places()
+            laptop.check_sources()
             if commit := commit_of(manifest.path.parent):
                 os.environ.setdefault(GIT_SHA, commit)
             now = datetime.now(UTC)  # noqa: TID251  an edge
-            laptop.accept(retry=now.isoformat() if arguments.retry else None)
-            status = asyncio.run(laptop.run(Settings(until=arguments.until), drills, view.show))
+            laptop.apply_manifest(retry=now.isoformat() if arguments.retry else None)
+            status = asyncio.run(laptop.run(Settings(until=arguments.until), drills, view.update))
     if arguments.json:
         print(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1))
     else:
@@ -88,19 +88,19 @@ def commit_of(folder: Path) -> str | None:
     return asked.stdout.strip() or None
 
 
-def exit_code(status: PipelineStatus, laptop: Laptop, until: str | None) -> int:
+def exit_code(status: PipelineStatus, laptop: LocalRun, until: str | None) -> int:
     """Say in a number how it ended."""
     if status.finished_at and status.phase not in DONE:
         return FAILED
-    if not status.finished_at and (laptop.cluster.stopping or not reached(status, until)):
+    if not status.finished_at and (laptop.cluster.stopping or not is_until_reached(status, until)):
         return INTERRUPTED
     return below_gate(status)
 
 
-def conclude(laptop: Laptop, status: PipelineStatus, arguments: argparse.Namespace) -> None:
+def conclude(laptop: LocalRun, status: PipelineStatus, arguments: argparse.Namespace) -> None:
     """Say at the end what there is, what it cost, and what to do next."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(board(laptop.key.name, status))
+    console.print(live_table(laptop.key.name, status))
     if status.interruptions:
         console.print(interruptions_line(status))
     if status.gate:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune_cli.commands import Commands
-from finetune_cli.diagnostics import Problem
-from finetune_cli.manifest.manifest import Reading, read_all
+from finetune_cli.diagnostics import Diagnostic
+from finetune_cli.manifest.manifest import ReadResult, read_all
 
 DESCRIPTION = """\
 Check manifests and report everything that is wrong with them, as FILE:LINE: FIELD: what and how to mend it.
@@ -31,28 +31,28 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for file, reading in readings.items():
             _print(file, reading)
-    return 2 if any(reading.problems for reading in readings.values()) else 0
+    return 2 if any(reading.diagnostics for reading in readings.values()) else 0
 
 
-def _print(file: Path, reading: Reading) -> None:
-    for note in reading.notes:
+def _print(file: Path, reading: ReadResult) -> None:
+    for note in reading.warnings:
         print(f"{note} (note)")
-    for problem in reading.problems:
+    for problem in reading.diagnostics:
         print(problem)
-    if not reading.problems:
+    if not reading.diagnostics:
         several = f", {len(reading.manifests)} pipelines" if len(reading.manifests) > 1 else ""
         print(f"{file}: valid{several}")
 
 
-def _as_json(file: Path, reading: Reading) -> dict[str, Any]:
+def _as_json(file: Path, reading: ReadResult) -> dict[str, Any]:
     return {
         "file": str(file),
-        "valid": not reading.problems,
+        "valid": not reading.diagnostics,
         "pipelines": [manifest.name for manifest in reading.manifests],
-        "problems": [_problem(problem) for problem in reading.problems],
-        "notes": [_problem(note) for note in reading.notes],
+        "problems": [_problem(problem) for problem in reading.diagnostics],
+        "notes": [_problem(note) for note in reading.warnings],
     }
 
 
-def _problem(problem: Problem) -> dict[str, Any]:
+def _problem(problem: Diagnostic) -> dict[str, Any]:
     return {"line": problem.line, "path": problem.path, "message": problem.message}

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 
-from finetune_cli.arguments import add_name, only_on_cluster, run_on_cluster
+from finetune_cli.arguments import add_name, require_cluster, run_on_cluster
 from finetune_cli.commands import Commands
 
 
@@ -52,5 +52,5 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Send the request; nothing is waited for."""
-    only_on_cluster(arguments, arguments.local_equivalent)
+    require_cluster(arguments, arguments.local_equivalent)
     return run_on_cluster("annotate", arguments)

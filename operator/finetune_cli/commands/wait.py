@@ -2,7 +2,7 @@
 
 import argparse
 
-from finetune_cli.arguments import add_name, only_on_cluster, run_on_cluster
+from finetune_cli.arguments import add_name, require_cluster, run_on_cluster
 from finetune_cli.commands import Commands
 
 DESCRIPTION = """\
@@ -26,5 +26,5 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Wait, and say in a number how it ended."""
-    only_on_cluster(arguments, "`finetune run` ends when it has ended")
+    require_cluster(arguments, "`finetune run` ends when it has ended")
     return run_on_cluster("wait", arguments)

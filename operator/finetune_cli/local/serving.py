@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 
-from finetune_cli.local.run import Laptop
+from finetune_cli.local.run import LocalRun
 from finetune_trainer.parent_death import die_with_parent
 
 
-def keep_serving(laptop: Laptop) -> bool:
+def keep_serving(laptop: LocalRun) -> bool:
     """Serve the model that push published, until Ctrl-C or SIGTERM; False where there is none or its server fails."""
-    pipeline = laptop.cluster.store.read()
+    pipeline = laptop.cluster.pipeline_file.read()
     if pipeline is None or pipeline.spec.push is None:
         print("--keep-serving: there is no model to serve; add push.target", file=sys.stderr)
         return False

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
-from finetune_cli.diagnostics import ManifestInvalid, Problem, in_order, likeliest, quoted
+from finetune_cli.diagnostics import Diagnostic, InvalidManifest, closest_match, quoted, sort_diagnostics
 from finetune_cli.manifest import messages as words
 from finetune_cli.manifest import yaml_reader as documents
-from finetune_cli.manifest.schema_check import Mending, broken_rules, written
-from finetune_cli.manifest.yaml_reader import Value
+from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
+from finetune_cli.manifest.yaml_reader import YamlNode
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import LabelKey, LabelValue
-from finetune_trainer.contract import Contract
+from finetune_trainer.contract import ContractModel
 
 DnsSubdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=words.DNS_SUBDOMAIN)]
 DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=words.DNS_LABEL)]
@@ -37,7 +37,7 @@ def _exactly(word: str) -> Callable[[str], str]:
     return check
 
 
-class Metadata(Contract):
+class Metadata(ContractModel):
     """Kubernetes' own part of the object; what the operator does not look at may be anything."""
 
     name: DnsSubdomain
@@ -57,7 +57,7 @@ class Metadata(Contract):
     uid: Any = None
 
 
-class Envelope(Contract):
+class Envelope(ContractModel):
     """The whole document."""
 
     api_version: Annotated[str, AfterValidator(_exactly(API_VERSION))]
@@ -83,12 +83,12 @@ class Manifest:
 
 
 @dataclass
-class Reading:
+class ReadResult:
     """What a file holds: manifests that can be used, everything that is wrong, and what is worth knowing."""
 
     manifests: list[Manifest] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[Problem] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    warnings: list[Diagnostic] = field(default_factory=list)
 
 
 def read(path: Path) -> Manifest:
@@ -96,39 +96,39 @@ def read(path: Path) -> Manifest:
     reading = read_all(path)
     for second in reading.manifests[1:]:
         message = "a second pipeline; this command takes one a file"
-        reading.problems.append(Problem(path, second.line, "", message))
-    if reading.problems:
-        raise ManifestInvalid(in_order(reading.problems))
+        reading.diagnostics.append(Diagnostic(path, second.line, "", message))
+    if reading.diagnostics:
+        raise InvalidManifest(sort_diagnostics(reading.diagnostics))
     return reading.manifests[0]
 
 
-def read_all(path: Path) -> Reading:
+def read_all(path: Path) -> ReadResult:
     """Read every document of a file; nothing is raised."""
     text = documents.load(path)
-    reading = Reading(problems=text.problems)
+    reading = ReadResult(diagnostics=text.diagnostics)
     for document in text.documents:
         _check(path, document, reading)
-    reading.problems = in_order(reading.problems)
+    reading.diagnostics = sort_diagnostics(reading.diagnostics)
     return reading
 
 
-def _check(file: Path, document: Value, reading: Reading) -> None:
+def _check(file: Path, document: YamlNode, reading: ReadResult) -> None:
     if not isinstance(document.data, dict):
         message = f"must be keys and values: apiVersion, kind, metadata, spec (got {quoted(document.plain())})"
-        reading.problems.append(Problem(file, document.line, "", message))
+        reading.diagnostics.append(Diagnostic(file, document.line, "", message))
         return
     status = document.data.pop("status", None)
     if status:
-        reading.notes.append(Problem(file, status.line, "status", "is ignored, as kubectl apply ignores it"))
-    stranger = _stranger(file, document)
+        reading.warnings.append(Diagnostic(file, status.line, "status", "is ignored, as kubectl apply ignores it"))
+    stranger = _wrong_kind(file, document)
     if stranger:
-        reading.problems.append(stranger)
+        reading.diagnostics.append(stranger)
         return
-    mending = Mending(file, document)
-    mending.mend(Envelope, document)
+    mending = SchemaChecker(file, document)
+    mending.check(Envelope, document)
     envelope, wrong = _parsed(mending)
     problems = [*mending.problems, *wrong, *_broken_rules(mending)]
-    reading.problems += problems
+    reading.diagnostics += problems
     if envelope and not problems and not document.broken:
         about = envelope.metadata
         reading.manifests.append(
@@ -138,15 +138,15 @@ def _check(file: Path, document: Value, reading: Reading) -> None:
         )
 
 
-def _stranger(file: Path, document: Value) -> Problem | None:
+def _wrong_kind(file: Path, document: YamlNode) -> Diagnostic | None:
     """Say that the document is of another kind, whose keys are none of our business."""
     kind = document.follow(("kind",))[1:]
-    if not kind or not isinstance(kind[0].data, str) or likeliest(kind[0].data, [KIND]):
+    if not kind or not isinstance(kind[0].data, str) or closest_match(kind[0].data, [KIND]):
         return None
-    return Problem(file, kind[0].line, "kind", f"must be {KIND} (got {quoted(kind[0].data)})")
+    return Diagnostic(file, kind[0].line, "kind", f"must be {KIND} (got {quoted(kind[0].data)})")
 
 
-def _parsed(mending: Mending) -> tuple[Envelope | None, list[Problem]]:
+def _parsed(mending: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
     # Strictly and as JSON: Kubernetes takes no "8" for 8, as pydantic would by itself.
     text = json.dumps(mending.document.plain())
     try:
@@ -155,18 +155,18 @@ def _parsed(mending: Mending) -> tuple[Envelope | None, list[Problem]]:
         return None, list(_translated(mending, invalid))
 
 
-def _translated(mending: Mending, invalid: ValidationError) -> Iterator[Problem]:
+def _translated(mending: SchemaChecker, invalid: ValidationError) -> Iterator[Diagnostic]:
     for error in invalid.errors(include_url=False):
         location = tuple(step for step in error["loc"] if step != KEY_STEP)
-        if error["type"] == RULE_ERROR or location in mending.said:
+        if error["type"] == RULE_ERROR or location in mending.reported:
             continue
         value = mending.document.follow(location)[-1]
-        path = written(mending.document, location)
-        yield Problem(mending.file, value.line, path, words.in_words(error, value))
+        path = format_path(mending.document, location)
+        yield Diagnostic(mending.file, value.line, path, words.describe(error, value))
 
 
-def _broken_rules(mending: Mending) -> Iterator[Problem]:
+def _broken_rules(mending: SchemaChecker) -> Iterator[Diagnostic]:
     document = mending.document
     for location, rule in broken_rules(Envelope, document.plain()):
         place = (*location, *rule.field.split("."))
-        yield Problem(mending.file, document.follow(place)[-1].line, written(document, place), rule.message)
+        yield Diagnostic(mending.file, document.follow(place)[-1].line, format_path(document, place), rule.message)

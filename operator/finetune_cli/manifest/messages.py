@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from finetune_cli.diagnostics import likeliest, quoted
-from finetune_cli.manifest.yaml_reader import Value
+from finetune_cli.diagnostics import closest_match, quoted
+from finetune_cli.manifest.yaml_reader import YamlNode
 
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
@@ -36,7 +36,7 @@ PATTERNS = {
 }
 
 
-def in_words(error: ErrorDetails, value: Value) -> str:
+def describe(error: ErrorDetails, value: YamlNode) -> str:
     """Say what is wrong with a value and, where that helps, what it was."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
@@ -47,12 +47,12 @@ def in_words(error: ErrorDetails, value: Value) -> str:
         return _one_of(re.findall(r"'([^']*)'", context["expected"]), error["input"])
     if kind == "value_error":
         return _refused(str(context["error"]), error["input"])
-    words = _WORDS.get(kind)
+    words = _MESSAGES.get(kind)
     said = words(context) if words else error["msg"]
     return f"{said} (got {quoted(error['input'])})"
 
 
-_WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
+_MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "greater_than_equal": lambda found: f"must be at least {_number(found['ge'])}",
     "greater_than": lambda found: f"must be more than {_number(found['gt'])}",
     "less_than_equal": lambda found: f"must be at most {_number(found['le'])}",
@@ -82,7 +82,7 @@ def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
-def _text_wanted(value: Value) -> str:
+def _text_wanted(value: YamlNode) -> str:
     match value.data:
         case bool() if value.source.lower() not in {"true", "false"}:
             return f'must be text, but {value.source} without quotes means {quoted(value.data)}; write "{value.source}"'
@@ -94,7 +94,7 @@ def _text_wanted(value: Value) -> str:
 
 def _one_of(choices: list[str], got: Any) -> str:
     wanted = f"must be {choices[0]}" if len(choices) == 1 else f"must be one of {', '.join(choices)}"
-    meant = likeliest(got, choices) if isinstance(got, str) else None
+    meant = closest_match(got, choices) if isinstance(got, str) else None
     hint = f"; did you mean {meant}?" if meant and len(choices) > 1 else ""
     return f"{wanted} (got {quoted(got)}){hint}"
 

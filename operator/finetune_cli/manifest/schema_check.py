@@ -8,28 +8,28 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic_core import to_jsonable_python
 
-from finetune_cli.diagnostics import Problem, likeliest
-from finetune_cli.manifest.yaml_reader import Value, joined
-from finetune_operator.api.rules import Rule, Ruled
-from finetune_trainer.contract import Contract
+from finetune_cli.diagnostics import Diagnostic, closest_match
+from finetune_cli.manifest.yaml_reader import YamlNode, joined
+from finetune_operator.api.rules import Rule, WithRules
+from finetune_trainer.contract import ContractModel
 
 Location = tuple[str | int, ...]
 PLACES_SHOWN = 3
 
 
 @dataclass
-class Mending:
+class SchemaChecker:
     """Renames misspelled keys in a document, so that what lies below them is checked in the same run."""
 
     file: Path
-    document: Value
-    problems: list[Problem] = field(default_factory=list)
-    said: set[Location] = field(default_factory=set)
+    document: YamlNode
+    problems: list[Diagnostic] = field(default_factory=list)
+    reported: set[Location] = field(default_factory=set)
     """Where a value is missing or unreadable, which is among the problems already."""
 
-    def mend(self, annotation: Any, value: Value, location: Location = ()) -> None:
+    def check(self, annotation: Any, value: YamlNode, location: Location = ()) -> None:
         """Go through a value that should be of this type, and everything in it."""
-        kind = bare(annotation)
+        kind = unwrap_optional(annotation)
         if kind is Any:
             return
         if value.data is None:
@@ -37,21 +37,21 @@ class Mending:
         elif is_model(kind) and isinstance(value.data, dict):
             self._keys(kind, value.data, location)
         for step, inner, part in _parts(kind, value.data):
-            self.mend(inner, part, (*location, step))
+            self.check(inner, part, (*location, step))
 
-    def complain(self, line: int, location: Location, message: str) -> None:
+    def report(self, line: int, location: Location, message: str) -> None:
         """Add a problem, with the keys as they were written."""
-        self.problems.append(Problem(self.file, line, written(self.document, location), message))
+        self.problems.append(Diagnostic(self.file, line, format_path(self.document, location), message))
 
-    def _nothing(self, value: Value, location: Location) -> None:
-        self.said.add(location)
+    def _nothing(self, value: YamlNode, location: Location) -> None:
+        self.reported.add(location)
         if not value.broken:
-            self.complain(value.line, location, "is empty; give it a value or remove the key")
+            self.report(value.line, location, "is empty; give it a value or remove the key")
 
-    def _keys(self, kind: type[Contract], data: dict[str, Value], location: Location) -> None:
+    def _keys(self, kind: type[ContractModel], data: dict[str, YamlNode], location: Location) -> None:
         known = aliases(kind)
         for key in [key for key in data if key not in known]:
-            meant = likeliest(key, known)
+            meant = closest_match(key, known)
             elsewhere = list(_places(kind, key))[:PLACES_SHOWN]
             if elsewhere:
                 hint = f"did you mean {', '.join(elsewhere)}?"
@@ -59,33 +59,33 @@ class Mending:
                 hint = f"did you mean {meant}?"
             else:
                 hint = f"there are {', '.join(known)}"
-            self.complain(data[key].line, (*location, key), f"unknown key; {hint}")
+            self.report(data[key].line, (*location, key), f"unknown key; {hint}")
             value = data.pop(key)
             if meant and not elsewhere and meant not in data:
                 data[meant] = value
 
 
-def bare(annotation: Any) -> Any:
+def unwrap_optional(annotation: Any) -> Any:
     """Give X of X | None and of Annotated[X, …]."""
     if get_origin(annotation) is Annotated:
-        return bare(get_args(annotation)[0])
+        return unwrap_optional(get_args(annotation)[0])
     others = [kind for kind in get_args(annotation) if kind is not NoneType]
     if NoneType in get_args(annotation) and len(others) == 1:
-        return bare(others[0])
+        return unwrap_optional(others[0])
     return annotation
 
 
 def is_model(kind: Any) -> bool:
     """Say whether a type has keys of its own."""
-    return isinstance(kind, type) and issubclass(kind, Contract)
+    return isinstance(kind, type) and issubclass(kind, ContractModel)
 
 
-def aliases(kind: type[Contract]) -> dict[str, Any]:
+def aliases(kind: type[ContractModel]) -> dict[str, Any]:
     """Give the keys of a model as users write them, with the types of their values."""
     return {found.alias or name: found.annotation for name, found in kind.model_fields.items()}
 
 
-def written(document: Value, location: Location) -> str:
+def format_path(document: YamlNode, location: Location) -> str:
     """Name a place in the words of the file: misspelled where the file misspells."""
     found = document.follow(location)
     beyond = [f"[{step}]" if isinstance(step, int) else step for step in location[len(found) - 1 :]]
@@ -97,8 +97,8 @@ def broken_rules(annotation: Any, data: Any, location: Location = ()) -> Iterato
 
     Works on data that is wrong in other ways too: a rule that cannot be judged is left out.
     """
-    kind = bare(annotation)
-    if is_model(kind) and issubclass(kind, Ruled) and isinstance(data, dict):
+    kind = unwrap_optional(annotation)
+    if is_model(kind) and issubclass(kind, WithRules) and isinstance(data, dict):
         whole = _completed(kind, data)
         yield from ((location, rule) for rule in kind.all_rules() if _breaks(whole, rule))
     for step, inner, part in _parts(kind, data):
@@ -107,15 +107,15 @@ def broken_rules(annotation: Any, data: Any, location: Location = ()) -> Iterato
 
 def _breaks(data: Mapping[str, Any], rule: Rule) -> bool:
     try:
-        return not rule.holds(data)
+        return not rule.is_valid(data)
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
 
-def _completed(kind: type[Contract], data: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(kind: type[ContractModel], data: Mapping[str, Any]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for name, found in kind.model_fields.items():
-        key, inner = found.alias or name, bare(found.annotation)
+        key, inner = found.alias or name, unwrap_optional(found.annotation)
         value = data.get(key)
         if value is None and not found.is_required():
             default = found.get_default(call_default_factory=True, validated_data={})
@@ -137,10 +137,10 @@ def _parts(kind: Any, data: Any) -> Iterator[tuple[str | int, Any, Any]]:
         yield from ((index, get_args(kind)[0], part) for index, part in enumerate(data))
 
 
-def _places(kind: type[Contract], key: str, before: str = "") -> Iterator[str]:
+def _places(kind: type[ContractModel], key: str, before: str = "") -> Iterator[str]:
     """Give where below this model a key of that name is known: lora.rank for rank."""
     for name, annotation in aliases(kind).items():
-        inner = bare(annotation)
+        inner = unwrap_optional(annotation)
         if is_model(inner):
             if key in aliases(inner):
                 yield f"{before}{name}.{key}"

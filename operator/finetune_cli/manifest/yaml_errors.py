@@ -7,7 +7,7 @@ import yaml
 from yaml.error import Mark
 from yaml.reader import ReaderError
 
-from finetune_cli.diagnostics import Problem
+from finetune_cli.diagnostics import Diagnostic
 
 # Pattern over "context: problem", the words for it, and whether the place is where the construct began.
 _WORDS: tuple[tuple[str, str, bool], ...] = (
@@ -30,19 +30,19 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
 )
 
 
-def problem(file: Path, text: str, error: yaml.YAMLError) -> Problem:
+def problem(file: Path, text: str, error: yaml.YAMLError) -> Diagnostic:
     """Say what stops the file from being YAML, and in which line."""
     if isinstance(error, ReaderError):
         message = f"character U+{int(error.character):04X} is not allowed in YAML; remove it"
-        return Problem(file, _line(text, error.position), "", message)
+        return Diagnostic(file, _line(text, error.position), "", message)
     if not isinstance(error, yaml.MarkedYAMLError):
-        return Problem(file, None, "", f"is not YAML: {error}")
+        return Diagnostic(file, None, "", f"is not YAML: {error}")
     complaint = f"{error.context or ''}: {error.problem or ''}".removeprefix(": ")
     for pattern, words, at_start in _WORDS:
         if found := re.search(pattern, complaint, re.DOTALL):
             mark = error.context_mark if at_start else error.problem_mark
-            return Problem(file, _marked(text, mark or error.problem_mark), "", f"not YAML: {found.expand(words)}")
-    return Problem(file, _marked(text, error.problem_mark), "", f"not YAML: {complaint}")
+            return Diagnostic(file, _marked(text, mark or error.problem_mark), "", f"not YAML: {found.expand(words)}")
+    return Diagnostic(file, _marked(text, error.problem_mark), "", f"not YAML: {complaint}")
 
 
 def _marked(text: str, mark: Mark | None) -> int:

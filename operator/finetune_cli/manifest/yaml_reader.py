@@ -16,7 +16,7 @@ from typing_extensions import override
 from yaml.composer import ComposerError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from finetune_cli.diagnostics import Problem, quoted
+from finetune_cli.diagnostics import Diagnostic, quoted
 from finetune_cli.manifest import yaml_errors as syntax
 
 LARGEST_FILE = 256 * 1024
@@ -30,13 +30,13 @@ MERGE = f"{TAG}merge"
 
 
 @dataclass
-class Value:
+class YamlNode:
     """A scalar, mapping or list, and where it stands."""
 
     line: int
     written: str
     """Its key as it was written, or [3] in a list."""
-    data: "str | int | float | bool | dict[str, Value] | list[Value] | None"
+    data: "str | int | float | bool | dict[str, YamlNode] | list[YamlNode] | None"
     source: str = ""
     """A scalar as it was written, without quotes."""
     broken: bool = False
@@ -52,7 +52,7 @@ class Value:
             case _:
                 return self.data
 
-    def follow(self, path: tuple[str | int, ...]) -> "list[Value]":
+    def follow(self, path: tuple[str | int, ...]) -> "list[YamlNode]":
         """Give the values on the way along a path, as far as they exist, this one first."""
         found = [self]
         for step in path:
@@ -67,11 +67,11 @@ class Value:
 
 
 @dataclass
-class Text:
+class YamlFile:
     """A file's documents and all that is wrong with it as YAML."""
 
-    documents: list[Value] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    documents: list[YamlNode] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
 
 
 class _Loader(yaml.SafeLoader):
@@ -102,47 +102,47 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"{TAG}{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
 
 
-def load(file: Path) -> Text:
+def load(file: Path) -> YamlFile:
     """Read a file; whatever is wrong becomes a Problem, never an exception."""
     try:
         with file.open("rb") as stream:
             content = stream.read(LARGEST_FILE + 1)
     except IsADirectoryError:
-        return Text(problems=[Problem(file, None, "", "is a folder; name the manifest in it")])
+        return YamlFile(diagnostics=[Diagnostic(file, None, "", "is a folder; name the manifest in it")])
     except FileNotFoundError:
-        return Text(problems=[Problem(file, None, "", "no such file; `finetune init` writes one")])
+        return YamlFile(diagnostics=[Diagnostic(file, None, "", "no such file; `finetune init` writes one")])
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        return Text(problems=[Problem(file, None, "", f"cannot be read: {why}")])
+        return YamlFile(diagnostics=[Diagnostic(file, None, "", f"cannot be read: {why}")])
     if len(content) > LARGEST_FILE:
         message = f"is larger than {LARGEST_FILE // 1024} KiB; a manifest is a few KiB, and kubectl apply takes no more"
-        return Text(problems=[Problem(file, None, "", message)])
+        return YamlFile(diagnostics=[Diagnostic(file, None, "", message)])
     return parse(file, content)
 
 
-def parse(file: Path, content: bytes) -> Text:
+def parse(file: Path, content: bytes) -> YamlFile:
     """Read a file's bytes into documents."""
-    text = Text()
+    text = YamlFile()
     try:
         decoded = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         message = f"is not UTF-8: byte 0x{content[error.start]:02x}; save the file as UTF-8"
-        text.problems.append(Problem(file, line, "", message))
+        text.diagnostics.append(Diagnostic(file, line, "", message))
         return text
     newlines = [found.start() for found in re.finditer("\n", decoded)]
     try:
         for node in _nodes(decoded):
-            walk = _Walk(file, newlines)
+            walk = _TreeBuilder(file, newlines)
             document = walk.value(node, "", walk.line(node), ())
             document.broken = bool(walk.problems)
-            text.problems += walk.problems
+            text.diagnostics += walk.problems
             if document.data is not None and not walk.stopped:
                 text.documents.append(document)
     except yaml.YAMLError as error:
-        text.problems.append(syntax.problem(file, decoded, error))
-    if not text.documents and not text.problems:
-        text.problems.append(Problem(file, 1, "", "is empty; `finetune init` writes a manifest to start from"))
+        text.diagnostics.append(syntax.problem(file, decoded, error))
+    if not text.documents and not text.diagnostics:
+        text.diagnostics.append(Diagnostic(file, 1, "", "is empty; `finetune init` writes a manifest to start from"))
     return text
 
 
@@ -157,33 +157,33 @@ def _nodes(text: str) -> Iterator[Node]:
         loader.dispose()
 
 
-class _Walk:
+class _TreeBuilder:
     """Turns one document's node graph into a tree; aliases are written out, within limits."""
 
     def __init__(self, file: Path, newlines: list[int]) -> None:
         self.file = file
         self.newlines = newlines
-        self.problems: list[Problem] = []
+        self.problems: list[Diagnostic] = []
         self.left = MOST_NODES
         self.stopped = False
 
-    def complain(self, line: int, trail: tuple[str, ...], message: str) -> None:
-        self.problems.append(Problem(self.file, line, joined(trail), message))
+    def report(self, line: int, trail: tuple[str, ...], message: str) -> None:
+        self.problems.append(Diagnostic(self.file, line, joined(trail), message))
 
     def line(self, node: Node) -> int:
         """Count as editors do; PyYAML's own count takes other characters for line ends as well."""
         return bisect(self.newlines, node.start_mark.index - 1) + 1
 
-    def value(self, node: Node, written: str, line: int, trail: tuple[str, ...]) -> Value:
+    def value(self, node: Node, written: str, line: int, trail: tuple[str, ...]) -> YamlNode:
         self.left -= 1
         if self.left < 0 or len(trail) > DEEPEST:
             self._stop(line, trail)
-            return Value(line, written, None, broken=True)
+            return YamlNode(line, written, None, broken=True)
         match node:
             case MappingNode():
-                return Value(line, written, self._mapping(node, trail))
+                return YamlNode(line, written, self._mapping(node, trail))
             case SequenceNode():
-                return Value(line, written, self._list(node, trail))
+                return YamlNode(line, written, self._list(node, trail))
             case _:
                 return self._scalar(node, written, line, trail)
 
@@ -192,20 +192,20 @@ class _Walk:
             return
         self.stopped, self.left = True, 0
         if len(trail) > DEEPEST:
-            self.complain(line, (), f"an alias contains itself, or lies more than {DEEPEST} levels deep")
+            self.report(line, (), f"an alias contains itself, or lies more than {DEEPEST} levels deep")
         else:
-            self.complain(line, (), f"has more than {MOST_NODES:,} values, aliases written out")
+            self.report(line, (), f"has more than {MOST_NODES:,} values, aliases written out")
 
-    def _list(self, node: SequenceNode, trail: tuple[str, ...]) -> list[Value]:
+    def _list(self, node: SequenceNode, trail: tuple[str, ...]) -> list[YamlNode]:
         items = []
         for index, item in enumerate(node.value):
             written = f"[{index}]"
             items.append(self.value(item, written, self.line(item), (*trail, written)))
         return items
 
-    def _mapping(self, node: MappingNode, trail: tuple[str, ...]) -> dict[str, Value]:
-        own: dict[str, Value] = {}
-        merged: dict[str, Value] = {}
+    def _mapping(self, node: MappingNode, trail: tuple[str, ...]) -> dict[str, YamlNode]:
+        own: dict[str, YamlNode] = {}
+        merged: dict[str, YamlNode] = {}
         for key, content in node.value:
             line = self.line(key)
             if key.tag == MERGE:
@@ -213,38 +213,38 @@ class _Walk:
             elif (name := self._key(key, line, trail)) is None:
                 continue
             elif name in own:
-                self.complain(line, (*trail, name), f"is given twice, first in line {own[name].line}; keep one")
+                self.report(line, (*trail, name), f"is given twice, first in line {own[name].line}; keep one")
             else:
                 own[name] = self.value(content, name, line, (*trail, name))
         return merged | own
 
     def _key(self, key: Node, line: int, trail: tuple[str, ...]) -> str | None:
         if not isinstance(key, ScalarNode):
-            self.complain(line, trail, "a key must be text; {{ }} of a template, or a list, cannot be one")
+            self.report(line, trail, "a key must be text; {{ }} of a template, or a list, cannot be one")
             return None
         if key.tag == f"{TAG}str":
             return str(key.value)
         shown = key.value or "nothing"
-        self.complain(line, trail, f'a key must be text: put quotes around it ("{shown}")')
+        self.report(line, trail, f'a key must be text: put quotes around it ("{shown}")')
         return None
 
-    def _merge(self, content: Node, line: int, trail: tuple[str, ...]) -> dict[str, Value]:
+    def _merge(self, content: Node, line: int, trail: tuple[str, ...]) -> dict[str, YamlNode]:
         parts = content.value if isinstance(content, SequenceNode) else [content]
-        merged: dict[str, Value] = {}
+        merged: dict[str, YamlNode] = {}
         for part in parts:
             if not isinstance(part, MappingNode):
-                self.complain(line, trail, "<< must be followed by an alias of a mapping, as in <<: *common")
+                self.report(line, trail, "<< must be followed by an alias of a mapping, as in <<: *common")
                 continue
             value = self.value(part, "<<", line, (*trail, "<<"))
             merged = (value.data if isinstance(value.data, dict) else {}) | merged
         return merged
 
-    def _scalar(self, node: Node, written: str, line: int, trail: tuple[str, ...]) -> Value:
+    def _scalar(self, node: Node, written: str, line: int, trail: tuple[str, ...]) -> YamlNode:
         try:
-            return Value(line, written, _READERS.get(node.tag, _unknown)(node.value), source=node.value)
+            return YamlNode(line, written, _READERS.get(node.tag, _unknown)(node.value), source=node.value)
         except ValueError as error:
-            self.complain(line, trail, f"{error} (got {quoted(node.value)})")
-            return Value(line, written, None, broken=True)
+            self.report(line, trail, f"{error} (got {quoted(node.value)})")
+            return YamlNode(line, written, None, broken=True)
 
 
 def joined(trail: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from finetune_trainer.contract import Contract
+from finetune_trainer.contract import ContractModel
 
 READY = "Ready"
 """All that was asked for is done."""
@@ -56,7 +56,7 @@ class Reason(StrEnum):
     WORKSPACE_IN_USE = "WorkspaceInUse"
 
 
-class Condition(Contract):
+class Condition(ContractModel):
     """One observation, in the form that kubectl, Flux and Argo CD read."""
 
     type: Annotated[str, StringConstraints(max_length=316)]
@@ -73,7 +73,7 @@ class Condition(Contract):
     """When status last changed."""
 
 
-def merged(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Condition, ...]:
+def merge_conditions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Condition, ...]:
     """Give the new conditions, each keeping its old time of transition where its status did not change."""
     before = {condition.type: condition for condition in old}
     return tuple(

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from finetune_trainer.contract import Contract
+from finetune_trainer.contract import ContractModel
 
 
-class Toleration(Contract):
+class Toleration(ContractModel):
     """A taint that the pod does not mind."""
 
     key: str = Field(min_length=1, max_length=316)
@@ -21,7 +21,7 @@ class Toleration(Contract):
     """The taint's effect; absent: all."""
 
 
-class NodeClass(Contract):
+class NodeClass(ContractModel):
     """What marks a kind of node on this cluster."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
@@ -33,7 +33,7 @@ class NodeClass(Contract):
 SPOT_TAINT = Toleration(key="spot", operator="Equal", value="true", effect="NoSchedule")
 
 
-class PlacementDefaults(Contract):
+class PlacementDefaults(ContractModel):
     """What the words of a manifest mean on this cluster; set by the platform team, not by a pipeline."""
 
     pools: dict[str, NodeClass] = Field(default_factory=dict)

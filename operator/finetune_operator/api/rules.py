@@ -9,7 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import override
 
-from finetune_trainer.contract import Contract
+from finetune_trainer.contract import ContractModel
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Rule:
     """What is wrong and how to mend it."""
     cel: str
     """The rule for the API server; `self` is the object."""
-    holds: Callable[[Mapping[str, Any]], bool]
+    is_valid: Callable[[Mapping[str, Any]], bool]
     """The same for the object as plain camelCase data, with defaults filled in."""
 
 
-class Ruled(Contract):
+class WithRules(ContractModel):
     """An object with rules between its fields."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
@@ -40,7 +40,7 @@ class Ruled(Contract):
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:
         data = self.model_dump(by_alias=True, exclude_none=True, mode="json")
-        broken = [f"{rule.field}: {rule.message}" for rule in self.all_rules() if not rule.holds(data)]
+        broken = [f"{rule.field}: {rule.message}" for rule in self.all_rules() if not rule.is_valid(data)]
         if broken:
             raise PydanticCustomError("rule", "{broken}", {"broken": "; ".join(broken)})
         return self

@@ -4,17 +4,17 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, StringConstraints
 
-from finetune_operator.api.rules import Rule, Ruled
+from finetune_operator.api.rules import Rule, WithRules
 from finetune_operator.api.stages.base import ObjectName, Quantity, StageSpec
 from finetune_operator.api.stages.deploy import Deploy
 from finetune_operator.api.stages.evaluate import Evaluate
 from finetune_operator.api.stages.prepare import Prepare
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train
-from finetune_trainer.contract import Contract, DatasetSource, ModelSource
+from finetune_trainer.contract import ContractModel, DatasetSource, ModelSource
 
 
-class Workspace(Contract):
+class Workspace(ContractModel):
     """The volume where stages keep their work. On a laptop it is a folder, and only existingClaim means something."""
 
     size: Quantity = "100Gi"
@@ -39,11 +39,11 @@ def _needs_gate(stage: str) -> Rule:
         message=f"GatePassed needs a gate: add evaluate.gate, or set {stage}.when to Always",
         cel=f"!has(self.{stage}) || self.{stage}.when != 'GatePassed'"
         " || (has(self.evaluate) && has(self.evaluate.gate))",
-        holds=lambda data: data.get(stage, {}).get("when") != "GatePassed" or "gate" in data.get("evaluate", {}),
+        is_valid=lambda data: data.get(stage, {}).get("when") != "GatePassed" or "gate" in data.get("evaluate", {}),
     )
 
 
-class PipelineSpec(Ruled):
+class PipelineSpec(WithRules):
     """From a base model and a data set to a model that is published and served."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -51,7 +51,7 @@ class PipelineSpec(Ruled):
             field="deploy",
             message="needs push: what is served is the published model; add push.target",
             cel="!has(self.deploy) || has(self.push)",
-            holds=lambda data: "deploy" not in data or "push" in data,
+            is_valid=lambda data: "deploy" not in data or "push" in data,
         ),
         _needs_gate("push"),
         _needs_gate("deploy"),
@@ -102,9 +102,9 @@ class PipelineSpec(Ruled):
         """Give the stages that were asked for, in their order."""
         return {kind.name: stage for kind in STAGES if (stage := self.stage(kind.name))}
 
-    def sources(self) -> tuple[str, ...]:
+    def source_uris(self) -> tuple[str, ...]:
         """Give the URIs of everything that the stages read and did not make themselves."""
-        read = (uri for stage in self.stages().values() for uri in stage.sources())
+        read = (uri for stage in self.stages().values() for uri in stage.source_uris())
         return (self.model.uri, self.dataset.uri, *read)
 
 

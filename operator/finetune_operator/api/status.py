@@ -1,7 +1,7 @@
 """What the operator says of a pipeline.
 
 `assess` reads back only what cannot be observed again: identities, attempts and their outcomes, counters,
-results, `forgiven`, `cancelled`, `handled`. Phase, stage, progress, conditions and every state are written for readers.
+results, `budgetBaseAttempt`, `cancelled`, `observedAnnotations`. Phase, stage, progress, conditions and every state are written for readers.
 """
 
 from datetime import datetime
@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, WithJsonSchema
 
 from finetune_operator.api.conditions import Condition, Reason
-from finetune_trainer.contract import AnyResult, Contract, MaybeProgress
+from finetune_trainer.contract import AnyResult, ContractModel, MaybeProgress
 
 MESSAGE_LENGTH = 4096
 Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
@@ -20,7 +20,7 @@ StoredResult = Annotated[AnyResult, WithJsonSchema({"type": "object", "x-kuberne
 ATTEMPTS_KEPT = 10
 
 
-def message(words: str) -> str:
+def truncate_message(words: str) -> str:
     """Cut words to the length of a Message, or the API server would refuse the whole status."""
     return words if len(words) <= MESSAGE_LENGTH else words[: MESSAGE_LENGTH - 2] + " …"
 
@@ -49,7 +49,7 @@ class Outcome(StrEnum):
     """Asked for: suspended, cancelled, changed. Counts against nothing."""
 
 
-class AttemptStatus(Contract):
+class AttemptStatus(ContractModel):
     """One Job."""
 
     number: int = Field(ge=1)
@@ -88,7 +88,7 @@ class AttemptStatus(Contract):
     """What those steps had taken."""
 
 
-class StageStatus(Contract):
+class StageStatus(ContractModel):
     """One stage."""
 
     state: StageState = StageState.PENDING
@@ -113,11 +113,11 @@ class StageStatus(Contract):
     """What those steps had taken."""
     active_seconds: float = 0.0
     """How long its ended attempts with this identity ran, since someone last asked for a retry."""
-    forgiven: int = 0
+    budget_base_attempt: int = 0
     """Attempts up to this number do not count any more: someone asked for a retry, or the spec changed."""
-    forgiven_failures: int = 0
+    budget_base_failures: int = 0
     """How many of the failures these were."""
-    forgiven_interruptions: int = 0
+    budget_base_interruptions: int = 0
     """How many of the interruptions these were."""
     started_at: datetime | None = None
     """When its first attempt started."""
@@ -131,12 +131,12 @@ class StageStatus(Contract):
     @property
     def failures_counted(self) -> int:
         """Failures that count against retries.failures."""
-        return self.failures - self.forgiven_failures
+        return self.failures - self.budget_base_failures
 
     @property
     def interruptions_counted(self) -> int:
         """Interruptions that count against retries.interruptions."""
-        return self.interruptions - self.forgiven_interruptions
+        return self.interruptions - self.budget_base_interruptions
 
     @property
     def last_attempt(self) -> AttemptStatus | None:
@@ -144,7 +144,7 @@ class StageStatus(Contract):
         return self.attempts[-1] if self.attempts else None
 
 
-class GateStatus(Contract):
+class GateStatus(ContractModel):
     """The score that decides."""
 
     task: str
@@ -159,7 +159,7 @@ class GateStatus(Contract):
     """The comparison in words."""
 
 
-class ModelStatus(Contract):
+class ModelStatus(ContractModel):
     """The published model."""
 
     uri: str
@@ -168,14 +168,14 @@ class ModelStatus(Contract):
     """Where the cluster's clients find the OpenAI-compatible API, once `deploy` has answered."""
 
 
-class Handled(Contract):
+class HandledAnnotations(ContractModel):
     """The values of the annotations that were obeyed last."""
 
     retry: str | None = None
     cancel: str | None = None
 
 
-class PipelineStatus(Contract):
+class PipelineStatus(ContractModel):
     """Everything the operator says of a pipeline."""
 
     observed_generation: int = 0
@@ -211,5 +211,5 @@ class PipelineStatus(Contract):
     """When the pipeline finished, well or not."""
     cancelled: bool = False
     """Cancelled, and not retried since."""
-    handled: Handled = Handled()
+    observed_annotations: HandledAnnotations = HandledAnnotations()
     """The annotations that were obeyed."""

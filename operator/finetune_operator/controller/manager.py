@@ -8,19 +8,19 @@ from typing import Any
 
 import aiohttp
 
-from finetune_operator.controller.health import Health, served
-from finetune_operator.controller.informers import Watches
-from finetune_operator.controller.leader_election import Leadership
+from finetune_operator.controller.health import Health, serve_health
+from finetune_operator.controller.informers import Informers
+from finetune_operator.controller.leader_election import LeaderElector
 from finetune_operator.controller.metrics import REQUESTS
-from finetune_operator.controller.signals import Signals
-from finetune_operator.controller.worker import work
+from finetune_operator.controller.signals import StopSignal
+from finetune_operator.controller.worker import run_worker
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.settings import Settings
-from finetune_operator.kubernetes.cache import Books
-from finetune_operator.kubernetes.client import Api, configured, connected
+from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.client import KubernetesClient, load_configuration, open_client
 from finetune_operator.kubernetes.cluster import KubernetesCluster
-from finetune_operator.kubernetes.pods.probe import Answers
-from finetune_operator.kubernetes.pods.progress import ProgressPages
+from finetune_operator.kubernetes.pods.probe import ServerProbe
+from finetune_operator.kubernetes.pods.progress import ProgressPoller
 
 log = logging.getLogger(__name__)
 
@@ -43,58 +43,63 @@ class Options:
 
 async def run(options: Options) -> None:
     """Run until SIGTERM or SIGINT."""
-    signals = Signals()
-    signals.listen()
+    signals = StopSignal()
+    signals.install()
     told = lambda verb, status: REQUESTS.labels(verb, str(status)).inc()  # noqa: E731
-    async with connected(await configured(), told=told) as election, aiohttp.ClientSession() as session:
-        leadership = Leadership(election, options.lease_namespace, options.lease_name, options.identity)
-        async with connected(await configured(), may_write=lambda: leadership.held, told=told) as api:
-            replica = Replica.made(options, api, leadership, signals, session)
-            async with served(Health(leadership, replica.watches, replica.queue), options.port):
+    async with open_client(await load_configuration(), told=told) as election, aiohttp.ClientSession() as session:
+        leadership = LeaderElector(election, options.lease_namespace, options.lease_name, options.identity)
+        async with open_client(await load_configuration(), may_write=lambda: leadership.is_leader, told=told) as api:
+            replica = Manager.create(options, api, leadership, signals, session)
+            async with serve_health(Health(leadership, replica.informers, replica.queue), options.port):
                 try:
-                    await _until(signals.asked, replica.live(), leadership)
+                    await _run_until_stopped(signals.requested, replica.run(), leadership)
                 finally:
                     await replica.cluster.close()
 
 
 @dataclass
-class Replica:
+class Manager:
     """One replica's parts."""
 
     options: Options
-    leadership: Leadership
+    leader_elector: LeaderElector
     queue: WorkQueue
-    watches: Watches
+    informers: Informers
     cluster: KubernetesCluster
 
     @classmethod
-    def made(
-        cls, options: Options, api: Api, leadership: Leadership, signals: Signals, session: aiohttp.ClientSession
-    ) -> "Replica":
+    def create(
+        cls,
+        options: Options,
+        api: KubernetesClient,
+        leadership: LeaderElector,
+        signals: StopSignal,
+        session: aiohttp.ClientSession,
+    ) -> "Manager":
         """Put them together."""
-        books, queue = Books(), WorkQueue()
-        cluster = KubernetesCluster(api, books, ProgressPages(session, queue.add), Answers(session, queue.add))
-        watches = Watches(api, books, queue, signals, options.namespaces)
+        books, queue = ResourceCache(), WorkQueue()
+        cluster = KubernetesCluster(api, books, ProgressPoller(session, queue.add), ServerProbe(session, queue.add))
+        watches = Informers(api, books, queue, signals, options.namespaces)
         return cls(options, leadership, queue, watches, cluster)
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Lead whenever that is possible, for ever."""
         while True:
-            await self.leadership.acquire()
-            lead = asyncio.create_task(self._lead())
-            keep = asyncio.create_task(self.leadership.keep())
-            await _first_of(lead, keep)
+            await self.leader_elector.acquire()
+            lead = asyncio.create_task(self._run_as_leader())
+            keep = asyncio.create_task(self.leader_elector.renew())
+            await _wait_first(lead, keep)
 
-    async def _lead(self) -> None:
-        await self.watches.compare_until_done()  # what was known when we led last is not true any more
+    async def _run_as_leader(self) -> None:
+        await self.informers.relist_with_retry()  # what was known when we led last is not true any more
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.watches.watch())
-            group.create_task(self.watches.compare_now_and_then())
+            group.create_task(self.informers.watch())
+            group.create_task(self.informers.resync_periodically())
             for _ in range(self.options.workers):
-                group.create_task(work(self.queue, self.cluster, self.options.settings))
+                group.create_task(run_worker(self.queue, self.cluster, self.options.settings))
 
 
-async def _first_of(*tasks: asyncio.Task[Any]) -> None:
+async def _wait_first(*tasks: asyncio.Task[Any]) -> None:
     """Wait for the first to end, end the others, and raise what went wrong."""
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -107,10 +112,10 @@ async def _first_of(*tasks: asyncio.Task[Any]) -> None:
             raise result
 
 
-async def _until(asked: asyncio.Event, life: Coroutine[Any, Any, None], leadership: Leadership) -> None:
+async def _run_until_stopped(asked: asyncio.Event, life: Coroutine[Any, Any, None], leadership: LeaderElector) -> None:
     """Live until asked to stop; then let another take over first, for kopf takes seconds to end."""
     living, waiting = asyncio.create_task(life), asyncio.create_task(asked.wait())
     await asyncio.wait([living, waiting], return_when=asyncio.FIRST_COMPLETED)
     log.info("asked to stop" if asked.is_set() else "ending")
-    await leadership.give_back()
-    await _first_of(living, waiting)
+    await leadership.release()
+    await _wait_first(living, waiting)

@@ -4,14 +4,14 @@ import asyncio
 import signal
 
 
-class Signals:
+class StopSignal:
     """Notes that the process was asked to stop."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
 
-    def listen(self) -> None:
+    def install(self) -> None:
         """Take the signals; to be called again after a library has taken them for itself."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.asked.set)
+            loop.add_signal_handler(number, self.requested.set)

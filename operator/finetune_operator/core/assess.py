@@ -6,63 +6,71 @@ from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.stages.base import Request, StageSpec
-from finetune_operator.api.status import GateStatus, StageState, StageStatus, message
-from finetune_operator.core.endings import HOPELESS
-from finetune_operator.core.history import carried, left_running, retried, standing, with_attempts
+from finetune_operator.api.stages.base import ConfigContext, StageSpec
+from finetune_operator.api.status import GateStatus, StageState, StageStatus, truncate_message
+from finetune_operator.core.endings import NON_RETRYABLE
+from finetune_operator.core.history import (
+    drop_lost_server,
+    record_attempts,
+    reset_budgets,
+    reset_if_changed,
+    server_job,
+)
 from finetune_operator.core.identity import execution_of, identity_of
-from finetune_operator.core.observation import JobState, Observed, Server, Waiting
+from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedServer
 from finetune_operator.core.pipeline import Pipeline
 from finetune_trainer.contract import StageConfig
 
-OVER = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
-WITHOUT_ITS_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
+DONE = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
+MISSING_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
 
 
 @dataclass(frozen=True)
-class StageView:
+class StageAssessment:
     """One stage as it is now."""
 
     spec: StageSpec | None
     """None: not asked for."""
     config: StageConfig | None
     status: StageStatus
-    servers: Mapping[str, Server]
+    servers: Mapping[str, ObservedServer]
     """Job -> the server of this stage that it started."""
 
 
 @dataclass(frozen=True)
-class PipelineView:
+class PipelineAssessment:
     """All stages as they are now, in their order."""
 
-    stages: Mapping[str, StageView]
+    stages: Mapping[str, StageAssessment]
     gate: GateStatus | None
     cancelled: bool
-    active: timedelta
+    active_time: timedelta
     """How long all attempts have run so far."""
-    workspace: Waiting | None = None
+    workspace_blocker: Blocker | None = None
     """Why the workspace is not what is asked for."""
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether every stage has succeeded or was skipped."""
-        return all(view.status.state in OVER for view in self.stages.values())
+        return all(view.status.state in DONE for view in self.stages.values())
 
     @property
-    def failed(self) -> str | None:
+    def failed_stage(self) -> str | None:
         """The stage that failed, if one did."""
         return next((name for name, view in self.stages.items() if view.status.state is StageState.FAILED), None)
 
 
-def assess(pipeline: Pipeline, observed: Observed, now: datetime) -> PipelineView:
+def assess(pipeline: Pipeline, observation: Observation, now: datetime) -> PipelineAssessment:
     """Say what every stage is."""
-    assessor = _Assessor(pipeline, observed, now)
+    assessor = _Assessor(pipeline, observation, now)
     for kind in STAGES:
-        assessor.follow(kind)
-    assessor.active = sum((active_time(status, now) for status in assessor.told.values()), timedelta())
+        assessor.update(kind)
+    assessor.active_time = sum((active_time(status, now) for status in assessor.statuses.values()), timedelta())
     for kind in STAGES:
-        assessor.judge(kind)
-    return PipelineView(assessor.views, assessor.gate, assessor.cancelled, assessor.active, observed.workspace)
+        assessor.assess_stage(kind)
+    return PipelineAssessment(
+        assessor.views, assessor.gate, assessor.cancelled, assessor.active_time, observation.workspace_blocker
+    )
 
 
 def active_time(status: StageStatus, now: datetime) -> timedelta:
@@ -74,7 +82,7 @@ def active_time(status: StageStatus, now: datetime) -> timedelta:
     return ended
 
 
-def doubted(stages: Mapping[str, StageStatus]) -> frozenset[str]:
+def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
     """Name the stages whose work a later one did not find or found damaged: a retry begins with them.
 
     Each looks for its own work first, so one whose work is still there is quick.
@@ -82,7 +90,7 @@ def doubted(stages: Mapping[str, StageStatus]) -> frozenset[str]:
     found: set[str] = set()
     for kind in reversed(STAGES):
         told = stages.get(kind.name, StageStatus())
-        if kind.name in found or (told.state is StageState.FAILED and told.reason in WITHOUT_ITS_INPUT):
+        if kind.name in found or (told.state is StageState.FAILED and told.reason in MISSING_INPUT):
             found.update(kind.needs)
     return frozenset(found)
 
@@ -90,96 +98,98 @@ def doubted(stages: Mapping[str, StageStatus]) -> frozenset[str]:
 class _Assessor:
     """Goes through the stages in their order, twice: what each is to make and has made, then what that means."""
 
-    def __init__(self, pipeline: Pipeline, observed: Observed, now: datetime) -> None:
-        self.pipeline, self.observed, self.now = pipeline, observed, now
+    def __init__(self, pipeline: Pipeline, observation: Observation, now: datetime) -> None:
+        self.pipeline, self.observation, self.now = pipeline, observation, now
         self.cancelled = (pipeline.status.cancelled and pipeline.retry is None) or pipeline.cancel is not None
-        self.doubted = doubted(pipeline.status.stages)
+        self.stages_to_verify = stages_to_verify(pipeline.status.stages)
         self.gate: GateStatus | None = None
-        self.active = timedelta()
+        self.active_time = timedelta()
         self.specs: dict[str, StageSpec] = {}
         self.configs: dict[str, StageConfig] = {}
-        self.told: dict[str, StageStatus] = {}
-        self.views: dict[str, StageView] = {}
+        self.statuses: dict[str, StageStatus] = {}
+        self.views: dict[str, StageAssessment] = {}
 
-    def follow(self, kind: type[StageSpec]) -> None:
+    def update(self, kind: type[StageSpec]) -> None:
         """Bring what was told of a stage up to date with what is seen and asked now."""
         before = self.pipeline.status.stages.get(kind.name, StageStatus())
-        status = with_attempts(before, self.observed.jobs, self.now)
-        status = standing(status, self.observed.servers)
+        status = record_attempts(before, self.observation.jobs, self.now)
+        status = drop_lost_server(status, self.observation.servers)
         if self.pipeline.retry is not None:
-            status = retried(status, repeat=kind.name in self.doubted)
+            status = reset_budgets(status, repeat=kind.name in self.stages_to_verify)
         if spec := self.pipeline.spec.stage(kind.name):
-            config = spec.config(self._request())
-            identity = identity_of(spec, config, self.observed.contents)
-            status = carried(status, identity, execution_of(spec))
+            config = spec.config(self._config_context())
+            identity = identity_of(spec, config, self.observation.source_digests)
+            status = reset_if_changed(status, identity, execution_of(spec))
             self.specs[kind.name], self.configs[kind.name] = spec, config.model_copy(update={"identity": identity})
             if status.result:
-                self.gate = spec.verdict(status.result) or self.gate
-        self.told[kind.name] = status
+                self.gate = spec.evaluate_gate(status.result) or self.gate
+        self.statuses[kind.name] = status
 
-    def judge(self, kind: type[StageSpec]) -> None:
+    def assess_stage(self, kind: type[StageSpec]) -> None:
         """Say what a stage is, now that all of them have been followed."""
-        spec, status = self.specs.get(kind.name), self.told[kind.name]
-        judged = self._judged(spec, status) if spec else _is(status, *NOT_ASKED_FOR)
-        servers = {job: server for job, server in self.observed.servers.items() if server.stage == kind.name}
-        self.views[kind.name] = StageView(spec, self.configs.get(kind.name), _with_trouble(judged, servers), servers)
+        spec, status = self.specs.get(kind.name), self.statuses[kind.name]
+        judged = self._assessed(spec, status) if spec else _with_state(status, *NOT_ASKED_FOR)
+        servers = {job: server for job, server in self.observation.servers.items() if server.stage == kind.name}
+        self.views[kind.name] = StageAssessment(
+            spec, self.configs.get(kind.name), _with_server_warning(judged, servers), servers
+        )
 
-    def _request(self) -> Request:
+    def _config_context(self) -> ConfigContext:
         spec = self.pipeline.spec
-        return Request(
+        return ConfigContext(
             pipeline=str(self.pipeline.key),
             seed=spec.seed,
             model=spec.model,
             dataset=spec.dataset,
             specs=self.pipeline.spec.stages(),
             identities={name: config.identity for name, config in self.configs.items()},
-            told=self.told,
+            statuses=self.statuses,
         )
 
-    def _judged(self, spec: StageSpec, status: StageStatus) -> StageStatus:
+    def _assessed(self, spec: StageSpec, status: StageStatus) -> StageStatus:
         checks = (
             self._succeeded,  # what is done stays done, whatever else is true
             self._running,
             self._failed,
             self._skipped,
             self._waits_for_others,
-            self._held,
+            self._blocked,
         )
         for check in checks:
             if found := check(spec, status):
-                return _is(status, *found)
-        again = status.last_attempt is not None and status.last_attempt.number > status.forgiven
-        return _is(status, StageState.PENDING, Reason.RETRYING if again else Reason.PROGRESSING, "")
+                return _with_state(status, *found)
+        again = status.last_attempt is not None and status.last_attempt.number > status.budget_base_attempt
+        return _with_state(status, StageState.PENDING, Reason.RETRYING if again else Reason.PROGRESSING, "")
 
-    def _succeeded(self, spec: StageSpec, status: StageStatus) -> "Found | None":
+    def _succeeded(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         if status.result is None:
             return None
-        verdict = spec.verdict(status.result)
+        verdict = spec.evaluate_gate(status.result)
         if verdict and not verdict.measured:
             return StageState.FAILED, Reason.SPEC_INVALID, verdict.message
-        server = self.observed.servers.get(left_running(status) or "")
+        server = self.observation.servers.get(server_job(status) or "")
         if server and not server.current:
-            held = self.observed.refused.get(left_running(status) or "")
+            held = self.observation.blocked.get(server_job(status) or "")
             words = held.message if held else "it has answered, and requests are about to be sent to it"
             return StageState.RUNNING, held.reason if held else Reason.PROGRESSING, words
-        if server and server.trouble:
-            return StageState.SUCCEEDED, server.trouble.reason, server.trouble.message
+        if server and server.problem:
+            return StageState.SUCCEEDED, server.problem.reason, server.problem.message
         return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, verdict.message if verdict else ""
 
-    def _running(self, _spec: StageSpec, status: StageStatus) -> "Found | None":
+    def _running(self, _spec: StageSpec, status: StageStatus) -> "Finding | None":
         attempt = status.last_attempt
         if attempt is None or attempt.finished_at:
             return None
-        job = self.observed.jobs.get(attempt.job)
+        job = self.observation.jobs.get(attempt.job)
         if attempt.stopping:
             return StageState.RUNNING, attempt.stopping, "stopping"
         state = StageState.RUNNING if job and job.state is not JobState.WAITING else StageState.QUEUED
-        waiting = job.waiting if job else self.observed.refused.get(attempt.job)
+        waiting = job.blocker if job else self.observation.blocked.get(attempt.job)
         return (state, waiting.reason, waiting.message) if waiting else (state, Reason.PROGRESSING, "")
 
-    def _failed(self, spec: StageSpec, status: StageStatus) -> "Found | None":
+    def _failed(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         last = status.last_attempt
-        if last and last.number > status.forgiven and last.reason in HOPELESS:
+        if last and last.number > status.budget_base_attempt and last.reason in NON_RETRYABLE:
             return StageState.FAILED, last.reason, last.message
         said = f": {last.message}" if last and last.message else ""
         if (times := status.failures_counted) > spec.retries.failures:
@@ -190,22 +200,22 @@ class _Assessor:
             return StageState.FAILED, Reason.DEADLINE_EXCEEDED, f"ran longer than {spec.name}.timeoutSeconds"
         return None
 
-    def _skipped(self, spec: StageSpec, _status: StageStatus) -> "Found | None":
-        closed = spec.skipped(self.gate)
+    def _skipped(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
+        closed = spec.skip_reason(self.gate)
         before = (self.views[name].status for name in spec.needs)
         behind = next((s.message for s in before if s.reason is Reason.BELOW_THRESHOLD), None)
         why = closed or behind
         return (StageState.SKIPPED, Reason.BELOW_THRESHOLD, why) if why else None
 
-    def _waits_for_others(self, spec: StageSpec, _status: StageStatus) -> "Found | None":
-        waiting = [name for name in spec.needs if self.views[name].status.state not in OVER]
+    def _waits_for_others(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
+        waiting = [name for name in spec.needs if self.views[name].status.state not in DONE]
         return (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {waiting[0]}") if waiting else None
 
-    def _held(self, _spec: StageSpec, _status: StageStatus) -> "Found | None":
+    def _blocked(self, _spec: StageSpec, _status: StageStatus) -> "Finding | None":
         if self.cancelled:
             return StageState.FAILED, Reason.CANCELLED, "cancelled"
         limit = self.pipeline.spec.active_deadline_seconds
-        if limit and self.active >= timedelta(seconds=limit):
+        if limit and self.active_time >= timedelta(seconds=limit):
             return (
                 StageState.FAILED,
                 Reason.DEADLINE_EXCEEDED,
@@ -216,18 +226,18 @@ class _Assessor:
         return None
 
 
-def _with_trouble(judged: StageStatus, servers: Mapping[str, Server]) -> StageStatus:
+def _with_server_warning(judged: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
     """Say of a stage that is not done that the server of its earlier result is down."""
-    troubles = (server.trouble.message for server in servers.values() if server.current and server.trouble)
+    troubles = (server.problem.message for server in servers.values() if server.current and server.problem)
     trouble = next(troubles, None) if judged.state is not StageState.SUCCEEDED else None
     said = "; ".join(words for words in (judged.message, f"meanwhile {trouble}") if words)
-    return judged.model_copy(update={"message": message(said)}) if trouble else judged
+    return judged.model_copy(update={"message": truncate_message(said)}) if trouble else judged
 
 
-Found = tuple[StageState, Reason, str]
+Finding = tuple[StageState, Reason, str]
 
-NOT_ASKED_FOR: Found = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not asked for")
+NOT_ASKED_FOR: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not asked for")
 
 
-def _is(status: StageStatus, state: StageState, reason: Reason, words: str) -> StageStatus:
-    return status.model_copy(update={"state": state, "reason": reason, "message": message(words)})
+def _with_state(status: StageStatus, state: StageState, reason: Reason, words: str) -> StageStatus:
+    return status.model_copy(update={"state": state, "reason": reason, "message": truncate_message(words)})

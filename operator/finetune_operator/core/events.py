@@ -6,7 +6,7 @@ from typing import Literal
 
 from finetune_operator.api.conditions import FINISHED, READY, Reason
 from finetune_operator.api.status import Outcome, PipelineStatus, StageState, StageStatus
-from finetune_operator.core.report import Truth
+from finetune_operator.core.report import ConditionStatus
 
 
 @dataclass(frozen=True)
@@ -18,22 +18,24 @@ class Event:
     message: str
 
 
-def events(before: PipelineStatus, after: PipelineStatus) -> tuple[Event, ...]:
+def events_between(before: PipelineStatus, after: PipelineStatus) -> tuple[Event, ...]:
     """Give what became true between two statuses; nothing twice, and nothing from nothing."""
-    found = [event for name, stage in after.stages.items() for event in _of_stage(name, before.stages.get(name), stage)]
-    if after.finished_at and _ending(before) != _ending(after):
+    found = [
+        event for name, stage in after.stages.items() for event in _stage_events(name, before.stages.get(name), stage)
+    ]
+    if after.finished_at and _finished_condition(before) != _finished_condition(after):
         word: Literal["Normal", "Warning"] = "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
         ready = next(c for c in after.conditions if c.type == READY)
         found.append(Event(word, f"Pipeline{after.phase}", ready.message))
     return tuple(found)
 
 
-def _ending(status: PipelineStatus) -> tuple[Truth, Reason] | None:
+def _finished_condition(status: PipelineStatus) -> tuple[ConditionStatus, Reason] | None:
     """Give how it finished; a finished pipeline may come to another end at once, by an edit of its gate."""
     return next(((c.status, c.reason) for c in status.conditions if c.type == FINISHED), None)
 
 
-def _of_stage(name: str, before: StageStatus | None, after: StageStatus) -> Iterator[Event]:
+def _stage_events(name: str, before: StageStatus | None, after: StageStatus) -> Iterator[Event]:
     outcomes = {attempt.number: attempt.outcome for attempt in before.attempts} if before else {}
     for attempt in after.attempts:
         was = outcomes.get(attempt.number)

@@ -5,18 +5,18 @@ from datetime import datetime
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import ATTEMPTS_KEPT, AttemptStatus, Outcome, StageState, StageStatus
-from finetune_operator.core.endings import follow, result_of
-from finetune_operator.core.observation import JobSeen, Server
+from finetune_operator.core.endings import result_of, update_attempt
+from finetune_operator.core.observation import ObservedJob, ObservedServer
 from finetune_trainer.contract import DeployResult
 
 
-def with_attempts(before: StageStatus, jobs: Mapping[str, JobSeen], now: datetime) -> StageStatus:
+def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: datetime) -> StageStatus:
     """Bring the attempts up to date and count the one that has just ended, once."""
     last = before.last_attempt
     if last is None or last.outcome is not Outcome.RUNNING:
         return before
     job = jobs.get(last.job)
-    seen = follow(last, job, now)
+    seen = update_attempt(last, job, now)
     status = before.model_copy(
         update={
             "attempts": (*before.attempts[:-1], seen),
@@ -24,22 +24,25 @@ def with_attempts(before: StageStatus, jobs: Mapping[str, JobSeen], now: datetim
             "started_at": before.started_at or seen.started_at,
         }
     )
-    status = _lost(status)
-    return _counted(status, seen, job) if seen.outcome is not Outcome.RUNNING else status
+    status = _settle_lost_steps(status)
+    return _count_outcome(status, seen, job) if seen.outcome is not Outcome.RUNNING else status
 
 
-def carried(status: StageStatus, identity: str, execution: str) -> StageStatus:
+def reset_if_changed(status: StageStatus, identity: str, execution: str) -> StageStatus:
     """Begin afresh where the stage is to make something else; forgive the past where it is to run another way."""
     if status.identity != identity:
         return StageStatus(
-            identity=identity, execution=execution, attempts=status.attempts, forgiven=_last_number(status)
+            identity=identity,
+            execution=execution,
+            attempts=status.attempts,
+            budget_base_attempt=_last_attempt_number(status),
         )
     if status.execution != execution:
-        return _forgiven(status, _last_number(status)).model_copy(update={"execution": execution})
+        return _reset_baseline(status, _last_attempt_number(status)).model_copy(update={"execution": execution})
     return status
 
 
-def retried(status: StageStatus, *, repeat: bool = False) -> StageStatus:
+def reset_budgets(status: StageStatus, *, repeat: bool = False) -> StageStatus:
     """Give a stage that is not done fresh budgets, and every stage all the time that it may run.
 
     With `repeat` also one that was done is not: it is to see whether its work is still there.
@@ -47,57 +50,59 @@ def retried(status: StageStatus, *, repeat: bool = False) -> StageStatus:
     undone: dict[str, object] = {"result": None, "finished_at": None} if repeat else {}
     afresh = status.model_copy(update={"active_seconds": 0.0, **undone})
     ended = [attempt.number for attempt in status.attempts if attempt.finished_at]
-    return afresh if afresh.result else _forgiven(afresh, max(ended, default=0))
+    return afresh if afresh.result else _reset_baseline(afresh, max(ended, default=0))
 
 
-def _forgiven(status: StageStatus, up_to: int) -> StageStatus:
+def _reset_baseline(status: StageStatus, up_to: int) -> StageStatus:
     past = {
-        "forgiven": max(up_to, status.forgiven),
-        "forgiven_failures": status.failures,
-        "forgiven_interruptions": status.interruptions,
+        "budget_base_attempt": max(up_to, status.budget_base_attempt),
+        "budget_base_failures": status.failures,
+        "budget_base_interruptions": status.interruptions,
     }
     return status.model_copy(update=past)
 
 
-def left_running(status: StageStatus) -> str | None:
+def server_job(status: StageStatus) -> str | None:
     """Name the attempt whose server is what the stage made."""
-    lasting = isinstance(status.result, DeployResult) and status.result.lasting
+    lasting = isinstance(status.result, DeployResult) and status.result.long_running
     return status.last_attempt.job if lasting and status.last_attempt else None
 
 
-def standing(status: StageStatus, servers: Mapping[str, Server]) -> StageStatus:
+def drop_lost_server(status: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
     """Take the result away where it was a server and somebody has taken that away."""
-    job = left_running(status)
+    job = server_job(status)
     fallen = job is not None and job not in servers
     return status.model_copy(update={"result": None, "finished_at": None}) if fallen else status
 
 
-def begun(status: StageStatus, job: str) -> StageStatus:
+def start_attempt(status: StageStatus, job: str) -> StageStatus:
     """Write down the next attempt, before its Job is made."""
-    attempt = AttemptStatus(number=next_number(status), job=job, identity=status.identity, execution=status.execution)
+    attempt = AttemptStatus(
+        number=next_attempt_number(status), job=job, identity=status.identity, execution=status.execution
+    )
     attempts = (*status.attempts, attempt)[-ATTEMPTS_KEPT:]
     return status.model_copy(update={"attempts": attempts, "progress": None, "state": StageState.QUEUED})
 
 
-def stopped(status: StageStatus, why: Reason) -> StageStatus:
+def mark_stopping(status: StageStatus, why: Reason) -> StageStatus:
     """Write down why the running attempt is asked to stop, before it is."""
     *older, last = status.attempts
     stopping = last.model_copy(update={"stopping": why})
     return status.model_copy(update={"attempts": (*older, stopping)})
 
 
-def next_number(status: StageStatus) -> int:
+def next_attempt_number(status: StageStatus) -> int:
     """Give a number that no attempt of this stage has had."""
-    return _last_number(status) + 1
+    return _last_attempt_number(status) + 1
 
 
-def _last_number(status: StageStatus) -> int:
+def _last_attempt_number(status: StageStatus) -> int:
     return status.last_attempt.number if status.last_attempt else 0
 
 
-def _counted(status: StageStatus, ended: AttemptStatus, job: JobSeen | None) -> StageStatus:
+def _count_outcome(status: StageStatus, ended: AttemptStatus, job: ObservedJob | None) -> StageStatus:
     ran = (ended.finished_at - ended.started_at).total_seconds() if ended.finished_at and ended.started_at else 0.0
-    counts = ended.number > status.forgiven
+    counts = ended.number > status.budget_base_attempt
     counted: dict[str, object] = {
         "failures": status.failures + (counts and ended.outcome is Outcome.FAILED),
         "interruptions": status.interruptions + (counts and ended.outcome is Outcome.INTERRUPTED),
@@ -109,7 +114,7 @@ def _counted(status: StageStatus, ended: AttemptStatus, job: JobSeen | None) -> 
     return status.model_copy(update=counted)
 
 
-def _lost(status: StageStatus) -> StageStatus:
+def _settle_lost_steps(status: StageStatus) -> StageStatus:
     """Settle what was lost before the last attempt, as soon as that one says where it began."""
     *older, last = status.attempts
     place = _unsettled(older, last.identity)

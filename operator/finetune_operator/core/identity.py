@@ -12,11 +12,11 @@ from finetune_operator.api.stages.base import StageSpec
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
 IDENTITY_DIGITS = 16
-HOW_IT_RUNS = (
+EXECUTION_FIELDS = (
     *("image", "command", "args", "resources", "placement", "env"),
     *("secret_refs", "service_account_name", "priority_class_name"),
 )
-WHAT_RUNS = ("image", "command", "args", "env")
+PROGRAM_FIELDS = ("image", "command", "args", "env")
 
 
 def identity_of(spec: StageSpec, config: StageConfig, contents: Mapping[str, str]) -> str:
@@ -29,10 +29,10 @@ def identity_of(spec: StageSpec, config: StageConfig, contents: Mapping[str, str
     place is other data. A container that is not ours determines its result too, and of a stage whose result is
     something that runs, how it runs is part of what it is.
     """
-    said = config.model_dump(mode="json", exclude={"identity", *config.execution_fields}, exclude_defaults=True)
-    program = spec.model_dump(mode="json", include=set(WHAT_RUNS), exclude_defaults=True) if spec.command else {}
-    runs = {"runs": execution_of(spec)} if spec.lasting else {}
-    seen = {text: contents[text] for text in config.texts() if text in contents}
+    said = config.model_dump(mode="json", exclude={"identity", *config.non_identity_fields}, exclude_defaults=True)
+    program = spec.model_dump(mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True) if spec.command else {}
+    runs = {"runs": execution_of(spec)} if spec.runs_server else {}
+    seen = {text: contents[text] for text in config.strings() if text in contents}
     return _hash(
         {"version": RESULTS_VERSION, "stage": spec.name, "config": said, "program": program, "contents": seen, **runs}
     )
@@ -43,7 +43,7 @@ def execution_of(spec: StageSpec) -> str:
 
     Without what was left at its default, so that an operator that knows more fields stops nobody's Job.
     """
-    how = {*HOW_IT_RUNS, *spec.execution_fields}
+    how = {*EXECUTION_FIELDS, *spec.non_identity_fields}
     return _hash(spec.model_dump(mode="json", include=how, exclude_defaults=True))
 
 

@@ -15,7 +15,7 @@ from finetune_trainer.contract import environment as names
 
 TRAINER = ("python", "-P", "-m", "finetune_trainer")
 """-P: what lies in the working folder is not importable, so that no file there takes a library's place."""
-CLAIM = re.compile(r"pvc://([a-z0-9][a-z0-9.-]*)(/\S*)?")
+CLAIM_URI = re.compile(r"pvc://([a-z0-9][a-z0-9.-]*)(/\S*)?")
 """A whole URI; a prompt or an argument may begin like one and be none."""
 
 
@@ -50,7 +50,9 @@ class JobTemplate:
     """Of the trainer, also where the stage runs another image."""
 
 
-def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: int, settings: Settings) -> JobTemplate:
+def job_template(
+    pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: int, settings: Settings
+) -> JobTemplate:
     """Write the Job of a stage's attempt."""
     text = config.model_dump_json(by_alias=True, exclude_none=True)
     serving = spec.serving(config)
@@ -64,20 +66,20 @@ def job_for(pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: i
         command=(*spec.command, *spec.args) if spec.command else (*TRAINER, spec.name),
         args=spec.args,
         env={**spec.env, names.CONFIG: text},
-        claims=claims_in(config),
+        claims=referenced_claims(config),
         resources=spec.resources,
-        placement=place(spec, settings),
+        placement=pod_placement(spec, settings),
         affinity=spec.placement.affinity,
         secrets=spec.secret_refs,
         service_account=spec.service_account_name,
         priority_class=spec.priority_class_name,
-        grace=settings.grace,
+        grace=settings.grace_period,
         serving=serving,
         trainer_image=settings.trainer_image,
     )
 
 
-def place(spec: StageSpec, settings: Settings) -> PodPlacement:
+def pod_placement(spec: StageSpec, settings: Settings) -> PodPlacement:
     """Ask the stage's capacity class where its pod may run."""
     request = PlacementRequest(
         capacity=spec.placement.capacity,
@@ -90,6 +92,6 @@ def place(spec: StageSpec, settings: Settings) -> PodPlacement:
     return compose_placement(request)
 
 
-def claims_in(config: StageConfig) -> tuple[str, ...]:
+def referenced_claims(config: StageConfig) -> tuple[str, ...]:
     """Name every claim that a pvc:// URI of the config speaks of."""
-    return tuple(sorted({found[1] for text in config.texts() if (found := CLAIM.fullmatch(text))}))
+    return tuple(sorted({found[1] for text in config.strings() if (found := CLAIM_URI.fullmatch(text))}))

@@ -14,17 +14,17 @@ IDENTITY = f"{GROUP}/identity"
 SERVER = f"{GROUP}/server"
 """The attempt that started it: what a Service selects."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
-MANAGER = "finetune-operator"
+MANAGED_BY_VALUE = "finetune-operator"
 
-LONGEST = 63
+MAX_LABEL_LENGTH = 63
 """Of what becomes a label or a pod's host name."""
-LONGEST_OBJECT = 253
+MAX_NAME_LENGTH = 253
 
 
 def job_name(pipeline: str, uid: str, stage: str, attempt: int) -> str:
     """Give <pipeline>-<uid8>-<stage>-a<attempt>; a long pipeline's name is cut and gains a hash of the whole."""
     tail = f"-{uid.replace('-', '')[:8]}-{stage}-a{attempt}"
-    return _shortened(pipeline.replace(".", "-"), LONGEST - len(tail)) + tail
+    return _truncate_with_hash(pipeline.replace(".", "-"), MAX_LABEL_LENGTH - len(tail)) + tail
 
 
 def service_name(pipeline: str) -> str:
@@ -35,18 +35,18 @@ def service_name(pipeline: str) -> str:
     """
     tail = "-deploy"
     if "." not in pipeline and pipeline[0].isalpha():
-        return _shortened(pipeline, LONGEST - len(tail)) + tail
-    plain = f"p-{pipeline}".replace(".", "-")[: LONGEST - len(tail) - 7].rstrip("-")
+        return _truncate_with_hash(pipeline, MAX_LABEL_LENGTH - len(tail)) + tail
+    plain = f"p-{pipeline}".replace(".", "-")[: MAX_LABEL_LENGTH - len(tail) - 7].rstrip("-")
     return f"{plain}-{hashlib.sha256(pipeline.encode()).hexdigest()[:6]}{tail}"
 
 
 def workspace_name(pipeline: str) -> str:
     """Give <pipeline>-workspace: without a uid, so that a pipeline that is made anew finds its earlier work."""
     tail = "-workspace"
-    return _shortened(pipeline, LONGEST_OBJECT - len(tail)) + tail
+    return _truncate_with_hash(pipeline, MAX_NAME_LENGTH - len(tail)) + tail
 
 
-def _shortened(name: str, room: int) -> str:
+def _truncate_with_hash(name: str, room: int) -> str:
     if len(name) <= room:
         return name
     hashed = hashlib.sha256(name.encode()).hexdigest()[:6]
@@ -56,7 +56,7 @@ def _shortened(name: str, room: int) -> str:
 def job_labels(pipeline: str, stage: str, attempt: int, identity: str) -> dict[str, str]:
     """Give the labels of one attempt; values are cut to the 63 characters that a label may have."""
     return {
-        MANAGED_BY: MANAGER,
+        MANAGED_BY: MANAGED_BY_VALUE,
         PIPELINE: pipeline[:63].rstrip("-."),
         STAGE: stage,
         ATTEMPT: str(attempt),

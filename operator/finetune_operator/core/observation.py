@@ -20,7 +20,7 @@ class JobState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Blocker:
     """Why something does not go on, and how to mend it."""
 
     reason: Reason
@@ -28,7 +28,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class JobSeen:
+class ObservedJob:
     """One attempt's Job and the last that was seen of its process."""
 
     name: str
@@ -43,31 +43,31 @@ class JobSeen:
     message: TerminationMessage | None = None
     """What the process left behind, where it could be read."""
     progress: Progress | None = None
-    waiting: Waiting | None = None
+    blocker: Blocker | None = None
     """Why its process has not started, or cannot end, where that is known."""
 
 
 @dataclass(frozen=True)
-class Server:
+class ObservedServer:
     """What an attempt started that is to go on running after it."""
 
     stage: str
     current: bool
     """Whether requests are sent to it."""
-    trouble: Waiting | None = None
+    problem: Blocker | None = None
     """Why it does not answer just now."""
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """All that a cluster can see of one pipeline."""
 
-    jobs: Mapping[str, JobSeen] = field(default_factory=dict)
-    refused: Mapping[str, Waiting] = field(default_factory=dict)
+    jobs: Mapping[str, ObservedJob] = field(default_factory=dict)
+    blocked: Mapping[str, Blocker] = field(default_factory=dict)
     """Job -> why the cluster did not let it be made; it is going to be tried again."""
-    servers: Mapping[str, Server] = field(default_factory=dict)
+    servers: Mapping[str, ObservedServer] = field(default_factory=dict)
     """Job -> the server it started, on a cluster that keeps servers."""
-    contents: Mapping[str, str] = field(default_factory=dict)
+    source_digests: Mapping[str, str] = field(default_factory=dict)
     """URI -> digest of what lies behind it, for sources that can change in place and that this cluster can read."""
-    workspace: Waiting | None = None
+    workspace_blocker: Blocker | None = None
     """Why the workspace is not what is asked for, where it can be worked on all the same."""

@@ -36,12 +36,12 @@ class Pipeline:
     @property
     def retry(self) -> str | None:
         """A retry that was asked for and not obeyed yet."""
-        return self._verb(RETRY_ANNOTATION, self.status.handled.retry)
+        return self._verb(RETRY_ANNOTATION, self.status.observed_annotations.retry)
 
     @property
     def cancel(self) -> str | None:
         """A cancellation that was asked for and not obeyed yet."""
-        return self._verb(CANCEL_ANNOTATION, self.status.handled.cancel)
+        return self._verb(CANCEL_ANNOTATION, self.status.observed_annotations.cancel)
 
     def _verb(self, annotation: str, handled: str | None) -> str | None:
         value = self.annotations.get(annotation)

@@ -19,13 +19,13 @@ class Settings:
     """Used where a server names no image and its engine is not in the trainer's."""
     placement_defaults: PlacementDefaults = field(default_factory=PlacementDefaults)
     """What spot, on-demand and a stage's pool mean on this cluster."""
-    grace: timedelta = timedelta(seconds=30)
+    grace_period: timedelta = timedelta(seconds=30)
     """From SIGTERM to SIGKILL."""
-    first_backoff: timedelta = timedelta(seconds=10)
+    base_backoff: timedelta = timedelta(seconds=10)
     """From the first failure of a stage to its next attempt; doubles with each. An interruption waits for nothing."""
-    longest_backoff: timedelta = timedelta(minutes=10)
+    max_backoff: timedelta = timedelta(minutes=10)
     """The most that doubling leads to."""
-    resync: timedelta = timedelta(minutes=5)
+    poll_interval: timedelta = timedelta(minutes=5)
     """How long a pipeline with running work is left alone when nothing is heard of it."""
     until: str | None = None
     """The last stage to start; None: all. For `finetune run --until`."""
@@ -37,4 +37,4 @@ class Settings:
     def backoff(self, failures: int) -> timedelta:
         """Give the wait before the attempt that follows so many failures."""
         doublings = max(0, min(failures - 1, 30))
-        return min(self.first_backoff * float(2**doublings), self.longest_backoff)
+        return min(self.base_backoff * float(2**doublings), self.max_backoff)

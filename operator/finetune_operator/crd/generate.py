@@ -12,7 +12,7 @@ from typing_extensions import override
 from finetune_operator.api.group import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.crd.structural import NotExpressible, Schema, structural, without_defaults
+from finetune_operator.crd.structural import Schema, UnsupportedSchema, structural, without_defaults
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "crds" / f"{PLURAL}.yaml"
@@ -111,7 +111,7 @@ def template() -> str:
     """Give the chart's template: the same, if it is wanted, and kept when the chart goes, if that is wanted."""
     body = text().removeprefix(HEADER)
     if "{{" in body:
-        raise NotExpressible("$", "a doc-string or a rule holds {{, which Helm would read as its own")
+        raise UnsupportedSchema("$", "a doc-string or a rule holds {{, which Helm would read as its own")
     name = f"  name: {PLURAL}.{GROUP}\n"
     keep = "  {{- if .Values.crds.keep }}\n  annotations:\n    helm.sh/resource-policy: keep\n  {{- end }}\n"
     labels = '  labels: {{- include "finetune.labels" . | nindent 4 }}\n'

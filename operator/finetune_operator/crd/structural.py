@@ -9,7 +9,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-TAKEN_AS_THEY_ARE = frozenset(
+PASSTHROUGH = frozenset(
     {
         "type", "format", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "multipleOf",
         "minItems", "maxItems", "minProperties", "maxProperties", "required",
@@ -21,7 +21,7 @@ TAKEN_AS_THEY_ARE = frozenset(
 INT_OR_STRING = "x-kubernetes-int-or-string"
 """The one union that a custom resource's schema knows, and the one place where it is said with anyOf."""
 
-SAID_OTHERWISE: Mapping[str, Callable[[Any], Schema]] = {
+REWRITES: Mapping[str, Callable[[Any], Schema]] = {
     "const": lambda value: {"enum": [value]},
     "exclusiveMinimum": lambda value: {"minimum": value, "exclusiveMinimum": True},
     "exclusiveMaximum": lambda value: {"maximum": value, "exclusiveMaximum": True},
@@ -30,10 +30,10 @@ SAID_OTHERWISE: Mapping[str, Callable[[Any], Schema]] = {
 }
 
 ABOUT_NAMES = frozenset({"patternProperties", "propertyNames"})
-TREATED_APART = ABOUT_NAMES | {"description", "default", "x-kubernetes-validations"}
+HANDLED_ELSEWHERE = ABOUT_NAMES | {"description", "default", "x-kubernetes-validations"}
 
 
-class NotExpressible(Exception):
+class UnsupportedSchema(Exception):
     """A custom resource's schema has no words for this."""
 
     def __init__(self, path: str, why: str) -> None:
@@ -68,16 +68,16 @@ class _Converter:
         if "$ref" in schema:
             return self._inlined(schema, path)
         if INT_OR_STRING in schema:
-            said = {key: value for key, value in schema.items() if key not in TREATED_APART | {"title"}}
+            said = {key: value for key, value in schema.items() if key not in HANDLED_ELSEWHERE | {"title"}}
             return _annotated(schema) | said
         if "anyOf" in schema:
             return self.convert(_without_null(schema, path), path)
         converted = _annotated(schema)
         for keyword, value in schema.items():
-            if keyword not in TREATED_APART:
+            if keyword not in HANDLED_ELSEWHERE:
                 converted |= self._keyword(keyword, value, path)
         if "type" not in converted:
-            raise NotExpressible(path, "has no type; a union is written as optional members and a rule between them")
+            raise UnsupportedSchema(path, "has no type; a union is written as optional members and a rule between them")
         if schema.keys() & ABOUT_NAMES:
             converted |= self._values_by_name(schema, path)
         rules = [*schema.get("x-kubernetes-validations", ()), *_rules_for_names(schema, path)]
@@ -86,7 +86,7 @@ class _Converter:
     def _inlined(self, schema: Schema, path: str) -> Schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         if name in self.open:
-            raise NotExpressible(path, f"{name} contains itself; a structural schema is finite")
+            raise UnsupportedSchema(path, f"{name} contains itself; a structural schema is finite")
         self.open.append(name)
         beside = {key: value for key, value in schema.items() if key != "$ref"}
         converted = self.convert(self.definitions[name] | beside, path)
@@ -94,10 +94,10 @@ class _Converter:
         return converted
 
     def _keyword(self, keyword: str, value: Any, path: str) -> Schema:
-        if keyword in TAKEN_AS_THEY_ARE:
+        if keyword in PASSTHROUGH:
             return {keyword: value}
-        if keyword in SAID_OTHERWISE:
-            return SAID_OTHERWISE[keyword](value)
+        if keyword in REWRITES:
+            return REWRITES[keyword](value)
         if keyword == "properties":
             return {keyword: {name: self.convert(inner, f"{path}.{name}") for name, inner in value.items()}}
         if keyword == "items":
@@ -105,7 +105,7 @@ class _Converter:
             return {keyword: without_defaults(self.convert(value, f"{path}[]"))}
         if keyword == "additionalProperties":
             return self._additional(value, path)
-        raise NotExpressible(path, f"{keyword} cannot be expressed in a custom resource's schema")
+        raise UnsupportedSchema(path, f"{keyword} cannot be expressed in a custom resource's schema")
 
     def _additional(self, value: Any, path: str) -> Schema:
         match value:
@@ -120,7 +120,7 @@ class _Converter:
     def _values_by_name(self, schema: Schema, path: str) -> Schema:
         patterns: Schema = schema.get("patternProperties", {})
         if len(patterns) > 1:
-            raise NotExpressible(path, "values cannot differ by the pattern of their keys")
+            raise UnsupportedSchema(path, "values cannot differ by the pattern of their keys")
         inner = next(iter(patterns.values()), None)
         return {"additionalProperties": self.convert(inner, f"{path}.*")} if inner is not None else {}
 
@@ -131,9 +131,9 @@ def _rules_for_names(schema: Schema, path: str) -> list[Schema]:
         return []
     names: Schema = schema.get("propertyNames", {})
     if unknown := names.keys() - {"type", "minLength", "maxLength", "pattern"}:
-        raise NotExpressible(path, f"{', '.join(sorted(unknown))} of keys cannot be expressed")
+        raise UnsupportedSchema(path, f"{', '.join(sorted(unknown))} of keys cannot be expressed")
     if "maxProperties" not in schema:
-        raise NotExpressible(path, "a rule for every key needs maxProperties, or its cost has no bound")
+        raise UnsupportedSchema(path, "a rule for every key needs maxProperties, or its cost has no bound")
     rules = []
     if "maxLength" in names or "minLength" in names:
         least, most = names.get("minLength", 0), names.get("maxLength")
@@ -157,7 +157,7 @@ def _without_null(schema: Schema, path: str) -> Schema:
     """Turn X | None into X: what is optional is absent, never null."""
     members = [member for member in schema["anyOf"] if member != {"type": "null"}]
     if len(members) != 1:
-        raise NotExpressible(path, "is one of several types; write optional members and a rule between them")
+        raise UnsupportedSchema(path, "is one of several types; write optional members and a rule between them")
     beside = {key: value for key, value in schema.items() if key != "anyOf"}
     member: Schema = members[0]
     return member | beside

@@ -15,30 +15,32 @@ from pydantic import ValidationError
 from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition, Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
-from finetune_operator.api.status import Outcome, PipelineStatus, message
+from finetune_operator.api.status import Outcome, PipelineStatus, truncate_message
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import JobSeen, Observed, Waiting
+from finetune_operator.core.observation import Blocker, Observation, ObservedJob
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import Action, CreateJob, Expire, Route, StopJob
-from finetune_operator.errors import ClusterError, Conflict, Unusable
+from finetune_operator.core.plan import Action, CreateJob, DeletePipeline, StopJob, SwitchTraffic
+from finetune_operator.errors import ClusterError, Conflict, InvalidObject
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import JOB_NAME, Books
-from finetune_operator.kubernetes.client import AlreadyThere, Api, ApiError
-from finetune_operator.kubernetes.pods.probe import Answers, NoAnswers
-from finetune_operator.kubernetes.pods.progress import NoPages, ProgressPages
-from finetune_operator.kubernetes.resources.job import job as as_job
-from finetune_operator.kubernetes.resources.owner_references import is_owned
-from finetune_operator.kubernetes.servers import Servers, not_made
+from finetune_operator.kubernetes.cache import JOB_NAME, ResourceCache
+from finetune_operator.kubernetes.client import AlreadyExists, ApiError, KubernetesClient
+from finetune_operator.kubernetes.pods.probe import NoProbe, ServerProbe
+from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
+from finetune_operator.kubernetes.resources.job import build_job as as_job
+from finetune_operator.kubernetes.resources.owner_references import is_owned_by
+from finetune_operator.kubernetes.servers import Servers, replica_failure
 from finetune_operator.kubernetes.translate import api_errors as refusal
-from finetune_operator.kubernetes.translate.job import is_over, job_seen
+from finetune_operator.kubernetes.translate.job import is_finished, observe_job
 from finetune_operator.kubernetes.workspaces import Workspaces
 
 Object = dict[str, Any]
-LATE = timedelta(seconds=5)
+WARNING_LOOKUP_DELAY = timedelta(seconds=5)
 """After this time without a process, it is asked what the Job's and the pod's events say."""
-LASTING = frozenset(kind.name for kind in STAGES if kind.lasting)
-INEDIBLE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
+SERVER_STAGES = frozenset(kind.name for kind in STAGES if kind.runs_server)
+UNSTORABLE_STATUS_CODES = frozenset(
+    {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
+)
 """What an API server says of a status that it cannot keep."""
 COMPONENT = "finetune-operator"
 log = logging.getLogger(__name__)
@@ -47,59 +49,69 @@ log = logging.getLogger(__name__)
 class KubernetesCluster:
     """Pipelines of an API server; `books` is kept up to date by whoever watches."""
 
-    def __init__(self, api: Api, books: Books, pages: ProgressPages | NoPages, answers: Answers | NoAnswers) -> None:
-        self.api, self.books, self.pages, self.answers = api, books, pages, answers
+    def __init__(
+        self,
+        api: KubernetesClient,
+        books: ResourceCache,
+        pages: ProgressPoller | NoProgress,
+        answers: ServerProbe | NoProbe,
+    ) -> None:
+        self.api, self.cache, self.progress, self.probes = api, books, pages, answers
         self.servers = Servers(api, books, answers)
         self.workspaces = Workspaces(api, books)
-        self.refused: dict[Key, dict[str, Waiting]] = {}
+        self.rejections: dict[Key, dict[str, Blocker]] = {}
 
     async def read(self, key: Key) -> Pipeline | None:
         """Give the pipeline as it is now, or None where it is gone or going. Raises Unusable for one beyond us."""
         found = await self.api.get(paths.pipeline(key))
         if found is None or found["metadata"].get("deletionTimestamp"):
             return None
-        return as_pipeline(found)
+        return parse_pipeline(found)
 
-    async def observe(self, pipeline: Pipeline) -> Observed:
+    async def observe(self, pipeline: Pipeline) -> Observation:
         """Look at what was made for the pipeline, and at its workspace."""
-        return replace(await self.children(pipeline), workspace=await self.workspaces.look(pipeline))
+        return replace(await self.observe_children(pipeline), workspace_blocker=await self.workspaces.observe(pipeline))
 
-    async def children(self, pipeline: Pipeline) -> Observed:
+    async def observe_children(self, pipeline: Pipeline) -> Observation:
         """Look at the Jobs of attempts that have not ended: in the books, and in the API where they say nothing."""
         attempts = ((stage, status.last_attempt) for stage, status in pipeline.status.stages.items())
         names = {last.job: stage for stage, last in attempts if last and last.outcome is Outcome.RUNNING}
-        seen = {name: job for name, stage in names.items() if (job := await self._seen(pipeline, stage, name))}
-        return Observed(seen, dict(self.refused.get(pipeline.key, {})), await self.servers.of(pipeline))
+        seen = {name: job for name, stage in names.items() if (job := await self._observe_stage(pipeline, stage, name))}
+        return Observation(seen, dict(self.rejections.get(pipeline.key, {})), await self.servers.observe(pipeline))
 
-    async def _seen(self, pipeline: Pipeline, stage: str, name: str) -> JobSeen | None:
-        if stage in LASTING:
-            return await self._server_seen(pipeline, name)
+    async def _observe_stage(self, pipeline: Pipeline, stage: str, name: str) -> ObservedJob | None:
+        if stage in SERVER_STAGES:
+            return await self._observe_server(pipeline, name)
         namespace = pipeline.key.namespace
-        job = self.books.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
-        if job and not is_owned(pipeline, job):
+        job = self.cache.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
+        if job and not is_owned_by(pipeline, job):
             raise ClusterError(f"the Job {name} belongs to somebody else: delete it, or rename the pipeline")
-        pod = self.books.pods.get((namespace, name))
-        if pod is None and (job is None or is_over(job)):
-            await self._look_for_pods(namespace, name)
-            pod = self.books.pods.get((namespace, name))
+        pod = self.cache.pods.get((namespace, name))
+        if pod is None and (job is None or is_finished(job)):
+            await self._list_pods(namespace, name)
+            pod = self.cache.pods.get((namespace, name))
         now = _now()
         warning = await self._warning(namespace, job, pod.name if pod else None, now) if not _started(pod) else ""
-        return job_seen(name, job, pod, now, progress=self.pages.of(pod), warning=warning)
+        return observe_job(name, job, pod, now, progress=self.progress.latest(pod), warning=warning)
 
-    async def _server_seen(self, pipeline: Pipeline, name: str) -> JobSeen | None:
+    async def _observe_server(self, pipeline: Pipeline, name: str) -> ObservedJob | None:
         namespace, now = pipeline.key.namespace, _now()
         late = next((pod for pod in self.servers.pods(pipeline, name) if not _started(pod)), None)
-        made = self.books.deployments.get((namespace, name))
-        warning = not_made(made) or (await self._warning(namespace, made, late.name, now) if late else "")
-        return await self.servers.seen(pipeline, name, warning, now)
+        made = self.cache.deployments.get((namespace, name))
+        warning = replica_failure(made) or (await self._warning(namespace, made, late.name, now) if late else "")
+        return await self.servers.observe_attempt(pipeline, name, warning, now)
 
-    async def _look_for_pods(self, namespace: str, job: str) -> None:
+    async def _list_pods(self, namespace: str, job: str) -> None:
         async for pod in self.api.list(paths.pods(namespace), labelSelector=f"{JOB_NAME}={job}"):
-            self.books.note_pod(pod)
+            self.cache.update_pod(pod)
 
     async def _warning(self, namespace: str, job: Object | None, pod: str | None, now: datetime) -> str:
         """Give the newest warning about a Job or a pod that is late, for neither says it itself."""
-        if job is None or is_over(job) or now - datetime.fromisoformat(job["metadata"]["creationTimestamp"]) < LATE:
+        if (
+            job is None
+            or is_finished(job)
+            or now - datetime.fromisoformat(job["metadata"]["creationTimestamp"]) < WARNING_LOOKUP_DELAY
+        ):
             return ""
         name = pod or job["metadata"]["name"]
         selector = f"involvedObject.name={name},type=Warning"
@@ -116,7 +128,7 @@ class KubernetesCluster:
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 raise Conflict(f"{pipeline.key} is gone") from error
-            if error.status not in INEDIBLE:
+            if error.status not in UNSTORABLE_STATUS_CODES:
                 raise
             log.warning("%s: its status was refused and is written without progress: %s", pipeline.key, error)
             await self._replace_status(pipeline, without_progress(status))
@@ -138,7 +150,10 @@ class KubernetesCluster:
         """
         errors: list[ClusterError] = []
         doing = sorted(actions, key=lambda action: isinstance(action, CreateJob))
-        for step in (partial(self.workspaces.settle, pipeline), *(partial(self._do, pipeline, one) for one in doing)):
+        for step in (
+            partial(self.workspaces.apply_pending_changes, pipeline),
+            *(partial(self._execute, pipeline, one) for one in doing),
+        ):
             try:
                 await step()
             except ClusterError as error:
@@ -146,38 +161,38 @@ class KubernetesCluster:
         if errors:
             raise errors[0]
 
-    async def _do(self, pipeline: Pipeline, action: Action) -> None:
+    async def _execute(self, pipeline: Pipeline, action: Action) -> None:
         match action:
             case CreateJob(template):
-                with self._remembering(pipeline.key, template.name):
+                with self._recording_rejection(pipeline.key, template.name):
                     await self._create(pipeline, template)
             case StopJob(name, _):
                 if not await self.servers.stop(pipeline, name):
                     await self._delete(pipeline, name)
-            case Route(stage, name):
-                with self._remembering(pipeline.key, name):
-                    await self.servers.route(pipeline, stage, name)
-            case Expire():
-                self.workspaces.check_kept(pipeline)
+            case SwitchTraffic(stage, name):
+                with self._recording_rejection(pipeline.key, name):
+                    await self.servers.switch_traffic(pipeline, stage, name)
+            case DeletePipeline():
+                self.workspaces.check_retention(pipeline)
                 await self.api.delete(paths.pipeline(pipeline.key), uid=pipeline.uid)
 
     @contextmanager
-    def _remembering(self, key: Key, name: str) -> Iterator[None]:
+    def _recording_rejection(self, key: Key, name: str) -> Iterator[None]:
         """Keep what was refused until it is not."""
         try:
             yield
-        except refusal.Refusal as refused:
-            self._remember(key, name, refused.waiting)
-            raise ClusterError(refused.waiting.message) from refused
+        except refusal.Blocked as refused:
+            self._record_rejection(key, name, refused.blocker)
+            raise ClusterError(refused.blocker.message) from refused
         except ApiError as error:
-            if waiting := refusal.read(error):
-                self._remember(key, name, waiting)
+            if waiting := refusal.classify_api_error(error):
+                self._record_rejection(key, name, waiting)
             raise
-        self.refused.get(key, {}).pop(name, None)
+        self.rejections.get(key, {}).pop(name, None)
 
-    def _remember(self, key: Key, name: str, waiting: Waiting) -> None:
+    def _record_rejection(self, key: Key, name: str, waiting: Blocker) -> None:
         """Keep the first words of a reason: some policies never say the same twice, and the status would change."""
-        known = self.refused.setdefault(key, {})
+        known = self.rejections.setdefault(key, {})
         if name not in known or known[name].reason is not waiting.reason:
             known[name] = waiting
 
@@ -185,56 +200,56 @@ class KubernetesCluster:
         if template.serving:
             await self.servers.create(pipeline, template, template.serving)
         else:
-            async with self.workspaces.had(pipeline):
-                await self._end_of_the_one_before(pipeline, template)
-                await self._make_job(pipeline, template)
+            async with self.workspaces.locked(pipeline):
+                await self._require_previous_job_gone(pipeline, template)
+                await self._create_job(pipeline, template)
 
-    async def _end_of_the_one_before(self, pipeline: Pipeline, template: JobTemplate) -> None:
+    async def _require_previous_job_gone(self, pipeline: Pipeline, template: JobTemplate) -> None:
         """Let no two attempts write beside each other, also where a replica that led long ago was late with one."""
         told = pipeline.status.stages.get(template.stage)
         earlier = [attempt.job for attempt in told.attempts if attempt.job != template.name] if told else []
         for name in earlier[-1:]:
             found = await self.api.get(paths.jobs(pipeline.key.namespace, name))
-            if found and is_owned(pipeline, found) and not is_over(found):
+            if found and is_owned_by(pipeline, found) and not is_finished(found):
                 await self._delete(pipeline, name)
                 raise ClusterError(f"the Job {name} is still there; {template.name} begins when it is gone")
 
-    async def _make_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
+    async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
         try:
             made = await self.api.create(paths.jobs(pipeline.key.namespace), as_job(pipeline, template))
-        except AlreadyThere:
+        except AlreadyExists:
             found = await self.api.get(paths.jobs(pipeline.key.namespace, template.name))
-            if found is None or not is_owned(pipeline, found):
+            if found is None or not is_owned_by(pipeline, found):
                 raise ClusterError(
                     f"a Job {template.name} that is not this pipeline's is in the way: delete it"
                 ) from None
             made = found
-        self.books.note_job(made)
+        self.cache.update_job(made)
 
     async def _delete(self, pipeline: Pipeline, name: str) -> None:
         """Delete a Job so that it stays until its pod is gone: SIGTERM, the grace period, SIGKILL."""
         namespace = pipeline.key.namespace
-        job = self.books.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
-        if job and is_owned(pipeline, job) and not job["metadata"].get("deletionTimestamp"):
+        job = self.cache.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
+        if job and is_owned_by(pipeline, job) and not job["metadata"].get("deletionTimestamp"):
             await self.api.delete(paths.jobs(namespace, name), "Foreground", uid=job["metadata"]["uid"])
 
-    async def announce(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
+    async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Tell whoever looks with kubectl; an event is worth no second try."""
         for event in events:
             log.info("%s: %s %s", pipeline.key, event.reason, event.message)
             try:
-                await self.api.create(paths.events(pipeline.key.namespace), _as_object(pipeline, event))
-            except AlreadyThere:
+                await self.api.create(paths.events(pipeline.key.namespace), _event_object(pipeline, event))
+            except AlreadyExists:
                 continue
             except ClusterError as error:
                 log.warning("%s: the event %s was not written: %s", pipeline.key, event.reason, error)
 
-    async def refuse(self, key: Key, why: str) -> None:
+    async def mark_invalid(self, key: Key, why: str) -> None:
         """Say in the status that the object cannot be used as it is; everything else in there stays."""
         found = await self.api.get(paths.pipeline(key))
         if found is None:
             return
-        said = message(why)
+        said = truncate_message(why)
         conditions = [
             Condition(
                 type=kind,
@@ -253,17 +268,17 @@ class KubernetesCluster:
 
     async def close(self) -> None:
         """End what goes on beside the looks."""
-        await self.pages.close()
-        await self.answers.close()
+        await self.progress.close()
+        await self.probes.close()
 
     def forget(self, key: Key) -> None:
         """Drop what was remembered of a pipeline that is gone."""
-        self.books.forget(key)
-        self.refused.pop(key, None)
+        self.cache.forget(key)
+        self.rejections.pop(key, None)
         self.workspaces.forget(key)
-        pods = {pod.uid for pod in self.books.all_pods()}
-        self.pages.forget_all_but(pods)
-        self.answers.forget_all_but(pods)
+        pods = {pod.uid for pod in self.cache.all_pods()}
+        self.progress.retain(pods)
+        self.probes.retain(pods)
 
 
 def without_progress(status: PipelineStatus) -> PipelineStatus:
@@ -272,7 +287,7 @@ def without_progress(status: PipelineStatus) -> PipelineStatus:
     return status.model_copy(update={"stages": stages})
 
 
-def as_pipeline(found: Object) -> Pipeline:
+def parse_pipeline(found: Object) -> Pipeline:
     """Read the object. Raises Unusable for one beyond us."""
     meta = found["metadata"]
     try:
@@ -286,7 +301,7 @@ def as_pipeline(found: Object) -> Pipeline:
             status=PipelineStatus.model_validate(found.get("status") or {}),
         )
     except ValidationError as error:
-        raise Unusable(refusal.in_words(error)) from error
+        raise InvalidObject(refusal.describe_validation_error(error)) from error
 
 
 def _now() -> datetime:
@@ -297,7 +312,7 @@ def _started(pod: Any) -> bool:
     return pod is not None and pod.started_at is not None
 
 
-def _as_object(pipeline: Pipeline, event: Event) -> Object:
+def _event_object(pipeline: Pipeline, event: Event) -> Object:
     """Write a core/v1 Event whose name follows from what it says, so that it is told once."""
     said = f"{pipeline.uid} {pipeline.resource_version} {event.reason} {event.message}"
     now = _now().isoformat(timespec="seconds").replace("+00:00", "Z")

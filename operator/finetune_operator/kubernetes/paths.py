@@ -39,7 +39,7 @@ def pods(namespace: str | None = None, name: str | None = None) -> str:
     return _path("api/v1", "pods", namespace, name)
 
 
-def log(namespace: str, pod: str) -> str:
+def pod_log(namespace: str, pod: str) -> str:
     """Give what a pod's process has written."""
     return f"{pods(namespace, pod)}/log"
 

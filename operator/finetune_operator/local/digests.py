@@ -11,18 +11,18 @@ import yaml
 
 from finetune_operator.local.job_folder import read_json
 from finetune_trainer.contract import Environment
-from finetune_trainer.contract.environment import Unlocatable
+from finetune_trainer.contract.environment import InvalidLocation
 from finetune_trainer.files import write_durably
 
 
-class Contents:
+class SourceDigests:
     """Remembers the digest of a file as long as its size and time of change stay the same."""
 
     def __init__(self, cache: Path, *, keep: bool = True) -> None:
         self.cache, self.keep = cache, keep
         self.known: dict[str, str] = {k: v for k, v in (read_json(cache) or {}).items() if isinstance(v, str)}
 
-    def of(self, uris: Iterable[str], environment: Environment) -> dict[str, str]:
+    def digests(self, uris: Iterable[str], environment: Environment) -> dict[str, str]:
         """Give URI -> sha256:… for every URI that names something on this machine."""
         before = dict(self.known)
         found = {uri: digest for uri in uris if (digest := self._digest(uri, environment))}
@@ -34,12 +34,12 @@ class Contents:
     def _digest(self, uri: str, environment: Environment) -> str | None:
         try:
             path = environment.locate(uri)
-            parts = [(os.path.relpath(file, path), self._of_file(file)) for file in _files(path)]
-        except (Unlocatable, OSError):
+            parts = [(os.path.relpath(file, path), self._file_digest(file)) for file in _files(path)]
+        except (InvalidLocation, OSError):
             return None  # the stage that needs it will say what is wrong
         return "sha256:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest() if parts else None
 
-    def _of_file(self, path: Path) -> str:
+    def _file_digest(self, path: Path) -> str:
         about = path.stat()
         key = f"{path} {about.st_size} {about.st_mtime_ns} {about.st_ino}"
         if key not in self.known:

@@ -8,31 +8,33 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from finetune_operator.core.observation import JobSeen, JobState
+from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.local.runner import ENDED, LOCK, PROGRESS, STARTED, TERMINATION
-from finetune_trainer.contract import Contract, Failure, Progress, TerminationMessage
+from finetune_trainer.contract import ContractModel, Failure, Progress, TerminationMessage
 
 RUNNER_LOST = "the process that watched over it is gone: the machine was restarted, or someone killed it"
 
-C = TypeVar("C", bound=Contract)
+C = TypeVar("C", bound=ContractModel)
 
 
-def seen(folder: Path) -> JobSeen | None:
+def observe_job(folder: Path) -> ObservedJob | None:
     """Give the Job as it is now, or None where it was never started."""
     ended = read_json(folder / ENDED)
-    held = ended is None and is_held(folder)
+    held = ended is None and is_locked(folder)
     ended = ended or read_json(folder / ENDED)  # it may have ended between the two looks
     started = read_json(folder / STARTED)
     if ended:
-        return _over(folder, started, ended)
+        return _finished(folder, started, ended)
     if held:
         state = JobState.RUNNING if started else JobState.WAITING
-        return JobSeen(folder.name, state, started_at=_time(started), progress=read_model(folder / PROGRESS, Progress))
-    return _over(folder, started, {"code": None, "disruption": RUNNER_LOST}) if started else None
+        return ObservedJob(
+            folder.name, state, started_at=_time(started), progress=read_model(folder / PROGRESS, Progress)
+        )
+    return _finished(folder, started, {"code": None, "disruption": RUNNER_LOST}) if started else None
 
 
-def _over(folder: Path, started: dict[str, Any] | None, ended: dict[str, Any]) -> JobSeen:
-    return JobSeen(
+def _finished(folder: Path, started: dict[str, Any] | None, ended: dict[str, Any]) -> ObservedJob:
+    return ObservedJob(
         name=folder.name,
         state=JobState.COMPLETE if ended["code"] == 0 else JobState.FAILED,
         started_at=_time(started),
@@ -48,7 +50,7 @@ def _time(record: dict[str, Any] | None) -> datetime | None:
     return datetime.fromisoformat(record["at"]) if record and "at" in record else None
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a runner lives in this folder."""
     try:
         lock = (folder / LOCK).open()

@@ -18,7 +18,7 @@ from finetune_trainer.files import write_durably
 FILE = "pipeline.json"
 
 
-class Store:
+class PipelineFile:
     """Reads and writes the object; every write is whole and durable, or has not happened."""
 
     def __init__(self, workdir: Path) -> None:
@@ -48,7 +48,7 @@ class Store:
                 "use another --workdir, or remove this file (finished stages are found again in the workspace)"
             ) from error
 
-    def accept(self, key: Key, spec: PipelineSpec, annotations: dict[str, str]) -> Pipeline:
+    def apply(self, key: Key, spec: PipelineSpec, annotations: dict[str, str]) -> Pipeline:
         """Take over what a manifest says, as `kubectl apply` does; the generation grows where the spec differs.
 
         Raises ClusterError where the folder belongs to another pipeline.
@@ -73,11 +73,11 @@ class Store:
 
     def _write(self, pipeline: Pipeline) -> Pipeline:
         newer = replace(pipeline, resource_version=str(int(pipeline.resource_version or 0) + 1))
-        write_durably(self.path, json.dumps(as_object(newer), indent=1).encode())
+        write_durably(self.path, json.dumps(to_object(newer), indent=1).encode())
         return newer
 
 
-def as_object(pipeline: Pipeline) -> dict[str, Any]:
+def to_object(pipeline: Pipeline) -> dict[str, Any]:
     """Give the pipeline as Kubernetes would show it."""
     return {
         "apiVersion": API_VERSION,

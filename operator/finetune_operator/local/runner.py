@@ -22,7 +22,7 @@ from typing import IO, Any
 from finetune_trainer.files import write_durably
 from finetune_trainer.parent_death import die_with_parent
 
-ORDER, LOCK, STARTED, ENDED, LOG = "job.json", "lock", "started.json", "ended.json", "log"
+JOB_FILE, LOCK, STARTED, ENDED, LOG = "job.json", "lock", "started.json", "ended.json", "log"
 TERMINATION, PROGRESS = "termination.json", "progress.json"
 
 STOP, EVICT, KILL = "stop", "evict", "kill"
@@ -34,7 +34,7 @@ CANNOT_START = 127
 
 
 @dataclass
-class Watch:
+class Supervisor:
     """What has been ordered, and what follows from it."""
 
     group: int
@@ -42,7 +42,7 @@ class Watch:
     disruption: str | None = None
     kill_at: float | None = None
 
-    def obey(self, order: str) -> None:
+    def handle(self, order: str) -> None:
         """Stop and evict give the grace period; kill gives none. Only an eviction is no fault of the process."""
         verb, _, why = order.strip().partition(" ")
         match verb:
@@ -67,42 +67,42 @@ class Watch:
 
 def main(folder: Path) -> None:
     """Run the Job in this folder, unless it has run."""
-    lock = hold(folder)
+    lock = lock_folder(folder)
     if (folder / ENDED).exists() or (folder / STARTED).exists():
         return
-    order = json.loads((folder / ORDER).read_bytes())
+    order = json.loads((folder / JOB_FILE).read_bytes())
     with (folder / LOG).open("ab") as log:
         try:
             child = start(order, log)
         except OSError as error:
             words = f"cannot start {order['command'][0]}: {error}"
             log.write(f"{words}\n".encode())
-            cannot_start(folder, words)
+            record_start_failure(folder, words)
             return
-    note(folder / STARTED, pid=child.pid)
-    watch = Watch(group=child.pid, grace=order["graceSeconds"])
-    code = watch_over(child, watch)
-    note(folder / ENDED, code=code if code >= 0 else 128 - code, disruption=watch.disruption)
+    write_record(folder / STARTED, pid=child.pid)
+    watch = Supervisor(group=child.pid, grace=order["graceSeconds"])
+    code = supervise(child, watch)
+    write_record(folder / ENDED, code=code if code >= 0 else 128 - code, disruption=watch.disruption)
     lock.close()
 
 
-def hold(folder: Path) -> IO[str]:
+def lock_folder(folder: Path) -> IO[str]:
     """Take the folder's lock; wait for a runner that has it."""
     lock = (folder / LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 
 
-def note(path: Path, **facts: Any) -> None:
+def write_record(path: Path, **facts: Any) -> None:
     """Write down a fact of this moment."""
     now = datetime.now(UTC)  # noqa: TID251  an edge
     write_durably(path, json.dumps({"at": now.isoformat(), **facts}).encode())
 
 
-def cannot_start(folder: Path, words: str) -> None:
+def record_start_failure(folder: Path, words: str) -> None:
     """Write down that the Job's process was never there, and why, in the place of its own last words."""
     write_durably(folder / TERMINATION, json.dumps({"failure": {"message": words}}).encode())
-    note(folder / ENDED, code=CANNOT_START, disruption=None)
+    write_record(folder / ENDED, code=CANNOT_START, disruption=None)
 
 
 def start(order: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -119,7 +119,7 @@ def start(order: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def watch_over(child: subprocess.Popen[bytes], watch: Watch) -> int:
+def supervise(child: subprocess.Popen[bytes], watch: Supervisor) -> int:
     """Obey orders until the process and all of its group are gone; give its exit code."""
     awake, wake = os.pipe()
 
@@ -136,8 +136,8 @@ def watch_over(child: subprocess.Popen[bytes], watch: Watch) -> int:
         if awake in ready and b"e" in (woken := os.read(awake, 64)):
             break
         if awake in ready and b"t" in woken:
-            watch.obey(f"{EVICT} the machine is shutting down")
-        if sys.stdin.fileno() in ready and not _hear(watch):
+            watch.handle(f"{EVICT} the machine is shutting down")
+        if sys.stdin.fileno() in ready and not _read_commands(watch):
             listening.remove(sys.stdin.fileno())
         if watch.kill_at and time.monotonic() >= watch.kill_at:
             watch.send(signal.SIGKILL)
@@ -145,17 +145,17 @@ def watch_over(child: subprocess.Popen[bytes], watch: Watch) -> int:
     return child.returncode
 
 
-def _hear(watch: Watch) -> bool:
+def _read_commands(watch: Supervisor) -> bool:
     """Obey what came through the pipe; False when its other end is closed."""
     heard = os.read(sys.stdin.fileno(), 4096).decode()
     for order in heard.splitlines():
-        watch.obey(order)
+        watch.handle(order)
     if not heard and watch.kill_at is None:
-        watch.obey(f"{EVICT} the command that ran the pipeline was killed")
+        watch.handle(f"{EVICT} the command that ran the pipeline was killed")
     return bool(heard)
 
 
-def _clear_group(watch: Watch) -> None:
+def _clear_group(watch: Supervisor) -> None:
     """Kill what the process left behind, so that a Job that is over has no process."""
     until = time.monotonic() + LEFTOVERS_SECONDS
     while time.monotonic() < until:

@@ -14,9 +14,9 @@ import pytest
 from testcluster import binaries, fixtures, providers, state
 from testcluster.kube_namespace import until
 from testcluster.linux_namespaces import cgroups
-from testcluster.linux_namespaces.provider import NEEDED, Bare
+from testcluster.linux_namespaces.provider import NEEDED, LinuxNamespaces
 from testcluster.nodes import parse
-from testcluster.provider import Wish
+from testcluster.provider import ClusterSpec
 
 ROOT = Path(__file__).parents[3]
 ROUNDS, KILLS = 20, 10
@@ -89,8 +89,8 @@ def _lines(*command: str) -> list[str]:
 
 @pytest.fixture(autouse=True, scope="module")
 def programs() -> None:
-    binaries.provide(NEEDED)
-    fixtures.sweep()
+    binaries.build_missing(NEEDED)
+    fixtures.remove_leftovers()
 
 
 @pytest.fixture
@@ -107,18 +107,18 @@ def nothing_stays():
 def test_a_cluster_comes_and_goes_many_times(nothing_stays):
     took = []
     for turn in range(ROUNDS):
-        cluster = Bare(fixtures.named(f"turn{turn}"))
+        cluster = LinuxNamespaces(fixtures.cluster_name(f"turn{turn}"))
         begun = time.monotonic()
-        cluster.up(Wish(parse("ondemand,spot")))
+        cluster.up(ClusterSpec(parse("ondemand,spot")))
         took.append(time.monotonic() - begun)
         cluster.down()
     print(f"Ready after {min(took):.1f}-{max(took):.1f} s, median {sorted(took)[len(took) // 2]:.1f} s")
 
 
 def test_three_clusters_at_once_do_not_meet(nothing_stays):
-    clusters = [Bare(fixtures.named(name)) for name in ("one", "two", "three")]
+    clusters = [LinuxNamespaces(fixtures.cluster_name(name)) for name in ("one", "two", "three")]
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda cluster: cluster.up(Wish(parse("ondemand"))), clusters))
+        list(pool.map(lambda cluster: cluster.up(ClusterSpec(parse("ondemand"))), clusters))
     assert len({cluster.registry for cluster in clusters}) == 3
     for cluster in clusters:
         cluster.kube.run("create", "namespace", cluster.name)
@@ -132,7 +132,7 @@ def test_three_clusters_at_once_do_not_meet(nothing_stays):
 def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
     moments = random.Random(4)
     for turn in range(KILLS):
-        name = fixtures.named(f"killed{turn}")
+        name = fixtures.cluster_name(f"killed{turn}")
         up = subprocess.Popen(
             [
                 sys.executable,
@@ -161,7 +161,7 @@ def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
 
 @pytest.mark.parametrize("asks", ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"])
 def test_what_up_had_asked_for_when_it_was_killed_goes_with_the_cluster(nothing_stays, asks):
-    cluster = Bare(fixtures.named("asks"))
+    cluster = LinuxNamespaces(fixtures.cluster_name("asks"))
     waits = [sys.executable, "-c", "import time; time.sleep(60)"]
     orphan = subprocess.Popen([*waits, *asks.format(cluster.folder).split()], start_new_session=True)
     neighbour = subprocess.Popen([*waits, *asks.format(f"{cluster.folder}-2").split()], start_new_session=True)
@@ -174,7 +174,7 @@ def test_what_up_had_asked_for_when_it_was_killed_goes_with_the_cluster(nothing_
 
 
 def test_ctrl_c_during_up_undoes_what_was_begun(nothing_stays):
-    name = fixtures.named("stopped")
+    name = fixtures.cluster_name("stopped")
     command = [sys.executable, "-m", "testcluster", "--name", name, "--provider", "bare", "up"]
     up = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

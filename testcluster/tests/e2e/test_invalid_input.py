@@ -75,7 +75,7 @@ def test_an_image_that_nobody_knows():
 
 
 def test_kinds_own_program_reads_our_configuration_and_misses_nothing_but_the_engine(tmp_path):
-    kind = str(binaries.provide(["kind"]) / "kind")
+    kind = str(binaries.build_missing(["kind"]) / "kind")
     right, wrong = tmp_path / "right.json", tmp_path / "wrong.json"
     right.write_text(config(parse("ondemand,spot:2,gpu"), tmp_path, "local/node:1"))
     wrong.write_text(json.dumps(json.loads(right.read_text()) | {"nonsense": True}))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from testcluster import fixtures
-from testcluster.errors import NotReady, Refused
+from testcluster.errors import TimedOut, UsageError
 from testcluster.kube import is_ready
-from testcluster.kube_namespace import World, namespace, pod, until, watching
+from testcluster.kube_namespace import KubeNamespace, pod, temporary_namespace, until, watching
 from testcluster.nodes import NAME, parse
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
@@ -25,8 +25,8 @@ def cluster() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def world(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[World]:
-    with namespace(cluster.kube, fixtures.words(request.node.name)) as made:
+def namespace(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
+    with temporary_namespace(cluster.kube, fixtures.namespace_name(request.node.name)) as made:
         yield made
 
 
@@ -36,60 +36,60 @@ def ready(cluster: Provider, node: str) -> bool | None:
     return is_ready(found[0]) if found else None
 
 
-def test_a_gpu_node_offers_what_it_does_not_have(cluster: Provider, world: World):
+def test_a_gpu_node_offers_what_it_does_not_have(cluster: Provider, namespace: KubeNamespace):
     wants = pod("wants", "echo got it", selector={"workload": "training"})
     wants["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     wants["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-    world.create(wants)
-    world.wait_phase("wants", "Succeeded")
-    there = world.get("node", world.get("pod", "wants")["spec"]["nodeName"])
+    namespace.create(wants)
+    namespace.wait_phase("wants", "Succeeded")
+    there = namespace.get("node", namespace.get("pod", "wants")["spec"]["nodeName"])
     assert there["metadata"]["labels"][NAME] == "gpu-1"
 
 
-def test_pods_run_on_nodes_that_are_on_paper_only(cluster: Provider, world: World):
+def test_pods_run_on_nodes_that_are_on_paper_only(cluster: Provider, namespace: KubeNamespace):
     paper = pod("paper", "true", selector={"type": "kwok"})
     paper["spec"]["tolerations"] = [{"operator": "Exists"}]
-    world.create(paper)
-    assert world.wait_phase("paper", "Running", seconds=30) == "Running"
-    assert world.get("pod", "paper")["spec"]["nodeName"].startswith("fake-")
+    namespace.create(paper)
+    assert namespace.wait_phase("paper", "Running", seconds=30) == "Running"
+    assert namespace.get("pod", "paper")["spec"]["nodeName"].startswith("fake-")
 
 
-def test_dead_hung_and_cut_off_nodes_are_lost_and_come_back(cluster: Provider, world: World):
-    world.create(*(pod(f"on-{node}", SAVES, node=node) for node in ("spot-1", "spot-2", "spot-3")))
+def test_dead_hung_and_cut_off_nodes_are_lost_and_come_back(cluster: Provider, namespace: KubeNamespace):
+    namespace.create(*(pod(f"on-{node}", SAVES, node=node) for node in ("spot-1", "spot-2", "spot-3")))
     for node in ("spot-1", "spot-2", "spot-3"):
-        world.wait_phase(f"on-{node}", "Running")
+        namespace.wait_phase(f"on-{node}", "Running")
     cluster.kill("spot-1")
-    cluster.freeze("spot-2")
-    cluster.cut_off("spot-3")
+    cluster.pause("spot-2")
+    cluster.partition("spot-3")
     for node in ("spot-1", "spot-2", "spot-3"):
         until(lambda node=node: ready(cluster, node) is False, NODE_LOST, f"{node} is still called Ready")
         # The API cannot know better than the last word of a node that says nothing any more.
-        assert world.phase(f"on-{node}") == "Running"
+        assert namespace.phase(f"on-{node}") == "Running"
     cluster.revive("spot-1")
-    cluster.thaw("spot-2")
-    cluster.reconnect("spot-3")
+    cluster.resume("spot-2")
+    cluster.heal("spot-3")
     for node in ("spot-1", "spot-2", "spot-3"):
         until(lambda node=node: ready(cluster, node), 60, f"{node} does not come back")
     # What hung or was cut off has gone on; what was on the dead node ended with it.
-    assert world.wait_phase("on-spot-1", "Failed", "Succeeded", seconds=60) == "Failed"
-    assert world.phase("on-spot-2") == "Running"
-    assert world.phase("on-spot-3") == "Running"
+    assert namespace.wait_phase("on-spot-1", "Failed", "Succeeded", seconds=60) == "Failed"
+    assert namespace.phase("on-spot-2") == "Running"
+    assert namespace.phase("on-spot-3") == "Running"
 
 
 @pytest.mark.parametrize("by", ["taint", "drain"])
 def test_the_last_words_of_a_reclaimed_pod_can_be_seen_by_a_watcher_only(cluster: Provider, by: str):
-    with namespace(cluster.kube, f"reclaimed-by-{by}") as world, watching(world) as watched:
-        world.create(pod("saves", SAVES, node="spot-1", grace=20))
-        world.wait_phase("saves", "Running")
+    with temporary_namespace(cluster.kube, f"reclaimed-by-{by}") as namespace, watching(namespace) as watched:
+        namespace.create(pod("saves", SAVES, node="spot-1", grace=20))
+        namespace.wait_phase("saves", "Running")
         taking = threading.Thread(target=reclaim, args=(cluster, "spot-1", 8.0, by))
         taking.start()
-        until(lambda: watched.gone("saves"), 30, lambda: f"it was not seen to go: {watched.last_words('saves')}")
-        assert watched.last_words("saves")["code"] == 75
-        assert watched.last_words("saves")["message"] == "step 17\n"
-        assert watched.last_words("saves")["disruption"] == (
+        until(lambda: watched.gone("saves"), 30, lambda: f"it was not seen to go: {watched.termination('saves')}")
+        assert watched.termination("saves")["code"] == 75
+        assert watched.termination("saves")["message"] == "step 17\n"
+        assert watched.termination("saves")["disruption"] == (
             "DeletionByTaintManager" if by == "taint" else "EvictionByEvictionAPI"
         )
-        assert world.phase("saves") == ""
+        assert namespace.phase("saves") == ""
         taking.join()
         assert ready(cluster, "spot-1") is None
         cluster.revive("spot-1")
@@ -97,26 +97,26 @@ def test_the_last_words_of_a_reclaimed_pod_can_be_seen_by_a_watcher_only(cluster
 
 
 def test_a_pod_on_a_machine_that_is_gone_without_notice_is_removed_and_leaves_no_words(cluster: Provider):
-    with namespace(cluster.kube, "lost-without-notice") as world, watching(world) as watched:
-        world.create(pod("unaware", SAVES, node="spot-2"))
-        world.wait_phase("unaware", "Running")
+    with temporary_namespace(cluster.kube, "lost-without-notice") as namespace, watching(namespace) as watched:
+        namespace.create(pod("unaware", SAVES, node="spot-2"))
+        namespace.wait_phase("unaware", "Running")
         cluster.delete("spot-2")
         until(lambda: watched.gone("unaware"), 120, "the pod of a machine that is gone is still there")
-        assert watched.last_words("unaware") == {"disruption": "DeletionByPodGC"}
+        assert watched.termination("unaware") == {"disruption": "DeletionByPodGC"}
         cluster.revive("spot-2")
         assert ready(cluster, "spot-2")
 
 
 def test_a_node_under_pressure_evicts_by_itself_and_recovers(cluster: Provider):
-    with namespace(cluster.kube, "pressed") as world, watching(world) as watched:
-        world.create(pod("squeezed", SAVES, node="spot-3"))
-        world.wait_phase("squeezed", "Running")
-        cluster.press("spot-3", "memory")
-        until(lambda: world.get("pod", "squeezed")["status"].get("reason") == "Evicted", 60, "nobody was evicted")
+    with temporary_namespace(cluster.kube, "pressed") as namespace, watching(namespace) as watched:
+        namespace.create(pod("squeezed", SAVES, node="spot-3"))
+        namespace.wait_phase("squeezed", "Running")
+        cluster.apply_pressure("spot-3", "memory")
+        until(lambda: namespace.get("pod", "squeezed")["status"].get("reason") == "Evicted", 60, "nobody was evicted")
         # Evicted by a kubelet that runs, or turned away by one that has just started: it depends on who is first.
-        assert watched.last_words("squeezed").get("disruption", "TerminationByKubelet") == "TerminationByKubelet"
+        assert watched.termination("squeezed").get("disruption", "TerminationByKubelet") == "TerminationByKubelet"
         assert pressed(cluster, "spot-3")
-        cluster.relieve("spot-3")
+        cluster.clear_pressure("spot-3")
         until(lambda: not pressed(cluster, "spot-3"), 60, "the pressure does not end")
 
 
@@ -134,10 +134,10 @@ def test_a_node_that_is_added_is_ready_and_has_a_name_of_its_own(cluster: Provid
 
 
 def test_a_node_that_there_is_not_is_named_with_those_there_are(cluster: Provider):
-    with pytest.raises(Refused, match=r"no node 'spot-9'.*ondemand-1.*spot-1"):
+    with pytest.raises(UsageError, match=r"no node 'spot-9'.*ondemand-1.*spot-1"):
         cluster.kill("spot-9")
 
 
 def test_the_api_server_is_asked_nothing_it_cannot_answer(cluster: Provider):
-    with pytest.raises(NotReady, match="not found"):
+    with pytest.raises(TimedOut, match="not found"):
         cluster.kube.json("get", "node", "spot-9")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from testcluster import binaries, toolchain
-from testcluster.errors import NotReady, Refused
+from testcluster.errors import TimedOut, UsageError
 
 FAKE_GO = """#!{python} -IS
 import json, os, pathlib, sys, time
@@ -30,7 +30,7 @@ with out.open("w") as program:
 out.chmod(0o755)
 sys.exit(bool(os.environ["FAKE_ERROR"]))
 """
-PROVIDE = "import sys; from testcluster import binaries; print(binaries.provide(sys.argv[1:]))"
+PROVIDE = "import sys; from testcluster import binaries; print(binaries.build_missing(sys.argv[1:]))"
 KUBE = ["kubelet", "kube-proxy"]
 NUMBER = binaries.version(binaries.BINARIES["kubelet"])
 
@@ -81,9 +81,9 @@ def content(folder):
 
 
 def test_what_is_missing_is_built_and_each_program_has_its_line(go):
-    binaries.provide(["kubelet"])
+    binaries.build_missing(["kubelet"])
     said = []
-    folder = binaries.provide(KUBE, said.append)
+    folder = binaries.build_missing(KUBE, said.append)
     assert content(folder) == set(KUBE)
     assert calls(go) == ["kubelet", "kube-proxy"]
     assert said[0] == f"building kube-proxy {NUMBER} …"
@@ -110,7 +110,7 @@ def test_what_a_killed_build_leaves_is_no_program_and_the_next_build_goes_on(go)
     killed.wait()
     assert not content(folder) & set(KUBE)
     try:
-        assert binaries.provide(KUBE) == folder
+        assert binaries.build_missing(KUBE) == folder
         assert content(folder) == set(KUBE)
         for name in KUBE:
             assert NUMBER in subprocess.check_output([folder / name], text=True)
@@ -121,63 +121,65 @@ def test_what_a_killed_build_leaves_is_no_program_and_the_next_build_goes_on(go)
 @pytest.mark.parametrize("answer", ["Kubernetes v0.0.0-master", f"Kubernetes v{NUMBER}1", f"v1{NUMBER}", "''"])
 def test_a_program_that_calls_itself_another_version_is_refused_and_not_kept(go, monkeypatch, answer):
     monkeypatch.setenv("FAKE_ANSWER", answer)
-    with pytest.raises(Refused, match=f"kubelet {NUMBER} was built but answers"):
-        binaries.provide(["kubelet"])
+    with pytest.raises(UsageError, match=f"kubelet {NUMBER} was built but answers"):
+        binaries.build_missing(["kubelet"])
     assert content(binaries.folder()) == set()
 
 
 def test_with_everything_built_no_go_is_needed(go, monkeypatch):
-    folder = binaries.provide(KUBE)
+    folder = binaries.build_missing(KUBE)
     monkeypatch.setenv("PATH", "")
-    assert binaries.provide(KUBE) == folder
+    assert binaries.build_missing(KUBE) == folder
 
 
 def test_without_go_it_says_which_go_and_how_to_get_it_and_begins_nothing(go, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Refused, match=rf"Go {binaries.needed_go(['containerd'])} or newer, .*no Go here; install it"):
-        binaries.provide(["containerd"])
+    with pytest.raises(
+        UsageError, match=rf"Go {binaries.needed_go(['containerd'])} or newer, .*no Go here; install it"
+    ):
+        binaries.build_missing(["containerd"])
     assert not binaries.folder().exists()
 
 
 @pytest.mark.parametrize("old", ["go1.26.5", "go1.26rc1", "go1.9.9", ""])
 def test_a_go_that_is_too_old_is_named(go, monkeypatch, old):
     monkeypatch.setenv("FAKE_VERSION", old)
-    with pytest.raises(Refused, match=f"{go}/go is {old or 'of no use'}; install"):
-        binaries.provide(["containerd"])
+    with pytest.raises(UsageError, match=f"{go}/go is {old or 'of no use'}; install"):
+        binaries.build_missing(["containerd"])
 
 
 def test_with_too_little_room_nothing_is_begun(go, monkeypatch):
     monkeypatch.setattr(toolchain, "ROOM", 1 << 60)
-    with pytest.raises(Refused, match=r"GiB free .*make room, or name folders on another disk with FINETUNE_CACHE"):
-        binaries.provide(KUBE)
+    with pytest.raises(UsageError, match=r"GiB free .*make room, or name folders on another disk with FINETUNE_CACHE"):
+        binaries.build_missing(KUBE)
     assert not binaries.folder().exists()
     assert calls(go) == []
 
 
 def test_runc_without_a_c_compiler_names_the_packages(go):
-    with pytest.raises(Refused, match="libseccomp-dev pkg-config gcc"):
-        binaries.provide(["runc", *KUBE])
+    with pytest.raises(UsageError, match="libseccomp-dev pkg-config gcc"):
+        binaries.build_missing(["runc", *KUBE])
     assert calls(go) == []
 
 
 def test_a_failed_build_shows_the_compilers_last_words(go, monkeypatch):
     monkeypatch.setenv("FAKE_ERROR", "\n".join(f"line {number}" for number in range(100)))
-    with pytest.raises(NotReady, match=r"(?s)last words:\nline 80\n.*line 99$"):
-        binaries.provide(KUBE)
+    with pytest.raises(TimedOut, match=r"(?s)last words:\nline 80\n.*line 99$"):
+        binaries.build_missing(KUBE)
     assert content(binaries.folder()) == set()
 
 
 def test_an_unreachable_network_is_named_as_such(go, monkeypatch):
     monkeypatch.setenv("FAKE_ERROR", "go: example.org/x@v1: dial tcp 192.0.2.1:443: i/o timeout")
-    with pytest.raises(Refused, match="proxy could not be reached; look at the network"):
-        binaries.provide(KUBE)
+    with pytest.raises(UsageError, match="proxy could not be reached; look at the network"):
+        binaries.build_missing(KUBE)
 
 
 def test_a_cache_that_cannot_be_written_is_refused(go, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(Refused, match="set FINETUNE_CACHE"):
-        binaries.provide(KUBE)
+    with pytest.raises(UsageError, match="set FINETUNE_CACHE"):
+        binaries.build_missing(KUBE)
 
 
 @pytest.mark.parametrize("changed", ["etcd/go.sum", "etcd/go.mod", "pause/main.go"])

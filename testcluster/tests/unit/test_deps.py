@@ -5,7 +5,7 @@ import os
 import pytest
 
 from testcluster import deps
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 
 DPKG_QUERY = """#!/bin/sh
 while read -r name; do echo "$name installed"; done < "$PACKAGES"
@@ -52,14 +52,14 @@ def test_what_is_missing_is_installed_and_nothing_else(installed, capsys):
 def test_a_person_who_is_not_root_is_told_the_command(installed, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     without(installed, "nftables", "buildah")
-    with pytest.raises(Refused, match="sudo apt install buildah nftables`"):
+    with pytest.raises(UsageError, match="sudo apt install buildah nftables`"):
         deps.install(deps.missing())
 
 
 def test_apts_own_words_are_shown(installed, monkeypatch):
     without(installed, "nftables")
     monkeypatch.setenv("APT_FAILS", "Unable to fetch some archives")
-    with pytest.raises(Refused, match="apt-get update failed: E: Unable to fetch some archives"):
+    with pytest.raises(UsageError, match="apt-get update failed: E: Unable to fetch some archives"):
         deps.install(deps.missing())
 
 

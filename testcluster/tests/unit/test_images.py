@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testcluster.errors import Refused
+from testcluster.errors import UsageError
 from testcluster.images import build, engines, packing
 
 ROOT = Path(__file__).parents[3]
@@ -70,17 +70,17 @@ def test_what_the_host_trusts_is_seen_while_building_only():
 
 def test_without_an_engine_it_says_what_to_install(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refused, match="apt install buildah"):
+    with pytest.raises(UsageError, match="apt install buildah"):
         engines.choose()
-    with pytest.raises(Refused, match="no docker can be used"):
+    with pytest.raises(UsageError, match="no docker can be used"):
         engines.choose("docker")
 
 
 def test_an_image_that_nobody_knows_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refused, match="make images"):
+    with pytest.raises(UsageError, match="make images"):
         engines.export("nobody/knows:1", tmp_path)
-    with pytest.raises(Refused, match="no archive"):
+    with pytest.raises(UsageError, match="no archive"):
         engines.export(str(tmp_path / "missing.tar"), tmp_path)
 
 

@@ -6,17 +6,17 @@ import sys
 
 import pytest
 from support.cli_session import TRAIN, interrupted, once
-from support.scenario import World, scores
+from support.scenario import Scenario, scores
 
 from finetune_cli.__main__ import COMMANDS
 from finetune_operator.core.pipeline import Key
-from finetune_operator.local.pipeline_file import Store
+from finetune_operator.local.pipeline_file import PipelineFile
 
 # get
 
 
-def test_get_draws_stages_attempts_and_pods(terminal, world):
-    interrupted(world)
+def test_get_draws_stages_attempts_and_pods(terminal, scenario):
+    interrupted(scenario)
     terminal.api.nodes[f"{TRAIN}1"] = "spot-7"
     said = terminal.do("get", "demo")
     assert said.code == 0
@@ -35,35 +35,35 @@ def test_get_draws_stages_attempts_and_pods(terminal, world):
     assert sorted(order, key=lambda stage: said.out.index(f" {stage} ")) == list(order)
 
 
-def test_get_says_at_length_why_a_stage_waits(terminal, world):
+def test_get_says_at_length_why_a_stage_waits(terminal, scenario):
     why = "0/3 nodes are available: " + "3 node(s) had untolerated taint(s), " * 9 + "and the end"
-    world.hold(world.attempt("prepare").job, why)
-    world.settle()
+    scenario.hold(scenario.attempt("prepare").job, why)
+    scenario.reconcile_until_stable()
     said = terminal.do("get", "demo")
     assert f"queued  WaitingForCapacity: {why}" in said.out
     assert "on no node yet: Pending" in said.out
 
 
-def test_get_tells_the_gate_the_model_and_the_endpoint_that_others_can_reach(terminal, world):
-    world.finish(evaluate=scores(0.7, 0.02), deploy={"lasting": True})
+def test_get_tells_the_gate_the_model_and_the_endpoint_that_others_can_reach(terminal, scenario):
+    scenario.finish(evaluate=scores(0.7, 0.02), deploy={"longRunning": True})
     said = terminal.do("get", "demo")
     assert "gate open: " in said.out
     assert "model pvc://models/demo  sha256:push" in said.out
     assert "endpoint http://demo/v1" in said.out
-    other = terminal.api.add(World(name="own").settle())
+    other = terminal.api.add(Scenario(name="own").reconcile_until_stable())
     other.finish(deploy={"url": "http://127.0.0.1:8000/v1"})
     assert "endpoint" not in terminal.do("get", "own").out
 
 
-def test_get_says_which_pods_are_gone(terminal, world):
-    interrupted(world)
+def test_get_says_which_pods_are_gone(terminal, scenario):
+    interrupted(scenario)
     terminal.api.gone.add(f"{TRAIN}1")
     assert f"job {TRAIN}1: no pod" in terminal.do("get", "demo").out
 
 
-def test_get_without_a_name_lists_the_namespace_or_all(terminal, world):
-    world.run("prepare").start("train")
-    terminal.api.add(World(name="other"), "elsewhere").settle()
+def test_get_without_a_name_lists_the_namespace_or_all(terminal, scenario):
+    scenario.run("prepare").start("train")
+    terminal.api.add(Scenario(name="other"), "elsewhere").reconcile_until_stable()
     listed = [line.split() for line in terminal.do("get").out.splitlines()]
     assert listed == [
         ["NAME", "PHASE", "STAGE", "PROGRESS", "ATTEMPT", "REASON"],
@@ -76,16 +76,16 @@ def test_get_without_a_name_lists_the_namespace_or_all(terminal, world):
     assert [item["metadata"]["name"] for item in items] == ["other", "demo"]
 
 
-def test_get_json_is_the_object(terminal, world):
+def test_get_json_is_the_object(terminal, scenario):
     found = json.loads(terminal.do("get", "demo", "--json").out)
-    assert found["spec"] == world.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert found["status"]["phase"] == world.status.phase
+    assert found["spec"] == scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert found["status"]["phase"] == scenario.status.phase
     assert "managedFields" not in found["metadata"]
 
 
-def test_get_watch_draws_until_the_end_and_says_in_its_code_how_that_was(terminal, world):
-    world.start("prepare")
-    once(lambda: len(terminal.api.asked) > 3, lambda: world.finish(evaluate=scores(0.5)))
+def test_get_watch_draws_until_the_end_and_says_in_its_code_how_that_was(terminal, scenario):
+    scenario.start("prepare")
+    once(lambda: len(terminal.api.asked) > 3, lambda: scenario.finish(evaluate=scores(0.5)))
     said = terminal.do("get", "-w", "demo")
     assert said.code == 3
     assert said.out.index("prepare   starting") < said.out.index("team/demo  BelowThreshold")
@@ -94,7 +94,7 @@ def test_get_watch_draws_until_the_end_and_says_in_its_code_how_that_was(termina
 # Which pipeline is meant.
 
 
-def test_a_name_is_on_the_cluster_and_a_file_on_this_machine_unless_the_cluster_is_named(terminal, world):
+def test_a_name_is_on_the_cluster_and_a_file_on_this_machine_unless_the_cluster_is_named(terminal, scenario):
     file = terminal.write()
     assert "team/demo" in terminal.do("get", "demo").out
     here = terminal.do("get", file)
@@ -103,16 +103,16 @@ def test_a_name_is_on_the_cluster_and_a_file_on_this_machine_unless_the_cluster_
     assert "team/demo" in terminal.do("get", file, "--context", "here").out
 
 
-def test_get_without_a_name_shows_the_only_run_on_this_machine_if_there_is_one(terminal, world):
-    Store(terminal.folder / ".finetune" / "mine").accept(Key("default", "mine"), world.spec, {})
+def test_get_without_a_name_shows_the_only_run_on_this_machine_if_there_is_one(terminal, scenario):
+    PipelineFile(terminal.folder / ".finetune" / "mine").apply(Key("default", "mine"), scenario.spec, {})
     assert terminal.do("get").out.startswith("mine  Pending")
     assert "team/demo" in terminal.do("get", "demo").out
     assert terminal.do("get", "-n", "team").out.startswith("NAME")
 
 
-def test_the_namespace_is_the_given_one_else_the_manifests_else_the_contexts(terminal, world):
-    terminal.api.add(World().settle(), "mine")
-    terminal.api.add(World().settle(), "default")
+def test_the_namespace_is_the_given_one_else_the_manifests_else_the_contexts(terminal, scenario):
+    terminal.api.add(Scenario().reconcile_until_stable(), "mine")
+    terminal.api.add(Scenario().reconcile_until_stable(), "default")
     terminal.write(namespace="mine")
     assert "team/demo" in terminal.do("get", "demo").out
     assert "default/demo" in terminal.do("get", "demo", "--context", "plain").out
@@ -168,14 +168,14 @@ def test_no_command_of_the_laptop_waits_for_the_clients_import():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_wrong_is_one_clear_line(terminal, world, arguments, code, words):
+def test_what_is_wrong_is_one_clear_line(terminal, scenario, arguments, code, words):
     said = terminal.do(*arguments)
     assert (said.code, said.out) == (code, "")
     assert words in said.err
     assert said.err.count("\n") == 1
 
 
-def test_what_is_forbidden_is_named(terminal, world):
+def test_what_is_forbidden_is_named(terminal, scenario):
     terminal.api.forbidden = {("list", "pods"), ("patch", "finetunepipelines"), ("list", "finetunepipelines")}
     said = terminal.do("get", "demo")
     assert said.code == 1

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from finetune_cli.__main__ import main
-from finetune_cli.diagnostics import ManifestInvalid
+from finetune_cli.diagnostics import InvalidManifest
 from finetune_cli.manifest import messages as words
 from finetune_cli.manifest.manifest import read, read_all
 from finetune_operator.api.stages.base import GatedSpec
@@ -32,7 +32,7 @@ def complaints(tmp_path, monkeypatch):
     def say(text):
         file = Path("pipeline.yaml")
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return [str(problem).removeprefix("pipeline.yaml:") for problem in read_all(file).problems]
+        return [str(problem).removeprefix("pipeline.yaml:") for problem in read_all(file).diagnostics]
 
     return say
 
@@ -257,7 +257,7 @@ def test_validate_takes_several_pipelines_in_one_file_and_run_takes_one(tmp_path
     file.write_text(f"{LEAST}---\n---\n{LEAST}")
     assert main(["validate", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}: valid, 2 pipelines\n"
-    with pytest.raises(ManifestInvalid) as refused:
+    with pytest.raises(InvalidManifest) as refused:
         read(file)
     assert str(refused.value) == f"{file}:10: a second pipeline; this command takes one a file"
 
@@ -267,7 +267,7 @@ def test_a_broken_document_does_not_spoil_its_neighbours(tmp_path):
     file.write_text(f"{LEAST.replace('uri: base', 'url: base')}---\n{LEAST}---\na: [\n")
     reading = read_all(file)
     assert [manifest.line for manifest in reading.manifests] == [9]
-    assert [problem.line for problem in reading.problems] == [6, 17]
+    assert [problem.line for problem in reading.diagnostics] == [6, 17]
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path, capsys):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.scenario import a_pipeline
 
-from finetune_operator.errors import Unusable
-from finetune_operator.kubernetes.cluster import as_pipeline
+from finetune_operator.errors import InvalidObject
+from finetune_operator.kubernetes.cluster import parse_pipeline
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -19,15 +19,15 @@ from kubernetes.aio.client import Configuration
 from support.http_server import answering
 from support.scenario import a_pipeline
 from finetune_operator import __main__ as operator
-from finetune_operator.kubernetes.pods.probe import NoAnswers
-from finetune_operator.kubernetes.client import connected
-from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.pods.probe import NoProbe
+from finetune_operator.kubernetes.client import open_client
+from finetune_operator.kubernetes.cache import ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
-from finetune_operator.kubernetes.pods.progress import NoPages
+from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.controller.signals import Signals
-from finetune_operator.controller.informers import Watches
-from finetune_operator.controller.worker import once
+from finetune_operator.controller.signals import StopSignal
+from finetune_operator.controller.informers import Informers
+from finetune_operator.controller.worker import process
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 
@@ -62,12 +62,12 @@ async def story(_options):
     async with answering(answer) as port:
         settings = Configuration()
         settings.host = f"http://127.0.0.1:{port}"
-        async with connected(settings) as api:
-            books, queue = Books(), WorkQueue()
-            await Watches(api, books, queue, Signals(), ("team",)).compare()
+        async with open_client(settings) as api:
+            books, queue = ResourceCache(), WorkQueue()
+            await Informers(api, books, queue, StopSignal(), ("team",)).relist()
             assert set(books.pipelines) == {Key("team", "good"), Key("team", "bad")}
-            cluster = KubernetesCluster(api, books, NoPages(), NoAnswers())
-            assert await once(Key("team", "bad"), queue, cluster, Settings()) == "refused"
+            cluster = KubernetesCluster(api, books, NoProgress(), NoProbe())
+            assert await process(Key("team", "bad"), queue, cluster, Settings()) == "refused"
             assert "nested" in written[0]["status"]["conditions"][0]["message"]
             assert (await cluster.read(Key("team", "good"))).key.name == "good"
     try:  # something deeper still, as a server of somebody's may answer, ends nothing either
@@ -95,5 +95,5 @@ def test_an_affinity_that_no_pod_can_have_makes_its_pipeline_unusable(one):
     spec = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
     spec["train"]["placement"] = {"affinity": {"nodeAffinity": one}}
     meta = {"namespace": "team", "name": "demo", "uid": "u", "generation": 1}
-    with pytest.raises(Unusable, match=r"train\.placement\.affinity: .*nested"):
-        as_pipeline({"metadata": meta, "spec": spec})
+    with pytest.raises(InvalidObject, match=r"train\.placement\.affinity: .*nested"):
+        parse_pipeline({"metadata": meta, "spec": spec})

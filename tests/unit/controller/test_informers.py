@@ -4,16 +4,16 @@ import asyncio
 from unittest.mock import patch
 
 import pytest
-from support.fake_api import Store
+from support.fake_api import FakeApi
 from support.pods import a_job, a_pod, ended, over, running
 
 from finetune_operator.controller import informers as module
-from finetune_operator.controller.informers import Watches
-from finetune_operator.controller.signals import Signals
+from finetune_operator.controller.informers import Informers
+from finetune_operator.controller.signals import StopSignal
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.cache import ResourceCache
 from finetune_operator.kubernetes.client import ApiError
 
 NAME = "demo-train-a1"
@@ -26,7 +26,7 @@ WHERE = {
 WORDS = '{"interruption": {"step": 40, "savedStep": 40}}'
 
 
-class Slow(Store):
+class Slow(FakeApi):
     """Its lists take a while: what `meanwhile` does is not in the answers to come."""
 
     def __init__(self):
@@ -55,17 +55,17 @@ class Watched:
     """An API server in which a pipeline trains, its books, and who compares the two."""
 
     def __init__(self, namespaces=("team",)):
-        self.server, self.books, self.queue = Slow(), Books(), WorkQueue()
-        self.watches = Watches(self.server, self.books, self.queue, Signals(), namespaces)
+        self.server, self.books, self.queue = Slow(), ResourceCache(), WorkQueue()
+        self.watches = Informers(self.server, self.books, self.queue, StopSignal(), namespaces)
         self.is_there("finetunepipelines", PIPELINE)
 
     def is_there(self, kind, found):
         self.server.add(kind, found)
-        self.books.note[kind](found)
+        self.books.handlers[kind](found)
 
     def compare(self, meanwhile=lambda: None):
         self.server.meanwhile = meanwhile
-        asyncio.run(self.watches.compare())
+        asyncio.run(self.watches.relist())
 
     @property
     def pod(self):
@@ -73,74 +73,74 @@ class Watched:
 
 
 def test_the_end_of_a_pod_that_is_told_while_the_pods_are_listed_is_not_forgotten():
-    world = Watched()
-    world.is_there("pods", a_pod(running()))
-    world.compare(lambda: world.books.note_pod(a_pod(ended(75, WORDS), phase="Failed")))
-    assert (world.pod.exit_code, world.pod.message.interruption.saved_step) == (75, 40)
+    scenario = Watched()
+    scenario.is_there("pods", a_pod(running()))
+    scenario.compare(lambda: scenario.books.update_pod(a_pod(ended(75, WORDS), phase="Failed")))
+    assert (scenario.pod.exit_code, scenario.pod.termination_message.interruption.saved_step) == (75, 40)
 
 
 def test_a_pod_that_ends_and_goes_while_the_pods_are_listed_stays_gone_with_its_last_words():
-    world = Watched()
-    world.is_there("pods", a_pod(running()))
-    world.compare(lambda: world.books.note_pod(a_pod(ended(75, WORDS), phase="Failed"), gone=True))
-    assert (world.pod.exit_code, world.pod.gone) == (75, True)
+    scenario = Watched()
+    scenario.is_there("pods", a_pod(running()))
+    scenario.compare(lambda: scenario.books.update_pod(a_pod(ended(75, WORDS), phase="Failed"), gone=True))
+    assert (scenario.pod.exit_code, scenario.pod.gone) == (75, True)
 
 
 def test_a_job_that_completes_while_the_lists_are_read_is_complete():
-    world = Watched()
-    world.is_there("jobs", a_job())
+    scenario = Watched()
+    scenario.is_there("jobs", a_job())
     complete = a_job(over("Complete"))
-    world.compare(lambda: world.books.note_job(complete))
-    assert world.books.jobs["team", NAME]["status"] == complete["status"]
+    scenario.compare(lambda: scenario.books.update_job(complete))
+    assert scenario.books.jobs["team", NAME]["status"] == complete["status"]
 
 
 def test_a_job_that_is_deleted_while_the_lists_are_read_does_not_come_back():
-    world = Watched()
-    world.is_there("jobs", a_job())
-    world.compare(lambda: world.books.note_job(a_job(), gone=True))
-    assert world.books.jobs == {}
+    scenario = Watched()
+    scenario.is_there("jobs", a_job())
+    scenario.compare(lambda: scenario.books.update_job(a_job(), gone=True))
+    assert scenario.books.jobs == {}
 
 
 def test_a_pod_that_is_made_while_the_pods_are_listed_is_not_gone():
-    world = Watched()
-    world.compare(lambda: world.books.note_pod(a_pod(running())))
-    assert not world.pod.gone
+    scenario = Watched()
+    scenario.compare(lambda: scenario.books.update_pod(a_pod(running())))
+    assert not scenario.pod.gone
 
 
 def test_what_is_made_while_the_lists_are_read_is_there_and_what_is_gone_is_looked_at_no_more():
-    world = Watched()
+    scenario = Watched()
     new = {"metadata": {"namespace": "team", "name": "new", "uid": "uid-2"}}
 
     def meanwhile():
-        world.books.note_pipeline(new)
-        world.books.note_job(a_job())
-        world.books.note_pipeline(PIPELINE, gone=True)
+        scenario.books.update_pipeline(new)
+        scenario.books.update_job(a_job())
+        scenario.books.update_pipeline(PIPELINE, gone=True)
 
-    world.compare(meanwhile)
-    assert set(world.books.pipelines) == {Key("team", "new")}
-    world.server.add("finetunepipelines", new)
-    world.server.add("jobs", a_job())
-    del world.server.objects[WHERE["finetunepipelines"].format("team") + "/demo"]
-    world.compare()
-    assert (set(world.books.pipelines), set(world.books.jobs)) == ({Key("team", "new")}, {("team", NAME)})
+    scenario.compare(meanwhile)
+    assert set(scenario.books.pipelines) == {Key("team", "new")}
+    scenario.server.add("finetunepipelines", new)
+    scenario.server.add("jobs", a_job())
+    del scenario.server.objects[WHERE["finetunepipelines"].format("team") + "/demo"]
+    scenario.compare()
+    assert (set(scenario.books.pipelines), set(scenario.books.jobs)) == ({Key("team", "new")}, {("team", NAME)})
 
 
 def test_what_was_told_during_one_comparison_is_believed_no_more_than_the_lists_of_the_next():
-    world = Watched()
-    world.compare(lambda: world.books.note_job(a_job()))
-    assert ("team", NAME) in world.books.jobs
-    world.compare()
-    assert world.books.jobs == {}
+    scenario = Watched()
+    scenario.compare(lambda: scenario.books.update_job(a_job()))
+    assert ("team", NAME) in scenario.books.jobs
+    scenario.compare()
+    assert scenario.books.jobs == {}
 
 
 def test_no_two_comparisons_overlap():
-    world, going, most = Watched(), [], []
-    begin, sweep = world.books.begin, world.books.sweep
-    world.books.begin = lambda: (begin(), going.append(1), most.append(len(going)))
-    world.books.sweep = lambda *args, **lists: (going.pop(), sweep(*args, **lists))[1]
+    scenario, going, most = Watched(), [], []
+    begin, sweep = scenario.books.begin_relist, scenario.books.replace
+    scenario.books.begin_relist = lambda: (begin(), going.append(1), most.append(len(going)))
+    scenario.books.replace = lambda *args, **lists: (going.pop(), sweep(*args, **lists))[1]
 
     async def twice():
-        await asyncio.gather(world.watches.compare(), world.watches.compare())
+        await asyncio.gather(scenario.watches.relist(), scenario.watches.relist())
 
     asyncio.run(twice())
     assert (most, going) == ([1, 1], [])
@@ -148,16 +148,16 @@ def test_no_two_comparisons_overlap():
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")])
 def test_a_comparison_that_goes_wrong_for_whatever_reason_is_tried_again_and_told_of(error, caplog):
-    world, errors = Watched(), [error, error]
+    scenario, errors = Watched(), [error, error]
 
     def meanwhile():
         if errors:
             raise errors.pop()
 
-    world.server.meanwhile = meanwhile
-    with patch.object(module, "FIRST_WAIT", 0.01):
-        asyncio.run(asyncio.wait_for(world.watches.compare_until_done(), 10))
-    assert world.watches.synced_at is not None
+    scenario.server.meanwhile = meanwhile
+    with patch.object(module, "BASE_RETRY_SECONDS", 0.01):
+        asyncio.run(asyncio.wait_for(scenario.watches.relist_with_retry(), 10))
+    assert scenario.watches.synced_at is not None
     assert caplog.text.count("the books are compared again") == 2
     assert str(error) in caplog.text
 
@@ -168,65 +168,65 @@ def of(namespace, found):
 
 
 def two_namespaces():
-    world = Watched(("team", "other"))
+    scenario = Watched(("team", "other"))
     for namespace in ("team", "other"):
-        world.is_there("finetunepipelines", of(namespace, PIPELINE))
-        world.is_there("jobs", of(namespace, a_job()))
-        world.is_there("pods", of(namespace, a_pod(running())))
-    return world
+        scenario.is_there("finetunepipelines", of(namespace, PIPELINE))
+        scenario.is_there("jobs", of(namespace, a_job()))
+        scenario.is_there("pods", of(namespace, a_pod(running())))
+    return scenario
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_of_a_namespace_that_is_lost_the_books_keep_what_they_had_and_the_others_go_on(status, caplog):
-    world = two_namespaces()
-    world.server.lost = {"other": status}
-    del world.server.objects[WHERE["jobs"].format("team") + f"/{NAME}"]
-    world.compare()
-    assert set(world.books.jobs) == {("other", NAME)}
-    assert not world.books.pods["other", NAME].gone
-    assert Key("other", "demo") in world.books.pipelines
-    assert world.watches.synced_at is not None
-    assert list(world.queue._ready) == [Key("team", "demo")]
+    scenario = two_namespaces()
+    scenario.server.lost = {"other": status}
+    del scenario.server.objects[WHERE["jobs"].format("team") + f"/{NAME}"]
+    scenario.compare()
+    assert set(scenario.books.jobs) == {("other", NAME)}
+    assert not scenario.books.pods["other", NAME].gone
+    assert Key("other", "demo") in scenario.books.pipelines
+    assert scenario.watches.synced_at is not None
+    assert list(scenario.queue._queue) == [Key("team", "demo")]
     assert "the namespace other" in caplog.text
 
 
 def test_where_no_namespace_can_be_listed_nothing_was_compared():
-    world = two_namespaces()
-    world.server.lost = {"team": 403, "other": 403}
+    scenario = two_namespaces()
+    scenario.server.lost = {"team": 403, "other": 403}
     with pytest.raises(ApiError):
-        world.compare()
-    assert world.watches.synced_at is None
-    assert len(world.books.jobs) == 2
+        scenario.compare()
+    assert scenario.watches.synced_at is None
+    assert len(scenario.books.jobs) == 2
 
 
 def test_a_server_that_is_only_busy_is_waited_for():
-    world = two_namespaces()
-    world.server.lost = {"other": 503}
+    scenario = two_namespaces()
+    scenario.server.lost = {"other": 503}
     with pytest.raises(ApiError):
-        world.compare()
-    assert world.watches.synced_at is None
+        scenario.compare()
+    assert scenario.watches.synced_at is None
 
 
 def test_only_what_can_be_listed_is_watched_and_the_rest_once_it_is_back():
-    world, watched = two_namespaces(), []
+    scenario, watched = two_namespaces(), []
 
     async def operator(*, namespaces, stop_flag, **_):
         watched.append(sorted(namespaces))
         await stop_flag.wait()
 
     async def story():
-        world.server.lost = {"other": 403}
-        await world.watches.compare_until_done()
-        watching = asyncio.create_task(world.watches.watch())
+        scenario.server.lost = {"other": 403}
+        await scenario.watches.relist_with_retry()
+        watching = asyncio.create_task(scenario.watches.watch())
         for wanted in (1, 2):
             while len(watched) < wanted:  # noqa: ASYNC110  it is told by a list
                 await asyncio.sleep(0.01)
-            world.server.lost = {}
-            await world.watches.compare()
+            scenario.server.lost = {}
+            await scenario.watches.relist()
         await asyncio.sleep(0.1)
         watching.cancel()
 
     with patch.object(module.kopf, "operator", operator), patch.object(module, "RESTART_SECONDS", 0.01):
         asyncio.run(asyncio.wait_for(story(), 10))
     assert watched == [["team"], ["other", "team"]]
-    assert not world.watches.signals.asked.is_set()
+    assert not scenario.watches.signals.requested.is_set()

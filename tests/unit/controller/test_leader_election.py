@@ -6,9 +6,9 @@ from unittest.mock import patch
 import pytest
 
 from finetune_operator.controller import leader_election as leader
-from finetune_operator.controller.leader_election import Leadership
+from finetune_operator.controller.leader_election import LeaderElector
 from finetune_operator.errors import Conflict
-from finetune_operator.kubernetes.client import AlreadyThere, ApiError
+from finetune_operator.kubernetes.client import AlreadyExists, ApiError
 
 
 class OneLease:
@@ -24,7 +24,7 @@ class OneLease:
     async def create(self, _path, body):
         self._answer()
         if self.lease:
-            raise AlreadyThere(409, "there")
+            raise AlreadyExists(409, "there")
         self._keep(body)
 
     async def replace(self, _path, body):
@@ -44,12 +44,12 @@ class OneLease:
 
 @pytest.fixture(autouse=True)
 def _quick():
-    with patch.multiple(leader, DURATION=1, DEADLINE=0.6, RENEW=0.05):
+    with patch.multiple(leader, LEASE_DURATION=1, RENEW_DEADLINE=0.6, RETRY_PERIOD=0.05):
         yield
 
 
 def replica(api, name):
-    return Leadership(api, "sys", "lease", name)
+    return LeaderElector(api, "sys", "lease", name)
 
 
 def run(story):
@@ -61,11 +61,11 @@ def test_the_first_leads_and_the_second_stands_by():
         api = OneLease()
         first, second = replica(api, "one"), replica(api, "two")
         await first.acquire()
-        keeping = asyncio.create_task(first.keep())
+        keeping = asyncio.create_task(first.renew())
         waiting = asyncio.create_task(second.acquire())
         await asyncio.sleep(2)
-        assert first.held
-        assert not second.held
+        assert first.is_leader
+        assert not second.is_leader
         assert not waiting.done()
         for task in (keeping, waiting):
             task.cancel()
@@ -80,8 +80,8 @@ def test_a_leader_that_gives_its_lease_back_is_followed_at_once():
         await first.acquire()
         waiting = asyncio.create_task(second.acquire())
         await asyncio.sleep(0.2)
-        await first.give_back()
-        assert not first.held
+        await first.release()
+        assert not first.is_leader
         await asyncio.wait_for(waiting, 0.5)
         assert api.lease["spec"]["leaseTransitions"] == 1
 
@@ -94,7 +94,7 @@ def test_a_leader_that_is_dead_is_followed_when_its_time_is_up():
         await replica(api, "one").acquire()
         second = replica(api, "two")
         await second.acquire()
-        assert second.held
+        assert second.is_leader
 
     run(story())
 
@@ -106,9 +106,9 @@ def test_a_leader_without_an_api_server_stops_before_others_may_start():
         await first.acquire()
         began = asyncio.get_running_loop().time()
         api.down = True
-        await first.keep()
-        assert not first.held
-        assert asyncio.get_running_loop().time() - began < leader.DURATION
+        await first.renew()
+        assert not first.is_leader
+        assert asyncio.get_running_loop().time() - began < leader.LEASE_DURATION
 
     run(story())
 

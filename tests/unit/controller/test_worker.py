@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import pytest
 from support.scenario import UID, a_pipeline
 
-from finetune_operator.controller.worker import once, work
+from finetune_operator.controller.worker import process, run_worker
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
-from finetune_operator.errors import ClusterError, Conflict, Unusable
+from finetune_operator.errors import ClusterError, Conflict, InvalidObject
 from finetune_operator.memory import MemoryCluster
 
 GOOD, BAD = Key("team", "good"), Key("team", "bad")
@@ -30,7 +30,7 @@ class Ward(MemoryCluster):
             raise self.error
         return await super().read(key)
 
-    async def refuse(self, key, why):
+    async def mark_invalid(self, key, why):
         self.refused.append((key, why))
 
     def forget(self, key):
@@ -41,7 +41,7 @@ ERRORS = [
     (Conflict("changed"), "conflict"),
     (ClusterError("the API server does not answer"), "error"),
     (TimeoutError(), "error"),
-    (Unusable("spec.train: of another version"), "refused"),
+    (InvalidObject("spec.train: of another version"), "refused"),
     (ZeroDivisionError("a bug"), "bug"),
 ]
 
@@ -50,8 +50,8 @@ ERRORS = [
 def test_each_kind_of_trouble_has_a_name_and_ends_nothing(error, outcome):
     async def story():
         cluster, queue = Ward(error), WorkQueue()
-        assert await once(BAD, queue, cluster, Settings()) == outcome
-        assert await once(GOOD, queue, cluster, Settings()) == "done"
+        assert await process(BAD, queue, cluster, Settings()) == outcome
+        assert await process(GOOD, queue, cluster, Settings()) == "done"
         assert len(cluster.jobs) == 1
         assert cluster.refused == ([(BAD, str(error))] if outcome == "refused" else [])
 
@@ -62,7 +62,7 @@ def test_each_kind_of_trouble_has_a_name_and_ends_nothing(error, outcome):
 def test_what_went_wrong_is_tried_again_by_itself(error, outcome):
     async def story():
         cluster, queue = Ward(error), WorkQueue()
-        hand = asyncio.create_task(work(queue, cluster, Settings()))
+        hand = asyncio.create_task(run_worker(queue, cluster, Settings()))
         queue.add(BAD)
         await asyncio.sleep(0.05)
         cluster.error = None
@@ -79,7 +79,7 @@ def test_a_pipeline_that_is_gone_is_forgotten():
     async def story():
         cluster, queue = Ward(None), WorkQueue()
         del cluster.pipelines[GOOD]
-        assert await once(GOOD, queue, cluster, Settings()) == "done"
+        assert await process(GOOD, queue, cluster, Settings()) == "done"
         assert cluster.forgotten == [GOOD]
 
     asyncio.run(story())
@@ -88,7 +88,7 @@ def test_a_pipeline_that_is_gone_is_forgotten():
 def test_something_that_is_called_off_under_its_hands_does_not_end_a_hand():
     async def story():
         cluster, queue = Ward(asyncio.CancelledError()), WorkQueue()
-        hand = asyncio.create_task(work(queue, cluster, Settings()))
+        hand = asyncio.create_task(run_worker(queue, cluster, Settings()))
         for key in (BAD, GOOD):
             queue.add(key)
         await asyncio.sleep(0.1)
@@ -108,10 +108,10 @@ def test_one_that_is_made_anew_while_the_old_one_is_buried_is_looked_at():
         queue.add(GOOD)
         assert await queue.get() == GOOD
         queue.add(GOOD)  # its watch speaks while the answer of the API server is under way
-        await once(GOOD, queue, cluster, Settings())
+        await process(GOOD, queue, cluster, Settings())
         queue.done(GOOD)
         cluster.pipelines[GOOD] = stored
-        assert queue.depth == 1
+        assert queue.__len__ == 1
         assert cluster.forgotten == []
 
     asyncio.run(story())
@@ -120,19 +120,19 @@ def test_one_that_is_made_anew_while_the_old_one_is_buried_is_looked_at():
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), TimeoutError(), asyncio.CancelledError()])
 def test_a_refusal_that_cannot_be_written_does_not_end_a_hand_and_is_tried_again(error, caplog):
     async def story():
-        cluster, queue = Ward(Unusable("of another version")), WorkQueue()
+        cluster, queue = Ward(InvalidObject("of another version")), WorkQueue()
 
-        async def refuse(key, why):
+        async def mark_invalid(key, why):
             raise error
 
-        cluster.refuse = refuse
-        hand = asyncio.create_task(work(queue, cluster, Settings()))
+        cluster.mark_invalid = mark_invalid
+        hand = asyncio.create_task(run_worker(queue, cluster, Settings()))
         for key in (BAD, GOOD):
             queue.add(key)
         await asyncio.sleep(0.1)
         assert not hand.done()
         assert len(cluster.jobs) == 1
-        assert BAD in queue._due
+        assert BAD in queue._delayed
         hand.cancel()
 
     asyncio.run(story())

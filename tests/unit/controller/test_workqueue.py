@@ -18,7 +18,7 @@ def test_a_pipeline_that_changed_ten_times_is_looked_at_once():
         for _ in range(10):
             queue.add(A)
         assert await queue.get() == A
-        assert queue.depth == 0
+        assert queue.__len__ == 0
 
     run(story())
 
@@ -31,7 +31,7 @@ def test_nobody_has_two_hands_on_one_pipeline_and_no_change_is_lost():
         queue.add(A)
         queue.add(B)
         assert await queue.get() == B
-        assert queue.depth == 0
+        assert queue.__len__ == 0
         queue.done(A)
         assert await queue.get() == A
 
@@ -68,11 +68,11 @@ def test_of_several_wishes_the_earliest_counts():
 def test_failures_wait_longer_and_longer_and_success_forgets_them():
     async def story():
         queue = WorkQueue()
-        waits = [queue.retry(A) for _ in range(12)]
+        waits = [queue.add_rate_limited(A) for _ in range(12)]
         assert waits[0] < 1 < waits[3] < waits[5]
         assert all(wait <= 72 for wait in waits)
-        queue.succeeded(A)
-        assert queue.retry(A) < 1
+        queue.forget(A)
+        assert queue.add_rate_limited(A) < 1
 
     run(story())
 
@@ -82,10 +82,10 @@ def test_one_that_is_gone_is_forgotten():
         queue = WorkQueue()
         queue.add_after(A, 0.01)
         queue.add(B)
-        queue.forget(A)
-        queue.forget(B)
+        queue.remove(A)
+        queue.remove(B)
         await asyncio.sleep(0.05)
-        assert queue.depth == 0
+        assert queue.__len__ == 0
 
     run(story())
 

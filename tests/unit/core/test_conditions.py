@@ -3,54 +3,59 @@
 from datetime import timedelta
 
 import pytest
-from support.scenario import START, World, a_pipeline, kstatus, scores
+from support.scenario import START, Scenario, a_pipeline, kstatus, scores
 
 
-def kinds(world: World) -> set[str]:
-    return {condition.type for condition in world.status.conditions} & {"Ready", "Reconciling", "Stalled", "Finished"}
+def kinds(scenario: Scenario) -> set[str]:
+    return {condition.type for condition in scenario.status.conditions} & {
+        "Ready",
+        "Reconciling",
+        "Stalled",
+        "Finished",
+    }
 
 
-def at_work() -> World:
-    world = World()
-    world.start("prepare")
-    return world
+def at_work() -> Scenario:
+    scenario = Scenario()
+    scenario.start("prepare")
+    return scenario
 
 
-def between_attempts() -> World:
-    world = World()
-    world.cluster.fail(world.start("prepare"), 70)
-    return world.settle()
+def between_attempts() -> Scenario:
+    scenario = Scenario()
+    scenario.cluster.fail(scenario.start("prepare"), 70)
+    return scenario.reconcile_until_stable()
 
 
-def failed() -> World:
-    world = World()
-    world.cluster.fail(world.start("prepare"), 65)
-    return world.settle()
+def failed() -> Scenario:
+    scenario = Scenario()
+    scenario.cluster.fail(scenario.start("prepare"), 65)
+    return scenario.reconcile_until_stable()
 
 
-def cancelled() -> World:
-    world = at_work().cancel("now")
-    world.cluster.evict(world.attempt("prepare").job, why=None)
-    return world.settle()
+def cancelled() -> Scenario:
+    scenario = at_work().cancel("now")
+    scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
+    return scenario.reconcile_until_stable()
 
 
-def below() -> World:
-    return World().finish(evaluate=scores(0.1))
+def below() -> Scenario:
+    return Scenario().finish(evaluate=scores(0.1))
 
 
 WORKING = {"Ready", "Reconciling", "Finished"}
 SITUATIONS = {
-    "waiting for a node": (lambda: World().settle(), WORKING, "False", "False", "InProgress"),
+    "waiting for a node": (lambda: Scenario().reconcile_until_stable(), WORKING, "False", "False", "InProgress"),
     "at work": (at_work, WORKING, "False", "False", "InProgress"),
     "between two attempts": (between_attempts, WORKING, "False", "False", "InProgress"),
     "suspended": (
-        lambda: World(a_pipeline(suspend=True)).settle(),
+        lambda: Scenario(a_pipeline(suspend=True)).reconcile_until_stable(),
         {"Ready", "Finished"},
         "False",
         "False",
         "InProgress",
     ),
-    "succeeded": (lambda: World().finish(), {"Ready", "Finished"}, "True", "True", "Current"),
+    "succeeded": (lambda: Scenario().finish(), {"Ready", "Finished"}, "True", "True", "Current"),
     "below the gate": (below, {"Ready", "Finished"}, "False", "True", "InProgress"),
     "failed": (failed, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
     "cancelled": (cancelled, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
@@ -61,46 +66,46 @@ SITUATIONS = {
     ("situation", "present", "ready", "finished", "seen_as"), SITUATIONS.values(), ids=SITUATIONS.keys()
 )
 def test_conditions_say_how_it_stands(situation, present, ready, finished, seen_as):
-    world = situation()
-    assert kinds(world) == present
-    assert world.condition("Ready")[0] == ready
-    assert world.condition("Finished")[0] == finished
-    assert all(c.status == "True" for c in world.status.conditions if c.type in {"Reconciling", "Stalled"})
-    assert {c.observed_generation for c in world.status.conditions} == {world.generation}
-    assert kstatus(world.generation, world.status) == seen_as
+    scenario = situation()
+    assert kinds(scenario) == present
+    assert scenario.condition("Ready")[0] == ready
+    assert scenario.condition("Finished")[0] == finished
+    assert all(c.status == "True" for c in scenario.status.conditions if c.type in {"Reconciling", "Stalled"})
+    assert {c.observed_generation for c in scenario.status.conditions} == {scenario.generation}
+    assert kstatus(scenario.generation, scenario.status) == seen_as
 
 
 def test_an_edit_is_in_progress_until_it_has_been_seen():
-    world = World().finish()
-    world.cluster.edit(world.key, a_pipeline(seed=7))
-    assert kstatus(world.generation, world.status) == "InProgress"
-    world.settle()
-    assert world.status.observed_generation == world.generation == 2
-    assert {c.observed_generation for c in world.status.conditions} == {2}
+    scenario = Scenario().finish()
+    scenario.cluster.edit(scenario.key, a_pipeline(seed=7))
+    assert kstatus(scenario.generation, scenario.status) == "InProgress"
+    scenario.reconcile_until_stable()
+    assert scenario.status.observed_generation == scenario.generation == 2
+    assert {c.observed_generation for c in scenario.status.conditions} == {2}
 
 
 def test_a_condition_keeps_the_time_of_its_last_change():
-    world = World()
-    world.look()
-    world.after(500).finish()
-    times = {c.type: c.last_transition_time - START for c in world.status.conditions}
+    scenario = Scenario()
+    scenario.reconcile()
+    scenario.after(500).finish()
+    times = {c.type: c.last_transition_time - START for c in scenario.status.conditions}
     assert times["Prepared"] == timedelta(seconds=560)
     assert times["Deployed"] == times["Ready"] == times["Finished"] == timedelta(seconds=800)
-    world.after(500).edit(evaluate={"gate": {"threshold": 0.1}})
-    assert {c.type: c.last_transition_time - START for c in world.status.conditions} == times
+    scenario.after(500).edit(evaluate={"gate": {"threshold": 0.1}})
+    assert {c.type: c.last_transition_time - START for c in scenario.status.conditions} == times
 
 
 def test_a_finished_pipeline_says_since_when_and_one_that_goes_on_does_not():
-    world = World().finish()
-    assert (world.status.finished_at - world.status.started_at) == timedelta(seconds=300)
-    world.after(100).edit(seed=7)
-    assert world.status.finished_at is None
-    assert world.finish().status.finished_at == world.cluster.now
+    scenario = Scenario().finish()
+    assert (scenario.status.finished_at - scenario.status.started_at) == timedelta(seconds=300)
+    scenario.after(100).edit(seed=7)
+    assert scenario.status.finished_at is None
+    assert scenario.finish().status.finished_at == scenario.cluster.now
 
 
 def test_every_stage_has_a_condition_in_the_past_tense():
-    world = World(a_pipeline(deploy=None)).run("prepare").run("train")
-    assert [world.condition(kind) for kind in ("Prepared", "Trained", "Evaluated", "Pushed", "Deployed")] == [
+    scenario = Scenario(a_pipeline(deploy=None)).run("prepare").run("train")
+    assert [scenario.condition(kind) for kind in ("Prepared", "Trained", "Evaluated", "Pushed", "Deployed")] == [
         ("True", "StageSucceeded"),
         ("True", "StageSucceeded"),
         ("Unknown", "Progressing"),
@@ -110,12 +115,12 @@ def test_every_stage_has_a_condition_in_the_past_tense():
 
 
 def test_events_tell_the_story_once():
-    world = World(a_pipeline(push=None, deploy=None))
-    world.cluster.fail(world.start("prepare"), 70, "no space")
-    world.settle().after(10).run("prepare")
-    world.lose_node(world.start("train"))
-    world.settle().finish()
-    assert world.events == [
+    scenario = Scenario(a_pipeline(push=None, deploy=None))
+    scenario.cluster.fail(scenario.start("prepare"), 70, "no space")
+    scenario.reconcile_until_stable().after(10).run("prepare")
+    scenario.lose_node(scenario.start("train"))
+    scenario.reconcile_until_stable().finish()
+    assert scenario.events == [
         "AttemptStarted",
         "AttemptFailed",
         "AttemptStarted",
@@ -128,8 +133,8 @@ def test_events_tell_the_story_once():
         "StageSucceeded",
         "PipelineSucceeded",
     ]
-    assert len(set(world.cluster.announced)) == len(world.cluster.announced)
-    assert world.cluster.announced[1][1].message == "prepare attempt 1: no space"
+    assert len(set(scenario.cluster.emitted)) == len(scenario.cluster.emitted)
+    assert scenario.cluster.emitted[1][1].message == "prepare attempt 1: no space"
 
 
 @pytest.mark.parametrize(
@@ -141,13 +146,13 @@ def test_the_last_event_says_how_it_ended(situation, last):
 
 
 def test_another_end_without_any_work_is_told_too():
-    world = World(a_pipeline(evaluate={"gate": {"metric": "f1"}}, push=None, deploy=None)).finish()
-    assert world.events[-1] == "PipelineFailed"
-    world.edit(evaluate={"gate": {"metric": "acc"}})
-    assert world.events[-1] == "PipelineSucceeded"
+    scenario = Scenario(a_pipeline(evaluate={"gate": {"metric": "f1"}}, push=None, deploy=None)).finish()
+    assert scenario.events[-1] == "PipelineFailed"
+    scenario.edit(evaluate={"gate": {"metric": "acc"}})
+    assert scenario.events[-1] == "PipelineSucceeded"
 
 
 def test_a_pipeline_that_fails_again_after_a_retry_says_so_again():
-    world = failed().retry("1")
-    world.cluster.fail(world.start("prepare"), 65)
-    assert world.settle().events.count("PipelineFailed") == 2
+    scenario = failed().retry("1")
+    scenario.cluster.fail(scenario.start("prepare"), 65)
+    assert scenario.reconcile_until_stable().events.count("PipelineFailed") == 2

@@ -20,7 +20,7 @@ NEW_STAGE = '''
 
 from typing import ClassVar, Literal
 
-from finetune_operator.api.stages.base import Request, StageSpec
+from finetune_operator.api.stages.base import ConfigContext, StageSpec
 from finetune_trainer.contract import StageConfig
 
 
@@ -41,8 +41,8 @@ class Safety(StageSpec):
     questions: int = 5
     """How many."""
 
-    def config(self, request: Request) -> SafetyConfig:
-        return SafetyConfig(identity="", train=request.identities["train"], questions=self.questions)
+    def config(self, context: ConfigContext) -> SafetyConfig:
+        return SafetyConfig(identity="", train=context.identities["train"], questions=self.questions)
 '''
 
 NEW_PLACEMENT = '    "reserved": lambda _: NodeClass(node_selector={"reserved": "true"}),\n'
@@ -50,20 +50,20 @@ NEW_PLACEMENT = '    "reserved": lambda _: NodeClass(node_selector={"reserved": 
 NEW_ENGINE = '    "llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
 
 STORY = """
-from support.scenario import RESULTS, World, a_pipeline
+from support.scenario import RESULTS, Scenario, a_pipeline
 
 from finetune_operator.crd.generate import text
 
 RESULTS["safety"] = {**RESULTS["evaluate"], "stage": "evaluate"}
 pipeline = a_pipeline(deploy={"engine": "llamafile"}, safety={"placement": {"capacity": "reserved"}})
-world = World(pipeline).run_before("safety")
-world.lose_node(world.start("safety"))
-world.settle().finish()
-print(*sorted(world.created))
-print(world.status.phase, *world.condition("Safeguarded"))
-print(world.cluster.jobs[world.attempt("safety").job].template.placement.node_selector)
-world.edit(safety={"questions": 9}).finish()
-print(world.created[-1])
+scenario = Scenario(pipeline).run_before("safety")
+scenario.lose_node(scenario.start("safety"))
+scenario.reconcile_until_stable().finish()
+print(*sorted(scenario.created_jobs))
+print(scenario.status.phase, *scenario.condition("Safeguarded"))
+print(scenario.cluster.jobs[scenario.attempt("safety").job].template.placement.node_selector)
+scenario.edit(safety={"questions": 9}).finish()
+print(scenario.created_jobs[-1])
 crd = text()
 print("questions" in crd, "reserved" in crd, "llamafile" in crd)
 """

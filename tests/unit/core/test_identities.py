@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from support.scenario import World
+from support.scenario import Scenario
 
 from finetune_operator.api.stages.train import Train
 from finetune_operator.core.identity import identity_of
 from finetune_trainer.contract import RESULTS_VERSION, configs, recipes
-from finetune_trainer.contract.recipes import Contract
+from finetune_trainer.contract.recipes import ContractModel
 
 DEFAULTS = Path(__file__).parents[2] / "data" / f"defaults-of-results-{RESULTS_VERSION}.json"
 
@@ -29,10 +29,10 @@ def later(config: configs.TrainConfig, **more: float) -> LaterConfig:
 
 
 def training() -> tuple[Train, configs.TrainConfig]:
-    world = World().run("prepare").settle()
-    config = configs.parse_config(world.cluster.jobs[world.attempt("train").job].template.env["FINETUNE_CONFIG"])
+    scenario = Scenario().run("prepare").reconcile_until_stable()
+    config = configs.parse_config(scenario.cluster.jobs[scenario.attempt("train").job].template.env["FINETUNE_CONFIG"])
     assert isinstance(config, configs.TrainConfig)
-    return world.spec.train, config
+    return scenario.spec.train, config
 
 
 def test_a_field_that_a_later_version_adds_makes_nothing_anew_until_it_is_used():
@@ -43,9 +43,12 @@ def test_a_field_that_a_later_version_adds_makes_nothing_anew_until_it_is_used()
 
 
 def test_saying_what_is_the_default_anyway_makes_nothing_anew():
-    plain, explicit = World(), World()
+    plain, explicit = Scenario(), Scenario()
     explicit.edit(train={"lora": {"rank": 16}}, prepare={"tooLong": "truncate"})
-    assert plain.settle().stage("prepare").identity == explicit.settle().stage("prepare").identity
+    assert (
+        plain.reconcile_until_stable().stage("prepare").identity
+        == explicit.reconcile_until_stable().stage("prepare").identity
+    )
 
 
 def test_a_default_that_changes_is_another_version_of_the_results():
@@ -54,7 +57,7 @@ def test_a_default_that_changes_is_another_version_of_the_results():
         f"{kind.__name__}.{name}": repr(field.get_default(call_default_factory=True))
         for module in (recipes, configs)
         for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, Contract) and kind.__module__ == module.__name__
+        if isinstance(kind, type) and issubclass(kind, ContractModel) and kind.__module__ == module.__name__
         for name, field in kind.model_fields.items()
         if not field.is_required()
     }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.scenario import ORDER, UID, World, a_pipeline
+from support.scenario import ORDER, UID, Scenario, a_pipeline
 
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.core.metadata import ATTEMPT, IDENTITY, PIPELINE, STAGE, job_name
@@ -20,8 +20,8 @@ LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,5}", fullmatch=True)
 
 
-def templates(world: World):
-    return {job.template.stage: job.template for job in world.finish().cluster.jobs.values()}
+def templates(scenario: Scenario):
+    return {job.template.stage: job.template for job in scenario.finish().cluster.jobs.values()}
 
 
 @given(names, st.integers(1, 10**6), st.sampled_from(ORDER))
@@ -42,16 +42,16 @@ def test_a_short_pipelines_name_is_told_whole():
 
 
 def test_a_pipeline_with_the_longest_name_runs():
-    world = World(name=f"{'a.' * 126}b").finish()
-    assert world.status.phase == "Succeeded"
-    for name, job in world.cluster.jobs.items():
+    scenario = Scenario(name=f"{'a.' * 126}b").finish()
+    assert scenario.status.phase == "Succeeded"
+    for name, job in scenario.cluster.jobs.items():
         assert len(name) <= 63
         assert LABEL_VALUE.fullmatch(job.template.labels[PIPELINE])
         assert all(len(value) <= 63 for value in job.template.labels.values())
 
 
 def test_labels_say_what_a_job_is():
-    train = templates(World())["train"]
+    train = templates(Scenario())["train"]
     assert (train.labels[STAGE], train.labels[ATTEMPT], train.labels[IDENTITY]) == ("train", "1", train.identity)
 
 
@@ -59,19 +59,19 @@ def test_labels_say_what_a_job_is():
     "spec", [a_pipeline(), a_pipeline(evaluate=None, deploy=None)], ids=["all", "without evaluate"]
 )
 def test_every_process_can_read_what_it_is_told(spec):
-    for stage, template in templates(World(spec)).items():
+    for stage, template in templates(Scenario(spec)).items():
         config = parse_config(template.env[CONFIG])
         assert (config.stage, config.identity) == (stage, template.identity)
         assert template.command[-3:] == ("-m", "finetune_trainer", stage)
 
 
 def test_the_same_pipeline_makes_the_same_jobs():
-    assert templates(World()) == templates(World())
+    assert templates(Scenario()) == templates(Scenario())
 
 
 def test_a_process_is_told_uris_and_never_where_they_are_mounted():
     spec = a_pipeline(dataset={"uri": "pvc://data/train.jsonl"}, workspace={"existingClaim": "scratch"})
-    found = templates(World(spec))
+    found = templates(Scenario(spec))
     assert all("scratch" not in str(template.env) for template in found.values())
     assert found["prepare"].claims == ("data",)
     assert found["train"].claims == ()
@@ -80,20 +80,20 @@ def test_a_process_is_told_uris_and_never_where_they_are_mounted():
 
 @pytest.mark.parametrize("prompt", ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"])
 def test_a_text_that_only_begins_like_a_uri_names_no_claim(prompt):
-    assert templates(World(a_pipeline(deploy={"prompt": prompt})))["deploy"].claims == ("models",)
+    assert templates(Scenario(a_pipeline(deploy={"prompt": prompt})))["deploy"].claims == ("models",)
 
 
 def test_identities_are_the_same_in_every_pipeline_that_asks_for_the_same():
-    one, other = World(), World(name="other")
+    one, other = Scenario(), Scenario(name="other")
     assert {s: t.identity for s, t in templates(one).items()} == {s: t.identity for s, t in templates(other).items()}
 
 
 def test_an_own_program_takes_the_trainers_place_and_determines_the_result():
-    own = World(a_pipeline(train={"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}))
-    train, ours = templates(own)["train"], templates(World())["train"]
+    own = Scenario(a_pipeline(train={"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}))
+    train, ours = templates(own)["train"], templates(Scenario())["train"]
     assert (train.image, train.command) == ("mine:1", ("/run", "--fast", "x"))
     assert train.identity != ours.identity
-    newer = templates(World(a_pipeline(train={"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]})))
+    newer = templates(Scenario(a_pipeline(train={"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]})))
     assert newer["train"].identity != train.identity
 
 
@@ -104,20 +104,20 @@ def test_arguments_without_a_command_are_refused_before_anything_runs(stage):
 
 
 def test_arguments_for_a_clusters_server_do_not_reach_the_trainer_that_serves_on_a_laptop():
-    world = World(a_pipeline(deploy={"args": ["--fast"]}))
-    deploy = templates(world)["deploy"]
+    scenario = Scenario(a_pipeline(deploy={"args": ["--fast"]}))
+    deploy = templates(scenario)["deploy"]
     assert deploy.args == ("--fast",)
     assert "--fast" not in deploy.command
 
 
 def test_another_image_of_the_trainer_does_not_determine_the_result():
-    found = templates(World(a_pipeline(train={"image": "trainer:2"}), settings=Settings(trainer_image="trainer:1")))
+    found = templates(Scenario(a_pipeline(train={"image": "trainer:2"}), settings=Settings(trainer_image="trainer:1")))
     assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer:1")
-    assert found["train"].identity == templates(World())["train"].identity
+    assert found["train"].identity == templates(Scenario())["train"].identity
 
 
 def test_the_users_variables_reach_the_process_and_cannot_replace_its_config():
-    train = templates(World(a_pipeline(train={"env": {"A": "1"}})))["train"]
+    train = templates(Scenario(a_pipeline(train={"env": {"A": "1"}})))["train"]
     assert train.env["A"] == "1"
     assert parse_config(train.env[CONFIG]).identity == train.identity
     with pytest.raises(ValidationError, match=r"env: names that begin with FINETUNE_ are the stage contract's own"):
@@ -126,10 +126,10 @@ def test_the_users_variables_reach_the_process_and_cannot_replace_its_config():
 
 def test_capacity_decides_where_a_pod_may_run():
     wish = {"placement": {"capacity": "spot"}, "resources": {"gpu": {"count": 2}}}
-    spot = templates(World(a_pipeline(train=wish)))["train"].placement
+    spot = templates(Scenario(a_pipeline(train=wish)))["train"].placement
     assert (spot.capacity, spot.node_selector) == ("spot", {})
     assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}
-    plain = templates(World())["train"].placement
+    plain = templates(Scenario())["train"].placement
     assert (plain.capacity, plain.tolerations) == ("on-demand", ())
 
 
@@ -142,10 +142,10 @@ def test_whoever_runs_the_operator_says_what_capacity_and_pools_mean():
     )
     settings = Settings(placement_defaults=preset)
     asked = {"train": {"placement": {"capacity": "spot"}}}
-    spot = templates(World(a_pipeline(**asked), settings=settings))["train"].placement
+    spot = templates(Scenario(a_pipeline(**asked), settings=settings))["train"].placement
     assert spot.node_selector == {"workload": "training", "lifecycle": "spot"}
     assert [toleration.key for toleration in spot.tolerations] == ["cheap"]
     asked["train"]["placement"]["nodeSelector"] = {"mine": "yes"}
-    chosen = templates(World(a_pipeline(**asked), settings=settings))["train"].placement
+    chosen = templates(Scenario(a_pipeline(**asked), settings=settings))["train"].placement
     assert chosen.node_selector == {"mine": "yes", "lifecycle": "spot"}
-    assert templates(World(a_pipeline(**asked), settings=settings))["prepare"].placement.node_selector == {}
+    assert templates(Scenario(a_pipeline(**asked), settings=settings))["prepare"].placement.node_selector == {}

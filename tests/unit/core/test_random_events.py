@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pydantic import ValidationError
-from support.scenario import ORDER, RESULTS, World, a_pipeline, a_result, kstatus, merged, scores
+from support.scenario import ORDER, RESULTS, Scenario, a_pipeline, a_result, kstatus, merged, scores
 
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import PipelineSpec
@@ -50,8 +50,8 @@ class Anything(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         retries = {"retries": {"failures": 2, "interruptions": 3}}
-        self.world = World(a_pipeline(prepare=retries, train=retries))
-        self.cluster = self.world.cluster
+        self.scenario = Scenario(a_pipeline(prepare=retries, train=retries))
+        self.cluster = self.scenario.cluster
         self.ended: dict[str, dict] = {}
 
     @property
@@ -67,42 +67,42 @@ class Anything(RuleBasedStateMachine):
             if left[0] == 0:
                 raise error(name)
 
-        self.cluster.fault = trouble
+        self.cluster.inject_fault = trouble
         with contextlib.suppress(Killed, ClusterError):
-            self.world.look()
-        self.cluster.fault = lambda _moment: None
+            self.scenario.reconcile()
+        self.cluster.inject_fault = lambda _moment: None
 
     @rule()
     def look_undisturbed(self) -> None:
-        self.world.look()
+        self.scenario.reconcile()
 
     @rule(seconds=st.sampled_from([0, 1, 9, 45, 700, 100_000]))
     def time_goes_by(self, seconds: int) -> None:
-        self.world.after(seconds)
+        self.scenario.after(seconds)
 
     @rule(changes=st.sampled_from(EDITS))
     def somebody_edits(self, changes: dict) -> None:
-        data = self.world.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        data = self.scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         with contextlib.suppress(ValidationError):  # the API server would refuse it
-            self.world.spec = PipelineSpec.model_validate(merged(data, changes))
-        self.cluster.edit(self.world.key, self.world.spec)
+            self.scenario.spec = PipelineSpec.model_validate(merged(data, changes))
+        self.cluster.edit(self.scenario.key, self.scenario.spec)
 
     @rule(
         verb=st.sampled_from([CANCEL_ANNOTATION, RETRY_ANNOTATION, RETRY_ANNOTATION]),
         token=st.sampled_from(["", *"123"]),
     )
     def somebody_annotates(self, verb: str, token: str) -> None:
-        self.cluster.annotate(self.world.key, verb, token)
+        self.cluster.annotate(self.scenario.key, verb, token)
 
     @rule(digest=st.sampled_from(["sha256:1", "sha256:2"]))
     def the_data_changes(self, digest: str) -> None:
-        self.cluster.contents["hf://org/data/train.jsonl"] = digest
+        self.cluster.source_digests["hf://org/data/train.jsonl"] = digest
 
     @precondition(lambda self: self.live)
     @rule(pick=st.randoms(use_true_random=False), step=st.integers(0, 100), saved=st.integers(0, 100))
     def a_process_starts_and_goes_on(self, pick, step: int, saved: int) -> None:
         name = pick.choice(self.live)
-        if self.cluster.jobs[name].seen.started_at is None:
+        if self.cluster.jobs[name].observed.started_at is None:
             self.cluster.start(name)
         self.cluster.progress(name, step=saved + step, start_step=pick.choice([None, saved]), step_seconds=0.5)
 
@@ -126,10 +126,10 @@ class Anything(RuleBasedStateMachine):
         ways = (
             lambda: self.cluster.evict(name, step=step, saved=step // 2),
             lambda: self.cluster.evict(name, why=None),
-            lambda: self.world.lose_node(name, why="y" * 5000),
-            lambda: self.world.run_out_of_memory(name),
+            lambda: self.scenario.lose_node(name, why="y" * 5000),
+            lambda: self.scenario.run_out_of_memory(name),
             lambda: self.cluster.complete(name, None),
-            lambda: self.cluster.vanish(name),
+            lambda: self.cluster.delete_job(name),
         )
         pick.choice(ways)()
 
@@ -138,24 +138,24 @@ class Anything(RuleBasedStateMachine):
     def a_finished_job_is_tidied_away(self, pick) -> None:
         over = [name for name in self.cluster.jobs if name not in self.live]
         if over:
-            self.cluster.vanish(pick.choice(over))
+            self.cluster.delete_job(pick.choice(over))
 
     @invariant()
     def the_status_can_be_read_and_written_again(self) -> None:
-        text = self.cluster.pipelines[self.world.key].status
+        text = self.cluster.pipelines[self.scenario.key].status
         status = PipelineStatus.model_validate_json(text)
         assert text == "{}" or status.model_dump_json(by_alias=True, exclude_none=True) == text
 
     @invariant()
     def what_is_done_is_not_done_again(self) -> None:
-        for name, stage in self.world.status.stages.items():
+        for name, stage in self.scenario.status.stages.items():
             last = stage.last_attempt
             running = last and last.outcome is Outcome.RUNNING and last.identity == stage.identity
             assert not (stage.result and running), f"{name} runs again although it has its result"
 
     @invariant()
     def what_has_ended_never_changes(self) -> None:
-        for stage in self.world.status.stages.values():
+        for stage in self.scenario.status.stages.values():
             numbers = [attempt.number for attempt in stage.attempts]
             assert numbers == sorted(set(numbers))
             assert len(numbers) <= 10
@@ -166,26 +166,26 @@ class Anything(RuleBasedStateMachine):
 
     @invariant()
     def only_the_last_attempt_runs(self) -> None:
-        for stage in self.world.status.stages.values():
+        for stage in self.scenario.status.stages.values():
             assert all(attempt.outcome is not Outcome.RUNNING for attempt in stage.attempts[:-1])
 
     @invariant()
     def counts_are_never_negative(self) -> None:
-        for stage in self.world.status.stages.values():
+        for stage in self.scenario.status.stages.values():
             counts = (stage.failures_counted, stage.interruptions_counted, stage.lost_steps, stage.lost_seconds)
             assert min(counts) >= 0
             assert stage.active_seconds >= 0
 
     @invariant()
     def the_conditions_agree(self) -> None:
-        if not self.world.status.conditions:
+        if not self.scenario.status.conditions:
             return
-        world, status = self.world, self.world.status
+        scenario, status = self.scenario, self.scenario.status
         kinds = [c.type for c in status.conditions]
         assert len(kinds) == len(set(kinds))
         assert {c.status for c in status.conditions if c.type in {"Reconciling", "Stalled"}} <= {"True"}
         assert not {"Reconciling", "Stalled"} <= set(kinds)
-        ready, finished = world.condition("Ready"), world.condition("Finished")
+        ready, finished = scenario.condition("Ready"), scenario.condition("Finished")
         assert ready
         assert finished
         assert ready[0] != "True" or finished[0] == "True"
@@ -195,26 +195,26 @@ class Anything(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """From wherever it is, a pipeline comes to an end when nothing happens to it any more."""
-        world = self.world
-        world.settle()
+        scenario = self.scenario
+        scenario.reconcile_until_stable()
         for _ in range(60):
-            world.finish()
-            if world.next_look is None:
+            scenario.finish()
+            if scenario.requeue_after is None:
                 break
-            world.after(world.next_look.total_seconds())
-        before = world.told
-        world.after(1e7).look()
-        assert world.told == before, "it was not at rest"
+            scenario.after(scenario.requeue_after.total_seconds())
+        before = scenario.statuses
+        scenario.after(1e7).reconcile()
+        assert scenario.statuses == before, "it was not at rest"
         self.the_conditions_agree()
-        finished = world.condition("Finished")
+        finished = scenario.condition("Finished")
         assert finished
-        assert finished[0] == "True" or world.status.phase == "Suspended"
+        assert finished[0] == "True" or scenario.status.phase == "Suspended"
         if finished[0] == "True":
-            expected = {"Succeeded": "Current", "BelowThreshold": "InProgress"}.get(world.status.phase, "Failed")
-            assert kstatus(world.generation, world.status) == expected
-        if world.status.phase == "Succeeded":
-            assert set(world.states.values()) <= {"Succeeded", "Skipped"}
-        assert set(world.states) == set(ORDER)
+            expected = {"Succeeded": "Current", "BelowThreshold": "InProgress"}.get(scenario.status.phase, "Failed")
+            assert kstatus(scenario.generation, scenario.status) == expected
+        if scenario.status.phase == "Succeeded":
+            assert set(scenario.states.values()) <= {"Succeeded", "Skipped"}
+        assert set(scenario.states) == set(ORDER)
 
 
 TestAnything = Anything.TestCase

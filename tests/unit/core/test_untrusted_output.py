@@ -5,7 +5,7 @@ import math
 from datetime import UTC, datetime
 
 import pytest
-from support.scenario import RESULTS, World
+from support.scenario import RESULTS, Scenario
 
 from finetune_operator.api.status import PipelineStatus, StageStatus
 from finetune_trainer.contract import Progress, TerminationMessage
@@ -88,13 +88,13 @@ def test_a_status_that_holds_such_progress_already_can_be_read():
 
 
 def test_what_is_made_of_the_largest_numbers_can_be_kept_as_well():
-    world = World().run_before("train")
+    scenario = Scenario().run_before("train")
     for start in (0, -(10**15), -(10**15)):
-        job = world.start("train")
-        world.cluster.progress(job, step=10**15, start_step=start, step_seconds=1e15)
-        world.settle()
-        world.lose_node(job)
-        world.settle()
-    assert world.start("train")
-    assert world.status.lost_steps
-    told(world.status)
+        job = scenario.start("train")
+        scenario.cluster.progress(job, step=10**15, start_step=start, step_seconds=1e15)
+        scenario.reconcile_until_stable()
+        scenario.lose_node(job)
+        scenario.reconcile_until_stable()
+    assert scenario.start("train")
+    assert scenario.status.lost_steps
+    told(scenario.status)

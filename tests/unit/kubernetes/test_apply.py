@@ -4,21 +4,21 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.fake_api import Store
+from support.fake_api import FakeApi
 from support.pods import a_pod, over
-from support.scenario import World, a_pipeline
+from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.metadata import service_name
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import CreateJob, Route, StopJob
+from finetune_operator.core.plan import CreateJob, StopJob, SwitchTraffic
 from finetune_operator.errors import ClusterError, Conflict
-from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.cache import ResourceCache
 from finetune_operator.kubernetes.client import ApiError
 from finetune_operator.kubernetes.cluster import KubernetesCluster
-from finetune_operator.kubernetes.pods.probe import NoAnswers
-from finetune_operator.kubernetes.pods.progress import NoPages
-from finetune_operator.kubernetes.resources.owner_references import owners
+from finetune_operator.kubernetes.pods.probe import NoProbe
+from finetune_operator.kubernetes.pods.progress import NoProgress
+from finetune_operator.kubernetes.resources.owner_references import owner_references
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/team/deployments"
@@ -30,11 +30,11 @@ class Stage:
     """A finished pipeline's templates, and a cluster in which nothing is."""
 
     def __init__(self, **changes):
-        world = World(a_pipeline(**changes)).finish()
-        self.templates = {job.template.stage: job.template for job in world.cluster.jobs.values()}
+        scenario = Scenario(a_pipeline(**changes)).finish()
+        self.templates = {job.template.stage: job.template for job in scenario.cluster.jobs.values()}
         self.pipeline = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline(**changes))
-        self.store, self.books = Store(), Books()
-        self.cluster = KubernetesCluster(self.store, self.books, NoPages(), NoAnswers())
+        self.store, self.books = FakeApi(), ResourceCache()
+        self.cluster = KubernetesCluster(self.store, self.books, NoProgress(), NoProbe())
 
     def create(self, stage):
         return CreateJob(self.templates[stage])
@@ -43,7 +43,7 @@ class Stage:
         asyncio.run(self.cluster.apply(pipeline or self.pipeline, actions))
 
     def refused(self):
-        return asyncio.run(self.cluster.observe(self.pipeline)).refused
+        return asyncio.run(self.cluster.observe(self.pipeline)).blocked
 
     def names(self, path):
         return sorted(where.rpartition("/")[2] for where in self.store.objects if where.startswith(f"{path}/"))
@@ -61,11 +61,11 @@ def test_a_server_is_put_behind_the_service_and_taken_from_it(stage):
     stage.do(stage.create("deploy"))
     [first] = stage.names(DEPLOYMENTS)
     assert stage.names(SERVICES) == []
-    stage.do(Route("deploy", first))
+    stage.do(SwitchTraffic("deploy", first))
     assert stage.routed_to() == first
     second = replace(stage.templates["deploy"], name="demo-deploy-a2")
     stage.do(CreateJob(second))
-    stage.do(Route("deploy", second.name))
+    stage.do(SwitchTraffic("deploy", second.name))
     assert stage.routed_to() == second.name
     stage.do(StopJob(first, Reason.SPEC_CHANGED))
     assert stage.names(DEPLOYMENTS) == [second.name]
@@ -74,7 +74,7 @@ def test_a_server_is_put_behind_the_service_and_taken_from_it(stage):
 def test_the_server_that_has_the_requests_by_now_is_not_deleted_whatever_the_books_said(stage):
     stage.do(stage.create("deploy"))
     [name] = stage.names(DEPLOYMENTS)
-    stage.do(Route("deploy", name))
+    stage.do(SwitchTraffic("deploy", name))
     stage.books.services.clear()
     with pytest.raises(Conflict):
         stage.do(StopJob(name, Reason.SPEC_CHANGED))
@@ -89,7 +89,7 @@ def test_a_service_that_is_somebody_elses_is_left_alone_and_named(stage):
     theirs = stage.store.put(SERVICE, {"spec": {"selector": {"app": "theirs"}}})
     name = stage.templates["deploy"].name
     with pytest.raises(ClusterError, match="was not made for this pipeline"):
-        stage.do(Route("deploy", name))
+        stage.do(SwitchTraffic("deploy", name))
     assert stage.store.objects[SERVICE] == theirs
     assert stage.refused()[name].reason is Reason.DEPENDENCY_NOT_READY
 
@@ -106,7 +106,7 @@ def test_no_two_pipelines_share_a_service(one, other):
 def test_what_is_refused_keeps_nothing_else_from_being_done(stage):
     stage.do(stage.create("deploy"))
     [server] = stage.names(DEPLOYMENTS)
-    stage.store.refuse["jobs"] = ApiError(403, "exceeded quota: jobs=1", "Forbidden")
+    stage.store.reject["jobs"] = ApiError(403, "exceeded quota: jobs=1", "Forbidden")
     with pytest.raises(ApiError, match="quota"):
         stage.do(stage.create("train"), StopJob(server, Reason.SPEC_CHANGED))
     assert stage.names(DEPLOYMENTS) == []
@@ -116,29 +116,29 @@ def test_what_is_refused_keeps_nothing_else_from_being_done(stage):
 def test_a_refusal_that_is_worded_otherwise_each_time_is_told_once_and_forgotten_when_it_is_over(stage):
     name = stage.templates["train"].name
     for words in ("denied, request 1", "denied, request 2"):
-        stage.store.refuse["jobs"] = ApiError(403, words, "Forbidden")
+        stage.store.reject["jobs"] = ApiError(403, words, "Forbidden")
         with pytest.raises(ApiError):
             stage.do(stage.create("train"))
         assert "request 1" in stage.refused()[name].message
-    stage.store.refuse.clear()
+    stage.store.reject.clear()
     stage.do(stage.create("train"))
     assert stage.refused() == {}
 
 
 def test_no_attempt_begins_beside_a_job_of_the_one_before(stage):
-    world = World().run("prepare")
-    before = world.start("train")
-    world.cluster.evict(before)
-    world.settle()
-    second = world.attempt("train").job
-    pipeline = replace(stage.pipeline, status=world.status)
+    scenario = Scenario().run("prepare")
+    before = scenario.start("train")
+    scenario.cluster.evict(before)
+    scenario.reconcile_until_stable()
+    second = scenario.attempt("train").job
+    pipeline = replace(stage.pipeline, status=scenario.status)
     template = replace(stage.templates["train"], name=second)
-    late = {"metadata": {"ownerReferences": owners(pipeline)}, "status": {}}
+    late = {"metadata": {"ownerReferences": owner_references(pipeline)}, "status": {}}
     stage.store.put(f"{JOBS}/{before}", late)
     with pytest.raises(ClusterError, match="still there"):
         stage.do(CreateJob(template), pipeline=pipeline)
     assert stage.names(JOBS) == []
-    assert f"delete {JOBS}/{before} Foreground" in stage.store.deeds
+    assert f"delete {JOBS}/{before} Foreground" in stage.store.writes
     stage.store.put(f"{JOBS}/{before}", {**late, "status": {"conditions": [over("Failed")]}})
     stage.do(CreateJob(template), pipeline=pipeline)
     assert second in stage.names(JOBS)
@@ -146,23 +146,23 @@ def test_no_attempt_begins_beside_a_job_of_the_one_before(stage):
 
 def test_a_pipeline_that_was_made_anew_is_not_forgotten_with_the_old_one(stage):
     new = {"metadata": {"namespace": "team", "name": "demo", "uid": "new"}}
-    stage.books.note_pipeline(new)
-    stage.books.note_pod(a_pod())
-    stage.books.note_pipeline({"metadata": {**new["metadata"], "uid": "old"}}, gone=True)
+    stage.books.update_pipeline(new)
+    stage.books.update_pod(a_pod())
+    stage.books.update_pipeline({"metadata": {**new["metadata"], "uid": "old"}}, gone=True)
     assert stage.books.pipelines == {Key("team", "demo"): new}
     assert len(stage.books.pods) == 1
-    stage.books.note_pipeline(new, gone=True)
+    stage.books.update_pipeline(new, gone=True)
     assert (stage.books.pipelines, stage.books.pods) == ({}, {})
 
 
 def test_a_status_that_is_refused_is_written_without_progress_and_the_work_goes_on(stage, caplog):
     where = "/apis/finetune.dev/v1alpha1/namespaces/team/finetunepipelines/demo"
     stage.store.put(where, {})
-    world = World().run("prepare")
-    world.cluster.progress(world.start("train"), step=3, note="something inedible")
-    world.settle()
+    scenario = Scenario().run("prepare")
+    scenario.cluster.progress(scenario.start("train"), step=3, note="something inedible")
+    scenario.reconcile_until_stable()
     stage.store.unchangeable["inedible"] = ApiError(422, "status.stages.train.progress: Invalid value")
-    asyncio.run(stage.cluster.write_status(stage.pipeline, world.status))
+    asyncio.run(stage.cluster.write_status(stage.pipeline, scenario.status))
     kept = stage.store.objects[where]["status"]["stages"]["train"]
     assert kept["attempts"]
     assert "progress" not in kept
@@ -172,4 +172,4 @@ def test_a_status_that_is_refused_is_written_without_progress_and_the_work_goes_
 def test_a_status_that_is_refused_for_another_reason_is_not_written_twice(stage):
     stage.store.unchangeable["status"] = ApiError(503, "not now")
     with pytest.raises(ApiError, match="not now"):
-        asyncio.run(stage.cluster.write_status(stage.pipeline, World().settle().status))
+        asyncio.run(stage.cluster.write_status(stage.pipeline, Scenario().reconcile_until_stable().status))

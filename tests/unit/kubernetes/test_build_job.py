@@ -3,20 +3,20 @@
 import json
 
 import pytest
-from support.scenario import World, a_pipeline
+from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.resources import claim as volume
-from finetune_operator.kubernetes.resources.job import job, literal
+from finetune_operator.kubernetes.resources.job import build_job, escape_expansion
 from finetune_trainer.contract import Environment
 
 
 def written(changes=None, stage="train"):
     pipeline = a_pipeline(**(changes or {}))
-    world = World(pipeline).finish()
-    [template] = [one.template for one in world.cluster.jobs.values() if one.template.stage == stage]
+    scenario = Scenario(pipeline).finish()
+    [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == stage]
     owner = Pipeline(Key("team", "demo"), "uid-1", 1, pipeline)
-    return job(owner, template)
+    return build_job(owner, template)
 
 
 def pod_of(made):
@@ -60,7 +60,7 @@ def test_the_process_finds_its_places_and_no_variable_is_expanded():
 
 @pytest.mark.parametrize("text", ["plain", "$HOME", "$$", "a $(b) c", '{"x": "$(y)"}'])
 def test_a_literal_is_what_the_kubelet_makes_of_it(text):
-    assert literal(text).replace("$$(", "$(") == text
+    assert escape_expansion(text).replace("$$(", "$(") == text
 
 
 def test_the_port_of_progress_is_the_users_if_he_says_so():
@@ -108,7 +108,7 @@ def test_what_a_stage_asks_for_is_in_its_pod():
 def test_the_workspace_outlives_the_pipeline_unless_it_is_told_not_to():
     def claim(when):
         spec = a_pipeline(workspace={"whenDeleted": when})
-        return volume.claim(Pipeline(Key("team", "demo"), "uid-1", 1, spec))
+        return volume.build_claim(Pipeline(Key("team", "demo"), "uid-1", 1, spec))
 
     kept, gone = claim("Retain"), claim("Delete")
     assert kept["metadata"]["name"] == "demo-workspace"
@@ -119,8 +119,8 @@ def test_the_workspace_outlives_the_pipeline_unless_it_is_told_not_to():
 def test_a_claim_of_that_name_that_is_somebody_elses_is_not_used():
     pipeline = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
     foreign = {"metadata": {"name": "demo-workspace"}}
-    assert "was not made for this pipeline" in volume.mismatch(pipeline, foreign)
-    assert volume.mismatch(pipeline, volume.claim(pipeline)) is None
+    assert "was not made for this pipeline" in volume.ownership_error(pipeline, foreign)
+    assert volume.ownership_error(pipeline, volume.build_claim(pipeline)) is None
 
 
 def test_a_job_is_plain_json():

@@ -6,29 +6,29 @@ from datetime import UTC, datetime
 
 import pytest
 from support.pods import Object, a_pod, ended, made_by, running, unschedulable
-from support.scenario import World, a_pipeline
+from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cache import Books
-from finetune_operator.kubernetes.pods.probe import NoAnswers
-from finetune_operator.kubernetes.resources.server import deployment, folder_of, service, serving_of, url_of
-from finetune_operator.kubernetes.servers import Servers, not_made
-from finetune_operator.kubernetes.translate.api_errors import Refusal
+from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.pods.probe import NoProbe
+from finetune_operator.kubernetes.resources.server import build_deployment, build_service, folder_of, serving_of, url_of
+from finetune_operator.kubernetes.servers import Servers, replica_failure
+from finetune_operator.kubernetes.translate.api_errors import Blocked
 
 PIPELINE = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
 
 
 def template_of(**deploy):
-    world = World(a_pipeline(deploy=deploy)).finish()
-    [template] = [one.template for one in world.cluster.jobs.values() if one.template.stage == "deploy"]
+    scenario = Scenario(a_pipeline(deploy=deploy)).finish()
+    [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == "deploy"]
     return template
 
 
 def written(**deploy) -> Object:
     template = template_of(**deploy)
-    return deployment(PIPELINE, template, template.serving)
+    return build_deployment(PIPELINE, template, template.serving)
 
 
 def containers_of(made):
@@ -46,7 +46,7 @@ def test_a_model_is_looked_for_in_the_folder_that_the_trainer_publishes_to(uri, 
 
 @pytest.mark.parametrize("uri", ["file://[", "beside/[", "hf://a/b"])
 def test_a_place_that_is_on_no_claim_is_refused_whatever_it_looks_like(uri):
-    with pytest.raises(Refusal):
+    with pytest.raises(Blocked):
         folder_of(uri)
 
 
@@ -99,22 +99,22 @@ def test_the_service_selects_the_pods_of_one_attempt():
     made = written(replicas=3)
     assert made["spec"]["replicas"] == 3
     labels = made["spec"]["template"]["metadata"]["labels"]
-    selector = service(PIPELINE, "deploy", made["metadata"]["name"])["spec"]["selector"]
+    selector = build_service(PIPELINE, "deploy", made["metadata"]["name"])["spec"]["selector"]
     assert selector.items() <= labels.items()
     assert url_of(PIPELINE) == "http://demo-deploy.team.svc:8000/v1"
 
 
 def test_what_is_served_is_read_back_from_the_deployment():
     template = template_of()
-    assert serving_of(deployment(PIPELINE, template, template.serving)) == template.serving
+    assert serving_of(build_deployment(PIPELINE, template, template.serving)) == template.serving
 
 
 @pytest.mark.parametrize("target", ["file:///tmp/x", "out/model"])
 def test_a_model_on_no_volume_is_refused_with_the_mend(target):
     template = template_of()
     serving = replace(template.serving, model=target)
-    with pytest.raises(Refusal, match=r"let push\.target be pvc://"):
-        deployment(PIPELINE, template, serving)
+    with pytest.raises(Blocked, match=r"let push\.target be pvc://"):
+        build_deployment(PIPELINE, template, serving)
 
 
 NOW = datetime(2030, 1, 1, 0, 10, tzinfo=UTC)
@@ -122,20 +122,20 @@ NOW = datetime(2030, 1, 1, 0, 10, tzinfo=UTC)
 
 def cluster_of(made: Object, *pods: Object, answers: object = None) -> Servers:
     """Give servers as the books have them; nobody is asked."""
-    books, name = Books(), made["metadata"]["name"]
-    books.note_deployment(made)
+    books, name = ResourceCache(), made["metadata"]["name"]
+    books.update_deployment(made)
     for at, pod in enumerate(pods):
         maker = made_by("ReplicaSet", f"{name}-5d")
         meta = {"labels": {"finetune.dev/server": name}, "uid": f"uid-{at}", "ownerReferences": [maker]}
-        books.note_pod({**pod, "metadata": {**pod["metadata"], **meta}})
-    return Servers(None, books, answers or NoAnswers())
+        books.update_pod({**pod, "metadata": {**pod["metadata"], **meta}})
+    return Servers(None, books, answers or NoProbe())
 
 
 def seen(*pods: Object, ready: int = 0, replicas: int = 1):
     """Give what the attempt is said to be."""
     made = written(replicas=replicas)
     made["status"] = {"readyReplicas": ready}
-    return asyncio.run(cluster_of(made, *pods).seen(PIPELINE, made["metadata"]["name"], "", NOW))
+    return asyncio.run(cluster_of(made, *pods).observe_attempt(PIPELINE, made["metadata"]["name"], "", NOW))
 
 
 def of_init(state: Object, restarts: int = 0) -> Object:
@@ -169,37 +169,37 @@ def test_a_verification_that_breaks_again_and_again_has_failed():
 def test_an_image_that_only_the_verification_needs_and_cannot_have_is_told_of():
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     pod = a_pod({"waiting": {"reason": "PodInitializing"}}, phase="Pending", **of_init(waiting))
-    assert seen(pod).waiting.reason is Reason.IMAGE_PULL_FAILED
+    assert seen(pod).blocker.reason is Reason.IMAGE_PULL_FAILED
 
 
 def test_of_several_replicas_the_one_that_has_no_place_is_told_of():
     placed, homeless = a_pod(running()), a_pod(None, unschedulable("0/3 nodes"), phase="Pending")
     for pods in ((placed, homeless), (homeless, placed)):
         job = seen(*pods, replicas=2, ready=1)
-        assert (job.state is JobState.FAILED, job.waiting and job.waiting.reason) in {
+        assert (job.state is JobState.FAILED, job.blocker and job.blocker.reason) in {
             (False, None),
             (False, Reason.WAITING_FOR_CAPACITY),
         }
     ready = a_pod(running(), {"type": "Ready", "status": "True"})
     job = seen(ready, homeless, replicas=2, ready=1)
-    assert job.waiting.reason is Reason.WAITING_FOR_CAPACITY
+    assert job.blocker.reason is Reason.WAITING_FOR_CAPACITY
 
 
 def test_a_deployment_whose_labels_somebody_took_away_is_as_good_as_gone():
     made = written()
     del made["metadata"]["labels"]["finetune.dev/stage"]
     servers = cluster_of(made)
-    assert asyncio.run(servers.of(PIPELINE)) == {}
-    assert asyncio.run(servers.seen(PIPELINE, made["metadata"]["name"], "", NOW)) is None
+    assert asyncio.run(servers.observe(PIPELINE)) == {}
+    assert asyncio.run(servers.observe_attempt(PIPELINE, made["metadata"]["name"], "", NOW)) is None
 
 
 def test_a_pod_that_only_has_the_labels_is_not_asked():
     made = written()
     name = made["metadata"]["name"]
-    books = Books()
+    books = ResourceCache()
     stranger = a_pod(running())
     stranger["metadata"] |= {"labels": {"finetune.dev/server": name}, "ownerReferences": []}
-    books.note_pod(stranger)
+    books.update_pod(stranger)
     assert list(books.all_pods()) == []
 
 
@@ -211,6 +211,6 @@ def test_a_server_that_needs_more_memory_is_not_tried_again():
 
 def test_what_keeps_its_pods_from_being_made_is_read_from_the_deployment():
     failed = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: pods=1"}
-    assert not_made({"status": {"conditions": [failed]}}) == "exceeded quota: pods=1"
-    assert not_made({"status": {"conditions": [{**failed, "status": "False"}]}}) == ""
-    assert not_made(None) == ""
+    assert replica_failure({"status": {"conditions": [failed]}}) == "exceeded quota: pods=1"
+    assert replica_failure({"status": {"conditions": [{**failed, "status": "False"}]}}) == ""
+    assert replica_failure(None) == ""

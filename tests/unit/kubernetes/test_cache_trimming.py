@@ -4,15 +4,15 @@ import json
 from copy import deepcopy
 
 from support.pods import a_pod, ended, made_by
-from support.scenario import UID, World, a_pipeline
+from support.scenario import UID, Scenario, a_pipeline
 
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cache import Books
-from finetune_operator.kubernetes.pods.progress import port_of
-from finetune_operator.kubernetes.resources.job import job
-from finetune_operator.kubernetes.resources.owner_references import is_owned
-from finetune_operator.kubernetes.resources.server import deployment, serving_of
-from finetune_operator.kubernetes.translate.job import job_seen
+from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.pods.progress import metrics_port
+from finetune_operator.kubernetes.resources.job import build_job
+from finetune_operator.kubernetes.resources.owner_references import is_owned_by
+from finetune_operator.kubernetes.resources.server import build_deployment, serving_of
+from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import Pod
 
 PIPELINE = Pipeline(Key("team", "demo"), UID, 1, a_pipeline())
@@ -23,7 +23,7 @@ FEW = 3_000
 
 
 def template_of(stage):
-    jobs = World(a_pipeline()).finish().cluster.jobs.values()
+    jobs = Scenario(a_pipeline()).finish().cluster.jobs.values()
     return next(one.template for one in jobs if one.template.stage == stage)
 
 
@@ -39,7 +39,7 @@ def length(found):
 
 
 def test_of_a_job_and_its_pod_the_books_keep_little_and_lose_nothing_that_is_told_of_the_attempt():
-    made = as_an_api_server_has_it(job(PIPELINE, template_of("train")))
+    made = as_an_api_server_has_it(build_job(PIPELINE, template_of("train")))
     container = made["spec"]["template"]["spec"]["containers"][0]
     container["env"] += [{"name": "NOTES", "value": "x" * 9_000}]
     name = made["metadata"]["name"]
@@ -47,20 +47,20 @@ def test_of_a_job_and_its_pod_the_books_keep_little_and_lose_nothing_that_is_tol
     pod["spec"] = {**made["spec"]["template"]["spec"], "nodeName": "spot-1"}
     pod["metadata"] |= {"labels": made["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}}
     pod["metadata"] |= {"ownerReferences": [made_by("Job", name)]}
-    books = Books()
-    assert books.note_job(made) == books.note_pod(pod) == PIPELINE.key
+    books = ResourceCache()
+    assert books.update_job(made) == books.update_pod(pod) == PIPELINE.key
     kept, seen = books.jobs["team", name], books.pods["team", name]
     assert max(length(kept), length(seen.raw)) < FEW < length(made)
-    assert is_owned(PIPELINE, kept)
-    assert port_of(seen) == port_of(Pod(pod)) > 0
-    assert job_seen(name, kept, seen, None) == job_seen(name, made, Pod(pod), None)
+    assert is_owned_by(PIPELINE, kept)
+    assert metrics_port(seen) == metrics_port(Pod(pod)) > 0
+    assert observe_job(name, kept, seen, None) == observe_job(name, made, Pod(pod), None)
 
 
 def test_a_server_is_known_by_what_is_kept_of_its_deployment():
     template = template_of("deploy")
-    made = as_an_api_server_has_it(deployment(PIPELINE, template, template.serving))
-    books = Books()
-    books.note_deployment(made)
+    made = as_an_api_server_has_it(build_deployment(PIPELINE, template, template.serving))
+    books = ResourceCache()
+    books.update_deployment(made)
     [kept] = books.deployments.values()
     assert length(kept) < FEW < length(made)
     assert serving_of(kept) == template.serving
@@ -71,7 +71,7 @@ def test_a_server_is_known_by_what_is_kept_of_its_deployment():
 def test_of_a_pipeline_all_is_kept_but_what_kubectl_notes_for_itself():
     found = {"metadata": {"namespace": "team", "name": "demo", "uid": "u", "annotations": {**APPLIED}, **LONG}}
     found |= {"spec": {"workspace": {"existingClaim": "c"}}, "status": {"phase": "Running"}}
-    books = Books()
-    books.note_pipeline(found)
+    books = ResourceCache()
+    books.update_pipeline(found)
     meta = {"namespace": "team", "name": "demo", "uid": "u", "annotations": {}}
     assert books.pipelines[PIPELINE.key] == {**found, "metadata": meta}

@@ -12,7 +12,14 @@ from support.http_server import answering
 
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import client as module
-from finetune_operator.kubernetes.client import AlreadyThere, Api, ApiError, NotLeading, Pace, connected
+from finetune_operator.kubernetes.client import (
+    AlreadyExists,
+    ApiError,
+    KubernetesClient,
+    NotLeader,
+    RateLimiter,
+    open_client,
+)
 
 Answers = Callable[[web.Request], web.StreamResponse]
 
@@ -28,11 +35,11 @@ async def api_of(answer, **more):
     async with answering(handle) as port:
         settings = Configuration()
         settings.host = f"http://127.0.0.1:{port}"
-        async with connected(settings, **more) as api:
+        async with open_client(settings, **more) as api:
             yield api
 
 
-def asked(answer, ask: Callable[[Api], object], **more):
+def asked(answer, ask: Callable[[KubernetesClient], object], **more):
     """Ask once, and give the answer."""
 
     async def story():
@@ -70,7 +77,7 @@ def test_what_is_not_there_is_none():
     assert found is None
 
 
-@pytest.mark.parametrize(("reason", "error"), [("AlreadyExists", AlreadyThere), ("Conflict", Conflict)])
+@pytest.mark.parametrize(("reason", "error"), [("AlreadyExists", AlreadyExists), ("Conflict", Conflict)])
 def test_two_kinds_of_409_are_told_apart(reason, error):
     with pytest.raises(error):
         asked(refusing(409, reason), lambda api: api.create("/x", {}))
@@ -86,10 +93,10 @@ def test_429_halves_the_pace_and_its_retry_after_is_waited_for():
             return web.json_response({})
 
         async with api_of(answer) as api:
-            before = api.pace.rate
+            before = api.rate_limiter.rate
             with pytest.raises(ApiError):
                 await api.get("/x")
-            assert api.pace.rate == before / 2
+            assert api.rate_limiter.rate == before / 2
             began = asyncio.get_running_loop().time()
             await api.get("/x")
             assert asyncio.get_running_loop().time() - began > 0.9
@@ -100,20 +107,20 @@ def test_429_halves_the_pace_and_its_retry_after_is_waited_for():
 def test_many_that_are_refused_at_once_halve_the_pace_once():
     async def story():
         async with api_of(refusing(429, **{"Retry-After": "1"})) as api:
-            before = api.pace.rate
+            before = api.rate_limiter.rate
             asked = (api.get("/x") for _ in range(10))
             await asyncio.gather(*asked, return_exceptions=True)
-            assert api.pace.rate == before / 2
+            assert api.rate_limiter.rate == before / 2
 
     asyncio.run(asyncio.wait_for(story(), 20))
 
 
 def test_a_server_that_says_429_again_when_it_was_waited_for_is_asked_half_as_often_again():
     async def story():
-        pace = Pace(rate=40.0)
+        pace = RateLimiter(rate=40.0)
         for _ in range(2):
             for _ in range(3):
-                pace.told_to_wait(0.05)
+                pace.back_off(0.05)
             await asyncio.sleep(0.06)
         assert pace.rate == 10.0
 
@@ -134,7 +141,7 @@ def test_nobody_there_is_an_error_that_is_tried_again():
     async def story():
         settings = Configuration()
         settings.host = "http://127.0.0.1:1"
-        async with connected(settings) as api:
+        async with open_client(settings) as api:
             await api.get("/x")
 
     with pytest.raises(ApiError, match="does not answer"):
@@ -148,7 +155,7 @@ def test_who_does_not_lead_writes_nothing():
         heard.append(request.method)
         return web.json_response({})
 
-    with pytest.raises(NotLeading):
+    with pytest.raises(NotLeader):
         asked(answer, lambda api: api.create("/x", {}), may_write=lambda: False)
     asked(answer, lambda api: api.get("/x"), may_write=lambda: False)
     assert heard == ["GET"]
@@ -201,11 +208,11 @@ def test_who_stops_leading_while_it_waits_for_its_turn_writes_nothing():
 
     async def story():
         async with api_of(answer, may_write=lambda: leads[0]) as api:
-            api.pace.told_to_wait(0.3)
+            api.rate_limiter.back_off(0.3)
             writing = asyncio.create_task(api.create("/x", {}))
             await asyncio.sleep(0.1)
             leads[0] = False
-            with pytest.raises(NotLeading):
+            with pytest.raises(NotLeader):
                 await writing
 
     asyncio.run(story())

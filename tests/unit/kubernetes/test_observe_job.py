@@ -8,11 +8,11 @@ from support.pods import a_job, a_pod, disrupted, ended, over, running, unschedu
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome
-from finetune_operator.core.endings import ending
+from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import Books
-from finetune_operator.kubernetes.translate.job import job_seen
+from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import Progress
 
@@ -73,37 +73,37 @@ ENDINGS = {
 def test_how_an_attempt_ended(case):
     condition, state, more, outcome, words, code = case
     pod = Pod(a_pod(state, phase="Failed", **more)) if state else None
-    seen = job_seen(NAME, a_job(condition), pod, NOW)
-    end = ending(ATTEMPT, seen)
+    seen = observe_job(NAME, a_job(condition), pod, NOW)
+    end = classify_ending(ATTEMPT, seen)
     assert (end.outcome, seen.exit_code) == (outcome, code)
     assert words in end.message
 
 
 def test_the_pod_tells_who_evicted_it_and_where():
     pod = Pod(a_pod(ended(75), disrupted("EvictionByEvictionAPI", "Eviction API: evicting"), phase="Failed"))
-    assert job_seen(NAME, a_job(FAILED), pod, NOW).disruption == (
+    assert observe_job(NAME, a_job(FAILED), pod, NOW).disruption == (
         "EvictionByEvictionAPI on spot-1: Eviction API: evicting"
     )
 
 
 def test_a_job_that_was_deleted_runs_until_its_pod_is_gone():
-    books = Books()
-    books.note_pod(a_pod(running()))
+    books = ResourceCache()
+    books.update_pod(a_pod(running()))
     alive = books.pods["team", NAME]
-    assert job_seen(NAME, None, alive, NOW).state is JobState.RUNNING
-    assert books.note_pod(a_pod(ended(75, SAVED), phase="Failed"), gone=True) == Key("team", "demo")
-    assert job_seen(NAME, None, books.pods["team", NAME], NOW).exit_code == 75
+    assert observe_job(NAME, None, alive, NOW).state is JobState.RUNNING
+    assert books.update_pod(a_pod(ended(75, SAVED), phase="Failed"), gone=True) == Key("team", "demo")
+    assert observe_job(NAME, None, books.pods["team", NAME], NOW).exit_code == 75
 
 
 def test_a_job_that_was_deleted_when_it_had_just_finished_has_finished():
     pod = Pod(a_pod(ended(0, DONE, "Completed"), phase="Succeeded"), gone=True)
-    seen = job_seen(NAME, None, pod, NOW)
-    assert ending(ATTEMPT, seen).outcome is Outcome.SUCCEEDED
+    seen = observe_job(NAME, None, pod, NOW)
+    assert classify_ending(ATTEMPT, seen).outcome is Outcome.SUCCEEDED
 
 
 def test_a_job_that_is_gone_with_all_that_anybody_knew_is_none():
-    assert job_seen(NAME, None, None, NOW) is None
-    assert job_seen(NAME, None, Pod(a_pod(running()), gone=True), NOW) is None
+    assert observe_job(NAME, None, None, NOW) is None
+    assert observe_job(NAME, None, Pod(a_pod(running()), gone=True), NOW) is None
 
 
 WAITINGS = {
@@ -157,71 +157,71 @@ WAITINGS = {
 
 @pytest.mark.parametrize(("pod", "warning", "reason", "mend"), WAITINGS.values(), ids=WAITINGS)
 def test_what_holds_an_attempt_up_is_named_with_its_mend(pod, warning, reason, mend):
-    seen = job_seen(NAME, a_job(), Pod(pod) if pod else None, NOW, warning=warning)
-    assert seen.waiting.reason is reason
-    assert mend in seen.waiting.message
+    seen = observe_job(NAME, a_job(), Pod(pod) if pod else None, NOW, warning=warning)
+    assert seen.blocker.reason is reason
+    assert mend in seen.blocker.message
 
 
 def test_a_pod_that_is_on_its_way_waits_for_nothing():
-    assert job_seen(NAME, a_job(), Pod(a_pod(waiting("ContainerCreating"), phase="Pending")), NOW).waiting is None
-    assert job_seen(NAME, a_job(), None, NOW).waiting is None
-    assert job_seen(NAME, a_job(), Pod(a_pod(running())), NOW).waiting is None
+    assert observe_job(NAME, a_job(), Pod(a_pod(waiting("ContainerCreating"), phase="Pending")), NOW).blocker is None
+    assert observe_job(NAME, a_job(), None, NOW).blocker is None
+    assert observe_job(NAME, a_job(), Pod(a_pod(running())), NOW).blocker is None
 
 
 def test_a_pod_that_is_being_stopped_within_its_time_is_no_zombie():
     soon = (NOW + timedelta(seconds=10)).isoformat()
-    assert job_seen(NAME, a_job(), Pod(a_pod(running(), deletionTimestamp=soon)), NOW).waiting is None
+    assert observe_job(NAME, a_job(), Pod(a_pod(running(), deletionTimestamp=soon)), NOW).blocker is None
 
 
 def test_books_forget_what_a_whole_list_does_not_have_and_keep_last_words():
-    books = Books()
+    books = ResourceCache()
     pipeline = {"metadata": {"namespace": "team", "name": "demo"}}
     other = {"metadata": {"namespace": "team", "name": "gone"}}
     for known in (pipeline, other):
-        books.note_pipeline(known)
-    books.note_job(a_job())
-    books.note_pod(a_pod(ended(75, SAVED), phase="Failed"))
-    assert books.sweep(finetunepipelines=[pipeline]) == {Key("team", "demo")}
+        books.update_pipeline(known)
+    books.update_job(a_job())
+    books.update_pod(a_pod(ended(75, SAVED), phase="Failed"))
+    assert books.replace(finetunepipelines=[pipeline]) == {Key("team", "demo")}
     assert books.jobs == {}
     assert books.pods["team", NAME].gone
     assert books.pods["team", NAME].exit_code == 75
-    books.sweep()
+    books.replace()
     assert books.pods == {}
 
 
 def test_an_older_view_of_a_pod_does_not_undo_its_end():
-    books = Books()
-    books.note_pod(a_pod(ended(75, SAVED), phase="Failed"))
-    books.note_pod(a_pod(running()))
+    books = ResourceCache()
+    books.update_pod(a_pod(ended(75, SAVED), phase="Failed"))
+    books.update_pod(a_pod(running()))
     assert books.pods["team", NAME].exit_code == 75
-    books.note_pod(a_pod(running()), gone=True)
-    books.note_pod(a_pod(running()))
+    books.update_pod(a_pod(running()), gone=True)
+    books.update_pod(a_pod(running()))
     pod = books.pods["team", NAME]
-    assert (pod.exit_code, pod.message.interruption.saved_step, pod.gone) == (75, 40, True)
+    assert (pod.exit_code, pod.termination_message.interruption.saved_step, pod.gone) == (75, 40, True)
 
 
 def test_a_pod_that_was_turned_away_stays_so_whatever_an_older_view_says():
-    books = Books()
-    books.note_pod(a_pod(None, phase="Failed", status={"reason": "NodeAffinity", "message": "no"}))
-    books.note_pod(a_pod(None, phase="Pending"))
-    assert books.pods["team", NAME].over
+    books = ResourceCache()
+    books.update_pod(a_pod(None, phase="Failed", status={"reason": "NodeAffinity", "message": "no"}))
+    books.update_pod(a_pod(None, phase="Pending"))
+    assert books.pods["team", NAME].finished
     assert books.pods["team", NAME].disruption
 
 
 def test_what_is_heard_of_the_end_of_a_pod_after_it_has_gone_is_kept():
-    books = Books()
-    books.note_pod(a_pod(running()), gone=True)
-    books.note_pod(a_pod(ended(75, SAVED), phase="Failed"))
+    books = ResourceCache()
+    books.update_pod(a_pod(running()), gone=True)
+    books.update_pod(a_pod(ended(75, SAVED), phase="Failed"))
     pod = books.pods["team", NAME]
     assert (pod.exit_code, pod.gone) == (75, True)
 
 
 def test_of_two_pods_of_one_job_the_younger_counts():
-    books = Books()
+    books = ResourceCache()
     young = a_pod(running())
     young["metadata"] |= {"name": "young", "creationTimestamp": "2030-01-01T00:01:00Z"}
-    books.note_pod(young)
-    books.note_pod(a_pod(ended(137)), gone=True)
+    books.update_pod(young)
+    books.update_pod(a_pod(ended(137)), gone=True)
     assert books.pods["team", NAME].name == "young"
 
 
@@ -229,7 +229,7 @@ def test_where_it_was_in_the_end_counts_more_than_what_it_said_when_it_was_asked
     where = {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 41, "startStep": 7}
     said = json.dumps({"interruption": {"step": 41, "savedStep": 41}, "progress": where})
     asked = Progress(stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30)
-    job = job_seen(NAME, a_job(over("Failed")), Pod(a_pod(ended(75, said), phase="Failed")), NOW, progress=asked)
+    job = observe_job(NAME, a_job(over("Failed")), Pod(a_pod(ended(75, said), phase="Failed")), NOW, progress=asked)
     assert (job.progress.step, job.progress.start_step) == (41, 7)
-    silent = job_seen(NAME, a_job(over("Failed")), Pod(a_pod(ended(75, SAVED), phase="Failed")), NOW, progress=asked)
+    silent = observe_job(NAME, a_job(over("Failed")), Pod(a_pod(ended(75, SAVED), phase="Failed")), NOW, progress=asked)
     assert silent.progress == asked

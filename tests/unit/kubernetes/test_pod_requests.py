@@ -15,16 +15,16 @@ from finetune_operator.api.stages.base import Serving
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.pods import probe as module
 from finetune_operator.kubernetes.pods import progress as pages_module
-from finetune_operator.kubernetes.pods.http import LARGEST, ask
-from finetune_operator.kubernetes.pods.probe import Answer, Answers
-from finetune_operator.kubernetes.pods.progress import ProgressPages, port_of
+from finetune_operator.kubernetes.pods.http import MAX_RESPONSE_BYTES, request
+from finetune_operator.kubernetes.pods.probe import ProbeResult, ServerProbe
+from finetune_operator.kubernetes.pods.progress import ProgressPoller, metrics_port
 from finetune_operator.kubernetes.translate.pod import Pod
 
 A_POD = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)
 
 
-def answer_of(answers) -> Answer | None:
+def answer_of(answers) -> ProbeResult | None:
     """Ask a server for its first answer."""
 
     async def story():
@@ -35,13 +35,13 @@ def answer_of(answers) -> Answer | None:
     return asyncio.run(asyncio.wait_for(story(), 20))
 
 
-async def settled(session) -> Answer | None:
+async def settled(session) -> ProbeResult | None:
     """Give what is known when somebody has been told to look again."""
     told = asyncio.Queue()
-    asked = Answers(session, told.put_nowait)
-    assert asked.of(A_POD, "demo", SERVING) is None
+    asked = ServerProbe(session, told.put_nowait)
+    assert asked.result(A_POD, "demo", SERVING) is None
     assert await told.get() == Key("team", "demo")
-    return asked.of(A_POD, "demo", SERVING)
+    return asked.result(A_POD, "demo", SERVING)
 
 
 def saying(text: str, status: int = 200):
@@ -52,19 +52,19 @@ def saying(text: str, status: int = 200):
 
 
 def test_what_it_says_is_the_answer():
-    assert answer_of(saying('{"choices": [{"text": " world"}]}')) == Answer(" world")
+    assert answer_of(saying('{"choices": [{"text": " scenario"}]}')) == ProbeResult(" scenario")
 
 
 def test_an_answer_in_pieces_is_put_together():
     async def answers(request):
         response = web.StreamResponse()
         await response.prepare(request)
-        for piece in ('{"choices": [{"te', 'xt": " world"}]}'):
+        for piece in ('{"choices": [{"te', 'xt": " scenario"}]}'):
             await response.write(piece.encode())
             await asyncio.sleep(0.05)
         return response
 
-    assert answer_of(answers) == Answer(" world")
+    assert answer_of(answers) == ProbeResult(" scenario")
 
 
 def test_it_cannot_send_the_operator_elsewhere():
@@ -84,12 +84,12 @@ def test_an_endless_answer_is_cut():
             response = web.StreamResponse()
             await response.prepare(request)
             for _ in range(100):
-                await response.write(b"x" * (LARGEST // 4))
+                await response.write(b"x" * (MAX_RESPONSE_BYTES // 4))
             return response
 
         async with answering(answers) as port, aiohttp.ClientSession() as session:
-            _, content = await ask(session, f"http://127.0.0.1:{port}/")
-            assert len(content) == LARGEST
+            _, content = await request(session, f"http://127.0.0.1:{port}/")
+            assert len(content) == MAX_RESPONSE_BYTES
 
     asyncio.run(asyncio.wait_for(story(), 20))
 
@@ -108,8 +108,8 @@ def test_a_look_does_not_wait_for_a_server_that_thinks():
     async def story():
         async with answering(never) as port, aiohttp.ClientSession() as session:
             with patch.multiple(module, PORT=port):
-                asked, began = Answers(session), time.monotonic()
-                assert asked.of(A_POD, "demo", SERVING) is None
+                asked, began = ServerProbe(session), time.monotonic()
+                assert asked.result(A_POD, "demo", SERVING) is None
                 assert time.monotonic() - began < 1
                 await asked.close()
 
@@ -117,22 +117,22 @@ def test_a_look_does_not_wait_for_a_server_that_thinks():
 
 
 async def forgotten(asked):
-    asked.forget_all_but(set())
+    asked.retain(set())
 
 
-@pytest.mark.parametrize("end", [forgotten, Answers.close])
+@pytest.mark.parametrize("end", [forgotten, ServerProbe.close])
 def test_nobody_asks_on_behalf_of_a_pod_that_is_forgotten_or_of_an_operator_that_ends(end):
     async def story():
         async with answering(never) as port, aiohttp.ClientSession() as session:
             with patch.multiple(module, PORT=port):
-                asked = Answers(session)
-                asked.of(A_POD, "demo", SERVING)
-                [task] = asked.errands.tasks.values()
+                asked = ServerProbe(session)
+                asked.result(A_POD, "demo", SERVING)
+                [task] = asked.requests.tasks.values()
                 await asyncio.sleep(0.1)
                 await end(asked)
                 await asyncio.wait([task], timeout=5)
                 assert task.cancelled()
-                assert asked.errands.tasks == {}
+                assert asked.requests.tasks == {}
 
     asyncio.run(asyncio.wait_for(story(), 20))
 
@@ -150,7 +150,7 @@ def test_nobody_there_is_said_after_some_tries():
 def test_only_a_port_is_a_port(text, port):
     pod = a_pod(running())
     pod["spec"]["containers"] = [{"name": "stage", "env": [{"name": "FINETUNE_METRICS_PORT", "value": text}]}]
-    assert port_of(Pod(pod)) == port
+    assert metrics_port(Pod(pod)) == port
 
 
 def training(port: int, **meta) -> Pod:
@@ -170,7 +170,7 @@ def with_pages(answers, story):
     async def whole():
         async with answering(answers) as port, aiohttp.ClientSession() as session:
             told = asyncio.Queue()
-            pages = ProgressPages(session, told.put_nowait)
+            pages = ProgressPoller(session, told.put_nowait)
             try:
                 return await story(pages, training(port), told)
             finally:
@@ -181,10 +181,10 @@ def with_pages(answers, story):
 
 def test_what_a_pod_says_of_its_progress_is_there_for_the_look_that_follows_the_news():
     async def story(pages, pod, told):
-        assert pages.of(pod) is None
+        assert pages.latest(pod) is None
         assert await told.get() == Key("team", "demo")
-        assert pages.of(pod).step == 3
-        assert pages.of(Pod(pod.raw, gone=True)).step == 3
+        assert pages.latest(pod).step == 3
+        assert pages.latest(Pod(pod.raw, gone=True)).step == 3
 
     with_pages(saying(at(3)), story)
 
@@ -193,7 +193,7 @@ def test_a_hundred_pods_that_do_not_answer_keep_no_look_waiting():
     async def story(pages, pod, _told):
         began = time.monotonic()
         for number in range(100):
-            assert pages.of(training(port_of(pod), uid=f"uid-{number}")) is None
+            assert pages.latest(training(metrics_port(pod), uid=f"uid-{number}")) is None
         assert time.monotonic() - began < 1
 
     with_pages(never, story)
@@ -201,10 +201,10 @@ def test_a_hundred_pods_that_do_not_answer_keep_no_look_waiting():
 
 def test_a_pod_that_is_over_is_asked_no_more():
     async def story(pages, pod, _told):
-        pages.of(pod)
+        pages.latest(pod)
         await asyncio.sleep(0.1)
-        assert pages.of(Pod(pod.raw, gone=True)) is None
-        assert pages.errands.tasks == {}
+        assert pages.latest(Pod(pod.raw, gone=True)) is None
+        assert pages.requests.tasks == {}
 
     with_pages(never, story)
 
@@ -214,11 +214,11 @@ def test_a_pod_that_never_answers_is_asked_less_and_less_often(answer, waits):
     async def story(pages, pod, _told):
         found = []
         for _ in waits:
-            pages.of(pod)
-            await asyncio.gather(*pages.errands.tasks.values())
+            pages.latest(pod)
+            await asyncio.gather(*pages.requests.tasks.values())
             page = pages.pages[pod.uid]
             found.append(page.wait)
-            page.asked -= page.wait
+            page.requested_at -= page.wait
         return found
 
     assert with_pages(saying(answer), story) == waits
@@ -233,8 +233,8 @@ def test_a_pod_is_not_asked_again_before_its_time():
 
     async def story(pages, pod, told):
         for _ in range(5):
-            pages.of(pod)
-            await asyncio.gather(*pages.errands.tasks.values())
+            pages.latest(pod)
+            await asyncio.gather(*pages.requests.tasks.values())
         assert told.qsize() == 1
 
     with_pages(answers, story)
@@ -243,10 +243,10 @@ def test_a_pod_is_not_asked_again_before_its_time():
 
 def test_the_same_words_again_are_no_news():
     async def story(pages, pod, told):
-        with patch.object(pages_module, "EVERY_SECONDS", 0.0):
+        with patch.object(pages_module, "POLL_SECONDS", 0.0):
             for _ in range(3):
-                pages.of(pod)
-                await asyncio.gather(*pages.errands.tasks.values())
+                pages.latest(pod)
+                await asyncio.gather(*pages.requests.tasks.values())
         return told.qsize()
 
     assert with_pages(saying(at(3)), story) == 1
@@ -255,8 +255,8 @@ def test_the_same_words_again_are_no_news():
 @pytest.mark.parametrize("text", [at(3, note="x" * (64 << 10)), "[" * 10_000, "null", at(2**70), ""])
 def test_what_is_too_long_or_no_progress_is_none(text):
     async def story(pages, pod, _told):
-        pages.of(pod)
-        await asyncio.gather(*pages.errands.tasks.values())
-        return pages.of(pod)
+        pages.latest(pod)
+        await asyncio.gather(*pages.requests.tasks.values())
+        return pages.latest(pod)
 
     assert with_pages(saying(text), story) is None

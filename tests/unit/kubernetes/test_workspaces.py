@@ -6,21 +6,21 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from support.fake_api import Store
+from support.fake_api import FakeApi
 from support.pods import over
-from support.scenario import World, a_pipeline
+from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.core.observation import Waiting
+from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import CreateJob, Expire
+from finetune_operator.core.plan import CreateJob, DeletePipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import Books
+from finetune_operator.kubernetes.cache import ResourceCache
 from finetune_operator.kubernetes.client import ApiError
 from finetune_operator.kubernetes.cluster import KubernetesCluster
-from finetune_operator.kubernetes.pods.probe import NoAnswers
-from finetune_operator.kubernetes.pods.progress import NoPages
+from finetune_operator.kubernetes.pods.probe import NoProbe
+from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.kubernetes.resources import claim as volume
 from finetune_operator.reconcile import reconcile
 
@@ -32,9 +32,9 @@ class Sharing:
     """Two pipelines that were told to work on one claim."""
 
     def __init__(self):
-        self.store, self.books = Store(), Books()
+        self.store, self.books = FakeApi(), ResourceCache()
         self.store.put(f"{CLAIMS}/shared", {})
-        self.cluster = KubernetesCluster(self.store, self.books, NoPages(), NoAnswers())
+        self.cluster = KubernetesCluster(self.store, self.books, NoProgress(), NoProbe())
         self.pipelines = {name: self.submit(name, born) for name, born in (("older", "2030"), ("younger", "2031"))}
 
     def submit(self, name, born):
@@ -45,17 +45,17 @@ class Sharing:
     def tell(self, name, born, **status):
         meta = {"namespace": "team", "name": name, "uid": f"uid-{name}", "creationTimestamp": born}
         spec = {"workspace": {"existingClaim": "shared"}}
-        self.books.note_pipeline({"metadata": meta, "spec": spec, "status": status})
+        self.books.update_pipeline({"metadata": meta, "spec": spec, "status": status})
 
     async def begin(self, name):
-        world = World(self.pipelines[name].spec, name=name).settle()
-        [job] = world.cluster.jobs.values()
+        scenario = Scenario(self.pipelines[name].spec, name=name).reconcile_until_stable()
+        [job] = scenario.cluster.jobs.values()
         template = replace(job.template, name=f"{name}-prepare-a1")
         try:
             await self.cluster.apply(self.pipelines[name], [CreateJob(template)])
         except ClusterError:
             observed = await self.cluster.observe(self.pipelines[name])
-            return observed.refused[template.name].reason
+            return observed.blocked[template.name].reason
         return None
 
     @property
@@ -87,7 +87,7 @@ def test_the_claim_is_free_when_the_younger_ones_job_is_over(sharing):
     asyncio.run(sharing.begin("younger"))
     sharing.tell("older", "2030")
     [job] = sharing.books.jobs.values()
-    sharing.books.note_job({**job, "status": {"conditions": [over("Failed")]}})
+    sharing.books.update_job({**job, "status": {"conditions": [over("Failed")]}})
     assert asyncio.run(sharing.begin("older")) is None
 
 
@@ -106,7 +106,7 @@ def test_a_job_that_is_over_frees_the_claim_also_where_nobody_can_write_that_int
     sharing.tell("younger", "2031", stages={"prepare": {"attempts": [running]}})
     sharing.tell("older", "2030")
     assert asyncio.run(sharing.begin("older")) is Reason.WORKSPACE_IN_USE
-    sharing.books.note_job({**job, "status": {"conditions": [over("Complete")]}})
+    sharing.books.update_job({**job, "status": {"conditions": [over("Complete")]}})
     assert asyncio.run(sharing.begin("older")) is None
 
 
@@ -137,9 +137,9 @@ class Own:
     """A pipeline that is over, and the claim that the operator made for it; edited meanwhile."""
 
     def __init__(self, before=None, after=None):
-        self.store = Store()
+        self.store = FakeApi()
         made = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline(workspace=before or {}))
-        self.store.put(CLAIM, volume.claim(made))
+        self.store.put(CLAIM, volume.build_claim(made))
         self.generation = 1
         self.edit(after or {})
         self.restart()
@@ -152,7 +152,7 @@ class Own:
         self.store.put(PIPELINE, {"metadata": meta, "spec": spec, "status": status})
 
     def restart(self):
-        self.cluster = KubernetesCluster(self.store, Books(), NoPages(), NoAnswers())
+        self.cluster = KubernetesCluster(self.store, ResourceCache(), NoProgress(), NoProbe())
 
     def look(self):
         with suppress(ClusterError):
@@ -208,7 +208,7 @@ def test_a_refusal_to_keep_the_workspace_is_told_and_tried_once_a_look():
     own.store.unchangeable["ownerReferences"] = FORBIDDEN
     for _ in range(3):
         own.look()
-    assert own.store.deeds.count(f"refuse {CLAIM}") == 3
+    assert own.store.writes.count(f"refuse {CLAIM}") == 3
     assert "workspace.whenDeleted: cannot set an ownerRef" in own.ready["message"]
     own.store.unchangeable.clear()
     own.look()
@@ -223,7 +223,7 @@ def test_a_pipeline_is_not_deleted_while_its_workspace_would_go_with_it_against_
     async def story():
         pipeline = await own.cluster.read(Key("team", "demo"))
         await own.cluster.observe(pipeline)
-        await own.cluster.apply(pipeline, [Expire()])
+        await own.cluster.apply(pipeline, [DeletePipeline()])
 
     with pytest.raises(ClusterError):
         asyncio.run(story())
@@ -296,12 +296,12 @@ def test_what_a_claim_cannot_become_is_said_at_once_with_its_mend_and_read_once(
 
 
 def test_a_workspace_that_cannot_be_what_is_asked_stops_no_work():
-    stage = World().settle()
-    held = Waiting(Reason.VOLUME_NOT_READY, "workspace.size: no")
+    stage = Scenario().reconcile_until_stable()
+    held = Blocker(Reason.VOLUME_NOT_READY, "workspace.size: no")
     observe = stage.cluster.observe
 
     async def observed(pipeline):
-        return replace(await observe(pipeline), workspace=held)
+        return replace(await observe(pipeline), workspace_blocker=held)
 
     stage.cluster.observe = observed
     stage.finish()

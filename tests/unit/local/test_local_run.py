@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli_workspace import STAGES, Desk
+from support.cli_workspace import STAGES, CliWorkspace
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def desk(tmp_path: Path) -> CliWorkspace:
+    return CliWorkspace(tmp_path)
 
 
-def test_a_pipeline_runs_through_and_a_second_run_starts_nothing(desk: Desk) -> None:
+def test_a_pipeline_runs_through_and_a_second_run_starts_nothing(desk: CliWorkspace) -> None:
     first = desk.do("run")
     assert first.returncode == 0, first.stdout + first.stderr
     assert {name: stage["state"] for name, stage in desk.status["stages"].items()} == dict.fromkeys(STAGES, "Succeeded")
@@ -30,7 +30,7 @@ def test_a_pipeline_runs_through_and_a_second_run_starts_nothing(desk: Desk) -> 
     assert desk.processes() == []
 
 
-def test_evictions_are_interruptions_and_the_command_says_what_they_cost(desk: Desk) -> None:
+def test_evictions_are_interruptions_and_the_command_says_what_they_cost(desk: CliWorkspace) -> None:
     desk.env("train", STEPS="60", STEP_SECONDS="0.03", SAVE_EVERY="7")
     done = desk.do("run", "--evict", "train@15", "--kill", "train@40")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,7 +45,7 @@ def test_evictions_are_interruptions_and_the_command_says_what_they_cost(desk: D
     assert f"{desk.status['lostSteps']} steps" in done.stdout
 
 
-def test_ctrl_c_stops_as_an_eviction_would_and_the_next_run_goes_on(desk: Desk) -> None:
+def test_ctrl_c_stops_as_an_eviction_would_and_the_next_run_goes_on(desk: CliWorkspace) -> None:
     desk.env("train", STEPS="80", STEP_SECONDS="0.05")
     running = desk.start()
     while "train" not in (desk.status["stages"] if (desk.run_folder / "pipeline.json").exists() else {}) or (
@@ -65,7 +65,7 @@ def test_ctrl_c_stops_as_an_eviction_would_and_the_next_run_goes_on(desk: Desk) 
     assert desk.status["stages"]["train"]["attempts"][-1]["startStep"] >= 5
 
 
-def test_a_failure_is_tried_again_and_a_hopeless_one_is_not(desk: Desk) -> None:
+def test_a_failure_is_tried_again_and_a_hopeless_one_is_not(desk: CliWorkspace) -> None:
     desk.env("train", EXIT_AT="3:65")
     failed = desk.do("run")
     assert failed.returncode == 1
@@ -79,7 +79,7 @@ def test_a_failure_is_tried_again_and_a_hopeless_one_is_not(desk: Desk) -> None:
     assert desk.starts("prepare") == ["work", "again"]  # asked whether its work is there, and it is
 
 
-def test_below_the_gate_nothing_is_deployed_and_the_exit_code_says_so(desk: Desk) -> None:
+def test_below_the_gate_nothing_is_deployed_and_the_exit_code_says_so(desk: CliWorkspace) -> None:
     desk.env("evaluate", SCORE="0.5")
     assert desk.do("run").returncode == 3
     states = {name: stage["state"] for name, stage in desk.status["stages"].items()}
@@ -92,31 +92,31 @@ def test_below_the_gate_nothing_is_deployed_and_the_exit_code_says_so(desk: Desk
     assert desk.do("run").returncode == 3  # although nothing waited for the gate
 
 
-def test_an_edit_reruns_what_it_touches_and_plan_said_so(desk: Desk) -> None:
+def test_an_edit_reruns_what_it_touches_and_plan_said_so(desk: CliWorkspace) -> None:
     assert desk.do("run").returncode == 0
     spec = desk.manifest["spec"]
     spec["evaluate"]["tasks"]["task"]["fewShot"] = 2
-    foretold = {s["stage"]: s["doing"] for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
+    foretold = {s["stage"]: s["action"] for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
     assert foretold == {"prepare": "reuse", "train": "reuse", "evaluate": "run", "push": "run", "deploy": "run"}
     assert desk.do("run").returncode == 0
     assert [len(desk.starts(stage)) for stage in STAGES] == [1, 1, 2, 2, 2]
     spec["train"]["lora"] = {"rank": 4}
     foretold = {s["stage"]: s for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
-    assert foretold["prepare"]["doing"] == "reuse"
-    assert foretold["train"]["doing"] == "run"
+    assert foretold["prepare"]["action"] == "reuse"
+    assert foretold["train"]["action"] == "run"
     assert "spec.train.lora.rank: 16 → 4" in foretold["train"]["why"]
     before = desk.status["stages"]["train"]["identity"]
     assert desk.do("run").returncode == 0
     assert desk.status["stages"]["train"]["identity"] == foretold["train"]["identity"] != before
 
 
-def test_other_resources_resume_what_was_begun(desk: Desk) -> None:
+def test_other_resources_resume_what_was_begun(desk: CliWorkspace) -> None:
     desk.env("train", STEPS="12", SAVE_EVERY="3", EXIT_AT="7:65")
     assert desk.do("run").returncode == 1
     before = desk.status["stages"]["train"]
     desk.manifest["spec"]["train"]["resources"] = {"memory": "8Gi"}
     foretold = {s["stage"]: s for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
-    assert foretold["train"]["doing"] == "resume"
+    assert foretold["train"]["action"] == "resume"
     assert "spec.train.resources.memory: absent → 8Gi" in foretold["train"]["why"]
     assert desk.do("run").returncode == 0
     train = desk.status["stages"]["train"]
@@ -124,7 +124,7 @@ def test_other_resources_resume_what_was_begun(desk: Desk) -> None:
     assert train["attempts"][-1]["startStep"] == 6
 
 
-def test_data_that_changed_in_place_is_other_data(desk: Desk) -> None:
+def test_data_that_changed_in_place_is_other_data(desk: CliWorkspace) -> None:
     data = desk.folder / "material" / "data.jsonl"
     data.write_text("one\n")
     assert desk.do("run").returncode == 0
@@ -133,7 +133,7 @@ def test_data_that_changed_in_place_is_other_data(desk: Desk) -> None:
     assert [len(desk.starts(stage)) for stage in STAGES] == [2, 2, 2, 2, 2]
 
 
-def test_two_runs_do_not_share_a_work_folder(desk: Desk) -> None:
+def test_two_runs_do_not_share_a_work_folder(desk: CliWorkspace) -> None:
     desk.env("prepare", STEPS="60", STEP_SECONDS="0.05")
     first = desk.start()
     while not (desk.run_folder / "pipeline.json").exists():
@@ -145,7 +145,7 @@ def test_two_runs_do_not_share_a_work_folder(desk: Desk) -> None:
     first.communicate(timeout=60)
 
 
-def test_killing_the_command_at_random_moments_loses_nothing(desk: Desk) -> None:
+def test_killing_the_command_at_random_moments_loses_nothing(desk: CliWorkspace) -> None:
     for stage in STAGES:
         desk.env(stage, STEPS="25", STEP_SECONDS="0.04", SAVE_EVERY="2")
     chance = random.Random(20)  # which moments does not matter, that they differ does
@@ -170,7 +170,7 @@ def test_killing_the_command_at_random_moments_loses_nothing(desk: Desk) -> None
     assert_whole(desk)
 
 
-def assert_whole(desk: Desk) -> None:
+def assert_whole(desk: CliWorkspace) -> None:
     assert desk.processes() == []
     assert desk.status["phase"] == "Succeeded"
     for name, stage in desk.status["stages"].items():
@@ -183,7 +183,7 @@ def assert_whole(desk: Desk) -> None:
         assert len(desk.starts(name)) <= last["number"], desk.starts(name)
 
 
-def test_a_damaged_work_folder_is_named_and_the_finished_work_is_found_again(desk: Desk) -> None:
+def test_a_damaged_work_folder_is_named_and_the_finished_work_is_found_again(desk: CliWorkspace) -> None:
     assert desk.do("run").returncode == 0
     file = desk.run_folder / "pipeline.json"
     file.write_text(file.read_text()[:200])
@@ -192,13 +192,13 @@ def test_a_damaged_work_folder_is_named_and_the_finished_work_is_found_again(des
         assert refused.returncode == 1, verb
         assert "pipeline.json cannot be read" in refused.stderr
     file.unlink()
-    foretold = {s["stage"]: s["doing"] for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
+    foretold = {s["stage"]: s["action"] for s in json.loads(desk.do("plan", "--json").stdout)["stages"]}
     assert foretold == dict.fromkeys(STAGES, "reuse")
     assert desk.do("run").returncode == 0
     assert [desk.starts(stage) for stage in STAGES] == [["work", "again"]] * 5
 
 
-def test_a_work_folder_belongs_to_one_pipeline(desk: Desk) -> None:
+def test_a_work_folder_belongs_to_one_pipeline(desk: CliWorkspace) -> None:
     assert desk.do("run", "--until", "prepare").returncode == 0
     desk.manifest["metadata"]["name"] = "other"
     refused = desk.do("run")
@@ -206,14 +206,14 @@ def test_a_work_folder_belongs_to_one_pipeline(desk: Desk) -> None:
     assert "belongs to the pipeline default/desk" in refused.stderr
 
 
-def test_until_stops_after_a_stage_and_a_later_run_goes_on(desk: Desk) -> None:
+def test_until_stops_after_a_stage_and_a_later_run_goes_on(desk: CliWorkspace) -> None:
     assert desk.do("run", "--until", "train").returncode == 0
     assert [len(desk.starts(stage)) for stage in STAGES] == [1, 1, 0, 0, 0]
     assert desk.do("run").returncode == 0
     assert [len(desk.starts(stage)) for stage in STAGES] == [1, 1, 1, 1, 1]
 
 
-def test_what_cannot_begin_says_why_and_writes_nothing(desk: Desk) -> None:
+def test_what_cannot_begin_says_why_and_writes_nothing(desk: CliWorkspace) -> None:
     desk.command("run")
     for arguments, words in (
         (["run", "p.yaml", "--workdir", "run"], "pvc://demo/… has no folder on this machine; add --claim demo=FOLDER"),
@@ -240,7 +240,7 @@ def test_what_cannot_begin_says_why_and_writes_nothing(desk: Desk) -> None:
     assert not (desk.run_folder / "pipeline.json").exists()
 
 
-def test_a_result_that_breaks_the_contract_is_a_failure_that_says_so(desk: Desk) -> None:
+def test_a_result_that_breaks_the_contract_is_a_failure_that_says_so(desk: CliWorkspace) -> None:
     code = "import os; open(os.environ['FINETUNE_TERMINATION_LOG'],'w').write('{\"result\": {\"stage\": \"train\"}}')"
     desk.manifest["spec"]["train"] = {"command": [sys.executable, "-c", code], "retries": {"failures": 0}}
     failed = desk.do("run")
@@ -248,7 +248,7 @@ def test_a_result_that_breaks_the_contract_is_a_failure_that_says_so(desk: Desk)
     assert "the process ended with 0, but its termination message keeps not to the stage contract" in failed.stdout
 
 
-def test_logs_tell_the_attempts_apart(desk: Desk) -> None:
+def test_logs_tell_the_attempts_apart(desk: CliWorkspace) -> None:
     desk.manifest["spec"]["prepare"]["command"] = [sys.executable, "-c", "print('hello'); raise SystemExit(64)"]
     assert desk.do("run").returncode == 1
     logs = desk.do("logs", "prepare")

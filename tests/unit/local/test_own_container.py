@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support.cli_workspace import Desk
+from support.cli_workspace import CliWorkspace
 
-from finetune_operator.kubernetes.resources.job import literal
+from finetune_operator.kubernetes.resources.job import escape_expansion
 from finetune_trainer.contract import (
     Environment,
     EvaluateConfig,
@@ -90,7 +90,7 @@ def test_the_manifest_is_valid():
 
 
 def test_the_script_is_the_same_text_in_a_pod_and_on_a_laptop():
-    assert [literal(word) for word in EVALUATE["args"]] == EVALUATE["args"]
+    assert [escape_expansion(word) for word in EVALUATE["args"]] == EVALUATE["args"]
 
 
 def test_its_result_is_one_that_the_operator_believes(place: Place):
@@ -154,7 +154,7 @@ def test_a_workspace_that_cannot_be_written_is_worth_another_attempt(place: Plac
 
 
 def test_the_pipeline_runs_with_it_on_a_laptop(tmp_path):
-    desk = Desk(tmp_path)
+    desk = CliWorkspace(tmp_path)
     mine: dict[str, Any] = copy.deepcopy(MANIFEST)
     for stage in ("prepare", "train", "push"):
         mine["spec"][stage] |= {key: desk.manifest["spec"][stage][key] for key in ("command", "env")}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune_operator.core.observation import JobState
-from finetune_operator.local.job_folder import RUNNER_LOST, is_held, seen
-from finetune_operator.local.runner import ENDED, ORDER, STARTED
+from finetune_operator.local.job_folder import RUNNER_LOST, is_locked, observe_job
+from finetune_operator.local.runner import ENDED, JOB_FILE, STARTED
 
 STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 OBEDIENT = STUBBORN.replace("signal.SIG_IGN", "lambda *_: exit(75)")
@@ -22,7 +22,7 @@ class Job:
         self.folder = folder / "job"
         self.folder.mkdir()
         order = {"command": command, "env": {}, "folder": str(folder), "graceSeconds": grace}
-        (self.folder / ORDER).write_text(json.dumps(order))
+        (self.folder / JOB_FILE).write_text(json.dumps(order))
         self.runner = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -70,11 +70,11 @@ def python(code: str) -> tuple[str, ...]:
 def test_an_eviction_gives_the_process_time_and_is_evidence(tmp_path: Path) -> None:
     job = Job(tmp_path, *python(OBEDIENT), grace=30)
     job.up()
-    assert is_held(job.folder)
+    assert is_locked(job.folder)
     job.order("evict the node is wanted back")
     ended = job.ended()
     assert (ended["code"], ended["disruption"]) == (75, "the node is wanted back")
-    assert not is_held(job.folder)
+    assert not is_locked(job.folder)
 
 
 def test_who_does_not_obey_is_killed_after_the_grace_period(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_killed_runner_takes_its_process_along_and_the_job_is_seen_as_disrupte
     job.runner.kill()
     job.runner.wait()
     wait_for(lambda: not is_alive(pid))
-    found = seen(job.folder)
+    found = observe_job(job.folder)
     assert found
     assert (found.state, found.disruption, found.exit_code) == (JobState.FAILED, RUNNER_LOST, None)
     assert job.start().wait(30) == 0  # a second runner leaves it as it is
@@ -150,4 +150,4 @@ def test_a_signal_is_told_as_a_shell_tells_it(tmp_path: Path) -> None:
 
 def test_a_job_that_was_never_started_is_not_seen(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
-    assert seen(tmp_path / "job") is None
+    assert observe_job(tmp_path / "job") is None

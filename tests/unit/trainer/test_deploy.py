@@ -25,7 +25,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.engines import ENGINES
 from finetune_trainer.runtime.artifacts import seal, verify
-from finetune_trainer.runtime.stage_folder import leave_message
+from finetune_trainer.runtime.stage_folder import write_termination_message
 from finetune_trainer.stages.deploy import shortened
 from finetune_trainer.stop_signal import stop
 
@@ -210,7 +210,7 @@ def test_an_answer_of_any_characters_fits_into_a_termination_message(tmp_path: P
     result = DeployResult(
         identity="d" * 16, digest="sha256:0", url="", answer=shortened(character * 4096), seconds_to_ready=1.0
     )
-    leave_message(environment, TerminationMessage(result=result))
+    write_termination_message(environment, TerminationMessage(result=result))
     assert environment.termination_log.stat().st_size <= 4096
     assert character in result.answer
 

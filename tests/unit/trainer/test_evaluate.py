@@ -116,12 +116,12 @@ def test_the_merged_model_answers_like_the_base_model_with_its_adapter(
 def test_without_an_adapter_the_base_model_itself_is_measured(
     environment: Environment, config: EvaluateConfig, tiny_model: Path
 ) -> None:
-    from finetune_trainer.stages.evaluate import measure, scores_of  # noqa: PLC0415  imports lm_eval
+    from finetune_trainer.stages.evaluate import evaluate_model, scores_of  # noqa: PLC0415  imports lm_eval
 
     scores = scores_of(tiny_model, None, config.recipe, environment)
     assert 0 <= scores["verbs"]["acc"].value <= 1
     result_of(config, environment)
-    base = measure(tiny_model, None, config.recipe, environment)["samples"]["verbs"]
+    base = evaluate_model(tiny_model, None, config.recipe, environment)["samples"]["verbs"]
     of_base = [float(answer[0][0]) for sample in base for answer in sample["resps"]]
     of_adapter = log_likelihoods(config, environment)
     assert max(abs(a - b) for a, b in zip(of_base, of_adapter, strict=True)) > 0.1

@@ -21,7 +21,7 @@ from finetune_trainer.runtime.errors import Interrupted, ServiceUnavailable
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training.checkpoint_manager import Checkpoints
+from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.optimizer import learning_rate
 from finetune_trainer.training.state import State
 
@@ -199,7 +199,7 @@ def test_seconds_alone_make_a_checkpoint_due(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0])
     rule = train_config("m", checkpoint={"every_steps": 500, "every_seconds": 30}).checkpoint
-    with Checkpoints(tmp_path / "checkpoints", rule, {}, b"") as checkpoints:
+    with CheckpointManager(tmp_path / "checkpoints", rule, {}, b"") as checkpoints:
         assert not checkpoints.should_save(7)
         clock[0] += 30
         assert checkpoints.should_save(7)
@@ -226,7 +226,7 @@ def test_early_stopping_counts_validations_in_a_row_and_survives_its_own_json():
     state = State()
     for loss, stops in [(5.0, False), (4.95, False), (4.8, False), (4.75, False), (4.74, True)]:
         state = State.model_validate_json(state.model_dump_json())
-        state.finished_step(1.0, 1, 1)
-        state.validated(loss, rule)
+        state.record_step(1.0, 1, 1)
+        state.record_validation(loss, rule)
         assert state.stopped_early == stops
     assert (state.best_loss, state.best_step) == (4.74, 5)

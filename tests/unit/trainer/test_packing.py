@@ -31,7 +31,7 @@ def write(folder: Path, documents: list[Document]) -> None:
 def documents_in(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
     """Split the rows where positions begin again."""
     found = []
-    for tokens, positions, counted in zip(rows.tokens, rows.positions, rows.counted, strict=True):
+    for tokens, positions, counted in zip(rows.tokens, rows.positions, rows.loss_mask, strict=True):
         starts = [*np.flatnonzero(positions == 0), len(tokens)]
         for first, behind in pairwise(starts):
             assert positions[first:behind].tolist() == list(range(behind - first))
@@ -49,7 +49,7 @@ def test_every_document_stands_whole_in_one_row_and_only_once(tmp_path: Path, le
     paddings = [found for found in documents_in(rows) if found[0][0] == PAD]
     others = [found for found in documents_in(rows) if found[0][0] != PAD]
 
-    assert sorted(others) == sorted((each.tokens.tolist(), each.counted.tolist()) for each in documents)
+    assert sorted(others) == sorted((each.tokens.tolist(), each.loss_mask.tolist()) for each in documents)
     assert all(set(tokens) == {PAD} and not any(counted) for tokens, counted in paddings)
     assert rows.token_count == sum(lengths)
     assert len(rows) * CONTEXT == rows.token_count + sum(len(tokens) for tokens, _ in paddings)
@@ -79,7 +79,7 @@ def test_a_split_without_documents_has_no_rows(tmp_path: Path) -> None:
     for split in SPLITS:
         rows = PackedRows(tmp_path, split)
         assert len(rows) == 0
-        assert rows.tokens.shape == rows.positions.shape == rows.counted.shape == (0, CONTEXT)
+        assert rows.tokens.shape == rows.positions.shape == rows.loss_mask.shape == (0, CONTEXT)
         assert rows.context_length == CONTEXT
 
 

@@ -12,9 +12,9 @@ from support.prepared import counted_texts, make_tokenizer, packed_documents, pr
 from support.stages import environment_in, refusal
 
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.data.chat import ChatFormat
-from finetune_trainer.data.encoding import Encoder, Reader
-from finetune_trainer.data.records import Unusable
+from finetune_trainer.data.chat import ChatTemplate
+from finetune_trainer.data.encoding import Encoder, RecordFormatter
+from finetune_trainer.data.records import InvalidRecord
 
 often = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 texts = st.text(st.sampled_from(" \nabenops the.,éß漢🙂<"), max_size=30)  # no ">", so no special token written out
@@ -35,14 +35,14 @@ def test_the_tokens_are_those_that_evaluation_sees(tokenizer: Any, prompt: str, 
     from lm_eval.api.model import TemplateLM  # noqa: PLC0415  seconds of imports
 
     assume(prompt.strip() and completion.strip())
-    passage = Reader(ChatFormat(tokenizer)).read({"prompt": prompt, "completion": completion})
+    passage = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
     [document] = Encoder(tokenizer).encode([passage])
 
     evaluation = SimpleNamespace(backend="causal", tok_encode=tokenizer.encode)
     context, continuation = TemplateLM._encode_pair(evaluation, prompt, completion)
     assert document.tokens.tolist()[:-1] == tokenizer.encode(prompt + completion)
     if tokenizer.encode(prompt + completion)[: len(context)] == context and prompt == prompt.rstrip():
-        assert document.tokens[document.counted == 1].tolist() == [*continuation, tokenizer.eos_token_id]
+        assert document.tokens[document.loss_mask == 1].tolist() == [*continuation, tokenizer.eos_token_id]
 
 
 @often
@@ -51,7 +51,7 @@ def test_a_token_is_counted_if_it_holds_a_character_of_the_completion(
     tokenizer: Any, prompt: str, completion: str
 ) -> None:
     assume(completion.strip())
-    passage = Reader(ChatFormat(tokenizer)).read({"prompt": prompt, "completion": completion})
+    passage = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
     [document] = Encoder(tokenizer).encode([passage])
 
     # Of a byte-level tokenizer each character of a token is one byte of the text.
@@ -59,8 +59,8 @@ def test_a_token_is_counted_if_it_holds_a_character_of_the_completion(
     behind = 0
     for at, name in enumerate(names):
         behind += 0 if name == "<bos>" else len(name)
-        assert document.counted[at] == (at > 0 and behind > len(prompt.encode()))
-    assert document.counted[-1] == 1
+        assert document.loss_mask[at] == (at > 0 and behind > len(prompt.encode()))
+    assert document.loss_mask[-1] == 1
 
 
 CHATML = (
@@ -104,7 +104,7 @@ class Template:
 
 
 def spoken(template: str, messages: list[dict[str, str]]) -> list[str]:
-    text, spans = ChatFormat(Template(template)).render(messages)
+    text, spans = ChatTemplate(Template(template)).render(messages)
     return [text[first:behind] for first, behind in spans]
 
 
@@ -140,12 +140,12 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_the_user() -> 
 
 
 def test_the_calendar_stands_still() -> None:
-    text, _ = ChatFormat(Template(DATED)).render(TWO_TURNS)
+    text, _ = ChatTemplate(Template(DATED)).render(TWO_TURNS)
     assert text.startswith("26 Jul 2024 ")
 
 
 def test_a_template_that_leaves_the_answer_out_is_said() -> None:
-    with pytest.raises(Unusable, match=r"messages\[1\]: the chat template leaves it out"):
+    with pytest.raises(InvalidRecord, match=r"messages\[1\]: the chat template leaves it out"):
         spoken("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TWO_TURNS)
 
 

@@ -115,11 +115,11 @@ def test_the_pushed_model_says_what_the_base_model_says_with_its_adapter(
 def test_every_variant_of_lora_is_merged_rightly(tmp_path: Path, tiny_model: Path, variant: dict[str, bool]) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.models.merge import merged, with_adapter  # noqa: PLC0415
+    from finetune_trainer.models.merge import merge_adapter, with_adapter  # noqa: PLC0415
 
     adapter = make_adapter(tmp_path / "adapter", tiny_model, **variant)
     beside = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
-    assert (logits(merged(tiny_model, adapter, torch.float32), tiny_model) - beside).abs().max() < 1e-4
+    assert (logits(merge_adapter(tiny_model, adapter, torch.float32), tiny_model) - beside).abs().max() < 1e-4
 
 
 def test_what_is_merged_in_memory_is_what_a_reader_of_the_pushed_model_loads(
@@ -127,10 +127,10 @@ def test_what_is_merged_in_memory_is_what_a_reader_of_the_pushed_model_loads(
 ) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.models.merge import merged  # noqa: PLC0415
+    from finetune_trainer.models.merge import merge_adapter  # noqa: PLC0415
 
     pushed(config, environment)
-    in_memory = merged(tiny_model, environment.stage_dir("train", "first") / "output", torch.bfloat16)
+    in_memory = merge_adapter(tiny_model, environment.stage_dir("train", "first") / "output", torch.bfloat16)
     assert torch.equal(logits(in_memory, target), logits(loaded(target), target))
 
 

@@ -5,7 +5,7 @@ from support.stages import environment_in
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, SourceNotFound
-from finetune_trainer.runtime.sources import existing, fetch_dataset, fetch_model, fetch_tokenizer, locate
+from finetune_trainer.runtime.sources import fetch_dataset, fetch_model, fetch_tokenizer, locate, locate_existing
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_scheme_that_is_no_folder_is_refused(environment: Environment) -> None
 
 def test_what_is_not_there_is_said_with_the_path_that_was_looked_at(tmp_path: Path, environment: Environment) -> None:
     with pytest.raises(SourceNotFound, match=rf"rows\.jsonl: there is no {tmp_path}/manifest/rows.jsonl"):
-        existing("rows.jsonl", environment)
+        locate_existing("rows.jsonl", environment)
 
 
 def test_a_data_set_on_the_disk_is_used_where_it_lies(tmp_path: Path, environment: Environment) -> None:

@@ -9,39 +9,39 @@ import pytest
 from finetune_trainer.contract import Environment, EvaluateResult, Failure, Score, TerminationMessage
 from finetune_trainer.runtime import stage_folder as stage
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.runtime.stage_folder import alone_in, leave_message
+from finetune_trainer.runtime.stage_folder import exclusive, write_termination_message
 
 
 def stay(folder: Path, inside, leave) -> None:
-    with alone_in(folder):
+    with exclusive(folder):
         inside.set()
         leave.wait(60)
 
 
 def test_a_folder_has_one_writer_and_a_killed_one_makes_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "LOCK_PATIENCE", 1)
+    monkeypatch.setattr(stage, "LOCK_TIMEOUT_SECONDS", 1)
     context = multiprocessing.get_context("fork")
     inside, leave = context.Event(), context.Event()
     other = context.Process(target=stay, args=(tmp_path / "x", inside, leave))
     other.start()
     assert inside.wait(60)
-    with pytest.raises(ServiceUnavailable, match="another process works here"), alone_in(tmp_path / "x"):
+    with pytest.raises(ServiceUnavailable, match="another process works here"), exclusive(tmp_path / "x"):
         pass
     other.kill()
     other.join()
-    with alone_in(tmp_path / "x"):
+    with exclusive(tmp_path / "x"):
         assert (tmp_path / "x").is_dir()
 
 
 def test_the_last_words_fit_into_what_the_kubelet_keeps(tmp_path):
     log = tmp_path / "log"
     environment = Environment(workspace=tmp_path, termination_log=log)
-    leave_message(environment, TerminationMessage(failure=Failure(message="ü" * 9000)))
+    write_termination_message(environment, TerminationMessage(failure=Failure(message="ü" * 9000)))
     assert len(log.read_bytes()) <= 4096
     assert json.loads(log.read_bytes())["failure"]["message"].endswith("…")
     metrics = {f"metric_{number}": Score(value=0.123456, stderr=0.0123456) for number in range(9)}
     result = EvaluateResult(identity="i", digest="sha256:0", scores={f"a_task_{n}": metrics for n in range(16)})
-    leave_message(environment, TerminationMessage(result=result))
+    write_termination_message(environment, TerminationMessage(result=result))
     assert len(log.read_bytes()) <= 4096
     told = json.loads(log.read_bytes())["result"]["scores"]
     assert len(told) == 16  # every task keeps its first metrics

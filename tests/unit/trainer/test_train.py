@@ -25,7 +25,7 @@ from finetune_trainer.models.loading import load_base
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, Interrupted, SourceNotFound
 from finetune_trainer.stages import train
-from finetune_trainer.training.batches import Course
+from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.loop import Diverged
 from finetune_trainer.training.model import AdaptedModel, attach_adapter
 from finetune_trainer.training.validation import Validator
@@ -65,13 +65,13 @@ def test_the_result_holds_until_a_byte_of_the_adapter_changes(tiny_model, worksp
     config = train_config(tiny_model, max_steps=3)
     result = run_train(config, workspace)
     assert result.digest == artifacts.digest_of(stage_folder(workspace) / "output")
-    assert train.still_holds(result, config, environment(workspace))
-    assert not train.still_holds(result.model_copy(update={"digest": "sha256:0"}), config, environment(workspace))
+    assert train.is_output_valid(result, config, environment(workspace))
+    assert not train.is_output_valid(result.model_copy(update={"digest": "sha256:0"}), config, environment(workspace))
     weights = stage_folder(workspace) / "output" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
-    assert not train.still_holds(result, config, environment(workspace))
+    assert not train.is_output_valid(result, config, environment(workspace))
     weights.unlink()
-    assert not train.still_holds(result, config, environment(workspace))
+    assert not train.is_output_valid(result, config, environment(workspace))
 
 
 def test_two_runs_give_the_same_bytes_in_every_file_wherever_they_run(tiny_model, workspace, tmp_path):
@@ -192,7 +192,7 @@ def test_a_loss_that_is_no_number_ends_the_stage_and_names_the_step(tmp_path):
     poisoned.tokens[10] = 300
     write_rows(tmp_path, [document(0, 32)] * 7 + [poisoned])
     config = train_config(model, max_steps=4)
-    step = next(step for step in range(4) if 7 in Course.of(config.recipe, 8, config.seed).rows_of(step)) + 1
+    step = next(step for step in range(4) if 7 in StepSampler.of(config.recipe, 8, config.seed).rows_for_step(step)) + 1
     with pytest.raises(Diverged, match=rf"step {step}: the loss is nan.*lower train.optimizer.learningRate"):
         run_train(config, tmp_path)
 

@@ -13,7 +13,7 @@ from finetune_trainer.contract import Lora, ModelSource
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.training.batches import Course, load_batch
+from finetune_trainer.training.batches import StepSampler, load_batch
 from finetune_trainer.training.model import AdaptedModel, attach_adapter, check_isolation
 
 torch.set_num_threads(1)
@@ -68,15 +68,15 @@ def test_a_model_that_lets_documents_see_each_other_is_refused(tiny_model, preci
 
 def test_loss_and_gradients_are_those_of_the_documents_one_by_one(tiny_model, packed, pair):
     model = adapted(tiny_model, lora={"rank": 4, "dropout": 0.0})
-    ours = model.nats(load_batch(packed, np.array([0])))
+    ours = model.loss_sum(load_batch(packed, np.array([0])))
     ours.backward()
     gradients = {name: p.grad.clone() for name, p in model.trainable.items()}
     model.model.zero_grad()
     theirs = torch.zeros(())
     for each in pair:
-        labels = torch.from_numpy(np.where(each.counted, each.tokens, -100).astype(np.int64))[None]
+        labels = torch.from_numpy(np.where(each.loss_mask, each.tokens, -100).astype(np.int64))[None]
         output = model.model(input_ids=torch.from_numpy(each.tokens.astype(np.int64))[None], labels=labels)
-        theirs = theirs + output.loss * int(each.counted[1:].sum())
+        theirs = theirs + output.loss * int(each.loss_mask[1:].sum())
     theirs.backward()
     torch.testing.assert_close(ours, theirs)
     for name, parameter in model.trainable.items():
@@ -100,11 +100,11 @@ def test_five_steps_end_where_hf_trainers_do(tiny_model, tmp_path):
     ours = PeftModel.from_pretrained(ours, tmp_path / "train" / config.identity / "output")
 
     rows = PackedRows(rows_folder, "train")
-    course = Course.of(config.recipe, len(rows), config.seed)
+    course = StepSampler.of(config.recipe, len(rows), config.seed)
     records = []
-    for row in np.concatenate([course.rows_of(step) for step in range(5)]):
+    for row in np.concatenate([course.rows_for_step(step) for step in range(5)]):
         tokens = rows.tokens[row].astype(np.int64)
-        labels = np.where(rows.counted[row], tokens, -100)
+        labels = np.where(rows.loss_mask[row], tokens, -100)
         records.append({"input_ids": tokens, "position_ids": rows.positions[row].astype(np.int64), "labels": labels})
     model = adapted(tiny_model, seed=config.seed, noise=False, **plain).model
     model.config.use_cache = False
@@ -153,7 +153,7 @@ def test_the_head_is_computed_only_where_a_token_counts_and_back_to_normal_after
     seen = []
     head = model.model.get_output_embeddings()
     head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[:-1].numel()))
-    model.nats(batch)
+    model.loss_sum(batch)
     model.model(input_ids=batch.tokens)
     assert seen == [len(batch.targets), 24]
 

@@ -20,7 +20,7 @@ from finetune_trainer.contract.engines import served_name
 from finetune_trainer.contract.environment import Environment
 from finetune_trainer.contract.recipes import (
     Checkpoint,
-    Contract,
+    ContractModel,
     DatasetSource,
     DeployRecipe,
     EarlyStopping,
@@ -58,7 +58,7 @@ __all__ = [
     "AnyConfig",
     "AnyResult",
     "Checkpoint",
-    "Contract",
+    "ContractModel",
     "DatasetSource",
     "DeployConfig",
     "DeployRecipe",

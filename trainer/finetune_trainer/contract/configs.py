@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from finetune_trainer.contract.recipes import (
     Checkpoint,
-    Contract,
+    ContractModel,
     DatasetSource,
     DeployRecipe,
     EvaluateRecipe,
@@ -25,10 +25,10 @@ RESULTS_VERSION = 1
 """Part of every identity; raised when the trainer makes other results from the same config."""
 
 
-class StageConfig(Contract):
+class StageConfig(ContractModel):
     """Common to all stages."""
 
-    execution_fields: ClassVar[frozenset[str]] = frozenset()
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset()
     """Names of fields that say how the stage runs and cannot change what it makes; left out of the identity."""
 
     identity: str
@@ -37,7 +37,7 @@ class StageConfig(Contract):
     seed: int = 0
     """The only source of randomness."""
 
-    def texts(self) -> frozenset[str]:
+    def strings(self) -> frozenset[str]:
         """Give every string in the config; its URIs are among them."""
         return frozenset(_strings(self.model_dump()))
 
@@ -68,7 +68,7 @@ class PrepareConfig(StageConfig):
 class TrainConfig(StageConfig):
     """Train the adapter on what `prepare` packed."""
 
-    execution_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
 
     stage: Literal["train"] = "train"
     prepare: str
@@ -90,7 +90,7 @@ class EvaluateConfig(StageConfig):
     """Numbers of the weights that are measured, as they are going to be pushed; auto: as the base model is stored."""
 
 
-class Lineage(Contract):
+class Lineage(ContractModel):
     """What the model card says about the run; not part of what is pushed, so not of its identity."""
 
     pipeline: str
@@ -106,7 +106,7 @@ class Lineage(Contract):
 class PushConfig(StageConfig):
     """Merge the adapter into the base model and publish it."""
 
-    execution_fields: ClassVar[frozenset[str]] = frozenset({"lineage"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"lineage"})
 
     stage: Literal["push"] = "push"
     prepare: str
@@ -124,7 +124,7 @@ class PushConfig(StageConfig):
 class DeployConfig(StageConfig):
     """Serve what `push` published and ask it once."""
 
-    execution_fields: ClassVar[frozenset[str]] = frozenset({"digest"})  # it follows from `push`
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"digest"})  # it follows from `push`
 
     stage: Literal["deploy"] = "deploy"
     push: str

@@ -16,11 +16,11 @@ GIT_SHA = "FINETUNE_GIT_SHA"
 """The commit that the manifest is from, for the model card."""
 
 
-class Unlocatable(ValueError):
+class InvalidLocation(ValueError):
     """A URI that cannot mean a path here."""
 
 
-class NotMounted(Unlocatable):
+class NotMounted(InvalidLocation):
     """A URI of a claim that this process does not have."""
 
 
@@ -94,11 +94,11 @@ class Environment:
                 claim, _, path = rest.partition("/")
                 return self._in_claim(uri, claim, path)
             case _:
-                raise Unlocatable(f"{uri}: {scheme}:// names no folder; use pvc://CLAIM/PATH")
+                raise InvalidLocation(f"{uri}: {scheme}:// names no folder; use pvc://CLAIM/PATH")
 
     def _beside_manifest(self, path: str) -> Path:
         if self.manifest_dir is None:
-            raise Unlocatable(f"{path}: paths beside the manifest exist on a laptop only; use pvc://CLAIM/PATH")
+            raise InvalidLocation(f"{path}: paths beside the manifest exist on a laptop only; use pvc://CLAIM/PATH")
         return self.manifest_dir / path
 
     def _in_claim(self, uri: str, claim: str, path: str) -> Path:
@@ -107,5 +107,5 @@ class Environment:
             raise NotMounted(f"{uri}: the claim {claim} is not mounted; on a laptop add --claim {claim}=FOLDER")
         target = Path(os.path.realpath(root / path))
         if not target.is_relative_to(os.path.realpath(root)):
-            raise Unlocatable(f"{uri}: leaves the claim {claim}")
+            raise InvalidLocation(f"{uri}: leaves the claim {claim}")
         return target

@@ -19,7 +19,7 @@ TaskName = Annotated[str, StringConstraints(min_length=1, max_length=128, patter
 ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.*-]+$")]
 
 
-class Contract(BaseModel):
+class ContractModel(BaseModel):
     """camelCase outside, snake_case inside; nothing unknown is accepted and nothing is changed afterwards."""
 
     model_config = ConfigDict(
@@ -31,7 +31,7 @@ class Contract(BaseModel):
     )
 
 
-class ModelSource(Contract):
+class ModelSource(ContractModel):
     """The base model: a folder in Hugging Face format."""
 
     uri: Uri
@@ -41,7 +41,7 @@ class ModelSource(Contract):
     """A commit or tag of the hub's repository. For other sources any word; changing it says the content has changed."""
 
 
-class DatasetSource(Contract):
+class DatasetSource(ContractModel):
     """The training records: one JSON Lines, JSON, CSV or Parquet file."""
 
     uri: Uri
@@ -60,7 +60,7 @@ class DatasetSource(Contract):
     """The share of records that may be unusable before the stage fails (exit code 65)."""
 
 
-class PrepareRecipe(Contract):
+class PrepareRecipe(ContractModel):
     """How records become fixed-length rows of tokens."""
 
     context_length: int = Field(default=1024, ge=16, le=131072)
@@ -70,7 +70,7 @@ class PrepareRecipe(Contract):
     """What happens to a record longer than contextLength; how many is in the stage's result."""
 
 
-class Lora(Contract):
+class Lora(ContractModel):
     """The adapter (Hu et al. 2021, arXiv:2106.09685)."""
 
     rank: int = Field(default=16, ge=1, le=1024)
@@ -89,7 +89,7 @@ class Lora(Contract):
     """rslora scales by sqrt(rank) (arXiv:2312.03732); dora also learns magnitudes (arXiv:2402.09353)."""
 
 
-class Optimizer(Contract):
+class Optimizer(ContractModel):
     """AdamW (arXiv:1711.05101) and its schedule."""
 
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
@@ -114,7 +114,7 @@ class Optimizer(Contract):
     """Gradients are scaled down to this norm; 0 leaves them as they are."""
 
 
-class Checkpoint(Contract):
+class Checkpoint(ContractModel):
     """When and how many checkpoints are kept. Changes how a run survives, never its result."""
 
     every_steps: int = Field(default=500, ge=1, le=1_000_000)
@@ -127,7 +127,7 @@ class Checkpoint(Contract):
     """How many of the newest to keep, besides the best one. Two at least, so that a broken one has a predecessor."""
 
 
-class EarlyStopping(Contract):
+class EarlyStopping(ContractModel):
     """Ends training when the validation loss has stopped falling."""
 
     patience: int = Field(default=3, ge=1, le=1000)
@@ -137,7 +137,7 @@ class EarlyStopping(Contract):
     """How much lower the loss must be to count as an improvement."""
 
 
-class TrainRecipe(Contract):
+class TrainRecipe(ContractModel):
     """What determines the adapter's bytes."""
 
     epochs: float | None = Field(default=None, gt=0, le=10000)
@@ -173,12 +173,12 @@ class TrainRecipe(Contract):
     compile: bool = False
     """Compile the model with torch.compile: slower to start, faster to run on a GPU."""
 
-    def passes(self) -> float | None:
+    def effective_epochs(self) -> float | None:
         """Give the epochs to train for, or None where maxSteps says how long."""
         return self.epochs if self.epochs is not None or self.max_steps else 1.0
 
 
-class Task(Contract):
+class Task(ContractModel):
     """One lm-eval task."""
 
     file: Uri | None = None
@@ -191,7 +191,7 @@ class Task(Contract):
     """Only the first so many questions; a score from fewer has a larger standard error."""
 
 
-class Gate(Contract):
+class Gate(ContractModel):
     """What the score must be before anything is deployed."""
 
     task: TaskName
@@ -207,7 +207,7 @@ class Gate(Contract):
     """How many standard errors the score must be above the threshold; 1.645 is 95 % sure that it is not luck."""
 
 
-class EvaluateRecipe(Contract):
+class EvaluateRecipe(ContractModel):
     """What is measured."""
 
     tasks: dict[TaskName, Task] = Field(min_length=1, max_length=16)
@@ -220,7 +220,7 @@ class EvaluateRecipe(Contract):
     """Requests in one forward pass."""
 
 
-class PushRecipe(Contract):
+class PushRecipe(ContractModel):
     """Where the merged model goes."""
 
     target: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=TARGET_PATTERN)]
@@ -239,7 +239,7 @@ def _known_engine(value: str) -> str:
 EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_extra={"enum": sorted(ENGINES)})]
 
 
-class DeployRecipe(Contract):
+class DeployRecipe(ContractModel):
     """How the model is served."""
 
     engine: EngineName = "transformers"

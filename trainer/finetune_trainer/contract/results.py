@@ -13,7 +13,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from finetune_trainer.contract.recipes import Contract
+from finetune_trainer.contract.recipes import ContractModel
 
 TERMINATION_MESSAGE_BYTES = 4096
 """The kubelet keeps no more of a container's termination message."""
@@ -30,7 +30,7 @@ def _in_json(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-Measured = Annotated[float, PlainSerializer(_in_json, when_used="json")]
+JsonFloat = Annotated[float, PlainSerializer(_in_json, when_used="json")]
 """JSON has no NaN and no infinity; as words they can be read again."""
 
 
@@ -40,7 +40,7 @@ def _no_larger(value: int) -> int:
     return value
 
 
-def _if_sayable(value: Number | None) -> Number | None:
+def _drop_oversized(value: Number | None) -> Number | None:
     return value if value is not None and abs(value) <= LARGEST else None  # which NaN is not, either
 
 
@@ -52,16 +52,16 @@ def _in_utc(value: datetime) -> datetime:
         raise ValueError("is no time in UTC") from None
 
 
-Whole = Annotated[int, AfterValidator(_no_larger)]
-Count = Annotated[int | None, AfterValidator(_if_sayable)]
+BoundedInt = Annotated[int, AfterValidator(_no_larger)]
+OptionalInt = Annotated[int | None, AfterValidator(_drop_oversized)]
 """One that an API server could not keep is left out: it is not worth the rest."""
-Figure = Annotated[float | None, AfterValidator(_if_sayable)]
+OptionalFloat = Annotated[float | None, AfterValidator(_drop_oversized)]
 """As Count."""
-Words = Annotated[str, AfterValidator(lambda text: text[:WORDS])]
-Moment = Annotated[datetime, AfterValidator(_in_utc)]
+ShortText = Annotated[str, AfterValidator(lambda text: text[:WORDS])]
+UtcTime = Annotated[datetime, AfterValidator(_in_utc)]
 
 
-class StageResult(Contract):
+class StageResult(ContractModel):
     """Common to all stages; written to result.json in the stage's folder when everything else there is durable."""
 
     identity: str
@@ -74,19 +74,19 @@ class PrepareResult(StageResult):
     """What became of the records."""
 
     stage: Literal["prepare"] = "prepare"
-    records: Whole
+    records: BoundedInt
     """Records read."""
-    invalid: Whole
+    invalid: BoundedInt
     """Records that could not be used."""
-    truncated: Whole
+    truncated: BoundedInt
     """Records cut to the context length."""
-    dropped: Whole
+    dropped: BoundedInt
     """Records left out because they were too long."""
-    train_rows: Whole
+    train_rows: BoundedInt
     """Packed rows to train on."""
-    validation_rows: Whole
+    validation_rows: BoundedInt
     """Packed rows to validate on."""
-    train_tokens: Whole
+    train_tokens: BoundedInt
     """Tokens in them, without padding."""
     data_digest: str
     """sha256:… of the data set's file."""
@@ -98,23 +98,23 @@ class TrainResult(StageResult):
     """The adapter; its digest is that of adapter_model.safetensors and adapter_config.json."""
 
     stage: Literal["train"] = "train"
-    steps: Whole
+    steps: BoundedInt
     """Optimizer steps done."""
-    loss: Measured
+    loss: JsonFloat
     """Mean training loss of the last logging window, in nats a token."""
-    validation_loss: Measured | None = None
+    validation_loss: JsonFloat | None = None
     """Of the adapter that is the result; absent without validation rows."""
-    best_step: Whole
+    best_step: BoundedInt
     """The step whose adapter is the result."""
-    tokens: Whole
+    tokens: BoundedInt
     """Tokens seen in training, without padding and without what was done twice."""
 
 
-class Score(Contract):
+class Score(ContractModel):
     """One metric of one task."""
 
-    value: Measured
-    stderr: Measured | None = None
+    value: JsonFloat
+    stderr: JsonFloat | None = None
     """Standard error, where lm-eval gives one."""
 
 
@@ -132,7 +132,7 @@ class PushResult(StageResult):
     stage: Literal["push"] = "push"
     uri: str
     """Where it is."""
-    size: Whole
+    size: BoundedInt
     """Bytes in all."""
 
 
@@ -144,9 +144,9 @@ class DeployResult(StageResult):
     """The endpoint that was asked."""
     answer: str
     """What the model said to the prompt; at most 1,024 characters."""
-    seconds_to_ready: Measured
+    seconds_to_ready: JsonFloat
     """From the start of the server to its first healthy answer."""
-    lasting: bool = False
+    long_running: bool = False
     """Whether the server goes on running: on a cluster it does."""
 
 
@@ -155,56 +155,56 @@ AnyResult = Annotated[
 ]
 
 
-class Interruption(Contract):
+class Interruption(ContractModel):
     """The stage was asked to stop and can go on from here."""
 
-    step: Count = None
+    step: OptionalInt = None
     """The last finished optimizer step."""
-    saved_step: Count = None
+    saved_step: OptionalInt = None
     """The step of the newest durable checkpoint; absent: it starts from the beginning."""
 
 
-class Failure(Contract):
+class Failure(ContractModel):
     """What is wrong, where, and how to mend it."""
 
     message: str
 
 
-class Progress(Contract):
+class Progress(ContractModel):
     """Where a running stage is; served as /progress and written to FINETUNE_PROGRESS_FILE."""
 
-    stage: Words
-    updated_at: Moment
-    step: Whole
+    stage: ShortText
+    updated_at: UtcTime
+    step: BoundedInt
     """Finished units: optimizer steps in train, requests in evaluate, records in prepare."""
-    total: Count = None
+    total: OptionalInt = None
     """Units in all, where known."""
-    start_step: Count = None
+    start_step: OptionalInt = None
     """The unit this process began at: more than 0 after a resume. Absent until that is known."""
-    saved_step: Count = None
+    saved_step: OptionalInt = None
     """The newest unit that survives a kill."""
-    loss: Figure = None
-    validation_loss: Figure = None
-    tokens_per_second: Figure = None
-    step_seconds: Figure = None
+    loss: OptionalFloat = None
+    validation_loss: OptionalFloat = None
+    tokens_per_second: OptionalFloat = None
+    step_seconds: OptionalFloat = None
     """Mean seconds of a step in this process."""
-    eta_seconds: Figure = None
-    note: Words = ""
+    eta_seconds: OptionalFloat = None
+    note: ShortText = ""
     """What it does just now, where that is not the next step: loading the model, validating."""
 
 
-def _or_nothing(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError:
         return None
 
 
-MaybeProgress = Annotated[Progress | None, WrapValidator(_or_nothing)]
+MaybeProgress = Annotated[Progress | None, WrapValidator(_none_if_invalid)]
 """What is no progress is none: it takes nothing along that stands beside it."""
 
 
-class TerminationMessage(Contract):
+class TerminationMessage(ContractModel):
     """Written to FINETUNE_TERMINATION_LOG at the end, at most 4,096 bytes; one of the first three is there."""
 
     result: AnyResult | None = None

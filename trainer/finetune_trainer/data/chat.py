@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from finetune_trainer.data.records import Unusable
+from finetune_trainer.data.records import InvalidRecord
 
 Message = dict[str, str]
 Span = tuple[int, int]
@@ -23,7 +23,7 @@ DEFAULT_TEMPLATE = (
 """For tokenizers without a chat template: turns as `role: content`, a blank line between two of them, and the
 end-of-text token behind every turn of the assistant."""
 
-_CLOCK = (
+_FROZEN_CLOCK = (
     "{%- macro strftime_now(format) -%}"
     "{{ format | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July') | replace('%m', '07')"
     " | replace('%Y', '2024') | replace('%y', '24') | replace('%A', 'Friday') | replace('%H', '12')"
@@ -45,12 +45,12 @@ def template_of(tokenizer: Any) -> str:
     return ("{{- bos_token -}}" if writes_bos else "") + DEFAULT_TEMPLATE
 
 
-class ChatFormat:
+class ChatTemplate:
     """A tokenizer's way to write a conversation."""
 
     def __init__(self, tokenizer: Any) -> None:
         template = template_of(tokenizer)
-        self._template = _CLOCK + template
+        self._template = _FROZEN_CLOCK + template
         self._has_marks = re.search(r"{%-?\s*generation\s*-?%}", template) is not None
         self._special_tokens = dict(tokenizer.special_tokens_map)
 
@@ -77,7 +77,7 @@ class ChatFormat:
         start = next((len(lead) for lead in (prompt, before) if lead and text.startswith(lead)), None)
         end = len(text) - len(after)
         if start is None or end < start or not text.endswith(after):
-            raise Unusable(
+            raise InvalidRecord(
                 f"messages[{at}]: cannot be found in what the chat template makes of it; "
                 "mark the assistant's words with {% generation %} in the template"
             )
@@ -88,14 +88,14 @@ class ChatFormat:
         text, _ = self._rendered([*messages[:at], other, *messages[at + 1 :]])
         before, found, after = text.partition(_PLACEHOLDER)
         if not found:
-            raise Unusable(f"messages[{at}]: the chat template leaves it out")
+            raise InvalidRecord(f"messages[{at}]: the chat template leaves it out")
         return before, after
 
     def _prompt(self, messages: list[Message]) -> str | None:
         """Give what a model is shown when it is asked for the next turn, or None where the template cannot say."""
         try:
             return self._rendered(messages, add_generation_prompt=True)[0] if messages else None
-        except Unusable:
+        except InvalidRecord:
             return None
 
     @cached_property
@@ -112,5 +112,5 @@ class ChatFormat:
                 [messages], chat_template=self._template, **self._special_tokens, **options
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise Unusable(f"the chat template refuses it: {error}") from None
+            raise InvalidRecord(f"the chat template refuses it: {error}") from None
         return texts[0], spans[0] if spans else []

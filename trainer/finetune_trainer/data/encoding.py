@@ -14,44 +14,46 @@ from typing import Any
 import numpy as np
 from tokenizers.processors import Sequence
 
-from finetune_trainer.data.chat import ChatFormat, Message, Span
+from finetune_trainer.data.chat import ChatTemplate, Message, Span
 from finetune_trainer.data.packing import Document
-from finetune_trainer.data.records import SHAPES, WANTED, Fields, Shape, Unusable, complete_shapes, kind_of
+from finetune_trainer.data.records import SHAPES, WANTED, Fields, InvalidRecord, Shape, complete_shapes, kind_of
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class TextExample:
     """One text to learn from."""
 
     text: str
-    counted: tuple[Span, ...]
+    loss_spans: tuple[Span, ...]
     """Which characters are to be learnt, in order; the one behind the last stands for EOS."""
-    is_framed: bool
+    has_special_tokens: bool
     """Whether BOS and EOS stand in the text already, where they belong (a chat template wrote them)."""
 
 
-class Reader:
+class RecordFormatter:
     """Makes passages of records, all of which must have the shape of the first."""
 
-    def __init__(self, chat: ChatFormat) -> None:
+    def __init__(self, chat: ChatTemplate) -> None:
         self._chat = chat
         self.shape: Shape | None = None
         """Of the records so far."""
 
-    def read(self, fields: Fields) -> Passage:
+    def format(self, fields: Fields) -> TextExample:
         """Raise Unusable where the fields are not those of the data set's shape, or hold nothing to learn."""
         shape = self._shape_of(fields)
         match shape:
             case "messages":
-                passage = Passage(*self._chat.render(_messages(fields["messages"])), is_framed=True)
+                passage = TextExample(*self._chat.render(_messages(fields["messages"])), has_special_tokens=True)
             case "prompt and completion":
                 prompt, completion = _text(fields, "prompt"), _text(fields, "completion")
                 _not_blank(completion, "completion")
-                passage = Passage(prompt + completion, ((len(prompt), len(prompt + completion) + 1),), is_framed=False)
+                passage = TextExample(
+                    prompt + completion, ((len(prompt), len(prompt + completion) + 1),), has_special_tokens=False
+                )
             case "text":
                 text = _text(fields, "text")
                 _not_blank(text, "text")
-                passage = Passage(text, ((0, len(text) + 1),), is_framed=False)
+                passage = TextExample(text, ((0, len(text) + 1),), has_special_tokens=False)
         self.shape = shape
         return passage
 
@@ -64,11 +66,11 @@ class Reader:
             case [shape] if self.shape is None:
                 return shape
             case [shape]:
-                raise Unusable(f"has {shape} where the records before have {self.shape}: one file holds one shape")
+                raise InvalidRecord(f"has {shape} where the records before have {self.shape}: one file holds one shape")
             case []:
-                raise Unusable(_what_is_missing(fields, names, self.shape))
+                raise InvalidRecord(_what_is_missing(fields, names, self.shape))
             case _:
-                raise Unusable(f"has {' and also '.join(found)}: leave only one of them in the file")
+                raise InvalidRecord(f"has {' and also '.join(found)}: leave only one of them in the file")
 
 
 def _what_is_missing(fields: Fields, names: set[str], shape: Shape | None) -> str:
@@ -83,11 +85,11 @@ def _what_is_missing(fields: Fields, names: set[str], shape: Shape | None) -> st
 def _text(fields: Fields, name: str, where: str = "") -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise Unusable(f"{where}{name} must be a string, it is {kind_of(value)}")
+        raise InvalidRecord(f"{where}{name} must be a string, it is {kind_of(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise Unusable(
+        raise InvalidRecord(
             f"{where}{name}: character {error.start + 1} is {_what_it_was(value[error.start])}: save the file as UTF-8"
         ) from None
     return value
@@ -101,25 +103,25 @@ def _what_it_was(surrogate: str) -> str:
 
 def _not_blank(text: str, name: str) -> None:
     if not text.strip():
-        raise Unusable(f"{name} is empty: there is nothing to learn")
+        raise InvalidRecord(f"{name} is empty: there is nothing to learn")
 
 
 def _messages(value: object) -> list[Message]:
     if not isinstance(value, list):
-        raise Unusable(f"messages must be a list of {{role, content}}, it is {kind_of(value)}")
+        raise InvalidRecord(f"messages must be a list of {{role, content}}, it is {kind_of(value)}")
     messages = [_message(message, f"messages[{at}]") for at, message in enumerate(value)]
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
-        raise Unusable(f"no message has the role assistant (roles: {', '.join(roles)[:60] or 'none'})")
+        raise InvalidRecord(f"no message has the role assistant (roles: {', '.join(roles)[:60] or 'none'})")
     return messages
 
 
 def _message(value: object, where: str) -> Message:
     if not isinstance(value, dict):
-        raise Unusable(f"{where} must be an object with role and content, it is {kind_of(value)}")
+        raise InvalidRecord(f"{where} must be an object with role and content, it is {kind_of(value)}")
     for name in ("role", "content"):
         if value.get(name) is None:
-            raise Unusable(f"{where}.{name} is missing")
+            raise InvalidRecord(f"{where}.{name} is missing")
     message = {"role": _text(value, "role", f"{where}."), "content": _text(value, "content", f"{where}.")}
     if message["role"] == "assistant":
         _not_blank(message["content"], f"{where}.content")
@@ -134,21 +136,21 @@ class Encoder:
         _keep_spaces(tokenizer.backend_tokenizer.post_processor)
         self._bos: int | None = tokenizer.bos_token_id
         self._eos: int | None = tokenizer.eos_token_id
-        self.torn = 0
+        self.boundary_tokens = 0
         """Passages in which a counted token also holds characters that are not to be learnt."""
 
-    def encode(self, passages: list[Passage]) -> Iterator[Document]:
+    def encode(self, passages: list[TextExample]) -> Iterator[Document]:
         """Give one document for each passage; all must be framed, or none."""
         encoded = self._tokenizer(
             [passage.text for passage in passages],
-            add_special_tokens=not passages[0].is_framed,
+            add_special_tokens=not passages[0].has_special_tokens,
             return_offsets_mapping=True,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
         )
         for passage, tokens, offsets in zip(passages, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            if not passage.is_framed:
+            if not passage.has_special_tokens:
                 self._frame(tokens, offsets, len(passage.text))
             yield self._document(passage, tokens, np.array(offsets, dtype=np.int64).reshape(-1, 2))
 
@@ -162,14 +164,14 @@ class Encoder:
             tokens.append(self._eos)
             offsets.append((length, length + 1))
 
-    def _document(self, passage: Passage, tokens: list[int], offsets: np.ndarray[Any, Any]) -> Document:
+    def _document(self, passage: TextExample, tokens: list[int], offsets: np.ndarray[Any, Any]) -> Document:
         starts, ends = offsets[:, 0], offsets[:, 1]
         counted = np.zeros(len(tokens), dtype=np.uint8)
         torn = False
-        for first, behind in passage.counted:
+        for first, behind in passage.loss_spans:
             counted |= (ends > first) & (starts < behind)
             torn |= bool(((starts < first) & (ends > first)).any())
-        self.torn += torn
+        self.boundary_tokens += torn
         counted[:1] = 0
         return Document(np.array(tokens, dtype=np.int32), counted)
 

@@ -21,7 +21,7 @@ Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
 INDEX = "rows.json"
-OPEN_ROWS = 64
+MAX_OPEN_BINS = 64
 """Rows among which a document may choose; more fill rows better and hold more tokens in memory."""
 
 Tokens = NDArray[np.int32]
@@ -32,7 +32,7 @@ class Document(NamedTuple):
     """One record as tokens; both arrays are of shape [length]."""
 
     tokens: Tokens
-    counted: Flags
+    loss_mask: Flags
     """1 where the token is a target of the loss; never the first one, which nothing predicts."""
 
 
@@ -47,7 +47,7 @@ class PackedRows:
         shape = (index[split]["rows"], self.context_length)
         self.tokens: Tokens = _mapped(folder / f"{split}.tokens.bin", "<i4", shape)
         self.positions: Tokens = _mapped(folder / f"{split}.positions.bin", "<i4", shape)
-        self.counted: Flags = _mapped(folder / f"{split}.counted.bin", "u1", shape)
+        self.loss_mask: Flags = _mapped(folder / f"{split}.counted.bin", "u1", shape)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,7 +59,7 @@ def _mapped(path: Path, dtype: str, shape: tuple[int, int]) -> NDArray[Any]:
 
 
 @dataclass
-class _Row:
+class _Bin:
     """A row that is being filled."""
 
     free: int
@@ -106,7 +106,7 @@ class _SplitWriter:
         self.rows = self.tokens = 0
         self._pad_token_id = pad_token_id
         self._counting = np.arange(context_length, dtype="<i4")
-        self._open: list[_Row] = []  # by free room, the fullest first; among equals the oldest
+        self._open: list[_Bin] = []  # by free room, the fullest first; among equals the oldest
         self._files: list[BinaryIO] = [
             (folder / f"{split}.{name}.bin").open("wb") for name in ("tokens", "positions", "counted")
         ]
@@ -122,16 +122,16 @@ class _SplitWriter:
         else:
             self._write(row)
 
-    def _row_for(self, length: int) -> _Row:
+    def _row_for(self, length: int) -> _Bin:
         """Take the row out of the open ones in which the document leaves least room."""
         best = bisect_left(self._open, length, key=lambda row: row.free)
         if best < len(self._open):
             return self._open.pop(best)
-        if len(self._open) == OPEN_ROWS:
+        if len(self._open) == MAX_OPEN_BINS:
             self._write(self._open.pop(0))
-        return _Row(free=len(self._counting))
+        return _Bin(free=len(self._counting))
 
-    def _write(self, row: _Row) -> None:
+    def _write(self, row: _Bin) -> None:
         tokens = np.full(len(self._counting), self._pad_token_id, dtype="<i4")
         positions = np.empty_like(tokens)
         counted = np.zeros(len(tokens), dtype="u1")
@@ -140,7 +140,7 @@ class _SplitWriter:
             end = start + len(document.tokens)
             tokens[start:end] = document.tokens
             positions[start:end] = self._counting[: end - start]
-            counted[start:end] = document.counted
+            counted[start:end] = document.loss_mask
             start = end
         positions[start:] = self._counting[: len(tokens) - start]
         for file, column in zip(self._files, (tokens, positions, counted), strict=True):

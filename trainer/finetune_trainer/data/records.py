@@ -53,11 +53,11 @@ KINDS: dict[type, str] = {
 }
 
 
-class Unusable(Exception):
+class InvalidRecord(Exception):
     """A record that cannot be used; says why, and leaves it to the caller to say where."""
 
 
-Found = tuple[int, Fields | Unusable]
+ReadRecord = tuple[int, Fields | InvalidRecord]
 """The line that a record begins at (in Parquet: its row), counted from 1, and what was found there."""
 
 
@@ -76,7 +76,7 @@ def format_of(path: Path, wanted: Format) -> Format:
         ) from None
 
 
-def read_records(path: Path, form: Format) -> Iterator[Found]:
+def read_records(path: Path, form: Format) -> Iterator[ReadRecord]:
     """Give what the file holds, record by record, in order.
 
     Raises DataInvalid where the file as a whole cannot be read, or where nothing behind a fault can.
@@ -110,7 +110,7 @@ def complete_shapes(names: set[str]) -> list[Shape]:
     return [shape for shape, fields in SHAPES.items() if names.issuperset(fields)]
 
 
-def _jsonl(path: Path) -> Iterator[Found]:
+def _jsonl(path: Path) -> Iterator[ReadRecord]:
     with path.open("rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(LONGEST_RECORD), b""), start=1):
             if len(line) == LONGEST_RECORD:
@@ -122,22 +122,22 @@ def _jsonl(path: Path) -> Iterator[Found]:
                 yield number, _parsed(line)
 
 
-def _parsed(line: bytes) -> Fields | Unusable:
+def _parsed(line: bytes) -> Fields | InvalidRecord:
     try:
         return _fields(json.loads(line.rstrip().decode("utf-8-sig")))
     except UnicodeDecodeError as error:
-        return Unusable(f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8")
+        return InvalidRecord(f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8")
     except json.JSONDecodeError as error:
-        return Unusable(f"not JSON: {error.msg} at column {error.colno}")
+        return InvalidRecord(f"not JSON: {error.msg} at column {error.colno}")
     except RecursionError:
-        return Unusable("nested too deeply")
-    except Unusable as unusable:
+        return InvalidRecord("nested too deeply")
+    except InvalidRecord as unusable:
         return unusable
 
 
 def _fields(value: object) -> Fields:
     if not isinstance(value, dict):
-        raise Unusable(f"a record is a JSON object {{…}}, this is {kind_of(value)}")
+        raise InvalidRecord(f"a record is a JSON object {{…}}, this is {kind_of(value)}")
     return value
 
 
@@ -146,10 +146,10 @@ def kind_of(value: object) -> str:
     return KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-def _json(path: Path) -> Iterator[Found]:
+def _json(path: Path) -> Iterator[ReadRecord]:
     # A byte that is not UTF-8 becomes a lone surrogate; the record that holds it is refused later, and only that one.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        window = _Window(path.name, file)
+        window = _JsonWindow(path.name, file)
         if not window.peek():
             return
         if window.peek() == "{":
@@ -163,13 +163,13 @@ def _json(path: Path) -> Iterator[Found]:
             value = window.value()
             try:
                 yield line, _fields(value)
-            except Unusable as unusable:
+            except InvalidRecord as unusable:
                 yield line, unusable
             if window.peek() != "]":
                 window.take(",")
 
 
-class _Window:
+class _JsonWindow:
     """The part of a JSON text that is in memory: from the next unread character on."""
 
     _space = re.compile(r"[ \t\r\n]*")
@@ -228,7 +228,7 @@ class _Window:
         self._text, self._at, self._ended = unread + chunk, 0, not chunk
 
 
-def _csv(path: Path) -> Iterator[Found]:
+def _csv(path: Path) -> Iterator[ReadRecord]:
     csv.field_size_limit(LONGEST_RECORD)
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.reader(file, strict=True)
@@ -243,7 +243,7 @@ def _csv(path: Path) -> Iterator[Found]:
         yield from _csv_rows(rows, header)
 
 
-def _csv_rows(rows: Any, header: list[str]) -> Iterator[Found]:
+def _csv_rows(rows: Any, header: list[str]) -> Iterator[ReadRecord]:
     while True:
         line = rows.line_num + 1
         try:
@@ -251,21 +251,21 @@ def _csv_rows(rows: Any, header: list[str]) -> Iterator[Found]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield line, Unusable(f"not CSV: {error}")
+            yield line, InvalidRecord(f"not CSV: {error}")
             continue
         if len(row) == len(header):
             yield line, _cells(dict(zip(header, row, strict=True)))
         elif row:
-            yield line, Unusable(f"{len(row)} cells where the header names {len(header)}")
+            yield line, InvalidRecord(f"{len(row)} cells where the header names {len(header)}")
 
 
-def _cells(fields: Fields) -> Fields | Unusable:
+def _cells(fields: Fields) -> Fields | InvalidRecord:
     if "messages" not in fields:
         return fields
     try:
         return fields | {"messages": json.loads(fields["messages"])}
     except ValueError as error:
-        return Unusable(f"messages is not JSON: {error}")
+        return InvalidRecord(f"messages is not JSON: {error}")
 
 
 def _opened(path: Path) -> ParquetFile:
@@ -275,7 +275,7 @@ def _opened(path: Path) -> ParquetFile:
         raise DataInvalid(f"{path.name}: not Parquet: {error}") from None
 
 
-def _parquet(path: Path) -> Iterator[Found]:
+def _parquet(path: Path) -> Iterator[ReadRecord]:
     with _opened(path) as file:
         names = file.schema_arrow.names
         if not complete_shapes(set(names)):
@@ -288,17 +288,17 @@ def _parquet(path: Path) -> Iterator[Found]:
                 number += 1
 
 
-def _rows(batch: Any) -> list[Fields | Unusable]:
+def _rows(batch: Any) -> list[Fields | InvalidRecord]:
     try:
-        rows: list[Fields | Unusable] = batch.to_pylist()
+        rows: list[Fields | InvalidRecord] = batch.to_pylist()
     except UnicodeDecodeError:
         # Parquet does not check its strings; look for the bad one.
         return [_rows(batch.slice(at, 1))[0] for at in range(len(batch))] if len(batch) > 1 else [_not_utf8()]
     return rows
 
 
-def _not_utf8() -> Unusable:
-    return Unusable("holds bytes that are not UTF-8")
+def _not_utf8() -> InvalidRecord:
+    return InvalidRecord("holds bytes that are not UTF-8")
 
 
 def _shortened(text: str, limit: int = 80) -> str:

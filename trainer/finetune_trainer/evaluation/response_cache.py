@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.runtime.artifacts import canonical
+from finetune_trainer.runtime.artifacts import canonical_json
 
-Tell = Callable[[int, int, int], None]
+OnProgress = Callable[[int, int, int], None]
 """Told how many requests are answered, how many there are, and how many of them an earlier process had answered."""
 
 
-class Answers:
+class ResponseCache:
     """The answers of one model, on the disk as soon as they are given; in memory only where there is no file."""
 
     def __init__(self, file: Path | None = None) -> None:
@@ -25,11 +25,11 @@ class Answers:
         if self._file and self._file.tell():
             self._file.write(b"\n")  # ends a line that a kill may have torn
 
-    def find(self, kind: str, arguments: Sequence[Any]) -> Any | None:
+    def get(self, kind: str, arguments: Sequence[Any]) -> Any | None:
         """Give what was answered, or None where nothing was or where the answer is left to chance."""
         return None if _sampled(arguments) else self._known.get(_key(kind, arguments))
 
-    def keep(self, kind: str, arguments: Sequence[Any], answer: Any) -> None:
+    def put(self, kind: str, arguments: Sequence[Any], answer: Any) -> None:
         """Write one line in one call: a kill tears at most the last one."""
         key = _key(kind, arguments)
         if self._file and not _sampled(arguments) and key not in self._known:
@@ -38,7 +38,7 @@ class Answers:
 
 
 def _key(kind: str, arguments: Sequence[Any]) -> str:
-    return hashlib.sha256(canonical([kind, *arguments])).hexdigest()[:32]
+    return hashlib.sha256(canonical_json([kind, *arguments])).hexdigest()[:32]
 
 
 def _sampled(arguments: Sequence[Any]) -> bool:
@@ -56,12 +56,12 @@ def _lines(file: Path) -> Iterator[tuple[str, Any]]:
         yield key, tuple(answer) if isinstance(answer, list) else answer
 
 
-class RememberingModel:
+class CachingLM:
     """An lm-eval model that asks only what has no answer yet and tells how far it is."""
 
-    def __init__(self, model: Any, answers: Answers, tell: Tell) -> None:
+    def __init__(self, model: Any, answers: ResponseCache, tell: OnProgress) -> None:
         self._model = model
-        self._answers = answers
+        self._cache = answers
         self._tell = tell
         self._done = self._total = self._known = 0
         model.set_cache_hook(self)
@@ -84,12 +84,12 @@ class RememberingModel:
 
     def add_partial(self, kind: str, arguments: Iterable[Any], answer: Any) -> None:
         """Take an answer at the moment it is given; lm-eval calls this."""
-        self._answers.keep(kind, tuple(arguments), answer)
+        self._cache.put(kind, tuple(arguments), answer)
         self._done += 1
         self._tell(self._done, self._total, self._known)
 
     def _ask(self, kind: str, requests: Sequence[Any], at_once: int) -> list[Any]:
-        found = [self._answers.find(kind, request.args) for request in requests]
+        found = [self._cache.get(kind, request.args) for request in requests]
         missing = [request for request, answer in zip(requests, found, strict=True) if answer is None]
         self._total += len(requests)
         self._known += len(requests) - len(missing)

@@ -11,7 +11,7 @@ from lm_eval.tasks import TaskManager
 
 from finetune_trainer.contract import Environment, Task
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
-from finetune_trainer.runtime.sources import existing
+from finetune_trainer.runtime.sources import locate_existing
 
 Loaded = dict[str, dict[str, Any]]
 """What lm_eval.evaluate takes: tasks, groups and group_map, each by name."""
@@ -27,7 +27,7 @@ def load_tasks(tasks: Mapping[str, Task], environment: Environment, seed: int) -
     everything: Loaded = {"tasks": {}, "groups": {}, "group_map": {}}
     questions: dict[str, range] = {}
     for name, task in tasks.items():
-        with _explained(f"evaluate.tasks.{name}"):
+        with _with_field(f"evaluate.tasks.{name}"):
             found = _from_file(manager, name, task.file, environment) if task.file else _built_in(manager, name)
             for member, each in found["tasks"].items():
                 if member in everything["tasks"]:
@@ -41,7 +41,7 @@ def load_tasks(tasks: Mapping[str, Task], environment: Environment, seed: int) -
 
 
 def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> Loaded:
-    file = existing(uri, environment).resolve()
+    file = locate_existing(uri, environment).resolve()
     if not file.is_file():
         raise ConfigInvalid(f"file {uri} is no file; name the task's YAML file")
     with contextlib.chdir(file.parent):  # where the paths inside the file start from
@@ -78,7 +78,7 @@ def _set_up(task: Any, chosen: Task, seed: int) -> None:
 
 
 @contextlib.contextmanager
-def _explained(where: str) -> Iterator[None]:
+def _with_field(where: str) -> Iterator[None]:
     """Name the field in whatever goes wrong while a task and its data are read."""
     try:
         yield

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from finetune_trainer.contract import Environment, ModelSource
-from finetune_trainer.runtime.artifacts import Damaged, verify
+from finetune_trainer.runtime.artifacts import CorruptArtifact, verify
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -70,6 +70,6 @@ def adapter_folder(environment: Environment, train: str) -> Path:
     folder = environment.stage_dir("train", train) / "output"
     try:
         verify(folder)
-    except Damaged as damage:
+    except CorruptArtifact as damage:
         raise SourceNotFound(f"the adapter of train/{train}: {damage}; run train again") from damage
     return folder

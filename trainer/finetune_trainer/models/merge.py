@@ -19,7 +19,7 @@ def with_adapter(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
         raise ConfigInvalid(f"the adapter does not fit the model in {model_folder}: {error}") from error
 
 
-def merged(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
+def merge_adapter(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
     """Add the adapter to the base model in fp32 and round the sum to `dtype` once; the result knows no adapter."""
     model = with_adapter(model_folder, adapter, torch.float32).merge_and_unload(safe_merge=True)
     for parameter in model.parameters():

@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from finetune_trainer.runtime.artifacts import MANIFEST, Damaged, canonical, verify
+from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, canonical_json, verify
 
 CARD = "README.md"
 
@@ -13,12 +13,12 @@ def model_digest(folder: Path) -> str:
     """Give sha256:… over the published files but the model card: how the run went does not change the model."""
     files = json.loads((folder / MANIFEST).read_bytes())["files"]
     model = {name: entry for name, entry in files.items() if name != CARD}
-    return "sha256:" + hashlib.sha256(canonical(model)).hexdigest()
+    return "sha256:" + hashlib.sha256(canonical_json(model)).hexdigest()
 
 
-def about(folder: Path) -> dict[str, object] | None:
+def metadata(folder: Path) -> dict[str, object] | None:
     """Give what the model in a folder is about, or None where none is there, or not all of it."""
     try:
         return verify(folder)
-    except Damaged:
+    except CorruptArtifact:
         return None

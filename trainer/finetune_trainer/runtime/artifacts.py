@@ -18,7 +18,7 @@ from finetune_trainer.files import sync_folder, write_durably
 MANIFEST = "manifest.json"
 
 
-class Damaged(Exception):
+class CorruptArtifact(Exception):
     """A sealed folder is not what it was when it was sealed; says which file and how."""
 
 
@@ -28,7 +28,7 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def canonical(value: object) -> bytes:
+def canonical_json(value: object) -> bytes:
     """Give the one JSON text of a value: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -51,7 +51,7 @@ def seal(folder: Path, about: dict[str, object] | None = None) -> str:
         finally:
             os.close(descriptor)
         entries[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": digest_file(path)}
-    digest = "sha256:" + hashlib.sha256(canonical(entries)).hexdigest()
+    digest = "sha256:" + hashlib.sha256(canonical_json(entries)).hexdigest()
     manifest = {"digest": digest, "files": entries, "about": about or {}}
     write_durably(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
     return digest
@@ -64,14 +64,14 @@ def verify(folder: Path) -> dict[str, object]:
         entries, digest, about = manifest["files"], manifest["digest"], manifest["about"]
         named = {(folder / name): (entry["size"], entry["sha256"]) for name, entry in entries.items()}
     except FileNotFoundError:
-        raise Damaged(f"{folder.name}: there is no {MANIFEST}") from None
+        raise CorruptArtifact(f"{folder.name}: there is no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{folder.name}/{MANIFEST} cannot be read: {error!r}") from None
-    if digest != "sha256:" + hashlib.sha256(canonical(entries)).hexdigest():
-        raise Damaged(f"{folder.name}/{MANIFEST} does not match its own digest")
+        raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: {error!r}") from None
+    if digest != "sha256:" + hashlib.sha256(canonical_json(entries)).hexdigest():
+        raise CorruptArtifact(f"{folder.name}/{MANIFEST} does not match its own digest")
     _verify_files(folder, named)
     if not isinstance(about, dict):
-        raise Damaged(f"{folder.name}/{MANIFEST} cannot be read: about is no object")
+        raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: about is no object")
     return about
 
 
@@ -79,21 +79,21 @@ def _verify_files(folder: Path, named: dict[Path, tuple[int, str]]) -> None:
     for path, (size, sha256) in named.items():
         where = f"{folder.name}/{path.relative_to(folder)}"
         if not path.is_file():
-            raise Damaged(f"{where} is missing")
+            raise CorruptArtifact(f"{where} is missing")
         if path.stat().st_size != size:
-            raise Damaged(f"{where} has {path.stat().st_size} bytes, its manifest says {size}")
+            raise CorruptArtifact(f"{where} has {path.stat().st_size} bytes, its manifest says {size}")
         if digest_file(path) != sha256:
-            raise Damaged(f"{where} has other contents than its manifest says")
+            raise CorruptArtifact(f"{where} has other contents than its manifest says")
     if strangers := set(files_in(folder)) - set(named):
-        raise Damaged(f"{folder.name}/{min(strangers).relative_to(folder)} is not in its manifest")
+        raise CorruptArtifact(f"{folder.name}/{min(strangers).relative_to(folder)} is not in its manifest")
 
 
-def holds(folder: Path, digest: str) -> bool:
+def matches_digest(folder: Path, digest: str) -> bool:
     """Whether a sealed folder is whole and has this digest; reads every byte of it and says what is wrong."""
     try:
         verify(folder)
         return digest_of(folder) == digest
-    except Damaged as damaged:
+    except CorruptArtifact as damaged:
         print(f"{damaged}; doing it again", flush=True)
         return False
 
@@ -103,11 +103,11 @@ def digest_of(folder: Path) -> str:
     try:
         return str(json.loads((folder / MANIFEST).read_bytes())["digest"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{folder.name}/{MANIFEST} cannot be read: {error!r}") from None
+        raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: {error!r}") from None
 
 
 @contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Give an empty folder beside `folder` that takes its place, whole, when the block ends well.
 
     What was at `folder` before is replaced. Leftovers of processes that were killed here are removed.

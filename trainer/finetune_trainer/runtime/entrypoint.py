@@ -20,14 +20,14 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract import environment as names
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable, StageError
-from finetune_trainer.runtime.progress import ProgressReporter, say
+from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import (
     Context,
-    alone_in,
-    leave_message,
+    exclusive,
     read_result,
     write_config,
     write_result,
+    write_termination_message,
 )
 from finetune_trainer.stop_signal import stop
 
@@ -45,41 +45,43 @@ def main(arguments: list[str]) -> int:
         print(f"{arguments[0]}: {error}", file=sys.stderr)
         return ExitCode.CONFIG
     message, code = run_stage(arguments[0], environment)
-    leave_message(environment, message)
+    write_termination_message(environment, message)
     return code
 
 
 def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
     """Do the work, and say how it ended and where."""
     reporters: list[ProgressReporter] = []
-    message, code = _ending(stage, environment, reporters.append)
+    message, code = _run_and_classify(stage, environment, reporters.append)
     return message.model_copy(update={"progress": reporters[0].now if reporters else None}), code
 
 
-Began = Callable[[ProgressReporter], None]
+OnStart = Callable[[ProgressReporter], None]
 
 
-def _ending(stage: str, environment: Environment, began: Began) -> tuple[TerminationMessage, ExitCode]:
+def _run_and_classify(stage: str, environment: Environment, began: OnStart) -> tuple[TerminationMessage, ExitCode]:
     """Do the work; the one place where an exception becomes an exit code."""
-    stop.before_exit(lambda: leave_message(environment, TerminationMessage(interruption=Interruption())))
+    stop.on_immediate_exit(
+        lambda: write_termination_message(environment, TerminationMessage(interruption=Interruption()))
+    )
     try:
         config = read_config(stage)
-        return TerminationMessage(result=result_of(config, environment, began)), ExitCode.DONE
+        return TerminationMessage(result=run_or_reuse(config, environment, began)), ExitCode.DONE
     except Interrupted as interrupted:
         where = Interruption(step=interrupted.step, saved_step=interrupted.saved_step)
         return TerminationMessage(interruption=where), ExitCode.INTERRUPTED
     except StageError as error:
-        return failed(stage, str(error)), error.exit_code
+        return report_failure(stage, str(error)), error.exit_code
     except OSError as error:
-        say(traceback.format_exc())
+        log_line(traceback.format_exc())
         # A write to a full disk names no file; all writing goes to the workspace, or names its file.
         words = str(error) if error.filename else f"{environment.workspace}: {error}"
-        return failed(stage, words), ServiceUnavailable.exit_code
+        return report_failure(stage, words), ServiceUnavailable.exit_code
     except MemoryError:
-        return failed(stage, "out of memory: raise resources.memory or lower batchSize"), ExitCode.BUG
+        return report_failure(stage, "out of memory: raise resources.memory or lower batchSize"), ExitCode.BUG
     except Exception as error:  # noqa: BLE001  a bug is reported like everything else
-        say(traceback.format_exc())
-        return failed(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
+        log_line(traceback.format_exc())
+        return report_failure(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
 
 
 def read_config(stage: str) -> AnyConfig:
@@ -93,14 +95,14 @@ def read_config(stage: str) -> AnyConfig:
     return config
 
 
-def result_of(config: AnyConfig, environment: Environment, began: Began = lambda _: None) -> AnyResult:
+def run_or_reuse(config: AnyConfig, environment: Environment, began: OnStart = lambda _: None) -> AnyResult:
     """Give the result that is there already, or make it; `began` is told who reports."""
     folder = environment.stage_dir(config.stage, config.identity)
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
-    with alone_in(folder):
+    with exclusive(folder):
         done = read_result(folder)
         if done is not None and module.still_holds(done, config, environment):
-            say(f"{config.stage}: done already, {done.digest}")
+            log_line(f"{config.stage}: done already, {done.digest}")
             return done
         write_config(folder, config)
         context = Context(environment, folder, ProgressReporter(config.stage, environment), stop)
@@ -111,7 +113,7 @@ def result_of(config: AnyConfig, environment: Environment, began: Began = lambda
         return result
 
 
-def failed(stage: str, words: str) -> TerminationMessage:
+def report_failure(stage: str, words: str) -> TerminationMessage:
     """Say it in the log and in the termination message."""
-    say(f"{stage}: {words}")
+    log_line(f"{stage}: {words}")
     return TerminationMessage(failure=Failure(message=words))

@@ -21,7 +21,7 @@ LOG_SECONDS = 5.0
 TERMINAL_SECONDS = 0.2
 
 
-def say(words: str) -> None:
+def log_line(words: str) -> None:
     """Put a line into the log; a log on a disk that is full costs the line and not the stage."""
     with contextlib.suppress(OSError):
         print(words, flush=True)
@@ -48,15 +48,15 @@ class ProgressReporter:
             _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
         if "note" in fields or clock - self._printed >= (TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS):
             self._printed = clock
-            self.say()
+            self.log()
 
     def flush(self) -> None:
         """Tell the newest state now, whatever the pace."""
         if self._file:
             _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
-        self.say()
+        self.log()
 
-    def say(self) -> None:
+    def log(self) -> None:
         """Print one line, if it is news: over the last one on a terminal, below it in a log."""
         words = line(self.now)
         if words == self._said:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.contract.environment import NotMounted, Unlocatable
+from finetune_trainer.contract.environment import InvalidLocation, NotMounted
 from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable, SourceNotFound
 
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -19,11 +19,11 @@ def locate(uri: str, environment: Environment) -> Path:
         return environment.locate(uri)
     except NotMounted as error:
         raise SourceNotFound(str(error)) from None
-    except Unlocatable as error:
+    except InvalidLocation as error:
         raise ConfigInvalid(str(error)) from None
 
 
-def existing(uri: str, environment: Environment) -> Path:
+def locate_existing(uri: str, environment: Environment) -> Path:
     """Like `locate`, but raise SourceNotFound where nothing is there."""
     path = locate(uri, environment)
     if not path.exists():
@@ -37,7 +37,7 @@ def fetch_model(uri: str, revision: str | None, environment: Environment) -> Pat
     Raises SourceNotFound, CredentialsRejected or ServiceUnavailable.
     """
     if not uri.startswith("hf://"):
-        folder = existing(uri, environment)
+        folder = locate_existing(uri, environment)
         if not (folder / "config.json").is_file():
             raise SourceNotFound(f"{uri}: {folder} holds no config.json, so it is no model in Hugging Face format")
         return folder
@@ -54,7 +54,7 @@ def fetch_tokenizer(uri: str, revision: str | None, environment: Environment) ->
 def fetch_dataset(uri: str, revision: str | None, environment: Environment) -> Path:
     """Give a data set's file, downloading it where the URI is hf://ORG/NAME/PATH; raises like `fetch_model`."""
     if not uri.startswith("hf://"):
-        return existing(uri, environment)
+        return locate_existing(uri, environment)
     match uri.removeprefix("hf://").split("/", 2):
         case [organisation, name, path]:
             return _from_hub(f"{organisation}/{name}", path, revision)

@@ -22,13 +22,13 @@ from finetune_trainer.contract import (
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
 from finetune_trainer.files import write_durably
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.runtime.progress import ProgressReporter, say
+from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 
 CONFIG = "config.json"
 RESULT = "result.json"
 LOCK = ".lock"
-LOCK_PATIENCE = 10
+LOCK_TIMEOUT_SECONDS = 10
 """Seconds in which a process that has just been killed is gone for good."""
 
 
@@ -44,20 +44,20 @@ class Context:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Keep every other process out of a stage's folder, whichever machine or run it belongs to.
 
     Raises ServiceUnavailable where one stays in it: a pod on a node that does not answer, a run in another work folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:
-        for _ in range(LOCK_PATIENCE):
+        for _ in range(LOCK_TIMEOUT_SECONDS):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(1)
             except OSError as error:
-                say(f"{folder}: this file system has no locks ({error}); nothing keeps a second writer out")
+                log_line(f"{folder}: this file system has no locks ({error}); nothing keeps a second writer out")
                 break
             else:
                 break
@@ -93,17 +93,17 @@ def read_result(folder: Path) -> AnyResult | None:
         return None
 
 
-def leave_message(environment: Environment, message: TerminationMessage) -> None:
+def write_termination_message(environment: Environment, message: TerminationMessage) -> None:
     """Write the termination message, shortened where it would not fit."""
     while len(text := message.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_MESSAGE_BYTES:
-        message = shortened(message)
+        message = shrink_message(message)
     try:
         environment.termination_log.write_bytes(text)
     except OSError as error:
-        say(f"cannot write {environment.termination_log}: {error}")
+        log_line(f"cannot write {environment.termination_log}: {error}")
 
 
-def shortened(message: TerminationMessage) -> TerminationMessage:
+def shrink_message(message: TerminationMessage) -> TerminationMessage:
     """Leave out the progress, the second half of what went wrong, or the last metric of the task that has most."""
     if message.progress:
         return message.model_copy(update={"progress": None})
@@ -115,6 +115,6 @@ def shortened(message: TerminationMessage) -> TerminationMessage:
     scores = message.result.scores
     task = max(scores, key=lambda name: len(scores[name]))
     *kept, last = scores[task]
-    say(f"evaluate: {task} {last} is in results.json only: the termination message is full")
+    log_line(f"evaluate: {task} {last} is in results.json only: the termination message is full")
     fewer = scores | {task: {metric: scores[task][metric] for metric in kept}}
     return message.model_copy(update={"result": message.result.model_copy(update={"scores": fewer})})

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from finetune_trainer.publishing.published_model import model_digest
-from finetune_trainer.runtime.artifacts import MANIFEST, Damaged, verify
+from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, verify
 from finetune_trainer.runtime.errors import SourceNotFound
 
 
@@ -18,7 +18,7 @@ def verified(model: Path, pushed: str | None) -> str | None:
         return None
     try:
         verify(model)
-    except Damaged as damage:
+    except CorruptArtifact as damage:
         raise SourceNotFound(f"{model}: the pushed model is damaged: {damage}; run push again") from damage
     digest = model_digest(model)
     if pushed and pushed != digest:

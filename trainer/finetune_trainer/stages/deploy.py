@@ -4,7 +4,7 @@ import json
 
 from finetune_trainer.contract import DeployConfig, DeployResult, Environment
 from finetune_trainer.contract.engines import ENGINES
-from finetune_trainer.runtime.artifacts import Damaged, appearing, seal, verify
+from finetune_trainer.runtime.artifacts import CorruptArtifact, atomic_folder, seal, verify
 from finetune_trainer.runtime.sources import fetch_model
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.serving.server import ask, serving
@@ -25,7 +25,7 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
     with stop.deferred(), serving(ENGINES[recipe.engine], model, stop, context.folder / "server.log") as server:
         context.progress.update(step=1, note="asking")
         answer = ask(server, recipe.prompt, recipe.max_tokens, stop)
-    with appearing(context.folder / "output") as folder:
+    with atomic_folder(context.folder / "output") as folder:
         proof = {"model": digest, "prompt": recipe.prompt, "answer": answer}
         (folder / "answer.json").write_text(json.dumps(proof, indent=1))
         sealed = seal(folder)
@@ -47,10 +47,10 @@ def shortened(answer: str) -> str:
     return answer
 
 
-def still_holds(_result: DeployResult, config: DeployConfig, environment: Environment) -> bool:
+def is_output_valid(_result: DeployResult, config: DeployConfig, environment: Environment) -> bool:
     """Tell whether the proof is still there; the model's own place is push's business."""
     try:
         verify(environment.stage_dir("deploy", config.identity) / "output")
-    except Damaged:
+    except CorruptArtifact:
         return False
     return True

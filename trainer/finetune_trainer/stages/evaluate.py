@@ -16,11 +16,18 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import handle_non_serializable
 
 from finetune_trainer.contract import Environment, EvaluateConfig, EvaluateRecipe, EvaluateResult, Score
-from finetune_trainer.evaluation.response_cache import Answers, RememberingModel, Tell
+from finetune_trainer.evaluation.response_cache import CachingLM, OnProgress, ResponseCache
 from finetune_trainer.evaluation.tasks import load_tasks
 from finetune_trainer.models.loading import adapter_folder, dtype_of, load_base
-from finetune_trainer.models.merge import merged, with_adapter
-from finetune_trainer.runtime.artifacts import appearing, canonical, digest_file, digest_of, holds, seal
+from finetune_trainer.models.merge import merge_adapter, with_adapter
+from finetune_trainer.runtime.artifacts import (
+    atomic_folder,
+    canonical_json,
+    digest_file,
+    digest_of,
+    matches_digest,
+    seal,
+)
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.sources import fetch_model
@@ -39,7 +46,7 @@ Output = dict[str, Any]
 def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     """Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable."""
     context.progress.update(note="loading the model and the tasks")
-    output = measure(
+    output = evaluate_model(
         fetch_model(config.model.uri, config.model.revision, context.environment),
         adapter_folder(context.environment, config.train),
         config.recipe,
@@ -47,28 +54,28 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
         dtype=config.dtype,
         seed=config.seed,
         scratch=context.folder,
-        tell=_to(context.progress),
+        tell=_progress_callback(context.progress),
     )
     scores = scores_in(output, config.recipe.tasks)
-    with appearing(context.folder / "output") as folder:
+    with atomic_folder(context.folder / "output") as folder:
         write_output(output, folder)
         digest = seal(folder)
     return EvaluateResult(identity=config.identity, digest=digest, scores=scores)
 
 
-def still_holds(result: EvaluateResult, config: EvaluateConfig, environment: Environment) -> bool:
+def is_output_valid(result: EvaluateResult, config: EvaluateConfig, environment: Environment) -> bool:
     """Tell whether lm-eval's output is still there and whole."""
-    return holds(environment.stage_dir("evaluate", config.identity) / "output", result.digest)
+    return matches_digest(environment.stage_dir("evaluate", config.identity) / "output", result.digest)
 
 
 def scores_of(
     model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, environment: Environment, *, seed: int = 0
 ) -> dict[str, dict[str, Score]]:
     """Give task -> metric -> score of a model, without an adapter the base model's own; leaves nothing on the disk."""
-    return scores_in(measure(model_folder, adapter, recipe, environment, seed=seed), recipe.tasks)
+    return scores_in(evaluate_model(model_folder, adapter, recipe, environment, seed=seed), recipe.tasks)
 
 
-def measure(
+def evaluate_model(
     model_folder: Path,
     adapter: Path | None,
     recipe: EvaluateRecipe,
@@ -77,15 +84,15 @@ def measure(
     dtype: str = "auto",
     seed: int = 0,
     scratch: Path | None = None,
-    tell: Tell = lambda _done, _total, _known: None,
+    tell: OnProgress = lambda _done, _total, _known: None,
 ) -> Output:
     """Ask the model everything and give lm-eval's output; with `scratch`, answers in there are not asked for again."""
     tasks, questions = load_tasks(recipe.tasks, environment, seed)
     numbers = dtype_of(dtype, model_folder)
     file = None
     if scratch:
-        file = scratch / f"answers-{identity_of(model_folder, adapter, recipe.model, numbers)}.jsonl"
-    model = RememberingModel(_asked(model_folder, adapter, recipe, numbers), Answers(file), tell)
+        file = scratch / f"answers-{cache_key(model_folder, adapter, recipe.model, numbers)}.jsonl"
+    model = CachingLM(_load_lm(model_folder, adapter, recipe, numbers), ResponseCache(file), tell)
     transformers.set_seed(seed)
     # lm-eval would bootstrap in forked processes, and those would inherit our handler of SIGTERM.
     os.environ["DISABLE_MULTIPROC"] = "1"
@@ -95,21 +102,21 @@ def measure(
     return output
 
 
-def _asked(model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, dtype: torch.dtype) -> Any:
+def _load_lm(model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, dtype: torch.dtype) -> Any:
     """Load what the recipe wants measured, to the accelerator where there is one."""
     if adapter is None:
         model = load_base(model_folder, dtype)
     elif recipe.model == "adapter":
         model = with_adapter(model_folder, adapter, dtype)
     else:
-        model = merged(model_folder, adapter, dtype)
+        model = merge_adapter(model_folder, adapter, dtype)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
     return HFLM(
         pretrained=model.to(prepare_device()), tokenizer=tokenizer, batch_size=recipe.batch_size, backend="causal"
     )
 
 
-def identity_of(model_folder: Path, adapter: Path | None, measured: str, dtype: torch.dtype) -> str:
+def cache_key(model_folder: Path, adapter: Path | None, measured: str, dtype: torch.dtype) -> str:
     """Give 16 hex digits over all that the model's answers depend on, its tokenizer and chat template included."""
     files = sorted({path for pattern in MODEL_FILES for path in model_folder.glob(pattern)})
     about = {
@@ -119,7 +126,7 @@ def identity_of(model_folder: Path, adapter: Path | None, measured: str, dtype: 
         "dtype": str(dtype),
         "libraries": [lm_eval.__version__, transformers.__version__],
     }
-    return hashlib.sha256(canonical(about)).hexdigest()[:16]
+    return hashlib.sha256(canonical_json(about)).hexdigest()[:16]
 
 
 def scores_in(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
@@ -169,7 +176,7 @@ def write_output(output: Output, folder: Path) -> None:
         (folder / f"samples-{task}.jsonl").write_text("".join(lines))
 
 
-def _to(progress: ProgressReporter) -> Tell:
+def _progress_callback(progress: ProgressReporter) -> OnProgress:
     """Turn counts of requests into progress with an estimate of the time left."""
     started = time.monotonic()
 

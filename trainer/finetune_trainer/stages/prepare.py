@@ -10,17 +10,17 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareRecipe, PrepareResult, StageResult
-from finetune_trainer.data.chat import ChatFormat
-from finetune_trainer.data.encoding import Encoder, Passage, Reader
+from finetune_trainer.data.chat import ChatTemplate
+from finetune_trainer.data.encoding import Encoder, RecordFormatter, TextExample
 from finetune_trainer.data.packing import Document, PackedWriter, Split
-from finetune_trainer.data.records import Found, Unusable, count_records, format_of, read_records
-from finetune_trainer.runtime.artifacts import appearing, digest_file, holds, seal
+from finetune_trainer.data.records import InvalidRecord, ReadRecord, count_records, format_of, read_records
+from finetune_trainer.runtime.artifacts import atomic_folder, digest_file, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.sources import fetch_dataset, fetch_tokenizer
 from finetune_trainer.runtime.stage_folder import Context
 
 OUTPUT = "output"
-NAMED = 10
+MAX_NAMED_RECORDS = 10
 """Unusable records that are named one by one."""
 LONGEST_REASON = 160
 """Characters; ten of them fit into a termination message."""
@@ -38,16 +38,16 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     form = format_of(path, config.dataset.format)
     context.progress.update(note="reading the tokenizer", total=count_records(path, form))
     tokenizer = load_tokenizer(config, context.environment)
-    tally = Tally(path.name, config)
-    with appearing(context.folder / OUTPUT) as output:
+    tally = RecordStats(path.name, config)
+    with atomic_folder(context.folder / OUTPUT) as output:
         with PackedWriter(output, config.recipe.context_length, padding_of(tokenizer)) as writer:
-            preparation = Preparation(config, tokenizer, tally, writer)
+            preparation = RecordPacker(config, tokenizer, tally, writer)
             context.progress.update(note="tokenising and packing")
             for records in preparation.pack(read_records(path, form)):
                 context.progress.update(step=records)
-        tally.judge(writer)
+        tally.raise_if_unusable(writer)
         digest = seal(output)
-    print(f"prepare: {tally.summary(writer, preparation.torn)}", flush=True)
+    print(f"prepare: {tally.summary(writer, preparation.boundary_tokens)}", flush=True)
     context.progress.update(step=tally.records, total=tally.records, note="")
     return PrepareResult(
         identity=config.identity,
@@ -64,9 +64,9 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     )
 
 
-def still_holds(result: StageResult, config: PrepareConfig, environment: Environment) -> bool:
+def is_output_valid(result: StageResult, config: PrepareConfig, environment: Environment) -> bool:
     """Whether the packed rows are there and whole; reads every byte of them."""
-    return holds(environment.stage_dir("prepare", config.identity) / OUTPUT, result.digest)
+    return matches_digest(environment.stage_dir("prepare", config.identity) / OUTPUT, result.digest)
 
 
 def load_tokenizer(config: PrepareConfig, environment: Environment) -> Any:
@@ -92,7 +92,7 @@ def split_of(seed: int, record: int, validation_fraction: float) -> Split:
     return "validation" if int.from_bytes(drawn) < validation_fraction * 2**64 else "train"
 
 
-class Tally:
+class RecordStats:
     """What became of the records so far."""
 
     def __init__(self, file: str, config: PrepareConfig) -> None:
@@ -103,14 +103,14 @@ class Tally:
         self._validation_fraction = config.dataset.validation_fraction
         self._named: list[str] = []
 
-    def refuse(self, line: int, reason: Unusable) -> None:
+    def reject(self, line: int, reason: InvalidRecord) -> None:
         """Count a record that cannot be used, and name it while there are few."""
         self.invalid += 1
-        if len(self._named) < NAMED:
+        if len(self._named) < MAX_NAMED_RECORDS:
             self._named.append(f"{self._file}:{line}: {reason}"[:LONGEST_REASON])
             print(self._named[-1], flush=True)
 
-    def judge(self, writer: PackedWriter) -> None:
+    def raise_if_unusable(self, writer: PackedWriter) -> None:
         """Raise DataInvalid where too little is usable, or nothing to train on."""
         if not self.records:
             raise DataInvalid(f"{self._file}: holds no records; put some in, or mend dataset.uri")
@@ -151,53 +151,53 @@ class Tally:
         return "; ".join(part for part in parts if part)
 
 
-class Preparation:
+class RecordPacker:
     """The way of a record into a row."""
 
-    def __init__(self, config: PrepareConfig, tokenizer: Any, tally: Tally, writer: PackedWriter) -> None:
+    def __init__(self, config: PrepareConfig, tokenizer: Any, tally: RecordStats, writer: PackedWriter) -> None:
         self._config = config
         self._recipe: PrepareRecipe = config.recipe
-        self.reader = Reader(ChatFormat(tokenizer))
+        self.reader = RecordFormatter(ChatTemplate(tokenizer))
         self._encoder = Encoder(tokenizer)
-        self._tally = tally
+        self._stats = tally
         self._writer = writer
 
     @property
-    def torn(self) -> int:
+    def boundary_tokens(self) -> int:
         """Records in which a token spans what is learnt and what is not."""
-        return self._encoder.torn
+        return self._encoder.boundary_tokens
 
-    def pack(self, found: Iterator[Found]) -> Iterator[int]:
+    def pack(self, found: Iterator[ReadRecord]) -> Iterator[int]:
         """Pack all that is found; give, from time to time, how many records that were."""
-        batch: list[tuple[int, int, Passage]] = []
+        batch: list[tuple[int, int, TextExample]] = []
         characters = 0
         for line, fields in found:
-            passage = self._passage(line, fields)
+            passage = self._example(line, fields)
             if passage:
-                batch.append((self._tally.records, line, passage))
+                batch.append((self._stats.records, line, passage))
                 characters += len(passage.text)
-            self._tally.records += 1
+            self._stats.records += 1
             if len(batch) == BATCH_RECORDS or characters >= BATCH_CHARACTERS:
                 self._pack_batch(batch)
                 batch, characters = [], 0
-                yield self._tally.records
+                yield self._stats.records
         if batch:
             self._pack_batch(batch)
 
-    def _passage(self, line: int, fields: Any) -> Passage | None:
+    def _example(self, line: int, fields: Any) -> TextExample | None:
         try:
-            if isinstance(fields, Unusable):
+            if isinstance(fields, InvalidRecord):
                 raise fields
-            return self.reader.read(fields)
-        except Unusable as unusable:
-            self._tally.refuse(line, unusable)
+            return self.reader.format(fields)
+        except InvalidRecord as unusable:
+            self._stats.reject(line, unusable)
             return None
 
-    def _pack_batch(self, batch: list[tuple[int, int, Passage]]) -> None:
+    def _pack_batch(self, batch: list[tuple[int, int, TextExample]]) -> None:
         documents = self._encoder.encode([passage for _, _, passage in batch])
         for (record, line, _), document in zip(batch, documents, strict=True):
-            if not document.counted.any():
-                self._tally.refuse(line, Unusable("gives no token that could be learnt"))
+            if not document.loss_mask.any():
+                self._stats.reject(line, InvalidRecord("gives no token that could be learnt"))
             elif fitting := self._fitted(document):
                 self._writer.add(split_of(self._config.seed, record, self._config.dataset.validation_fraction), fitting)
 
@@ -205,9 +205,9 @@ class Preparation:
         length = self._recipe.context_length
         if len(document.tokens) <= length:
             return document
-        cut = Document(document.tokens[:length], document.counted[:length])
-        if self._recipe.too_long == "drop" or not cut.counted.any():
-            self._tally.dropped += 1
+        cut = Document(document.tokens[:length], document.loss_mask[:length])
+        if self._recipe.too_long == "drop" or not cut.loss_mask.any():
+            self._stats.dropped += 1
             return None
-        self._tally.truncated += 1
+        self._stats.truncated += 1
         return cut

@@ -13,20 +13,20 @@ from transformers import AutoTokenizer
 from finetune_trainer.contract import Environment, PrepareResult, PushConfig, PushResult
 from finetune_trainer.data.chat import template_of
 from finetune_trainer.models.loading import DTYPES, adapter_folder
-from finetune_trainer.models.merge import merged
+from finetune_trainer.models.merge import merge_adapter
 from finetune_trainer.publishing.model_card import card
-from finetune_trainer.publishing.published_model import CARD, about, model_digest
-from finetune_trainer.runtime.artifacts import MANIFEST, appearing, digest_of, files_in, seal
+from finetune_trainer.publishing.published_model import CARD, metadata, model_digest
+from finetune_trainer.runtime.artifacts import MANIFEST, atomic_folder, digest_of, files_in, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
 from finetune_trainer.runtime.sources import fetch_model, locate
 from finetune_trainer.runtime.stage_folder import Context, read_result
 
 SHARD = "5GB"
-READABLE = 0o644
+FILE_MODE = 0o644
 """safetensors writes for the owner only, but the one who serves the model may be another user."""
 
 
-class AlreadyThere(Exception):
+class Unchanged(Exception):
     """The target holds the same model."""
 
 
@@ -35,11 +35,11 @@ def run(config: PushConfig, context: Context) -> PushResult:
     target = target_of(config.recipe.target, context.environment)
     adapter = adapter_folder(context.environment, config.train)
     made_of: dict[str, object] = {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)}
-    there = about(target) == made_of
+    there = metadata(target) == made_of
     if not there:
         try:
             publish(config, context, adapter, target, made_of)
-        except AlreadyThere:
+        except Unchanged:
             there = True
     if there:
         print(f"push: {config.recipe.target} holds this model already, nothing is written", flush=True)
@@ -47,10 +47,10 @@ def run(config: PushConfig, context: Context) -> PushResult:
     return PushResult(identity=config.identity, digest=model_digest(target), uri=config.recipe.target, size=size)
 
 
-def still_holds(result: PushResult, config: PushConfig, environment: Environment) -> bool:
+def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:
     """Tell whether the target still holds the model of the result, every byte of it."""
     target = target_of(config.recipe.target, environment)
-    return about(target) is not None and model_digest(target) == result.digest
+    return metadata(target) is not None and model_digest(target) == result.digest
 
 
 def target_of(uri: str, environment: Environment) -> Path:
@@ -80,26 +80,26 @@ def publish(config: PushConfig, context: Context, adapter: Path, target: Path, m
     progress, environment = context.progress, context.environment
     progress.update(step=0, total=2, note="merging")
     base = fetch_model(config.model.uri, config.model.revision, environment)
-    model = merged(base, adapter, DTYPES[config.recipe.dtype])
+    model = merge_adapter(base, adapter, DTYPES[config.recipe.dtype])
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     if isinstance(prepared, PrepareResult) and prepared.conversations:
         tokenizer.chat_template = template_of(tokenizer)  # the one it was trained with, also where it had none
     progress.update(step=1, note="writing")
-    with _room_for(model, target, config.recipe.target), appearing(target) as folder:
+    with _check_disk_space(model, target, config.recipe.target), atomic_folder(target) as folder:
         model.save_pretrained(folder, max_shard_size=SHARD)
         tokenizer.save_pretrained(folder)
         (folder / CARD).write_text(card(config, environment, target.name))
         for path in files_in(folder):
-            path.chmod(READABLE)
+            path.chmod(FILE_MODE)
         seal(folder, made_of)
-        if about(target) is not None and model_digest(target) == model_digest(folder):
-            raise AlreadyThere
+        if metadata(target) is not None and model_digest(target) == model_digest(folder):
+            raise Unchanged
     progress.update(step=2, note="published")
 
 
 @contextmanager
-def _room_for(model: Any, target: Path, uri: str) -> Iterator[None]:
+def _check_disk_space(model: Any, target: Path, uri: str) -> Iterator[None]:
     """Raise ServiceUnavailable before anything is written where it cannot fit, and where it did not after all."""
     needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,14 +6,14 @@ from finetune_trainer.contract import AnyResult, Environment, TrainConfig, Train
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.artifacts import Damaged
+from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
 from finetune_trainer.runtime.sources import fetch_model
 from finetune_trainer.runtime.stage_folder import Context
-from finetune_trainer.training.batches import Course
-from finetune_trainer.training.checkpoint_manager import Checkpoints, say
-from finetune_trainer.training.determinism import adopt_threads, numerics, prepare_device
-from finetune_trainer.training.loop import Run, train
+from finetune_trainer.training.batches import StepSampler
+from finetune_trainer.training.checkpoint_manager import CheckpointManager, say
+from finetune_trainer.training.determinism import numeric_environment, prepare_device, restore_thread_count
+from finetune_trainer.training.loop import TrainingRun, train
 from finetune_trainer.training.model import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -47,11 +47,11 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     settings = adapter_config(peft_model)
     model = AdaptedModel(peft_model, device, config.recipe)
     check_isolation(model, config.model)
-    course = Course.of(config.recipe, len(rows), config.seed)
-    run = Run(
+    course = StepSampler.of(config.recipe, len(rows), config.seed)
+    run = TrainingRun(
         config=config,
         rows=rows,
-        course=course,
+        sampler=course,
         model=model,
         optimizer=adamw(config.recipe.optimizer, model.trainable),
         validator=Validator(
@@ -62,7 +62,10 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     )
     about = {"identity": config.identity, "rows": rows_digest}
     # From here on SIGTERM is only noted: the loop knows where a boundary is, and the result follows at once.
-    with context.stop.deferred(), Checkpoints(context.folder / "checkpoints", config.checkpoint, about, settings) as c:
+    with (
+        context.stop.deferred(),
+        CheckpointManager(context.folder / "checkpoints", config.checkpoint, about, settings) as c,
+    ):
         resume(run, c)
         train(run, c)
         return publish(run, context, settings)
@@ -77,7 +80,7 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
         raise SourceNotFound(f"there are no packed rows in {folder}: run the stage prepare first")
     try:
         artifacts.verify(folder)
-    except Damaged as damage:
+    except CorruptArtifact as damage:
         raise DataInvalid(f"packed rows: {damage}: delete {folder} and run prepare again") from damage
     rows, validation_rows = PackedRows(folder, "train"), PackedRows(folder, "validation")
     if not len(rows):
@@ -90,7 +93,7 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
 def check_tokens(rows: PackedRows, base: torch.nn.Module) -> None:
     """Raise DataInvalid where a token is none of the model's, or none counts: that would train on nothing."""
     size = base.get_input_embeddings().num_embeddings
-    if len(rows) and not rows.counted.any():
+    if len(rows) and not rows.loss_mask.any():
         raise DataInvalid("no token of the packed rows counts for the loss: give the records completions")
     for start in range(0, len(rows), ROWS_AT_ONCE):
         part = rows.tokens[start : start + ROWS_AT_ONCE]
@@ -102,14 +105,14 @@ def check_tokens(rows: PackedRows, base: torch.nn.Module) -> None:
             )
 
 
-def resume(run: Run, checkpoints: Checkpoints) -> None:
+def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
     """Go on from the newest checkpoint that is whole, where there is one, and say so."""
-    snapshot = checkpoints.newest(run.layout())
+    snapshot = checkpoints.load_latest(run.layout())
     if snapshot is not None:
-        adopt_threads(snapshot.state.numerics.get("threads"))
+        restore_thread_count(snapshot.state.numerics.get("threads"))
         run.restore(snapshot)
-        say(f"resumed from step {run.state.step} of {run.course.steps}")
-    then, now = run.state.numerics, numerics(run.model.device)
+        say(f"resumed from step {run.state.step} of {run.sampler.steps}")
+    then, now = run.state.numerics, numeric_environment(run.model.device)
     for name in sorted(then.keys() & now.keys()):
         if then[name] != now[name]:
             say(
@@ -119,10 +122,10 @@ def resume(run: Run, checkpoints: Checkpoints) -> None:
     run.state.numerics = now
 
 
-def publish(run: Run, context: Context, settings: bytes) -> TrainResult:
+def publish(run: TrainingRun, context: Context, settings: bytes) -> TrainResult:
     """Put the best adapter in its place; without validation the last one is the best."""
     output = context.folder / "output"
-    with artifacts.appearing(output) as temporary:
+    with artifacts.atomic_folder(output) as temporary:
         save_tensors(run.best if run.best is not None else run.model.adapter, temporary / ADAPTER)
         (temporary / ADAPTER_CONFIG).write_bytes(settings)
         digest = artifacts.seal(temporary, {"identity": run.config.identity})
@@ -138,6 +141,6 @@ def publish(run: Run, context: Context, settings: bytes) -> TrainResult:
     )
 
 
-def still_holds(result: AnyResult, config: TrainConfig, environment: Environment) -> bool:
+def is_output_valid(result: AnyResult, config: TrainConfig, environment: Environment) -> bool:
     """Say whether the adapter that an earlier result speaks of is there, whole."""
-    return artifacts.holds(environment.stage_dir("train", config.identity) / "output", result.digest)
+    return artifacts.matches_digest(environment.stage_dir("train", config.identity) / "output", result.digest)

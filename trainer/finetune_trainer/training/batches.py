@@ -27,7 +27,7 @@ class Batch:
     """[B, L] int64."""
     positions: torch.Tensor
     """[B, L] int64, 0 at the first token of every document."""
-    predicting: torch.Tensor
+    target_positions: torch.Tensor
     """[N] int64: places in the flattened [B * L] whose next token counts."""
     targets: torch.Tensor
     """[N] int64: those next tokens."""
@@ -39,7 +39,7 @@ class Batch:
         return Batch(
             self.tokens.to(device),
             self.positions.to(device),
-            self.predicting.to(device),
+            self.target_positions.to(device),
             self.targets.to(device),
             self.size,
         )
@@ -47,7 +47,7 @@ class Batch:
 
 def load_batch(rows: PackedRows, chosen: Rows) -> Batch:
     """Read rows by index."""
-    tokens, positions, counted = rows.tokens[chosen], rows.positions[chosen], rows.counted[chosen]
+    tokens, positions, counted = rows.tokens[chosen], rows.positions[chosen], rows.loss_mask[chosen]
     follows = np.zeros(tokens.shape, dtype=bool)
     # Nothing may be asked to predict the next document's first token.
     follows[:, :-1] = (counted[:, 1:] != 0) & (positions[:, 1:] != 0)
@@ -57,7 +57,7 @@ def load_batch(rows: PackedRows, chosen: Rows) -> Batch:
     return Batch(
         tokens=torch.from_numpy(tokens.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
-        predicting=torch.from_numpy(predicting),
+        target_positions=torch.from_numpy(predicting),
         targets=torch.from_numpy(tokens.reshape(-1)[predicting + 1].astype(np.int64)),
         size=size,
     )
@@ -70,7 +70,7 @@ def batches(rows: PackedRows, chosen: Rows, batch_size: int) -> Iterator[Batch]:
 
 
 @dataclass(frozen=True)
-class Course:
+class StepSampler:
     """The rows of every optimizer step.
 
     One permutation follows another without regard to where a step ends, so a step may reach from one pass
@@ -85,10 +85,10 @@ class Course:
     """Rows seen from the first step to the last."""
 
     @classmethod
-    def of(cls, recipe: TrainRecipe, rows: int, seed: int) -> "Course":
+    def of(cls, recipe: TrainRecipe, rows: int, seed: int) -> "StepSampler":
         """Lay out the course that a recipe asks for."""
         per_step = recipe.batch_size * recipe.gradient_accumulation
-        passes = recipe.passes()
+        passes = recipe.effective_epochs()
         samples = (recipe.max_steps or 0) * per_step if passes is None else max(1, round(passes * rows))
         return cls(rows, seed, per_step, samples)
 
@@ -97,7 +97,7 @@ class Course:
         """Optimizer steps in all."""
         return math.ceil(self.samples / self.rows_per_step)
 
-    def rows_of(self, step: int) -> Rows:
+    def rows_for_step(self, step: int) -> Rows:
         """Give the rows of the step that follows `step` finished ones."""
         first = step * self.rows_per_step
         places = np.arange(first, min(first + self.rows_per_step, self.samples))

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from finetune_trainer.runtime.artifacts import Damaged
+from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.model import ADAPTER, ADAPTER_CONFIG, save_tensors
 from finetune_trainer.training.state import State
@@ -71,7 +71,7 @@ def read_files(folder: Path, layout: Layout) -> Snapshot:
     state = _state(folder / STATE, layout.steps)
     optimizer = _tensors(folder / OPTIMIZER)
     if not optimizer:
-        raise Damaged(f"{folder.name}/{OPTIMIZER} holds no moments")
+        raise CorruptArtifact(f"{folder.name}/{OPTIMIZER} holds no moments")
     # A parameter that never had a gradient has no moments; one that had has all of them.
     seen = {name.rpartition(".")[0] for name in optimizer}
     expected = {name: like for name, like in layout.optimizer.items() if name.rpartition(".")[0] in seen}
@@ -89,9 +89,11 @@ def _state(path: Path, steps: int) -> State:
     try:
         state = State.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise Damaged(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
+        raise CorruptArtifact(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
     if not 0 < state.step <= steps:
-        raise Damaged(f"{path.parent.name}/{path.name} is at step {state.step}, which is not one of 1 to {steps}")
+        raise CorruptArtifact(
+            f"{path.parent.name}/{path.name} is at step {state.step}, which is not one of 1 to {steps}"
+        )
     return state
 
 
@@ -99,7 +101,7 @@ def _tensors(path: Path) -> Tensors:
     try:
         found: Tensors = load(path.read_bytes())
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise Damaged(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
+        raise CorruptArtifact(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
     return found
 
 
@@ -108,15 +110,17 @@ def _like(path: Path, layout: Tensors, found: Tensors | None = None) -> Tensors:
     found = _tensors(path) if found is None else found
     where = f"{path.parent.name}/{path.name}"
     if differing := sorted(set(found) ^ set(layout)):
-        raise Damaged(f"{where} {'has a strange' if differing[0] in found else 'lacks the'} tensor {differing[0]}")
+        raise CorruptArtifact(
+            f"{where} {'has a strange' if differing[0] in found else 'lacks the'} tensor {differing[0]}"
+        )
     for name, like in layout.items():
         if (found[name].shape, found[name].dtype) != (like.shape, like.dtype):
-            raise Damaged(
+            raise CorruptArtifact(
                 f"{where}: {name} is {found[name].dtype} {list(found[name].shape)}, "
                 f"this run's is {like.dtype} {list(like.shape)}"
             )
         if not torch.isfinite(found[name]).all():
-            raise Damaged(f"{where}: {name} is not finite")
+            raise CorruptArtifact(f"{where}: {name} is not finite")
     return found
 
 
@@ -128,5 +132,5 @@ def _generators(path: Path, layout: Tensors) -> Tensors:
     try:
         torch.Generator().set_state(found["cpu"])
     except (RuntimeError, TypeError) as error:
-        raise Damaged(f"{path.parent.name}/{path.name} is no generator's state: {error}") from None
+        raise CorruptArtifact(f"{path.parent.name}/{path.name} is no generator's state: {error}") from None
     return found

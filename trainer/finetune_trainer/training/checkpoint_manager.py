@@ -10,22 +10,22 @@ from typing import Self
 
 from finetune_trainer.contract import Checkpoint
 from finetune_trainer.runtime import artifacts, progress
-from finetune_trainer.runtime.artifacts import Damaged
+from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot, read_files, write_files
 
 STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
 
-BROKEN = (Damaged, OSError, ValueError, RecursionError)
+BROKEN = (CorruptArtifact, OSError, ValueError, RecursionError)
 """What reading a folder that anything may have happened to can raise."""
 
 
 def say(words: str) -> None:
     """Put a line into the log."""
-    progress.say(f"train: {words}")
+    progress.log_line(f"train: {words}")
 
 
-class Checkpoints:
+class CheckpointManager:
     """Saves beside the training, in one thread, one checkpoint at a time.
 
     Training is held up while a snapshot is copied and not while it is written. A folder is named step-…
@@ -42,7 +42,7 @@ class Checkpoints:
         self._begun_at = time.monotonic()
         self.saved_step: int | None = None
         """The newest step that survives a kill."""
-        _make_room(folder)
+        _prepare_folder(folder)
 
     def __enter__(self) -> Self:
         return self
@@ -52,12 +52,12 @@ class Checkpoints:
         if kind is None:
             self._wait()
 
-    def newest(self, layout: Layout) -> Snapshot | None:
+    def load_latest(self, layout: Layout) -> Snapshot | None:
         """Read the newest checkpoint that is whole and of this run.
 
         Each one that is not is named in the log with what is wrong with it. None where there is no other.
         """
-        found = self._newest_first()
+        found = self._latest_first()
         for folder in found:
             try:
                 self._verify(folder)
@@ -73,23 +73,25 @@ class Checkpoints:
             say(f"none of {len(found)} checkpoints can be used: training starts from the beginning")
         return None
 
-    def _newest_first(self) -> list[Path]:
+    def _latest_first(self) -> list[Path]:
         named = [folder for folder in self._folder.iterdir() if STEP_FOLDER.fullmatch(folder.name)]
         return sorted(named, key=_step_of, reverse=True)
 
     def _verify(self, folder: Path) -> None:
         """Raise Damaged unless this is a sealed folder of this run and of the step it is named after."""
         if not folder.is_dir():
-            raise Damaged(f"{folder.name} is no folder")
+            raise CorruptArtifact(f"{folder.name} is no folder")
         about = artifacts.verify(folder)
         for name in ("identity", "rows"):
             if about.get(name) != self._about[name]:
-                raise Damaged(f"{folder.name} is of another run: {name} {about.get(name)}, not {self._about[name]}")
+                raise CorruptArtifact(
+                    f"{folder.name} is of another run: {name} {about.get(name)}, not {self._about[name]}"
+                )
         self._is_at(folder, about.get("step"))
 
     def _is_at(self, folder: Path, step: object) -> None:
         if step != _step_of(folder):
-            raise Damaged(f"{folder.name} is not of the step it is named after: it says {step}")
+            raise CorruptArtifact(f"{folder.name} is not of the step it is named after: it says {step}")
 
     def should_save(self, step: int) -> bool:
         """Say whether a checkpoint is due; while one is being written the next one waits for a later boundary."""
@@ -105,7 +107,7 @@ class Checkpoints:
         self._begun_step, self._begun_at, self._trouble = snapshot.state.step, time.monotonic(), None
         self._writing = self._thread.submit(self._write, snapshot)
 
-    def save_now(self, step: int, snapshot: Callable[[], Snapshot]) -> int | None:
+    def save_blocking(self, step: int, snapshot: Callable[[], Snapshot]) -> int | None:
         """Have this step on the disk before returning, and give the step that is; None at the very beginning.
 
         Raises ServiceUnavailable where the disk does not take it.
@@ -136,7 +138,7 @@ class Checkpoints:
         step = snapshot.state.step
         folder = self._folder / f"step-{step:08d}"
         try:
-            with artifacts.appearing(folder) as temporary:
+            with artifacts.atomic_folder(folder) as temporary:
                 write_files(temporary, snapshot, self._adapter_config)
                 artifacts.seal(temporary, {**self._about, "step": step})
                 _remove(folder)  # only a broken one can have this name
@@ -150,7 +152,7 @@ class Checkpoints:
 
     def _prune(self, newest: int) -> None:
         """Keep so many of the newest; broken ones go as soon as a whole one is newer."""
-        older = [folder for folder in self._newest_first() if _step_of(folder) <= newest]
+        older = [folder for folder in self._latest_first() if _step_of(folder) <= newest]
         whole = [folder for folder in older if folder.name not in self._broken]
         for folder in set(older) - set(whole[: self._rule.keep]):
             _remove(folder)
@@ -160,7 +162,7 @@ def _step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def _make_room(folder: Path) -> None:
+def _prepare_folder(folder: Path) -> None:
     """Make the folder, without what killed processes have left half-written in it."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         aside = folder.with_name(f"{folder.name}.not-a-folder")

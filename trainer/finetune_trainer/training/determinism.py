@@ -24,7 +24,7 @@ def prepare_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def numerics(device: torch.device) -> dict[str, str]:
+def numeric_environment(device: torch.device) -> dict[str, str]:
     """Name everything outside the configuration that can change the last bits of a sum."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
@@ -46,7 +46,7 @@ def processor() -> str:
     return next(names, platform.machine())
 
 
-def adopt_threads(recorded: str | None) -> None:
+def restore_thread_count(recorded: str | None) -> None:
     """Go on with the number of threads the run began with: another number adds in another order.
 
     OMP_NUM_THREADS, where it is set, is the user's word and wins.

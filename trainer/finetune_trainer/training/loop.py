@@ -12,16 +12,16 @@ from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training.batches import Batch, Course, batches
+from finetune_trainer.training.batches import Batch, StepSampler, batches
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot
-from finetune_trainer.training.checkpoint_manager import Checkpoints
+from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.determinism import Tensors, random_state, restore_random_state
-from finetune_trainer.training.model import AdaptedModel, host_copy
+from finetune_trainer.training.model import AdaptedModel, copy_to_cpu
 from finetune_trainer.training.optimizer import (
-    layout_of_moments,
     learning_rate,
-    moments,
-    restore_moments,
+    optimizer_layout,
+    optimizer_tensors,
+    restore_optimizer_tensors,
     set_learning_rate,
 )
 from finetune_trainer.training.state import State
@@ -33,12 +33,12 @@ class Diverged(ConfigInvalid):
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """All that training consists of."""
 
     config: TrainConfig
     rows: PackedRows
-    course: Course
+    sampler: StepSampler
     model: AdaptedModel
     optimizer: torch.optim.Optimizer
     validator: Validator
@@ -52,26 +52,26 @@ class Run:
         """Copy the boundary at which the generators were copied; nothing else changes between two boundaries."""
         return Snapshot(
             state=self.state.model_copy(deep=True),
-            adapter=host_copy(self.model.adapter),
-            optimizer=host_copy(moments(self.optimizer, self.model.trainable)),
+            adapter=copy_to_cpu(self.model.adapter),
+            optimizer=copy_to_cpu(optimizer_tensors(self.optimizer, self.model.trainable)),
             random=generators,
             best=self.best,
         )
 
     def layout(self) -> Layout:
         """Say what a checkpoint of this run looks like."""
-        return Layout(self.model.adapter, layout_of_moments(self.model.trainable), random_state(), self.course.steps)
+        return Layout(self.model.adapter, optimizer_layout(self.model.trainable), random_state(), self.sampler.steps)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a boundary."""
         self.model.load(snapshot.adapter)
-        restore_moments(self.optimizer, self.model.trainable, snapshot.optimizer)
+        restore_optimizer_tensors(self.optimizer, self.model.trainable, snapshot.optimizer)
         self.state, self.best = snapshot.state, snapshot.best
         restore_random_state(snapshot.random)
 
     def is_finished(self) -> bool:
         """Say whether there is no further step to take."""
-        return self.state.step >= self.course.steps or self.state.stopped_early
+        return self.state.step >= self.sampler.steps or self.state.stopped_early
 
     def stop_if_asked(self) -> None:
         """Raise Interrupted where the process was asked to stop."""
@@ -79,12 +79,12 @@ class Run:
             raise Interrupted
 
 
-def train(run: Run, checkpoints: Checkpoints) -> None:
+def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
     """Take steps until the run is finished; raise Interrupted, the last boundary being saved, when asked to stop.
 
     Every decision is taken from `run.state` at a boundary, so a process that resumes there takes the same ones.
     """
-    pace = Pace(run, checkpoints)
+    pace = ThroughputMeter(run, checkpoints)
     boundary = random_state()
     run.model.model.train()
     try:
@@ -96,33 +96,33 @@ def train(run: Run, checkpoints: Checkpoints) -> None:
             if run.is_finished():
                 return
             with pace:
-                take_step(run)
+                train_step(run)
             boundary = random_state()
     except Interrupted:
         # The open step is dropped: weights and moments are still those of the boundary, and so are its generators.
-        saved = checkpoints.save_now(run.state.step, lambda: run.snapshot(boundary))
+        saved = checkpoints.save_blocking(run.state.step, lambda: run.snapshot(boundary))
         raise Interrupted(run.state.step, saved) from None
 
 
-def take_step(run: Run) -> None:
+def train_step(run: TrainingRun) -> None:
     """Move from one boundary to the next.
 
     The loss is the mean over all counted tokens of the step, however they are spread over its batches, so
     that accumulation changes memory and nothing else.
     """
     recipe, step = run.config.recipe, run.state.step
-    parts = list(batches(run.rows, run.course.rows_of(step), recipe.batch_size))
+    parts = list(batches(run.rows, run.sampler.rows_for_step(step), recipe.batch_size))
     counted = sum(len(part.targets) for part in parts)
     nats = accumulate(run.model, parts, counted, run.stop_if_asked)
-    norm = clip(run.model.trainable, recipe.optimizer.max_grad_norm)
+    norm = clip_gradients(run.model.trainable, recipe.optimizer.max_grad_norm)
     if not (math.isfinite(nats) and math.isfinite(norm)):
         raise Diverged(
             f"step {step + 1}: the loss is {nats / max(1, counted)}, the gradient's norm {norm}: "
             "lower train.optimizer.learningRate, raise warmupFraction, or use precision fp32"
         )
-    set_learning_rate(run.optimizer, learning_rate(recipe.optimizer, step, run.course.steps))
+    set_learning_rate(run.optimizer, learning_rate(recipe.optimizer, step, run.sampler.steps))
     run.optimizer.step()
-    run.state.finished_step(nats, counted, sum(part.size for part in parts))
+    run.state.record_step(nats, counted, sum(part.size for part in parts))
 
 
 def accumulate(model: AdaptedModel, parts: list[Batch], counted: int, stop_if_asked: Callable[[], None]) -> float:
@@ -132,39 +132,39 @@ def accumulate(model: AdaptedModel, parts: list[Batch], counted: int, stop_if_as
         parameter.grad = None
     for part in parts:
         stop_if_asked()
-        loss = model.nats(part)
+        loss = model.loss_sum(part)
         (loss / max(1, counted)).backward()
         nats += loss.detach()
     return float(nats.item())
 
 
-def clip(parameters: dict[str, torch.nn.Parameter], most: float) -> float:
+def clip_gradients(parameters: dict[str, torch.nn.Parameter], most: float) -> float:
     """Scale the gradients down to a norm of at most `most`, 0 meaning no bound; give the norm they had."""
     norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(list(parameters.values()), most or math.inf)
     return float(norm.item())
 
 
-def validate(run: Run) -> None:
+def validate(run: TrainingRun) -> None:
     """Measure the validation loss at this boundary and keep the adapter if it is the best so far."""
     run.progress.update(step=run.state.step, note="validating")
     loss = run.validator.loss(run.model, run.stop_if_asked)
-    if run.state.validated(loss, run.config.recipe.early_stopping):
-        run.best = host_copy(run.model.adapter)
+    if run.state.record_validation(loss, run.config.recipe.early_stopping):
+        run.best = copy_to_cpu(run.model.adapter)
     stopped = "stopping early" if run.state.stopped_early else ""
     run.progress.update(step=run.state.step, validation_loss=loss, note=stopped)
 
 
-class Pace:
+class ThroughputMeter:
     """Times the steps of this process and tells the progress."""
 
-    def __init__(self, run: Run, checkpoints: Checkpoints) -> None:
+    def __init__(self, run: TrainingRun, checkpoints: CheckpointManager) -> None:
         self._run, self._checkpoints = run, checkpoints
         self._started = self._seconds = 0.0
         self._start_step, self._start_tokens = run.state.step, run.state.tokens
         self._told: int | None = None
         run.progress.update(
             step=run.state.step,
-            total=run.course.steps,
+            total=run.sampler.steps,
             start_step=run.state.step,
             saved_step=checkpoints.saved_step,
             note="",
@@ -185,9 +185,9 @@ class Pace:
         self._told = saved
         self._run.progress.update(
             step=state.step,
-            loss=state.recent[-1][0] / max(1, state.recent[-1][1]),
+            loss=state.recent_losses[-1][0] / max(1, state.recent_losses[-1][1]),
             tokens_per_second=(state.tokens - self._start_tokens) / self._seconds,
             step_seconds=mean,
-            eta_seconds=mean * (self._run.course.steps - state.step),
+            eta_seconds=mean * (self._run.sampler.steps - state.step),
             **news,
         )

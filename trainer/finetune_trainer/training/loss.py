@@ -7,7 +7,9 @@ import torch
 
 
 @contextmanager
-def only_at(places: torch.Tensor, head: torch.nn.Module | None) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+def head_at_positions(
+    places: torch.Tensor, head: torch.nn.Module | None
+) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
     """Have the output head see only some places of the flattened [B * L]; give what makes [N, vocabulary] of logits.
 
     In completion-only training most logits would be computed to be thrown away, and they are the largest

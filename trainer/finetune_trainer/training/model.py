@@ -16,16 +16,16 @@ from finetune_trainer.contract import Lora, ModelSource, TrainRecipe
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import Batch
 from finetune_trainer.training.determinism import Tensors
-from finetune_trainer.training.loss import only_at
+from finetune_trainer.training.loss import head_at_positions
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 
-LEAK = 0.05
+ISOLATION_TOLERANCE = 0.05
 """Of the logits' standard deviation: above the rounding of bf16, far below what one document does to another."""
 
-READABLE = 0o644
+FILE_MODE = 0o644
 """safetensors writes for the owner only, but another user's container may be the one that serves."""
 
 
@@ -44,14 +44,14 @@ class AdaptedModel:
         if recipe.compile:
             self.model.compile()
 
-    def nats(self, batch: Batch) -> torch.Tensor:
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Give the cross-entropy summed over the tokens that count, a scalar in fp32.
 
         Documents of one row do not see each other because their positions start at 0 again and there is
         neither an attention mask nor a cache: transformers then builds a block-diagonal causal mask.
         """
         batch = batch.to(self.device)
-        with only_at(batch.predicting, self.model.get_output_embeddings()) as chosen:
+        with head_at_positions(batch.target_positions, self.model.get_output_embeddings()) as chosen:
             # The base is held in bf16 and the adapter in fp32; autocast has the adapter's products done in bf16 too.
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
                 output = self.model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False)
@@ -78,7 +78,7 @@ def check_isolation(model: AdaptedModel, source: ModelSource) -> None:
     with torch.inference_mode():
         logits = model.model(input_ids=tokens, position_ids=positions, use_cache=False).logits.float()
     first, second = logits[:, length:]
-    if (first - second).abs().max() > LEAK * first.std():
+    if (first - second).abs().max() > ISOLATION_TOLERANCE * first.std():
         raise ConfigInvalid(
             f"model {source.uri}: documents packed into one row see each other in this architecture "
             f"({type(model.model.get_base_model()).__name__}): use another base model"
@@ -100,7 +100,7 @@ def attach_adapter(base: torch.nn.Module, lora: Lora, source: ModelSource, seed:
     try:
         model = get_peft_model(base, config, autocast_adapter_dtype=True)
     except ValueError as error:
-        raise ConfigInvalid(f"train.lora: {error}; {layers_there_are(base)}") from error
+        raise ConfigInvalid(f"train.lora: {error}; {linear_layer_names(base)}") from error
     # In place of the path on this machine.
     config.base_model_name_or_path, config.revision = source.uri, source.revision
     return model
@@ -117,13 +117,13 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
         if not matching:
             alone = f"; {ALL_LINEAR} stands alone" if name == ALL_LINEAR else ""
             raise ConfigInvalid(
-                f"train.lora.targetModules: {name} matches no layer of the model{alone}; {layers_there_are(base)}"
+                f"train.lora.targetModules: {name} matches no layer of the model{alone}; {linear_layer_names(base)}"
             )
         chosen |= set(matching) if "*" in name else {name}
     return sorted(chosen)
 
 
-def layers_there_are(base: torch.nn.Module) -> str:
+def linear_layer_names(base: torch.nn.Module) -> str:
     """Name the linear layers of a model by the last part of their names."""
     kinds = (torch.nn.Linear, Conv1D)
     linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, kinds)}
@@ -143,9 +143,9 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
         save_file(tensors, os.fspath(path), metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
-    path.chmod(READABLE)
+    path.chmod(FILE_MODE)
 
 
-def host_copy(tensors: Tensors) -> Tensors:
+def copy_to_cpu(tensors: Tensors) -> Tensors:
     """Copy tensors to memory that training does not write to."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

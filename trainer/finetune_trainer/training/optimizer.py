@@ -48,7 +48,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
     """Name the optimizer's tensors, without copying; a parameter that never had a gradient has none."""
     return {
         f"{name}.{key}": optimizer.state[parameter][key]
@@ -58,7 +58,7 @@ def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.
     }
 
 
-def layout_of_moments(parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
+def optimizer_layout(parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
     """Give tensors shaped like the moments of all parameters, with no memory behind them."""
     like: Tensors = {}
     for name, parameter in parameters.items():
@@ -67,7 +67,7 @@ def layout_of_moments(parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
     return like
 
 
-def restore_moments(
+def restore_optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], saved: Tensors
 ) -> None:
     """Put back what `moments` named."""

@@ -34,7 +34,7 @@ class Validator:
             with torch.inference_mode():
                 for batch in batches(self._rows, np.arange(len(self._rows)), self._batch_size):
                     stop_if_asked()
-                    nats += model.nats(batch).item()
+                    nats += model.loss_sum(batch).item()
                     counted += len(batch.targets)
         finally:
             model.model.train()

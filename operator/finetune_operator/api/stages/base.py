@@ -9,9 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from typing_extensions import override
 
 from finetune_operator.api.placement import Capacity, Toleration
-from finetune_operator.api.rules import Rule, Ruled
+from finetune_operator.api.rules import Rule, WithRules
 from finetune_operator.api.status import GateStatus, StageStatus
-from finetune_trainer.contract import AnyResult, Contract, DatasetSource, ModelSource, StageConfig
+from finetune_trainer.contract import AnyResult, ContractModel, DatasetSource, ModelSource, StageConfig
 from finetune_trainer.contract.environment import GIT_SHA, METRICS_PORT
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
@@ -22,17 +22,17 @@ def _as_text(value: Any) -> Any:
     return str(value) if whole else value
 
 
-DEEPEST = 32
+MAX_DEPTH = 32
 """Levels of an affinity; one that a pod can have is ten deep."""
 
 
 def _no_deeper(value: dict[str, Any]) -> dict[str, Any]:
     """Keep out what can be read but not written: no schema limits how deep a field of any content is."""
     level: list[Any] = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [child for one in level for child in _children(one)]
     if level:
-        raise ValueError(f"nested more than {DEEPEST} levels deep: no pod has such an affinity")
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep: no pod has such an affinity")
     return value
 
 
@@ -65,10 +65,10 @@ LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z
 
 
 RESERVED = "FINETUNE_"
-OF_THE_USER = frozenset({METRICS_PORT, GIT_SHA})
+USER_SETTABLE = frozenset({METRICS_PORT, GIT_SHA})
 
 
-class Gpu(Contract):
+class Gpu(ContractModel):
     """Accelerators for one pod."""
 
     resource: LabelKey = "nvidia.com/gpu"
@@ -78,7 +78,7 @@ class Gpu(Contract):
     """How many."""
 
 
-class Resources(Contract):
+class Resources(ContractModel):
     """What the stage's pod asks for; memory and accelerators are limits as well."""
 
     cpu: Quantity | None = None
@@ -91,7 +91,7 @@ class Resources(Contract):
     """Accelerators."""
 
 
-class Placement(Contract):
+class Placement(ContractModel):
     """Where the stage's pod may run."""
 
     capacity: Capacity = "on-demand"
@@ -111,7 +111,7 @@ class Placement(Contract):
     """A pod's affinity, as Kubernetes has it; the cluster says what is wrong with it when the pod is made."""
 
 
-class Retries(Contract):
+class Retries(ContractModel):
     """How often the stage is started again. An eviction is no failure."""
 
     failures: int = Field(default=3, ge=0, le=100)
@@ -122,7 +122,7 @@ class Retries(Contract):
 
 
 @dataclass(frozen=True)
-class Request:
+class ConfigContext:
     """What a stage is told when it writes its process's config."""
 
     pipeline: str
@@ -134,7 +134,7 @@ class Request:
     """Of all requested stages, by name."""
     identities: Mapping[str, str]
     """Of the requested stages before this one."""
-    told: Mapping[str, StageStatus]
+    statuses: Mapping[str, StageStatus]
     """What is known of all stages before this one."""
 
 
@@ -153,16 +153,16 @@ class Serving:
     max_tokens: int
 
 
-ARGS_ARE_A_COMMANDS = Rule(
+ARGS_NEED_COMMAND = Rule(
     field="args",
     message="are the arguments of a command, and there is none; the trainer takes no others",
     cel="!has(self.args) || size(self.args) == 0 || (has(self.command) && size(self.command) > 0)",
-    holds=lambda data: not data.get("args") or bool(data.get("command")),
+    is_valid=lambda data: not data.get("args") or bool(data.get("command")),
 )
 """For stages that are a program that ends; a server's engine takes arguments."""
 
 
-class StageSpec(Ruled):
+class StageSpec(WithRules):
     """How the stage's container runs."""
 
     name: ClassVar[str]
@@ -173,9 +173,9 @@ class StageSpec(Ruled):
     """Stages that must be over before this one starts."""
     pool: ClassVar[str]
     """The kind of node it is made for."""
-    lasting: ClassVar[bool] = False
+    runs_server: ClassVar[bool] = False
     """Whether it leaves something running, where the cluster can keep it."""
-    execution_fields: ClassVar[frozenset[str]] = frozenset()
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset()
     """Its own fields that change how it runs and never what it makes."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -185,8 +185,8 @@ class StageSpec(Ruled):
             " and FINETUNE_GIT_SHA may be set",
             cel="!has(self.env) || self.env.all(name, !name.startsWith('FINETUNE_')"
             " || name in ['FINETUNE_METRICS_PORT', 'FINETUNE_GIT_SHA'])",
-            holds=lambda data: all(
-                name in OF_THE_USER or not name.startswith(RESERVED) for name in data.get("env", {})
+            is_valid=lambda data: all(
+                name in USER_SETTABLE or not name.startswith(RESERVED) for name in data.get("env", {})
             ),
         ),
     )
@@ -225,22 +225,22 @@ class StageSpec(Ruled):
     """How often the stage is started again."""
 
     @abstractmethod
-    def config(self, request: Request) -> StageConfig:
+    def config(self, context: ConfigContext) -> StageConfig:
         """Write what the stage's process is told, with an empty identity."""
 
     def serving(self, config: StageConfig) -> Serving | None:  # noqa: ARG002  only a stage that serves has one
         """Say what goes on running when the stage is done, where the cluster can keep it; else None."""
         return None
 
-    def sources(self) -> tuple[str, ...]:
+    def source_uris(self) -> tuple[str, ...]:
         """Give the URIs of what it reads besides the model, the data set and other stages' work."""
         return ()
 
-    def skipped(self, gate: GateStatus | None) -> str | None:  # noqa: ARG002  stages behind a gate look at it
+    def skip_reason(self, gate: GateStatus | None) -> str | None:  # noqa: ARG002  stages behind a gate look at it
         """Say why the stage is not run although it was asked for, or None."""
         return None
 
-    def verdict(self, result: AnyResult) -> GateStatus | None:  # noqa: ARG002  only a stage that measures has one
+    def evaluate_gate(self, result: AnyResult) -> GateStatus | None:  # noqa: ARG002  only a stage that measures has one
         """Compare a result with the stage's own gate, or None where it has none."""
         return None
 
@@ -253,7 +253,7 @@ class GatedSpec(StageSpec):
             field="placement.capacity",
             message="must be on-demand: it writes to the outside, and losing its node half-way cannot be undone",
             cel="!has(self.placement) || !has(self.placement.capacity) || self.placement.capacity != 'spot'",
-            holds=lambda data: data.get("placement", {}).get("capacity") != "spot",
+            is_valid=lambda data: data.get("placement", {}).get("capacity") != "spot",
         ),
     )
 
@@ -261,6 +261,6 @@ class GatedSpec(StageSpec):
     """GatePassed: only if the score is above evaluate.gate.threshold."""
 
     @override
-    def skipped(self, gate: GateStatus | None) -> str | None:
+    def skip_reason(self, gate: GateStatus | None) -> str | None:
         closed = gate is not None and gate.measured and not gate.passed
         return gate.message if gate and closed and self.when == "GatePassed" else None

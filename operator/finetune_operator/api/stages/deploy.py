@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from finetune_operator.api.stages.base import GatedSpec, Request, Serving
-from finetune_operator.api.stages.parts import part
+from finetune_operator.api.stages.base import ConfigContext, GatedSpec, Serving
+from finetune_operator.api.stages.parts import recipe_from
 from finetune_operator.api.stages.push import Push
 from finetune_trainer.contract import DeployConfig, DeployRecipe, ModelSource, StageConfig
 
@@ -18,8 +18,8 @@ class Deploy(GatedSpec, DeployRecipe):
     condition: ClassVar[str] = "Deployed"
     needs: ClassVar[tuple[str, ...]] = (Push.name,)
     pool: ClassVar[str] = "inference"
-    lasting: ClassVar[bool] = True
-    execution_fields: ClassVar[frozenset[str]] = frozenset({"replicas"})
+    runs_server: ClassVar[bool] = True
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"replicas"})
 
     when: Literal["Always", "GatePassed"] = "GatePassed"
     """GatePassed: only if the score is above evaluate.gate.threshold."""
@@ -28,18 +28,18 @@ class Deploy(GatedSpec, DeployRecipe):
     """Servers that share the requests. On a laptop there is one."""
 
     @override
-    def config(self, request: Request) -> DeployConfig:
-        push = request.specs.get(Push.name)
+    def config(self, context: ConfigContext) -> DeployConfig:
+        push = context.specs.get(Push.name)
         if not isinstance(push, Push):
             raise TypeError("deploy without push: the API refuses this")
-        pushed = request.told[Push.name].result
+        pushed = context.statuses[Push.name].result
         return DeployConfig(
             identity="",
-            seed=request.seed,
-            push=request.identities[Push.name],
+            seed=context.seed,
+            push=context.identities[Push.name],
             model=ModelSource(uri=push.target),
             digest=pushed.digest if pushed else None,
-            recipe=part(self, DeployRecipe),
+            recipe=recipe_from(self, DeployRecipe),
         )
 
     @override

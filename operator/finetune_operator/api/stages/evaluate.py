@@ -6,10 +6,10 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_ARE_A_COMMANDS, Request, StageSpec
-from finetune_operator.api.stages.parts import part
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec
+from finetune_operator.api.stages.parts import recipe_from
 from finetune_operator.api.stages.push import Push
-from finetune_operator.api.status import GateStatus, message
+from finetune_operator.api.status import GateStatus, truncate_message
 from finetune_trainer.contract import (
     AnyResult,
     EvaluateConfig,
@@ -28,12 +28,12 @@ class Evaluate(StageSpec, EvaluateRecipe):
     needs: ClassVar[tuple[str, ...]] = ("train",)
     pool: ClassVar[str] = "eval"
     rules: ClassVar[tuple[Rule, ...]] = (
-        ARGS_ARE_A_COMMANDS,
+        ARGS_NEED_COMMAND,
         Rule(
             field="gate.task",
             message="must be one of the names under evaluate.tasks",
             cel="!has(self.gate) || self.gate.task in self.tasks",
-            holds=lambda data: "gate" not in data or data["gate"]["task"] in data["tasks"],
+            is_valid=lambda data: "gate" not in data or data["gate"]["task"] in data["tasks"],
         ),
     )
 
@@ -41,39 +41,39 @@ class Evaluate(StageSpec, EvaluateRecipe):
     """What the score must be before anything is deployed; editing it reruns nothing."""
 
     @override
-    def config(self, request: Request) -> EvaluateConfig:
-        published = request.specs.get(Push.name)
+    def config(self, context: ConfigContext) -> EvaluateConfig:
+        published = context.specs.get(Push.name)
         numbers = published.dtype if self.model == "merged" and isinstance(published, Push) else "auto"
         return EvaluateConfig(
             identity="",
-            seed=request.seed,
-            train=request.identities["train"],
-            model=request.model,
-            recipe=part(self, EvaluateRecipe),
+            seed=context.seed,
+            train=context.identities["train"],
+            model=context.model,
+            recipe=recipe_from(self, EvaluateRecipe),
             dtype=numbers,
         )
 
     @override
-    def sources(self) -> tuple[str, ...]:
+    def source_uris(self) -> tuple[str, ...]:
         return tuple(task.file for task in self.tasks.values() if task.file)
 
     @override
-    def verdict(self, result: AnyResult) -> GateStatus | None:
+    def evaluate_gate(self, result: AnyResult) -> GateStatus | None:
         if self.gate is None or not isinstance(result, EvaluateResult):
             return None
         scores = result.scores.get(self.gate.task, {})
         name = self.gate.metric
         score = scores.get(name) or scores.get(name.partition(",")[0])  # acc,none where only acc was given
         if score is None:
-            return unmeasured(
+            return gate_unmeasured(
                 self.gate, f"{self.gate.metric} was not measured; there are {', '.join(scores) or 'none'}"
             )
         if self.gate.standard_errors and score.stderr is None:
-            return unmeasured(self.gate, f"{self.gate.metric} has no standard error; set gate.standardErrors to 0")
-        return compared(self.gate, score)
+            return gate_unmeasured(self.gate, f"{self.gate.metric} has no standard error; set gate.standardErrors to 0")
+        return compare_to_gate(self.gate, score)
 
 
-def unmeasured(gate: Gate, why: str) -> GateStatus:
+def gate_unmeasured(gate: Gate, why: str) -> GateStatus:
     """Keep the gate closed because there is nothing to compare."""
     return GateStatus(
         task=gate.task,
@@ -81,11 +81,11 @@ def unmeasured(gate: Gate, why: str) -> GateStatus:
         threshold=gate.threshold,
         measured=False,
         passed=False,
-        message=message(f"evaluate.gate.metric: {why}"),
+        message=truncate_message(f"evaluate.gate.metric: {why}"),
     )
 
 
-def compared(gate: Gate, score: Score) -> GateStatus:
+def compare_to_gate(gate: Gate, score: Score) -> GateStatus:
     """Open the gate if the score, less its margin of error, is greater than the threshold; NaN never is."""
     margin = gate.standard_errors * (score.stderr or 0.0) if gate.standard_errors else 0.0
     passed = score.value - margin > gate.threshold

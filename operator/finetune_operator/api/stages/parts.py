@@ -2,12 +2,12 @@
 
 from typing import Any, TypeVar
 
-from finetune_trainer.contract import Contract
+from finetune_trainer.contract import ContractModel
 
-R = TypeVar("R", bound=Contract)
+R = TypeVar("R", bound=ContractModel)
 
 
-def part(whole: Contract, kind: type[R]) -> R:
+def recipe_from(whole: ContractModel, kind: type[R]) -> R:
     """Give the fields of `kind` that `whole` inherited from it."""
     fields: dict[str, Any] = {name: getattr(whole, name) for name in kind.model_fields}
     return kind(**fields)

@@ -5,8 +5,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_ARE_A_COMMANDS, Request, StageSpec
-from finetune_operator.api.stages.parts import part
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec
+from finetune_operator.api.stages.parts import recipe_from
 from finetune_trainer.contract import PrepareConfig, PrepareRecipe
 
 
@@ -16,14 +16,14 @@ class Prepare(StageSpec, PrepareRecipe):
     name: ClassVar[str] = "prepare"
     condition: ClassVar[str] = "Prepared"
     pool: ClassVar[str] = "control"
-    rules: ClassVar[tuple[Rule, ...]] = (ARGS_ARE_A_COMMANDS,)
+    rules: ClassVar[tuple[Rule, ...]] = (ARGS_NEED_COMMAND,)
 
     @override
-    def config(self, request: Request) -> PrepareConfig:
+    def config(self, context: ConfigContext) -> PrepareConfig:
         return PrepareConfig(
             identity="",
-            seed=request.seed,
-            model=request.model,
-            dataset=request.dataset,
-            recipe=part(self, PrepareRecipe),
+            seed=context.seed,
+            model=context.model,
+            dataset=context.dataset,
+            recipe=recipe_from(self, PrepareRecipe),
         )

@@ -5,8 +5,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_ARE_A_COMMANDS, GatedSpec, Request
-from finetune_operator.api.stages.parts import part
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, GatedSpec
+from finetune_operator.api.stages.parts import recipe_from
 from finetune_trainer.contract import Lineage, PushConfig, PushRecipe
 
 
@@ -17,26 +17,26 @@ class Push(GatedSpec, PushRecipe):
     condition: ClassVar[str] = "Pushed"
     needs: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     pool: ClassVar[str] = "control"
-    rules: ClassVar[tuple[Rule, ...]] = (ARGS_ARE_A_COMMANDS,)
+    rules: ClassVar[tuple[Rule, ...]] = (ARGS_NEED_COMMAND,)
 
     @override
-    def config(self, request: Request) -> PushConfig:
+    def config(self, context: ConfigContext) -> PushConfig:
         return PushConfig(
             identity="",
-            seed=request.seed,
-            prepare=request.identities["prepare"],
-            train=request.identities["train"],
-            evaluate=request.identities.get("evaluate"),
-            model=request.model,
-            dataset=request.dataset,
-            recipe=part(self, PushRecipe),
-            lineage=lineage(request),
+            seed=context.seed,
+            prepare=context.identities["prepare"],
+            train=context.identities["train"],
+            evaluate=context.identities.get("evaluate"),
+            model=context.model,
+            dataset=context.dataset,
+            recipe=recipe_from(self, PushRecipe),
+            lineage=lineage(context),
         )
 
 
-def lineage(request: Request) -> Lineage:
+def lineage(request: ConfigContext) -> Lineage:
     """Tell what training went through."""
-    train = request.told["train"]
+    train = request.statuses["train"]
     return Lineage(
         pipeline=request.pipeline,
         interruptions=train.interruptions,

@@ -5,8 +5,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_ARE_A_COMMANDS, Request, StageSpec
-from finetune_operator.api.stages.parts import part
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec
+from finetune_operator.api.stages.parts import recipe_from
 from finetune_trainer.contract import Checkpoint, TrainConfig, TrainRecipe
 
 
@@ -17,14 +17,14 @@ class Train(StageSpec, TrainRecipe):
     condition: ClassVar[str] = "Trained"
     needs: ClassVar[tuple[str, ...]] = ("prepare",)
     pool: ClassVar[str] = "training"
-    execution_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
     rules: ClassVar[tuple[Rule, ...]] = (
-        ARGS_ARE_A_COMMANDS,
+        ARGS_NEED_COMMAND,
         Rule(
             field="maxSteps",
             message="give epochs or maxSteps, not both",
             cel="!(has(self.epochs) && has(self.maxSteps))",
-            holds=lambda data: not ("epochs" in data and "maxSteps" in data),
+            is_valid=lambda data: not ("epochs" in data and "maxSteps" in data),
         ),
     )
 
@@ -32,12 +32,12 @@ class Train(StageSpec, TrainRecipe):
     """When and how many checkpoints are kept."""
 
     @override
-    def config(self, request: Request) -> TrainConfig:
+    def config(self, context: ConfigContext) -> TrainConfig:
         return TrainConfig(
             identity="",
-            seed=request.seed,
-            prepare=request.identities["prepare"],
-            model=request.model,
-            recipe=part(self, TrainRecipe),
+            seed=context.seed,
+            prepare=context.identities["prepare"],
+            model=context.model,
+            recipe=recipe_from(self, TrainRecipe),
             checkpoint=self.checkpoint,
         )

@@ -8,16 +8,18 @@ from typing import Any
 import aiohttp
 
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import pipeline_of
+from finetune_operator.kubernetes.cache import owner_key
 from finetune_operator.kubernetes.translate.pod import Pod
 
 log = logging.getLogger(__name__)
-LARGEST = 256 << 10
+MAX_RESPONSE_BYTES = 256 << 10
 """Bytes read of an answer, unless less is asked for; what is longer is cut."""
 CONNECT_SECONDS = 10.0
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: Any = None, most: int = LARGEST) -> tuple[int, bytes]:
+async def request(
+    session: aiohttp.ClientSession, url: str, body: Any = None, most: int = MAX_RESPONSE_BYTES
+) -> tuple[int, bytes]:
     """Get a page, or post a body as JSON; gives status and content. Raises aiohttp.ClientError, OSError.
 
     Redirects are not followed: a pod would choose whom the operator talks to. How long it may take is the caller's.
@@ -33,46 +35,46 @@ async def ask(session: aiohttp.ClientSession, url: str, body: Any = None, most: 
         return answer.status, bytes(content[:most])
 
 
-def host_of(pod: Pod) -> str:
+def url_host(pod: Pod) -> str:
     """Give its address as URLs have it."""
     return f"[{pod.address}]" if ":" in pod.address else pod.address
 
 
-Tell = Callable[[Key], None]
+Enqueue = Callable[[Key], None]
 """Called with the pipeline of a pod that had news, so that somebody looks."""
 
 
-def to_nobody(_key: Key) -> None:
+def ignore(_key: Key) -> None:
     """Let the news wait for the next look."""
 
 
-class Errands:
+class BackgroundRequests:
     """At most one question to a pod at a time; a question gives whether its answer is news."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, tell: Enqueue) -> None:
+        self.enqueue = tell
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    def send(self, pod: Pod, question: Callable[[], Awaitable[bool]]) -> None:
+    def start(self, pod: Pod, question: Callable[[], Awaitable[bool]]) -> None:
         """Ask, unless it is being asked."""
         if pod.uid not in self.tasks:
-            task = self.tasks[pod.uid] = asyncio.create_task(self._ask(pod, question))
-            task.add_done_callback(lambda done: self._over(pod.uid, done))
+            task = self.tasks[pod.uid] = asyncio.create_task(self._run(pod, question))
+            task.add_done_callback(lambda done: self._on_done(pod.uid, done))
 
-    async def _ask(self, pod: Pod, question: Callable[[], Awaitable[bool]]) -> None:
+    async def _run(self, pod: Pod, question: Callable[[], Awaitable[bool]]) -> None:
         try:
             news = await question()
         except Exception:
             log.exception("%s could not be asked: this is a bug", pod.name)
             return
-        if news and (key := pipeline_of(pod.raw)):
-            self.tell(key)
+        if news and (key := owner_key(pod.raw)):
+            self.enqueue(key)
 
-    def _over(self, uid: str, task: asyncio.Task[None]) -> None:
+    def _on_done(self, uid: str, task: asyncio.Task[None]) -> None:
         if self.tasks.get(uid) is task:
             del self.tasks[uid]
 
-    def call_off(self, uids: Iterable[str]) -> None:
+    def cancel(self, uids: Iterable[str]) -> None:
         """Ask them no more."""
         for uid in uids:
             if task := self.tasks.pop(uid, None):
@@ -81,5 +83,5 @@ class Errands:
     async def close(self) -> None:
         """Call everything off, and wait until it has ended: the session that it uses is about to be closed."""
         tasks = list(self.tasks.values())
-        self.call_off(list(self.tasks))
+        self.cancel(list(self.tasks))
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,9 +8,9 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 from finetune_operator.api.group import GROUP, KIND
-from finetune_operator.core.metadata import MANAGED_BY, MANAGER, workspace_name
+from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, workspace_name
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.kubernetes.resources.owner_references import owners
+from finetune_operator.kubernetes.resources.owner_references import owner_references
 
 WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator made the claim for."""
@@ -31,7 +31,7 @@ def claim_name(pipeline: Pipeline) -> str:
     return pipeline.spec.workspace.existing_claim or workspace_name(pipeline.key.name)
 
 
-def claim(pipeline: Pipeline) -> dict[str, Any]:
+def build_claim(pipeline: Pipeline) -> dict[str, Any]:
     """Write the operator's own claim.
 
     Retained, it has no owner and none of the pipeline's labels: nobody prunes it together with the pipeline.
@@ -46,20 +46,20 @@ def claim(pipeline: Pipeline) -> dict[str, Any]:
         "metadata": {
             "name": claim_name(pipeline),
             "namespace": pipeline.key.namespace,
-            "labels": {MANAGED_BY: MANAGER},
+            "labels": {MANAGED_BY: MANAGED_BY_VALUE},
             "annotations": {WORKSPACE_OF: pipeline.key.name},
-            "ownerReferences": owners_wanted(pipeline),
+            "ownerReferences": desired_owners(pipeline),
         },
         "spec": spec,
     }
 
 
-def owners_wanted(pipeline: Pipeline) -> list[dict[str, Any]]:
+def desired_owners(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Give the claim's owners: none while it is to outlive the pipeline."""
-    return owners(pipeline) if pipeline.spec.workspace.when_deleted == "Delete" else []
+    return owner_references(pipeline) if pipeline.spec.workspace.when_deleted == "Delete" else []
 
 
-def mismatch(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
+def ownership_error(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
     """Say why the claim that is there cannot be the pipeline's workspace, or None."""
     meta = found["metadata"]
     if pipeline.spec.workspace.existing_claim:
@@ -74,25 +74,25 @@ def mismatch(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
     return None
 
 
-def changes(pipeline: Pipeline, found: dict[str, Any]) -> list[Change]:
+def pending_changes(pipeline: Pipeline, found: dict[str, Any]) -> list[Change]:
     """Give what is to be changed about the pipeline's own claim, so that it is what is asked for now."""
-    return [*_owners_changed(pipeline, found), *_grown(pipeline, found)]
+    return [*_owners_changed(pipeline, found), *_resize(pipeline, found)]
 
 
 def _owners_changed(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
     told = found["metadata"].get("ownerReferences", [])
-    wanted = [*(ref for ref in told if ref.get("kind") != KIND), *owners_wanted(pipeline)]
+    wanted = [*(ref for ref in told if ref.get("kind") != KIND), *desired_owners(pipeline)]
     if [ref["uid"] for ref in told] != [ref["uid"] for ref in wanted]:
         yield Change(WHEN_DELETED, {"metadata": {"ownerReferences": wanted}})
 
 
-def _grown(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
+def _resize(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
     size = pipeline.spec.workspace.size
     if (had := _size(found)) and _amount(size) > _amount(had):
         yield Change(SIZE, {"spec": {"resources": {"requests": {"storage": size}}}})
 
 
-def unlike(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[str]:
+def immutable_differences(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[str]:
     """Say what of the pipeline's own claim is not what is asked and can never be, for a claim keeps what it has."""
     wish, name, spec = pipeline.spec.workspace, found["metadata"]["name"], found.get("spec") or {}
     move = f"to have another, save what you need of {name}, delete it and the work begins anew; or take the edit back"

@@ -9,31 +9,31 @@ from finetune_operator.api.stages.base import Resources
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.claim import claim_name
-from finetune_operator.kubernetes.resources.owner_references import owners
+from finetune_operator.kubernetes.resources.owner_references import owner_references
 from finetune_trainer.contract import environment as names
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
 Object = dict[str, Any]
-CONTAINER = "stage"
+STAGE_CONTAINER = "stage"
 PIPELINE_NAME = f"{GROUP}/pipeline-name"
 """Annotation: the whole name, where a label has room for 63 characters only."""
 WORKSPACE = PurePosixPath("/workspace")
 CLAIMS = PurePosixPath("/claims")
 TERMINATION_LOG = "/dev/termination-log"
-PORT = 8080
+METRICS_PORT = 8080
 """/metrics and /progress, unless the stage's env says otherwise; 0: none."""
 USER = 65532
 """Neither root nor anybody's; volumes are made writable for its group."""
 UNREACHABLE_SECONDS = 30
 """How long a pod stays on a node that is not heard of; Kubernetes' own default is five minutes."""
-RESTRICTED: Object = {
+RESTRICTED_SECURITY_CONTEXT: Object = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
 
 
-def job(pipeline: Pipeline, template: JobTemplate) -> Object:
+def build_job(pipeline: Pipeline, template: JobTemplate) -> Object:
     """Write the Job: one pod, one attempt, and a disruption fails it at once with evidence that stays."""
     annotations = {PIPELINE_NAME: pipeline.key.name}
     return {
@@ -44,7 +44,7 @@ def job(pipeline: Pipeline, template: JobTemplate) -> Object:
             "namespace": pipeline.key.namespace,
             "labels": template.labels,
             "annotations": annotations,
-            "ownerReferences": owners(pipeline),
+            "ownerReferences": owner_references(pipeline),
         },
         "spec": {
             "backoffLimit": 0,
@@ -58,7 +58,7 @@ def job(pipeline: Pipeline, template: JobTemplate) -> Object:
                     {
                         "action": "FailJob",
                         "onExitCodes": {
-                            "containerName": CONTAINER,
+                            "containerName": STAGE_CONTAINER,
                             "operator": "In",
                             "values": [*PERMANENT_EXIT_CODES],
                         },
@@ -77,13 +77,13 @@ def pod_spec(pipeline: Pipeline, template: JobTemplate) -> Object:
     """Write the attempt's pod."""
     return {
         "restartPolicy": "Never",
-        **around(template),
+        **common_pod_spec(template),
         "containers": [_container(pipeline, template)],
         "volumes": _volumes(pipeline, template),
     }
 
 
-def around(template: JobTemplate) -> Object:
+def common_pod_spec(template: JobTemplate) -> Object:
     """Write what a stage's pod and a server's have in common."""
     return {
         "automountServiceAccountToken": False,
@@ -91,8 +91,8 @@ def around(template: JobTemplate) -> Object:
         "terminationGracePeriodSeconds": math.ceil(template.grace.total_seconds()),
         "securityContext": security_context(),
         "nodeSelector": template.placement.node_selector,
-        "tolerations": [*(_toleration(one) for one in template.placement.tolerations), *_short_patience()],
-        **_given(
+        "tolerations": [*(_toleration(one) for one in template.placement.tolerations), *_unreachable_tolerations()],
+        **_without_empty(
             affinity=template.affinity,
             serviceAccountName=template.service_account,
             priorityClassName=template.priority_class,
@@ -113,32 +113,32 @@ def security_context() -> Object:
 
 
 def _container(pipeline: Pipeline, template: JobTemplate) -> Object:
-    env = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(PORT), **template.env, **_places()}
+    env = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(METRICS_PORT), **template.env, **_path_variables()}
     mounts = [{"name": "workspace", "mountPath": str(WORKSPACE)}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
     mounts += [
         {"name": _volume_of(claim, pipeline, at), "mountPath": str(CLAIMS / claim)}
         for at, claim in enumerate(template.claims)
     ]
     return {
-        "name": CONTAINER,
+        "name": STAGE_CONTAINER,
         "image": template.image,
-        "command": [literal(word) for word in template.command],
-        "env": [{"name": name, "value": literal(value)} for name, value in sorted(env.items())],
+        "command": [escape_expansion(word) for word in template.command],
+        "env": [{"name": name, "value": escape_expansion(value)} for name, value in sorted(env.items())],
         "envFrom": [{"secretRef": {"name": name}} for name in template.secrets],
         "resources": resources_of(template.resources),
-        "securityContext": RESTRICTED,
+        "securityContext": RESTRICTED_SECURITY_CONTEXT,
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "volumeMounts": mounts,
     }
 
 
-def literal(text: str) -> str:
+def escape_expansion(text: str) -> str:
     """Keep the kubelet from reading $(NAME) as a variable, so that a manifest means the same on a laptop."""
     return text.replace("$(", "$$(")
 
 
-def _places() -> dict[str, str]:
+def _path_variables() -> dict[str, str]:
     return {
         names.WORKSPACE: str(WORKSPACE),
         names.CLAIMS: str(CLAIMS),
@@ -162,11 +162,11 @@ def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
 
 def resources_of(wish: Resources) -> Object:
     """Write what is asked for; memory and accelerators are limits as well."""
-    requests: dict[str, str] = _given(cpu=wish.cpu, memory=wish.memory)
-    limits: dict[str, str] = _given(memory=wish.memory)
+    requests: dict[str, str] = _without_empty(cpu=wish.cpu, memory=wish.memory)
+    limits: dict[str, str] = _without_empty(memory=wish.memory)
     if wish.gpu:
         limits[wish.gpu.resource] = str(wish.gpu.count)
-    return _given(requests=requests, limits=limits)
+    return _without_empty(requests=requests, limits=limits)
 
 
 def _toleration(one: Any) -> Object:
@@ -174,7 +174,7 @@ def _toleration(one: Any) -> Object:
     return found
 
 
-def _short_patience() -> list[Object]:
+def _unreachable_tolerations() -> list[Object]:
     return [
         {
             "key": f"node.kubernetes.io/{what}",
@@ -186,5 +186,5 @@ def _short_patience() -> list[Object]:
     ]
 
 
-def _given(**fields: Any) -> Object:
+def _without_empty(**fields: Any) -> Object:
     return {name: value for name, value in fields.items() if value}

@@ -11,37 +11,37 @@ from typing import Any
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
 from finetune_operator.core.job_template import TRAINER, JobTemplate
-from finetune_operator.core.metadata import MANAGED_BY, MANAGER, PIPELINE, SERVER, STAGE, service_name
+from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, PIPELINE, SERVER, STAGE, service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.job import (
     CLAIMS,
-    CONTAINER,
     PIPELINE_NAME,
-    RESTRICTED,
-    around,
-    literal,
+    RESTRICTED_SECURITY_CONTEXT,
+    STAGE_CONTAINER,
+    common_pod_spec,
+    escape_expansion,
     resources_of,
 )
-from finetune_operator.kubernetes.resources.owner_references import owners
-from finetune_operator.kubernetes.translate.api_errors import Refusal
+from finetune_operator.kubernetes.resources.owner_references import owner_references
+from finetune_operator.kubernetes.translate.api_errors import Blocked
 from finetune_trainer.contract.engines import ENGINES, LaunchSpec
 
 Object = dict[str, Any]
-SERVING = "finetune.dev/serving"
+SERVING_ANNOTATION = "finetune.dev/serving"
 """Annotation: what the Deployment serves, for whoever asks it."""
 VERIFY = "verify"
 PORT = 8000
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  of the pod
-MODEL = "FINETUNE_MODEL"
+MODEL_VARIABLE = "FINETUNE_MODEL"
 """Environment variable: the folder of the model, for a server that is not ours."""
 DRAIN_SECONDS = 5
 """A server that is stopped goes on answering for so long, until every node has heard that it is going."""
 
 
-def deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving) -> Object:
+def build_deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving) -> Object:
     """Write the servers of one attempt; raises Refusal for a model that no pod can read."""
     labels = {**template.labels, SERVER: template.name}
-    annotations = {PIPELINE_NAME: pipeline.key.name, SERVING: json.dumps(asdict(serving))}
+    annotations = {PIPELINE_NAME: pipeline.key.name, SERVING_ANNOTATION: json.dumps(asdict(serving))}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -50,7 +50,7 @@ def deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving) -> O
             "namespace": pipeline.key.namespace,
             "labels": labels,
             "annotations": annotations,
-            "ownerReferences": owners(pipeline),
+            "ownerReferences": owner_references(pipeline),
         },
         "spec": {
             "replicas": serving.replicas,
@@ -63,7 +63,7 @@ def deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving) -> O
     }
 
 
-def service(pipeline: Pipeline, stage: str, job: str) -> Object:
+def build_service(pipeline: Pipeline, stage: str, job: str) -> Object:
     """Write the Service; `job` is the attempt whose servers get the requests."""
     return {
         "apiVersion": "v1",
@@ -71,9 +71,9 @@ def service(pipeline: Pipeline, stage: str, job: str) -> Object:
         "metadata": {
             "name": service_name(pipeline.key.name),
             "namespace": pipeline.key.namespace,
-            "labels": {MANAGED_BY: MANAGER, PIPELINE: pipeline.key.name[:63].rstrip("-."), STAGE: stage},
+            "labels": {MANAGED_BY: MANAGED_BY_VALUE, PIPELINE: pipeline.key.name[:63].rstrip("-."), STAGE: stage},
             "annotations": {PIPELINE_NAME: pipeline.key.name},
-            "ownerReferences": owners(pipeline),
+            "ownerReferences": owner_references(pipeline),
         },
         "spec": {"selector": {SERVER: job}, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
     }
@@ -86,7 +86,7 @@ def url_of(pipeline: Pipeline) -> str:
 
 def serving_of(found: Object) -> Serving:
     """Read what a Deployment of ours serves; raises LookupError, TypeError or ValueError for one that is not."""
-    said = json.loads(found["metadata"]["annotations"][SERVING])
+    said = json.loads(found["metadata"]["annotations"][SERVING_ANNOTATION])
     known = {field.name for field in fields(Serving)}  # another version may have written more
     return Serving(**{name: value for name, value in said.items() if name in known})
 
@@ -102,34 +102,34 @@ def folder_of(uri: str) -> PurePosixPath:
     claim, _, path = rest.partition("/")
     if scheme != "pvc":
         words = f"{uri} is on no volume that a server could mount: let push.target be pvc://CLAIM/folder"
-        raise Refusal(Reason.SPEC_INVALID, words)
+        raise Blocked(Reason.SPEC_INVALID, words)
     return CLAIMS / claim / path.strip("/")
 
 
 def _pod(template: JobTemplate, serving: Serving) -> Object:
-    pod = around(template)
+    pod = common_pod_spec(template)
     volumes = [
         {"name": f"claim-{at}", "persistentVolumeClaim": {"claimName": claim}}
         for at, claim in enumerate(template.claims)
     ]
     return {
         **pod,
-        "initContainers": [_verifier(template, serving)],
-        "containers": [_server(template, serving)],
+        "initContainers": [_verify_container(template, serving)],
+        "containers": [_server_container(template, serving)],
         "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
     }
 
 
-def _server(template: JobTemplate, serving: Serving) -> Object:
+def _server_container(template: JobTemplate, serving: Serving) -> Object:
     launch, folder = launch_of(serving), folder_of(serving.model)
     own = template.command if not _is_ours(template) else (*launch.command, *template.args)
-    env = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env, **template.env, MODEL: str(folder)}  # noqa: S108
+    env = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env, **template.env, MODEL_VARIABLE: str(folder)}  # noqa: S108
     return {
-        **_contained(template),
-        "name": CONTAINER,
+        **_container_defaults(template),
+        "name": STAGE_CONTAINER,
         "image": template.image,
-        "command": [literal(word) for word in own],
-        "env": [{"name": name, "value": literal(value)} for name, value in sorted(env.items())],
+        "command": [escape_expansion(word) for word in own],
+        "env": [{"name": name, "value": escape_expansion(value)} for name, value in sorted(env.items())],
         "envFrom": [{"secretRef": {"name": name}} for name in template.secrets],
         "resources": resources_of(template.resources),
         "ports": [{"name": "http", "containerPort": PORT}],
@@ -138,26 +138,26 @@ def _server(template: JobTemplate, serving: Serving) -> Object:
     }
 
 
-def _verifier(template: JobTemplate, serving: Serving) -> Object:
+def _verify_container(template: JobTemplate, serving: Serving) -> Object:
     """Look at every byte of the model before a server starts on it."""
     given = ["--digest", serving.digest] if serving.digest else []
     program = ["python", "-P", "-m", "finetune_trainer.serving.verify", str(folder_of(serving.model)), *given]
     return {
-        **_contained(template),
+        **_container_defaults(template),
         "name": VERIFY,
         "image": template.trainer_image,
-        "command": [literal(word) for word in program],
+        "command": [escape_expansion(word) for word in program],
         "resources": resources_of(template.resources.model_copy(update={"gpu": None})),
     }
 
 
-def _contained(template: JobTemplate) -> Object:
+def _container_defaults(template: JobTemplate) -> Object:
     mounts: list[Object] = [
         {"name": f"claim-{at}", "mountPath": str(CLAIMS / claim), "readOnly": True}
         for at, claim in enumerate(template.claims)
     ]
     return {
-        "securityContext": RESTRICTED,
+        "securityContext": RESTRICTED_SECURITY_CONTEXT,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }

@@ -6,33 +6,33 @@ from http import HTTPStatus
 from pydantic import ValidationError
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.core.observation import Waiting
+from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.client import ApiError
 
 
-class Refusal(Exception):
+class Blocked(Exception):
     """Something that we do not do ourselves, for now."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
-        self.waiting = Waiting(reason, message)
+        self.blocker = Blocker(reason, message)
 
 
-def read(error: ApiError) -> Waiting | None:
+def classify_api_error(error: ApiError) -> Blocker | None:
     """Tell a refusal that people can mend from a server that is merely busy (None)."""
     words = str(error)
     if "exceeded quota" in words:
-        return Waiting(Reason.WAITING_FOR_QUOTA, f"{words}; it goes on when others have finished or the quota grows")
+        return Blocker(Reason.WAITING_FOR_QUOTA, f"{words}; it goes on when others have finished or the quota grows")
     if error.status == HTTPStatus.FORBIDDEN and "being terminated" in words:
-        return Waiting(Reason.POD_REFUSED, "the namespace is being deleted")
+        return Blocker(Reason.POD_REFUSED, "the namespace is being deleted")
     if error.status == HTTPStatus.FORBIDDEN:
-        return Waiting(Reason.POD_REFUSED, f"{words}; the operator's role or an admission policy does not allow it")
+        return Blocker(Reason.POD_REFUSED, f"{words}; the operator's role or an admission policy does not allow it")
     if error.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
-        return Waiting(Reason.SPEC_INVALID, words)
+        return Blocker(Reason.SPEC_INVALID, words)
     return None
 
 
-def in_words(error: ValidationError) -> str:
+def describe_validation_error(error: ValidationError) -> str:
     """Say what in an object is beyond this version of the operator."""
     first = error.errors()[0]
     where = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in first["loc"]))

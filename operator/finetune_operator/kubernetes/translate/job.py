@@ -2,13 +2,13 @@
 
 from datetime import datetime
 
-from finetune_operator.core.observation import JobSeen, JobState
-from finetune_operator.kubernetes.translate.diagnose import why
+from finetune_operator.core.observation import JobState, ObservedJob
+from finetune_operator.kubernetes.translate.diagnose import diagnose
 from finetune_operator.kubernetes.translate.pod import Object, Pod, time_of
 from finetune_trainer.contract import Progress
 
 
-def job_seen(
+def observe_job(
     name: str,
     job: Object | None,
     pod: Pod | None,
@@ -16,16 +16,16 @@ def job_seen(
     *,
     progress: Progress | None = None,
     warning: str = "",
-) -> JobSeen | None:
+) -> ObservedJob | None:
     """Give the attempt as it is; None where there is no Job and nobody knows how its process ended.
 
     A Job that is over says so in a condition, and only when no process is left. A Job that was deleted may have
     left its pod behind for a while: until that is over the attempt runs.
     """
-    state, message = _state(job, pod), pod.message if pod else None
+    state, message = _state(job, pod), pod.termination_message if pod else None
     if state is None:
         return None
-    return JobSeen(
+    return ObservedJob(
         name=name,
         state=state,
         started_at=pod.started_at if pod else None,
@@ -35,28 +35,28 @@ def job_seen(
         out_of_memory=pod is not None and pod.terminated.get("reason") == "OOMKilled",
         message=message,
         progress=(message.progress if message else None) or progress,
-        waiting=why(pod, warning, now) if state in {JobState.WAITING, JobState.RUNNING} else None,
+        blocker=diagnose(pod, warning, now) if state in {JobState.WAITING, JobState.RUNNING} else None,
     )
 
 
 def _state(job: Object | None, pod: Pod | None) -> JobState | None:
-    if _is(job, "Complete"):
+    if _has_condition(job, "Complete"):
         return JobState.COMPLETE
-    if _is(job, "Failed"):
+    if _has_condition(job, "Failed"):
         return JobState.FAILED
-    if job is not None or (pod and not pod.over):
+    if job is not None or (pod and not pod.finished):
         return JobState.RUNNING if pod and pod.started_at else JobState.WAITING
     if pod and pod.exit_code is not None:
         return JobState.COMPLETE if pod.exit_code == 0 else JobState.FAILED
     return JobState.FAILED if pod and pod.disruption else None
 
 
-def is_over(job: Object | None) -> bool:
+def is_finished(job: Object | None) -> bool:
     """Whether the Job itself says that no process of it is left."""
-    return _is(job, "Complete") or _is(job, "Failed")
+    return _has_condition(job, "Complete") or _has_condition(job, "Failed")
 
 
-def _is(job: Object | None, kind: str) -> bool:
+def _has_condition(job: Object | None, kind: str) -> bool:
     return _condition(job, kind).get("status") == "True"
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_operator.kubernetes.resources.job import CONTAINER
+from finetune_operator.kubernetes.resources.job import STAGE_CONTAINER
 from finetune_trainer.contract import Failure, TerminationMessage
 
 Object = dict[str, Any]
-OVER = frozenset({"Succeeded", "Failed"})
+FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pod:
     @property
     def phase(self) -> str:
         """In Kubernetes' words, or Terminating once somebody has deleted it."""
-        return "Terminating" if self.deleted_at and not self.over else str(self._status.get("phase") or "Pending")
+        return "Terminating" if self.deleted_at and not self.finished else str(self._status.get("phase") or "Pending")
 
     @property
     def address(self) -> str:
@@ -54,36 +54,36 @@ class Pod:
     @property
     def _container(self) -> Object:
         statuses = self._status.get("containerStatuses") or []
-        return next((one for one in statuses if one["name"] == CONTAINER), {})
+        return next((one for one in statuses if one["name"] == STAGE_CONTAINER), {})
 
     @property
     def restarts(self) -> int:
         """How often its process, or one that comes before it, was started again."""
-        return max((int(one.get("restartCount") or 0) for one in (*self._before, self._container)), default=0)
+        return max((int(one.get("restartCount") or 0) for one in (*self._init_statuses, self._container)), default=0)
 
     @property
-    def fallen(self) -> Object:
+    def last_failure(self) -> Object:
         """Give the last state.terminated of a process that was started again, or of one that came before it."""
-        for one in self._before:
-            for ended in _endings(one):
+        for one in self._init_statuses:
+            for ended in _terminations(one):
                 if ended.get("exitCode"):
                     return ended
-        return next(_endings(self._container), {})
+        return next(_terminations(self._container), {})
 
     @property
     def ready(self) -> bool:
         """Whether it says that it can be asked."""
-        return not self.over and self.condition("Ready").get("status") == "True"
+        return not self.finished and self.condition("Ready").get("status") == "True"
 
     @property
-    def _before(self) -> list[Object]:
+    def _init_statuses(self) -> list[Object]:
         found: list[Object] = self._status.get("initContainerStatuses") or []
         return found
 
     @property
     def waiting(self) -> Object:
         """Give state.waiting of the container, or of the one that it waits for."""
-        states = ((one.get("state") or {}).get("waiting") for one in (*self._before, self._container))
+        states = ((one.get("state") or {}).get("waiting") for one in (*self._init_statuses, self._container))
         return next((found for found in states if found), {})
 
     @property
@@ -104,9 +104,9 @@ class Pod:
         return int(code) if code is not None else None
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether no process of it is left."""
-        return self.gone or self._status.get("phase") in OVER
+        return self.gone or self._status.get("phase") in FINISHED_PHASES
 
     @property
     def deleted_at(self) -> datetime | None:
@@ -126,16 +126,16 @@ class Pod:
         if found.get("status") == "True":
             return f"{found.get('reason')}{where}: {found.get('message', '')}".rstrip(": ")
         reason, message = self._status.get("reason") or "", self._status.get("message") or ""
-        if reason in TAKEN or message.startswith("Pod was rejected"):
+        if reason in DISRUPTION_REASONS or message.startswith("Pod was rejected"):
             return f"{reason}{where}: {message}".rstrip(": ")
-        if self.terminated.get("reason") in LOST_SIGHT:
+        if self.terminated.get("reason") in STATUS_UNKNOWN_REASONS:
             return f"the node lost sight of it{where}, as after a restart of the machine"
         if self.deleted_at and self.exit_code in {None, 137, 143}:
             return f"somebody deleted its pod{where}"
         return None
 
     @property
-    def message(self) -> TerminationMessage | None:
+    def termination_message(self) -> TerminationMessage | None:
         """Read its last words; what is not ours is a failure in somebody else's words."""
         text = str(self.terminated.get("message") or "").strip()
         if not text:
@@ -146,15 +146,15 @@ class Pod:
             return TerminationMessage(failure=Failure(message=text))
 
 
-def _endings(container: Object) -> Iterator[Object]:
+def _terminations(container: Object) -> Iterator[Object]:
     for state in ("state", "lastState"):
         if ended := (container.get(state) or {}).get("terminated"):
             yield ended
 
 
-TAKEN = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})
+DISRUPTION_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})
 """Reasons of a pod's own status with which a kubelet ends or refuses a pod that did nothing wrong."""
-LOST_SIGHT = frozenset({"ContainerStatusUnknown", "Unknown"})
+STATUS_UNKNOWN_REASONS = frozenset({"ContainerStatusUnknown", "Unknown"})
 """Reasons of a container that ended while nobody looked; exit code 137 or 255."""
 
 

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from testcluster.errors import NotReady
+from testcluster.errors import TimedOut
 from testcluster.linux_namespaces.machine import Machine, wait_until
-from testcluster.state import all_say, cache, locked
+from testcluster.state import cache, locked, read_field
 
 
 def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
@@ -20,11 +20,11 @@ def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
     def answers() -> bool:
         try:
             machine.run(str(ctr), "version", timeout=5)
-        except NotReady:
+        except TimedOut:
             return False
         return True
 
-    wait_until(iter(answers, None), 20, f"containerd of {machine.name} is silent: {machine.last_words('containerd')}")
+    wait_until(iter(answers, None), 20, f"containerd of {machine.name} is silent: {machine.log_tail('containerd')}")
     for archive in archives:
         shown = machine.folder / "import.tar"
         shown.unlink(missing_ok=True)
@@ -53,11 +53,11 @@ def provide(pantry: Path, fill: Callable[[], None]) -> None:
     with locked(pantry.parent):
         if not pantry.exists():
             fill()
-            _clear_out(pantry.parent, set(all_say("pantry")))
+            _clear_out(pantry.parent, set(read_field("image_store")))
         os.utime(pantry)
 
 
-def stock(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
+def prepare_store(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
     """Unpack archives into a folder that nodes' disks are then copied from; machine runs nothing but containerd."""
     load(machine, ctr, archives)
     # Unpacked layers need no archive of themselves; without this they would go when nobody waits any more.
@@ -66,7 +66,7 @@ def stock(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -
     try:
         (machine.var / "lib" / "containerd").rename(pantry)
     except OSError as refused:
-        raise NotReady(f"{pantry} cannot be written: {refused}") from refused
+        raise TimedOut(f"{pantry} cannot be written: {refused}") from refused
 
 
 def _clear_out(pantries: Path, in_use: set[str]) -> None:
@@ -77,7 +77,7 @@ def _clear_out(pantries: Path, in_use: set[str]) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def pantry_name(archives: Sequence[Path], binaries: Path) -> str:
+def store_name(archives: Sequence[Path], binaries: Path) -> str:
     """Name the pantry that holds just these archives, unpacked by this containerd.
 
     An engine's archive is named by its content; somebody's own is known by its size and the time of its last change.
@@ -93,7 +93,7 @@ def _version(archive: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def keep(archive: Path, folder: Path) -> Path:
+def protect(archive: Path, folder: Path) -> Path:
     """Have an archive in a folder of the cluster's own: fresh nodes need it, and its owner may move or change it."""
     if archive.parent == folder:
         return archive
@@ -108,7 +108,7 @@ def keep(archive: Path, folder: Path) -> Path:
     return kept
 
 
-def furnish(pantry: Path, disk: Path) -> None:
+def clone_store(pantry: Path, disk: Path) -> None:
     """Give a new node the pantry's images: layers by hard link (nobody writes into a layer), its books as copies.
 
     It gets its name last: a copy that was broken off still has the pantry's books, which a node would write into.

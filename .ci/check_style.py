@@ -1,0 +1,94 @@
+"""Check what a machine can check of STYLE.md; prints `file:line: problem` and exits 1 where it finds any."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKDOWN_COLUMNS = 100
+TEST_NAME_LENGTH = 60
+SENTENCE_WORDS = 25
+
+BANNED_FIRST_WORDS = frozenset({"give", "gives", "say", "says", "tell", "tells", "have", "has", "let", "lets"})
+BANNED_WORDS = {
+    "somebody": "name the actor",
+    "nobody": "name the actor",
+    "whoever": "name the actor",
+    "anybody": "name the actor",
+    "everybody": "name the actor",
+    "someone": "name the actor",
+    "pantry": "image store",
+    "errand": "background request",
+    "errands": "background requests",
+    "nats": "loss sum",
+    "foretell": "forecast",
+    "last words": "termination message",
+}
+TEXT = (".py", ".md", ".yaml", ".yml", ".toml", ".tpl", ".txt")
+EXCEPTIONS = {
+    ".ci/check_style.py": "names the banned words",
+    "STYLE.md": "names the banned words",
+    "charts/finetune-operator/templates/crds.yaml": "generated from the models, which are checked",
+    "crds/finetunepipelines.yaml": "generated from the models, which are checked",
+}
+
+
+def main() -> int:
+    """Return 1 where a tracked file breaks a rule, else 0."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607
+    found = [problem for name in names.stdout.splitlines() if name not in EXCEPTIONS for problem in problems_of(name)]
+    print("\n".join(found) or "style: ok", file=sys.stderr if found else sys.stdout)
+    return int(bool(found))
+
+
+def problems_of(name: str) -> Iterator[str]:
+    """Yield every problem of one file."""
+    path = ROOT / name
+    if path.suffix not in TEXT or not path.is_file():
+        return
+    text = path.read_text()
+    yield from (f"{name}:{line}: {problem}" for line, problem in banned_words(text))
+    if path.suffix == ".md":
+        yield from (f"{name}:{line}: {problem}" for line, problem in long_lines(text))
+    if path.suffix == ".py":
+        yield from (f"{name}:{line}: {problem}" for line, problem in code_problems(ast.parse(text)))
+
+
+def banned_words(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and problem for each banned word."""
+    pattern = re.compile(rf"(?<![\w-])({'|'.join(BANNED_WORDS)})(?![\w-])", re.IGNORECASE)
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in pattern.finditer(line):
+            yield number, f"'{match[1]}': {BANNED_WORDS[match[1].lower()]}"
+
+
+def long_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines of prose that are too long; tables, code blocks and a line that is one long link may be longer."""
+    in_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        in_code ^= line.lstrip().startswith("```")
+        prose = not in_code and not line.lstrip().startswith(("|", "```", "<img", "![")) and " " in line.strip()
+        if prose and len(line) > MARKDOWN_COLUMNS:
+            yield number, f"{len(line)} characters, more than {MARKDOWN_COLUMNS}"
+
+
+def code_problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield problems of docstrings and of test names."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("test_") and len(node.name) > TEST_NAME_LENGTH:
+            yield node.lineno, f"the test's name has {len(node.name)} characters, more than {TEST_NAME_LENGTH}"
+        sentence = re.split(r"(?<=[.!?])\s|\n\s*\n|;\s", ast.get_docstring(node) or "", maxsplit=1)[0]
+        words = sentence.split()
+        if words and words[0].lower().strip(".,:`") in BANNED_FIRST_WORDS:
+            yield node.lineno, f"the docstring of {node.name} starts with {words[0]}"
+        if len(words) > SENTENCE_WORDS:
+            yield node.lineno, f"the first sentence of {node.name} has {len(words)} words, more than {SENTENCE_WORDS}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
