@@ -27,7 +27,7 @@ class ForkServer:
             "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("trainer", "tests")),
         }
         self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("forking.py")],
+            [sys.executable, Path(__file__).with_name("prefork.py")],
             env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
