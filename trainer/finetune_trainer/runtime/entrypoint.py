@@ -101,7 +101,7 @@ def run_or_reuse(config: AnyConfig, environment: Environment, began: OnStart = l
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
     with exclusive(folder):
         done = read_result(folder)
-        if done is not None and module.still_holds(done, config, environment):
+        if done is not None and module.is_output_valid(done, config, environment):
             log_line(f"{config.stage}: done already, {done.digest}")
             return done
         write_config(folder, config)

@@ -1,1 +1,1 @@
-"""The stages, one module each: `run` does the work, `still_holds` checks a result that is there."""
+"""The stages, one module each: `run` does the work, `is_output_valid` checks an existing result."""
