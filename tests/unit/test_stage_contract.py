@@ -15,7 +15,13 @@ from finetune_trainer.contract import (
     TrainResult,
     environment,
 )
-from finetune_trainer.contract.results import LARGEST, PROGRESS_BYTES, TERMINATION_MESSAGE_BYTES, WORDS, StageResult
+from finetune_trainer.contract.results import (
+    MAX_NUMBER,
+    MAX_TEXT_CHARACTERS,
+    PROGRESS_BYTES,
+    TERMINATION_MESSAGE_BYTES,
+    StageResult,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stage-contract.md").read_text()
 COMMON = {*StageResult.model_fields, "stage"}
@@ -59,6 +65,6 @@ def test_places_and_limits_in_a_pod_are_those_of_the_job():
         assert str(fact) in PAGE
     assert f"{TERMINATION_MESSAGE_BYTES:,} bytes" in PAGE
     assert f"at most {PROGRESS_BYTES >> 10} KiB" in PAGE
-    assert f"cut to {WORDS} characters" in PAGE
-    assert LARGEST == 10**15
+    assert f"cut to {MAX_TEXT_CHARACTERS} characters" in PAGE
+    assert MAX_NUMBER == 10**15
     assert PAGE.count("10^15") == 2

@@ -1,1 +1,1 @@
-"""What runs inside a stage's container: prepare, train, evaluate, push, deploy."""
+"""The program of the stage containers: prepare, train, evaluate, push and deploy."""

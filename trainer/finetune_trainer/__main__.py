@@ -1,13 +1,13 @@
-"""`python -m finetune_trainer STAGE`."""
+"""Run one stage: `python -m finetune_trainer STAGE`."""
 
 import os
 import sys
 
 from finetune_trainer.stop_signal import stop
 
-stop.install()  # before everything else: an import may take seconds, and SIGTERM may come in any of them
+stop.install()  # before the other imports: they take seconds, and SIGTERM may arrive meanwhile
 
-# Threads that wait for each other sleep. Where other programs want the cores, spinning is many times slower.
+# OpenMP threads sleep while they wait for each other. On busy cores, spinning is many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from finetune_trainer.runtime.entrypoint import main  # noqa: E402
@@ -15,4 +15,4 @@ from finetune_trainer.runtime.entrypoint import main  # noqa: E402
 code = main(sys.argv[1:])
 sys.stdout.flush()
 sys.stderr.flush()
-os._exit(code)  # without waiting for other people's threads and atexit hooks: everything that counts is on the disk
+os._exit(code)  # without waiting for threads and atexit hooks of libraries: all results are already on disk

@@ -1,13 +1,13 @@
-"""What a stage's exit code asks of whoever started it."""
+"""Exit codes of a stage's process, read by the operator."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The codes of BSD's sysexits.h where one fits.
+    """Codes from BSD's sysexits.h where one fits.
 
-    75 is an interruption: started again, the stage goes on. 64, 65, 66 and 77 are permanent: another attempt would
-    end the same way. 69 and 70 are retried within the budget for failures, and so is any code that is not listed.
+    75 is an interruption: the next attempt resumes. 64, 65, 66 and 77 are permanent: another attempt would fail in
+    the same way. 69, 70 and every code that is not listed are retried within the budget for failures.
     """
 
     DONE = 0
@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
 
     @property
     def is_permanent(self) -> bool:
-        """Whether the same stage would end with this code again."""
+        """Whether another attempt would end with the same code."""
         return self in {ExitCode.CONFIG, ExitCode.DATA, ExitCode.NOT_FOUND, ExitCode.CREDENTIALS}
 
 

@@ -1,6 +1,6 @@
-"""Files that others read while they are written: the channel between a stage and whoever started it.
+"""Durable, atomic writes of files that another process may read meanwhile.
 
-Part of what operator and trainer share, and apart from `contract` only because it must import in no time.
+The operator and the trainer share this module. It is outside of `contract` because it must import fast.
 """
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader, or a crash, sees the old bytes or the new ones and nothing between."""
+    """Replace a file atomically: a reader, also after a crash, finds either the old bytes or the new ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -17,14 +17,14 @@ def write_durably(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk every byte counts
+        temporary.unlink(missing_ok=True)  # free the space: the disk may be full
         raise
     temporary.replace(path)
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Flush a folder's directory entries to disk, so that a rename in it survives a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

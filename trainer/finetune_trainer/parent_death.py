@@ -1,7 +1,7 @@
-"""A child process that ends with its parent, even where the parent is killed with SIGKILL; on Linux only.
+"""Kill a child process when its parent ends, even if the parent is killed with SIGKILL. Linux only.
 
-Run as a script, `parent_death.py PARENT COMMAND…`, it becomes the command. Elsewhere the parent's process group has
-to be killed.
+As a script, `parent_death.py PARENT COMMAND…` replaces itself with the command. On other systems, kill the parent's
+process group instead.
 """
 
 import ctypes
@@ -10,19 +10,20 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that the kernel sends this process when its parent ends; kept across execve."""
+"""Option of prctl(2): the signal that the kernel sends this process when its parent ends. It survives execve."""
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to send SIGKILL to this process when its parent ends."""
+    """Make the kernel send SIGKILL to this process when its parent ends; do nothing outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(parent: int, command: list[str]) -> None:
-    """Replace this process by the command."""
+    """Replace this process with the command; `parent` is the process id of the expected parent."""
     die_with_parent()
-    if os.getppid() == parent:  # else the parent ended before the line above, and nothing would end this process
+    # Check after prctl: a parent that ended before that call sends no signal.
+    if os.getppid() == parent:
         os.execvp(command[0], command)  # noqa: S606  an argument list, no shell
 
 

@@ -1,8 +1,8 @@
-"""SIGTERM, from the first line of the process on.
+"""Handling of SIGTERM and SIGINT, from the first line of the process on.
 
-Two ways to obey it. By default the process ends at once with exit code 75: all that is on the disk was
-put there atomically, so nothing is lost but work. Inside `deferred()` the signal is only noted, and the
-code that knows where a boundary is looks at `requested` between two units of work.
+By default the process exits at once with code 75. All files on disk were written atomically, so only unsaved
+work is lost. Inside `deferred()` the handler only sets `requested`. The code inside checks `requested` between
+two units of work and stops at a boundary.
 """
 
 import os
@@ -15,7 +15,7 @@ from finetune_trainer.exit_codes import ExitCode
 
 
 class StopSignal:
-    """Whether this process was asked to stop."""
+    """Records whether this process received a signal to stop."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -23,17 +23,17 @@ class StopSignal:
         self._on_immediate_exit: Callable[[], None] = lambda: None
 
     def install(self) -> None:
-        """Listen to SIGTERM and SIGINT; without a handler, PID 1 in a container would ignore them."""
+        """Install handlers for SIGTERM and SIGINT; without a handler, PID 1 in a container ignores them."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
-    def on_immediate_exit(self, last_words: Callable[[], None]) -> None:
-        """Have this called before the process ends at once."""
-        self._on_immediate_exit = last_words
+    def on_immediate_exit(self, callback: Callable[[], None]) -> None:
+        """Register a callback that runs before an immediate exit; it replaces the previous one."""
+        self._on_immediate_exit = callback
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Only note the signal while this lasts; whoever is inside looks at `requested`."""
+        """Defer the exit: inside this block a signal only sets `requested`. Blocks may be nested."""
         self._deferred += 1
         try:
             yield
@@ -48,4 +48,4 @@ class StopSignal:
 
 
 stop = StopSignal()
-"""Of this process; there is only one."""
+"""The only instance, because signal handlers belong to the whole process."""

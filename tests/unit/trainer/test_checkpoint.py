@@ -133,7 +133,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     **{f"{name} truncated": (truncate(name), rf"{name} (has \d+ bytes|cannot be read)") for name in FILES},
     **{f"{name} empty": (empty(name), rf"{name} (has 0 bytes|cannot be read)") for name in FILES},
     **{f"{name} missing": (missing(name), f"{name} is missing|there is no {name}") for name in FILES},
-    **{f"one bit of {name}": (flip(name), f"{name} has other contents|manifest.json|of another run") for name in FILES},
+    **{f"one bit of {name}": (flip(name), f"{name} does not match the|manifest.json|of another run") for name in FILES},
     "an empty folder": (emptied, "there is no manifest.json"),
     "a file in place of the folder": (replaced_by_file, "is no folder"),
     "a file too many": (lambda folder: (folder / "core.123").write_text("x"), "core.123 is not in its manifest"),

@@ -171,7 +171,7 @@ def test_a_finished_stage_repeats_its_result_and_a_damaged_one_is_done_again(
     tokens = output_of(environment) / "train.tokens.bin"
     tokens.write_bytes(tokens.read_bytes()[:-1] + b"\x7f")
     assert prepare(config, environment) == first
-    assert "train.tokens.bin has other contents than its manifest says" in capsys.readouterr().out
+    assert "train.tokens.bin does not match the digest in its manifest" in capsys.readouterr().out
     artifacts.verify(output_of(environment))
 
 

@@ -40,7 +40,7 @@ def test_metrics_and_progress_are_served_on_the_port_that_was_asked_for(tmp_path
         assert 'finetune_stage_step{stage="train"} 7.0' in page.read().decode()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress") as page:
         assert json.load(page)["loss"] == 1.5
-    with pytest.raises(ServiceUnavailable, match=f"FINETUNE_METRICS_PORT: port {port} cannot be listened on"):
+    with pytest.raises(ServiceUnavailable, match=f"FINETUNE_METRICS_PORT: cannot listen on port {port}"):
         ProgressReporter("train", Environment(tmp_path, metrics_port=port))
 
 

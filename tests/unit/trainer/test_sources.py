@@ -54,12 +54,12 @@ def test_paths_beside_the_manifest_exist_on_a_laptop_only(tmp_path: Path) -> Non
 
 
 def test_a_scheme_that_is_no_folder_is_refused(environment: Environment) -> None:
-    with pytest.raises(ConfigInvalid, match="ftp:// names no folder"):
+    with pytest.raises(ConfigInvalid, match="ftp:// cannot be used here"):
         locate("ftp://host/rows.jsonl", environment)
 
 
 def test_what_is_not_there_is_said_with_the_path_that_was_looked_at(tmp_path: Path, environment: Environment) -> None:
-    with pytest.raises(SourceNotFound, match=rf"rows\.jsonl: there is no {tmp_path}/manifest/rows.jsonl"):
+    with pytest.raises(SourceNotFound, match=rf"rows\.jsonl: {tmp_path}/manifest/rows\.jsonl does not exist"):
         locate_existing("rows.jsonl", environment)
 
 
@@ -73,7 +73,7 @@ def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path, environmen
     (tmp_path / "manifest" / "model").mkdir()
 
     for fetch in (fetch_model, fetch_tokenizer):
-        with pytest.raises(SourceNotFound, match=r"holds no config\.json"):
+        with pytest.raises(SourceNotFound, match=r"has no config\.json"):
             fetch("model", None, environment)
     (tmp_path / "manifest" / "model" / "config.json").touch()
     assert fetch_tokenizer("model", None, environment) == tmp_path / "manifest" / "model"

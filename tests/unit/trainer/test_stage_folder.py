@@ -25,7 +25,7 @@ def test_a_folder_has_one_writer_and_a_killed_one_makes_way(tmp_path, monkeypatc
     other = context.Process(target=stay, args=(tmp_path / "x", inside, leave))
     other.start()
     assert inside.wait(60)
-    with pytest.raises(ServiceUnavailable, match="another process works here"), exclusive(tmp_path / "x"):
+    with pytest.raises(ServiceUnavailable, match="is locked by another process"), exclusive(tmp_path / "x"):
         pass
     other.kill()
     other.join()

@@ -205,7 +205,7 @@ def test_missing_rows_ask_for_prepare(tiny_model, tmp_path):
 def test_rows_that_changed_since_they_were_packed_are_refused(tiny_model, workspace):
     rows = workspace / "prepare" / ("p" * 16) / "output" / "train.tokens.bin"
     rows.write_bytes(b"\x07" + rows.read_bytes()[1:])
-    with pytest.raises(DataInvalid, match=r"train.tokens.bin has other contents.*run prepare again"):
+    with pytest.raises(DataInvalid, match=r"train.tokens.bin does not match the digest.*run prepare again"):
         run_train(train_config(tiny_model), workspace)
 
 

@@ -1,7 +1,7 @@
-"""What the operator and a stage's process agree on; needs pydantic only.
+"""The interface between the operator and a stage's process; its only dependency is pydantic.
 
-The operator imports this package and nothing else of the trainer. A container that is not ours
-keeps the same agreement: `docs/stage-contract.md` says it in words.
+The operator imports nothing else of the trainer but the small modules `exit_codes`, `files` and `parent_death`.
+Custom containers implement the same interface; docs/reference/stage-contract.md describes it.
 """
 
 from finetune_trainer.contract.configs import (

@@ -1,7 +1,7 @@
-"""What one stage's process is told: the JSON in FINETUNE_CONFIG.
+"""Configuration of a stage's process: the JSON in FINETUNE_CONFIG.
 
-A config holds URIs and identities, never paths: where things are mounted is the environment's business,
-so that the same config is good on a laptop and in a cluster.
+A config holds URIs and identities, never paths. Mount points are part of the environment, so the same config
+works in a local run and in a cluster.
 """
 
 from collections.abc import Iterator
@@ -22,23 +22,23 @@ from finetune_trainer.contract.recipes import (
 )
 
 RESULTS_VERSION = 1
-"""Part of every identity; raised when the trainer makes other results from the same config."""
+"""Part of every identity. Increment it when the trainer produces different results from the same config."""
 
 
 class StageConfig(ContractModel):
-    """Common to all stages."""
+    """Fields common to all stages."""
 
     non_identity_fields: ClassVar[frozenset[str]] = frozenset()
-    """Names of fields that say how the stage runs and cannot change what it makes; left out of the identity."""
+    """Names of fields that do not affect the result; they are left out of the identity."""
 
     identity: str
-    """Names the result before it exists: 16 hex digits over everything that determines it."""
+    """Identity of the result: 16 hex digits of a hash of everything that determines the result."""
 
     seed: int = 0
-    """The only source of randomness."""
+    """Seed of every random choice; there is no other source of randomness."""
 
     def strings(self) -> frozenset[str]:
-        """Give every string in the config; its URIs are among them."""
+        """Return every string in the config, at any depth; all URIs are among them."""
         return frozenset(_strings(self.model_dump()))
 
 
@@ -57,7 +57,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class PrepareConfig(StageConfig):
-    """Tokenise and pack the data set."""
+    """Config of the stage that tokenizes and packs the data set."""
 
     stage: Literal["prepare"] = "prepare"
     model: ModelSource
@@ -66,45 +66,45 @@ class PrepareConfig(StageConfig):
 
 
 class TrainConfig(StageConfig):
-    """Train the adapter on what `prepare` packed."""
+    """Config of the stage that trains the adapter on the packed rows of `prepare`."""
 
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
 
     stage: Literal["train"] = "train"
     prepare: str
-    """Identity of the prepare stage whose rows are used."""
+    """Identity of the prepare stage whose rows are read."""
     model: ModelSource
     recipe: TrainRecipe
     checkpoint: Checkpoint
 
 
 class EvaluateConfig(StageConfig):
-    """Measure the adapter that `train` made."""
+    """Config of the stage that evaluates the adapter of `train`."""
 
     stage: Literal["evaluate"] = "evaluate"
     train: str
-    """Identity of the train stage whose adapter is measured."""
+    """Identity of the train stage whose adapter is evaluated."""
     model: ModelSource
     recipe: EvaluateRecipe
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Numbers of the weights that are measured, as they are going to be pushed; auto: as the base model is stored."""
+    """Data type of the evaluated weights, the same as when they are pushed; auto: the base model's stored data type."""
 
 
 class Lineage(ContractModel):
-    """What the model card says about the run; not part of what is pushed, so not of its identity."""
+    """Facts about the run for the model card; they do not affect the pushed model, so they are not in its identity."""
 
     pipeline: str
     """namespace/name of the FineTunePipeline."""
     interruptions: int = 0
-    """How often training was interrupted."""
+    """Number of interruptions of training."""
     lost_steps: int = 0
-    """Optimizer steps that had to be done again."""
+    """Optimizer steps that were repeated after interruptions."""
     lost_seconds: float = 0.0
-    """What those steps had taken."""
+    """Duration of the repeated steps, in seconds."""
 
 
 class PushConfig(StageConfig):
-    """Merge the adapter into the base model and publish it."""
+    """Config of the stage that merges the adapter into the base model and publishes the merged model."""
 
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"lineage"})
 
@@ -114,7 +114,7 @@ class PushConfig(StageConfig):
     train: str
     """Identity of the train stage whose adapter is merged."""
     evaluate: str | None = None
-    """Identity of the evaluate stage whose scores go into the model card, if there was one."""
+    """Identity of the evaluate stage whose scores go into the model card; None: the pipeline has no evaluate stage."""
     model: ModelSource
     dataset: DatasetSource
     recipe: PushRecipe
@@ -122,17 +122,17 @@ class PushConfig(StageConfig):
 
 
 class DeployConfig(StageConfig):
-    """Serve what `push` published and ask it once."""
+    """Config of the stage that serves the model published by `push` and sends it one prompt."""
 
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"digest"})  # it follows from `push`
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"digest"})  # the identity in `push` determines it
 
     stage: Literal["deploy"] = "deploy"
     push: str
     """Identity of the push stage whose model is served."""
     model: ModelSource
-    """The pushed model's place."""
+    """Location of the pushed model."""
     digest: str | None = None
-    """Of the model that `push` published; absent: it has not yet."""
+    """Digest of the model published by `push`; None: `push` has no result yet."""
     recipe: DeployRecipe
 
 
@@ -144,5 +144,5 @@ _any_config: TypeAdapter[AnyConfig] = TypeAdapter(AnyConfig)
 
 
 def parse_config(text: str) -> AnyConfig:
-    """Raise pydantic.ValidationError where the text is not the JSON of a stage's config."""
+    """Parse the JSON of any stage's config; raise pydantic.ValidationError if it is invalid."""
     return _any_config.validate_json(text)

@@ -1,6 +1,6 @@
-"""Model servers that deploy can start: an engine is one entry of ENGINES, for a container and for a process.
+"""Engines: the model servers that `deploy` can start, in a container or as a child process.
 
-Every engine answers GET /health and POST /v1/completions as OpenAI's API does.
+To add an engine, add an entry to ENGINES. Every engine must serve GET /health and OpenAI's POST /v1/completions.
 """
 
 import re
@@ -15,33 +15,34 @@ VLLM_OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """The command of one server and what it needs around it."""
+    """The command of one server, with its environment and working directory."""
 
     command: tuple[str, ...]
     model: str
     """The model's name in requests."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment."""
+    """Variables added to the environment."""
     working_dir: Path | None = None
-    """None: wherever the container starts."""
+    """None: the image's working directory."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How one kind of model server is started."""
+    """The ways to start one kind of model server."""
 
     container: Callable[[PurePosixPath, str, int], LaunchSpec]
-    """In a container of its image, from the model's folder there, the address to listen on and the port."""
+    """Returns the launch spec in a container, given the model's folder, the listen address and the port."""
     process: Callable[[Path, str, int], LaunchSpec]
-    """As a child of the deploy stage, from the same three on this machine."""
+    """Returns the launch spec of a child process of the deploy stage, given the same arguments for this machine."""
     package: str
-    """The Python package that `process` needs."""
+    """Python package that `process` requires."""
 
 
 def served_name(folder: str) -> str:
-    """Return the model's name in requests to `transformers serve`, which is started beside or in its folder.
+    """Return the model's name in requests to `transformers serve`.
 
-    It reads NAME@REVISION and NAME:FILE into what it is given; a dot has neither.
+    The server parses a name as NAME@REVISION or NAME:FILE. A folder name that it could parse so is replaced by `.`,
+    and the server then starts inside the folder instead of in its parent.
     """
     return folder if re.fullmatch(r"\w[\w.-]*", folder) else "."
 
@@ -53,7 +54,7 @@ def _transformers_container(model: PurePosixPath, host: str, port: int) -> Launc
 
 def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
     name = served_name(model.name)
-    # -P: Python does not import from the working directory, so that no file of the model takes a library's place.
+    # -P: Python must not import from the working directory, where a file of the model could shadow a library.
     program = (sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", name)
     options = ("--host", host, "--port", str(port), "--device", "auto", "--default-seed", "0")
     return LaunchSpec((*program, *options), name, OFFLINE, model if name == "." else model.parent)

@@ -1,6 +1,6 @@
-"""What a user may choose, said once: the custom resource and the trainer's configs are built from these.
+"""Recipes: the settings that a user may choose, defined once for the custom resource and the trainer's configs.
 
-Each field's docstring becomes its description in `kubectl explain`.
+Each field's docstring is its description in `kubectl explain`.
 """
 
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=128, patt
 
 
 class ContractModel(BaseModel):
-    """camelCase outside, snake_case inside; nothing unknown is accepted and nothing is changed afterwards."""
+    """Base of all models of the contract: camelCase in JSON, snake_case in Python, no unknown fields, immutable."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -35,146 +35,146 @@ class ModelSource(ContractModel):
     """The base model: a folder in Hugging Face format."""
 
     uri: Uri
-    """hf://ORG/NAME, pvc://CLAIM/PATH, or on a laptop file:///PATH or a path beside the manifest."""
+    """hf://ORG/NAME or pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
 
     revision: Revision | None = None
-    """A commit or tag of the hub's repository. For other sources any word; changing it says the content has changed."""
+    """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
 
 
 class DatasetSource(ContractModel):
     """The training records: one JSON Lines, JSON, CSV or Parquet file."""
 
     uri: Uri
-    """hf://ORG/NAME/PATH, pvc://CLAIM/PATH, or on a laptop file:///PATH or a path beside the manifest."""
+    """hf://ORG/NAME/PATH or pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
 
     revision: Revision | None = None
-    """A commit or tag of the hub's repository. For other sources any word; changing it says the content has changed."""
+    """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
 
     format: Literal["auto", "jsonl", "json", "csv", "parquet"] = "auto"
-    """How the file is read; auto goes by the file's ending."""
+    """Format of the file; auto derives it from the file name extension."""
 
     validation_fraction: float = Field(default=0.05, ge=0, le=0.5)
-    """The share of records kept apart to measure the validation loss; chosen by seed, never by chance."""
+    """Fraction of the records held out to measure the validation loss; the seed determines which."""
 
     max_invalid_fraction: float = Field(default=0.0, ge=0, le=1)
-    """The share of records that may be unusable before the stage fails (exit code 65)."""
+    """Fraction of the records that may be invalid; above it the stage fails with exit code 65."""
 
 
 class PrepareRecipe(ContractModel):
     """How records become fixed-length rows of tokens."""
 
     context_length: int = Field(default=1024, ge=16, le=131072)
-    """Tokens in one packed row, and the longest record that fits whole."""
+    """Tokens per packed row, and the length above which a record is too long."""
 
     too_long: Literal["truncate", "drop"] = "truncate"
-    """What happens to a record longer than contextLength; how many is in the stage's result."""
+    """Whether a record longer than contextLength is truncated or dropped; the stage's result counts both."""
 
 
 class Lora(ContractModel):
     """The adapter (Hu et al. 2021, arXiv:2106.09685)."""
 
     rank: int = Field(default=16, ge=1, le=1024)
-    """Rank of the two factors that each adapted layer gains."""
+    """Rank of the two low-rank factors added to each adapted layer."""
 
     alpha: float = Field(default=32, gt=0, le=8192)
     """The update is scaled by alpha/rank; with variant rslora by alpha/sqrt(rank)."""
 
     dropout: float = Field(default=0.05, ge=0, lt=1)
-    """Dropout before the first factor, in training only."""
+    """Dropout probability before the first factor; applied in training only."""
 
     target_modules: tuple[ModuleName, ...] = Field(default=("all-linear",), min_length=1, max_length=64)
-    """Names of the layers to adapt; all-linear means every linear layer but the output head."""
+    """Names of the layers to adapt; all-linear selects every linear layer except the output head."""
 
     variant: Literal["lora", "rslora", "dora"] = "lora"
-    """rslora scales by sqrt(rank) (arXiv:2312.03732); dora also learns magnitudes (arXiv:2402.09353)."""
+    """rslora scales by alpha/sqrt(rank) (arXiv:2312.03732); dora also learns magnitudes (arXiv:2402.09353)."""
 
 
 class Optimizer(ContractModel):
-    """AdamW (arXiv:1711.05101) and its schedule."""
+    """AdamW (arXiv:1711.05101) and its learning rate schedule."""
 
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
-    """The rate after warm-up."""
+    """Learning rate after warm-up."""
 
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the rate falls from the end of warm-up to the last step; cosine and linear end at zero."""
+    """How the learning rate decays from the end of warm-up to the last step; cosine and linear end at zero."""
 
     warmup_fraction: float = Field(default=0.03, ge=0, lt=1)
-    """The share of all steps over which the rate rises from zero."""
+    """Fraction of all steps in which the learning rate rises from zero."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """Decoupled weight decay."""
+    """Coefficient of the decoupled weight decay."""
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
+    """Decay rate of the first moment estimate."""
 
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay of the second moment."""
+    """Decay rate of the second moment estimate."""
 
     max_grad_norm: float = Field(default=1.0, ge=0, le=1000)
-    """Gradients are scaled down to this norm; 0 leaves them as they are."""
+    """Gradients with a larger norm are scaled down to this norm; 0 disables clipping."""
 
 
 class Checkpoint(ContractModel):
-    """When and how many checkpoints are kept. Changes how a run survives, never its result."""
+    """When checkpoints are saved and how many are kept. Does not change the result."""
 
     every_steps: int = Field(default=500, ge=1, le=1_000_000)
     """Optimizer steps between two checkpoints."""
 
     every_seconds: int | None = Field(default=None, ge=1, le=86400)
-    """Also save when this many seconds have passed since the last checkpoint."""
+    """Also save a checkpoint when this many seconds have passed since the last one."""
 
     keep: int = Field(default=2, ge=2, le=100)
-    """How many of the newest to keep, besides the best one. Two at least, so that a broken one has a predecessor."""
+    """Number of latest checkpoints to keep, besides the best one. At least 2, as a fallback for a corrupt one."""
 
 
 class EarlyStopping(ContractModel):
-    """Ends training when the validation loss has stopped falling."""
+    """Ends training when the validation loss no longer improves."""
 
     patience: int = Field(default=3, ge=1, le=1000)
-    """Validations in a row without an improvement before training ends."""
+    """Consecutive validations without an improvement after which training ends."""
 
     min_delta: float = Field(default=0.0, ge=0, le=100)
-    """How much lower the loss must be to count as an improvement."""
+    """Minimum decrease of the loss that counts as an improvement."""
 
 
 class TrainRecipe(ContractModel):
-    """What determines the adapter's bytes."""
+    """All settings that determine the trained adapter."""
 
     epochs: float | None = Field(default=None, gt=0, le=10000)
-    """Passes over the training rows; 1 where maxSteps is not given either."""
+    """Passes over the training rows; 1 if maxSteps is absent too."""
 
     max_steps: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Optimizer steps in all, in place of epochs."""
+    """Total number of optimizer steps, instead of epochs."""
 
     batch_size: int = Field(default=1, ge=1, le=4096)
-    """Packed rows in one forward pass."""
+    """Packed rows per forward pass."""
 
     gradient_accumulation: int = Field(default=1, ge=1, le=4096)
-    """Forward passes in one optimizer step."""
+    """Forward passes per optimizer step."""
 
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Numbers of the frozen base model and of the forward pass; the adapter itself is always fp32."""
+    """Data type of the frozen base model and of the forward pass; the adapter is always fp32."""
 
     lora: Lora = Lora()
     """The adapter."""
 
     optimizer: Optimizer = Optimizer()
-    """The optimizer and its schedule."""
+    """The optimizer and its learning rate schedule."""
 
     validate_every_steps: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Optimizer steps between two validations; absent: once, at the end. The adapter with the lowest loss wins."""
+    """Optimizer steps between two validations; absent: only at the end. The adapter with the lowest loss is kept."""
 
     early_stopping: EarlyStopping | None = None
-    """Absent: train to the last step."""
+    """When to end training early; absent: train to the last step."""
 
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, about a third slower."""
+    """Recompute activations in the backward pass: uses less memory and is about a third slower."""
 
     compile: bool = False
-    """Compile the model with torch.compile: slower to start, faster to run on a GPU."""
+    """Compile the model with torch.compile: starts slower, runs faster on a GPU."""
 
     def effective_epochs(self) -> float | None:
-        """Give the epochs to train for, or None where maxSteps says how long."""
+        """Return the epochs to train for, or None if maxSteps limits the training."""
         return self.epochs if self.epochs is not None or self.max_steps else 1.0
 
 
@@ -182,52 +182,52 @@ class Task(ContractModel):
     """One lm-eval task."""
 
     file: Uri | None = None
-    """A task file (YAML) in place of one of lm-eval's own; paths inside it are looked up beside it."""
+    """Task file (YAML) to use instead of a built-in task; relative paths in it start at the file's folder."""
 
     few_shot: int | None = Field(default=None, ge=0, le=100)
-    """Solved examples put before each question; absent: as many as the task itself asks for."""
+    """Number of few-shot examples before each question; absent: the task's own default."""
 
     limit: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Only the first so many questions; a score from fewer has a larger standard error."""
+    """Evaluate only this many questions, from the first one on; fewer questions give a larger standard error."""
 
 
 class Gate(ContractModel):
-    """What the score must be before anything is deployed."""
+    """The minimum score without which nothing is deployed."""
 
     task: TaskName
     """One of the names under tasks."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=64)] = "acc"
-    """The metric as lm-eval names it, with or without its filter: acc, or acc,none."""
+    """Name of the metric in lm-eval, with or without its filter: acc, or acc,none."""
 
     threshold: float = Field(allow_inf_nan=False)
-    """The gate opens when the score is greater than this, not when it is equal."""
+    """The gate passes if the score is greater than this; an equal score does not pass."""
 
     standard_errors: float = Field(default=0.0, ge=0, le=10)
-    """How many standard errors the score must be above the threshold; 1.645 is 95 % sure that it is not luck."""
+    """Standard errors by which the score must exceed the threshold; 1.645 means 95 % confidence (one-sided)."""
 
 
 class EvaluateRecipe(ContractModel):
-    """What is measured."""
+    """The tasks to evaluate, and the model to evaluate them on."""
 
     tasks: dict[TaskName, Task] = Field(min_length=1, max_length=16)
     """lm-eval tasks by name."""
 
     model: Literal["adapter", "merged"] = "adapter"
-    """Measure the base model with the adapter beside it, or the merged model that is going to be pushed."""
+    """adapter: evaluate the base model with the adapter attached; merged: evaluate the merged model as it is pushed."""
 
     batch_size: int = Field(default=8, ge=1, le=4096)
-    """Requests in one forward pass."""
+    """Requests per forward pass."""
 
 
 class PushRecipe(ContractModel):
-    """Where the merged model goes."""
+    """Where and how the merged model is published."""
 
     target: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=TARGET_PATTERN)]
-    """pvc://CLAIM/PATH, or on a laptop file:///PATH or a path beside the manifest."""
+    """pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
 
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Numbers of the published weights. The merge itself is done in fp32 and cast once."""
+    """Data type of the published weights. The merge is computed in fp32 and cast once."""
 
 
 def _known_engine(value: str) -> str:
@@ -240,13 +240,13 @@ EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_ext
 
 
 class DeployRecipe(ContractModel):
-    """How the model is served."""
+    """How the model is served and checked."""
 
     engine: EngineName = "transformers"
-    """The server, OpenAI-compatible: transformers is `transformers serve`, for processors too; vllm is for GPUs."""
+    """The OpenAI-compatible server: transformers is `transformers serve` and runs on CPUs too; vllm needs a GPU."""
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = "Hello"
-    """Sent once when the server is ready; the answer is kept in the status."""
+    """Prompt sent once when the server is ready; the status contains the answer."""
 
     max_tokens: int = Field(default=32, ge=1, le=4096)
-    """Tokens of that answer at most."""
+    """Maximum number of tokens in the answer."""

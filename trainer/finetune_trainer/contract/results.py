@@ -1,4 +1,4 @@
-"""What a stage tells whoever started it: its result, its progress, or why it stopped."""
+"""Messages of a stage's process to the operator: its result, its progress, or why it stopped."""
 
 import math
 from datetime import UTC, datetime
@@ -16,14 +16,14 @@ from pydantic import (
 from finetune_trainer.contract.recipes import ContractModel
 
 TERMINATION_MESSAGE_BYTES = 4096
-"""The kubelet keeps no more of a container's termination message."""
+"""Size limit of a termination message; the kubelet discards the rest."""
 PROGRESS_BYTES = 64 << 10
-"""No more is read of what a stage says of its progress."""
-LARGEST = 10**15
-"""Of any number: what is made of some of them still has to be a number for JSON and for an API server."""
+"""Size limit of a stage's progress; the operator reads no more."""
+MAX_NUMBER = 10**15
+"""Limit of every number, so that sums of them remain valid numbers in JSON and in the API server."""
 Number = TypeVar("Number", int, float)
-WORDS = 256
-"""Characters of a text in Progress; what is longer is cut."""
+MAX_TEXT_CHARACTERS = 256
+"""Limit of a text in Progress; longer texts are truncated."""
 
 
 def _in_json(value: float) -> float | str:
@@ -31,83 +31,83 @@ def _in_json(value: float) -> float | str:
 
 
 JsonFloat = Annotated[float, PlainSerializer(_in_json, when_used="json")]
-"""JSON has no NaN and no infinity; as words they can be read again."""
+"""A float that is written to JSON as a string if it is NaN or infinite, because JSON has neither."""
 
 
-def _no_larger(value: int) -> int:
-    if abs(value) > LARGEST:
-        raise ValueError(f"must not be larger than {LARGEST}")
+def _check_bound(value: int) -> int:
+    if abs(value) > MAX_NUMBER:
+        raise ValueError(f"must not be larger than {MAX_NUMBER}")
     return value
 
 
 def _drop_oversized(value: Number | None) -> Number | None:
-    return value if value is not None and abs(value) <= LARGEST else None  # which NaN is not, either
+    return value if value is not None and abs(value) <= MAX_NUMBER else None  # the comparison is False for NaN, too
 
 
 def _in_utc(value: datetime) -> datetime:
-    """Take a time without a zone for one in UTC; a time that UTC has no date for is none."""
+    """Convert a time to UTC; a time without a zone is in UTC already. Raise ValueError if UTC cannot represent it."""
     try:
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     except OverflowError:
-        raise ValueError("is no time in UTC") from None
+        raise ValueError("cannot be represented in UTC") from None
 
 
-BoundedInt = Annotated[int, AfterValidator(_no_larger)]
+BoundedInt = Annotated[int, AfterValidator(_check_bound)]
 OptionalInt = Annotated[int | None, AfterValidator(_drop_oversized)]
-"""One that an API server could not keep is left out: it is not worth the rest."""
+"""An optional integer; a value above MAX_NUMBER becomes None, so that the other fields remain usable."""
 OptionalFloat = Annotated[float | None, AfterValidator(_drop_oversized)]
-"""As Count."""
-ShortText = Annotated[str, AfterValidator(lambda text: text[:WORDS])]
+"""An optional float; NaN and values above MAX_NUMBER become None, so that the other fields remain usable."""
+ShortText = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_CHARACTERS])]
 UtcTime = Annotated[datetime, AfterValidator(_in_utc)]
 
 
 class StageResult(ContractModel):
-    """Common to all stages; written to result.json in the stage's folder when everything else there is durable."""
+    """Fields common to all results. A stage writes result.json last, when all its other files are durable."""
 
     identity: str
-    """Identity of the stage that made it."""
+    """Identity of the stage that produced the result."""
     digest: str
-    """sha256:… over what the stage made."""
+    """sha256:… over the stage's output."""
 
 
 class PrepareResult(StageResult):
-    """What became of the records."""
+    """The packed rows, and how many records were used."""
 
     stage: Literal["prepare"] = "prepare"
     records: BoundedInt
     """Records read."""
     invalid: BoundedInt
-    """Records that could not be used."""
+    """Records that are invalid."""
     truncated: BoundedInt
-    """Records cut to the context length."""
+    """Records truncated to the context length."""
     dropped: BoundedInt
-    """Records left out because they were too long."""
+    """Records dropped because they were too long."""
     train_rows: BoundedInt
-    """Packed rows to train on."""
+    """Packed rows for training."""
     validation_rows: BoundedInt
-    """Packed rows to validate on."""
+    """Packed rows for validation."""
     train_tokens: BoundedInt
-    """Tokens in them, without padding."""
+    """Tokens in the rows for training, without padding."""
     data_digest: str
     """sha256:… of the data set's file."""
     conversations: bool = False
-    """Whether the records were messages, so that the published tokenizer must know how to write them."""
+    """Whether the records are conversations, so that the published tokenizer needs the chat template."""
 
 
 class TrainResult(StageResult):
-    """The adapter; its digest is that of adapter_model.safetensors and adapter_config.json."""
+    """The adapter; the digest covers adapter_model.safetensors and adapter_config.json."""
 
     stage: Literal["train"] = "train"
     steps: BoundedInt
-    """Optimizer steps done."""
+    """Optimizer steps completed."""
     loss: JsonFloat
-    """Mean training loss of the last logging window, in nats a token."""
+    """Mean training loss of the last logging window: cross-entropy per token, natural logarithm."""
     validation_loss: JsonFloat | None = None
-    """Of the adapter that is the result; absent without validation rows."""
+    """Validation loss of the resulting adapter; absent without validation rows."""
     best_step: BoundedInt
-    """The step whose adapter is the result."""
+    """The step of the resulting adapter."""
     tokens: BoundedInt
-    """Tokens seen in training, without padding and without what was done twice."""
+    """Tokens trained on, without padding and without repeated steps."""
 
 
 class Score(ContractModel):
@@ -115,15 +115,15 @@ class Score(ContractModel):
 
     value: JsonFloat
     stderr: JsonFloat | None = None
-    """Standard error, where lm-eval gives one."""
+    """Standard error; absent if lm-eval computes none."""
 
 
 class EvaluateResult(StageResult):
-    """Scores of the tasks asked for; lm-eval's whole output lies beside it."""
+    """Scores of the configured tasks; lm-eval's complete output is in the stage's folder."""
 
     stage: Literal["evaluate"] = "evaluate"
     scores: dict[str, dict[str, Score]]
-    """task -> metric -> score; metrics without their filter where that is unambiguous."""
+    """Scores by task and metric; a metric's name has no filter if only one filter was applied."""
 
 
 class PushResult(StageResult):
@@ -131,23 +131,23 @@ class PushResult(StageResult):
 
     stage: Literal["push"] = "push"
     uri: str
-    """Where it is."""
+    """Location of the published model."""
     size: BoundedInt
-    """Bytes in all."""
+    """Total size of the model's files in bytes."""
 
 
 class DeployResult(StageResult):
-    """Proof that the model answered."""
+    """The model's answer to the prompt."""
 
     stage: Literal["deploy"] = "deploy"
     url: str
-    """The endpoint that was asked."""
+    """Endpoint that received the prompt."""
     answer: str
-    """What the model said to the prompt; at most 1,024 characters."""
+    """The model's answer to the prompt; at most 1,024 characters."""
     seconds_to_ready: JsonFloat
-    """From the start of the server to its first healthy answer."""
+    """Seconds from the start of the server to its first successful health check."""
     long_running: bool = False
-    """Whether the server goes on running: on a cluster it does."""
+    """Whether the server keeps running after the stage: true on a cluster."""
 
 
 AnyResult = Annotated[
@@ -156,41 +156,43 @@ AnyResult = Annotated[
 
 
 class Interruption(ContractModel):
-    """The stage was asked to stop and can go on from here."""
+    """The stage stopped on a signal; the next attempt resumes from its last saved step."""
 
     step: OptionalInt = None
-    """The last finished optimizer step."""
+    """The last completed optimizer step."""
     saved_step: OptionalInt = None
-    """The step of the newest durable checkpoint; absent: it starts from the beginning."""
+    """Step of the latest durable checkpoint; absent: the next attempt starts from the beginning."""
 
 
 class Failure(ContractModel):
-    """What is wrong, where, and how to mend it."""
+    """Why the stage failed."""
 
     message: str
+    """What failed, the observed value, and the fix."""
 
 
 class Progress(ContractModel):
-    """Where a running stage is; served as /progress and written to FINETUNE_PROGRESS_FILE."""
+    """State of a running stage; served as /progress and written to FINETUNE_PROGRESS_FILE."""
 
     stage: ShortText
     updated_at: UtcTime
     step: BoundedInt
-    """Finished units: optimizer steps in train, requests in evaluate, records in prepare."""
+    """Completed units: optimizer steps in train, requests in evaluate, records in prepare."""
     total: OptionalInt = None
-    """Units in all, where known."""
+    """Total number of units; absent: unknown."""
     start_step: OptionalInt = None
-    """The unit this process began at: more than 0 after a resume. Absent until that is known."""
+    """Unit at which this process started: more than 0 after a resume. Absent until it is known."""
     saved_step: OptionalInt = None
-    """The newest unit that survives a kill."""
+    """Latest unit that is durable and survives a kill."""
     loss: OptionalFloat = None
     validation_loss: OptionalFloat = None
     tokens_per_second: OptionalFloat = None
     step_seconds: OptionalFloat = None
-    """Mean seconds of a step in this process."""
+    """Mean duration of a step in this process, in seconds."""
     eta_seconds: OptionalFloat = None
+    """Estimated time to completion, in seconds."""
     note: ShortText = ""
-    """What it does just now, where that is not the next step: loading the model, validating."""
+    """Current activity if it is not a step, such as loading the model or validating."""
 
 
 def _none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -201,14 +203,14 @@ def _none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 
 MaybeProgress = Annotated[Progress | None, WrapValidator(_none_if_invalid)]
-"""What is no progress is none: it takes nothing along that stands beside it."""
+"""Progress, or None if it is invalid, so that the rest of the message remains usable."""
 
 
 class TerminationMessage(ContractModel):
-    """Written to FINETUNE_TERMINATION_LOG at the end, at most 4,096 bytes; one of the first three is there."""
+    """Content of FINETUNE_TERMINATION_LOG, at most 4,096 bytes; one of result, interruption and failure is present."""
 
     result: AnyResult | None = None
     interruption: Interruption | None = None
     failure: Failure | None = None
     progress: MaybeProgress = None
-    """Where it was in the end: what an interruption cost is known also where nobody had asked for a while."""
+    """Final progress. It shows the cost of an interruption even if the operator's last poll was long before."""

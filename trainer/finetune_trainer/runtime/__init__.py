@@ -1,1 +1,1 @@
-"""The process of a stage: from its config to a result, a termination message and an exit code."""
+"""The runtime of a stage's process: config, stage folder, progress, artifacts, sources and errors."""

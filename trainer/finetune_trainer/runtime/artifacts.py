@@ -1,6 +1,7 @@
-"""Folders that are whole or not there: written beside their place, made durable, sealed, renamed.
+"""Artifacts: folders that appear atomically, with a manifest of their files.
 
-A sealed folder holds `manifest.json` with the size and SHA-256 of every other file in it.
+An artifact is written to a temporary folder, flushed to disk, sealed, and renamed. Sealing writes `manifest.json`
+with the size and the SHA-256 digest of every other file in the folder.
 """
 
 import ctypes
@@ -19,29 +20,29 @@ MANIFEST = "manifest.json"
 
 
 class CorruptArtifact(Exception):
-    """A sealed folder is not what it was when it was sealed; says which file and how."""
+    """An artifact differs from its manifest; the message names the file and the difference."""
 
 
 def digest_file(path: Path) -> str:
-    """Give the SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 digest of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def canonical_json(value: object) -> bytes:
-    """Give the one JSON text of a value: sorted keys, no spaces."""
+    """Return the canonical JSON encoding of a value: sorted keys, no spaces, UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def files_in(folder: Path) -> list[Path]:
-    """List every file below a folder but its manifest, in the order of their names."""
+    """Return all files below a folder except its manifest, sorted by path."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
 
 
 def seal(folder: Path, about: dict[str, object] | None = None) -> str:
-    """Make everything in a folder durable and write its manifest; give sha256:… over the files' names and contents.
+    """Flush all files of a folder to disk and write its manifest. Return sha256:… over the files' names and contents.
 
-    `about` goes into the manifest beside the files and is not part of the digest.
+    `about` is stored in the manifest and is not part of the digest.
     """
     entries = {}
     for path in files_in(folder):
@@ -58,48 +59,48 @@ def seal(folder: Path, about: dict[str, object] | None = None) -> str:
 
 
 def verify(folder: Path) -> dict[str, object]:
-    """Read every byte of a sealed folder and give what its manifest is about; raise Damaged where one differs."""
+    """Check every byte of an artifact and return its manifest's `about`; raise CorruptArtifact on a difference."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         entries, digest, about = manifest["files"], manifest["digest"], manifest["about"]
-        named = {(folder / name): (entry["size"], entry["sha256"]) for name, entry in entries.items()}
+        expected = {(folder / name): (entry["size"], entry["sha256"]) for name, entry in entries.items()}
     except FileNotFoundError:
         raise CorruptArtifact(f"{folder.name}: there is no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: {error!r}") from None
     if digest != "sha256:" + hashlib.sha256(canonical_json(entries)).hexdigest():
         raise CorruptArtifact(f"{folder.name}/{MANIFEST} does not match its own digest")
-    _verify_files(folder, named)
+    _verify_files(folder, expected)
     if not isinstance(about, dict):
-        raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: about is no object")
+        raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: about is not an object")
     return about
 
 
-def _verify_files(folder: Path, named: dict[Path, tuple[int, str]]) -> None:
-    for path, (size, sha256) in named.items():
-        where = f"{folder.name}/{path.relative_to(folder)}"
+def _verify_files(folder: Path, expected: dict[Path, tuple[int, str]]) -> None:
+    for path, (size, sha256) in expected.items():
+        name = f"{folder.name}/{path.relative_to(folder)}"
         if not path.is_file():
-            raise CorruptArtifact(f"{where} is missing")
+            raise CorruptArtifact(f"{name} is missing")
         if path.stat().st_size != size:
-            raise CorruptArtifact(f"{where} has {path.stat().st_size} bytes, its manifest says {size}")
+            raise CorruptArtifact(f"{name} has {path.stat().st_size} bytes, expected {size} as in its manifest")
         if digest_file(path) != sha256:
-            raise CorruptArtifact(f"{where} has other contents than its manifest says")
-    if strangers := set(files_in(folder)) - set(named):
-        raise CorruptArtifact(f"{folder.name}/{min(strangers).relative_to(folder)} is not in its manifest")
+            raise CorruptArtifact(f"{name} does not match the digest in its manifest")
+    if unexpected := set(files_in(folder)) - set(expected):
+        raise CorruptArtifact(f"{folder.name}/{min(unexpected).relative_to(folder)} is not in its manifest")
 
 
 def matches_digest(folder: Path, digest: str) -> bool:
-    """Whether a sealed folder is whole and has this digest; reads every byte of it and says what is wrong."""
+    """Return whether an artifact is intact and has this digest. Reads every byte and prints what is corrupt."""
     try:
         verify(folder)
         return digest_of(folder) == digest
-    except CorruptArtifact as damaged:
-        print(f"{damaged}; doing it again", flush=True)
+    except CorruptArtifact as error:
+        print(f"{error}; running the stage again", flush=True)
         return False
 
 
 def digest_of(folder: Path) -> str:
-    """Give the digest that `seal` gave; raise Damaged where there is no readable manifest."""
+    """Return the digest that `seal` returned; raise CorruptArtifact if the manifest cannot be read."""
     try:
         return str(json.loads((folder / MANIFEST).read_bytes())["digest"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -108,9 +109,10 @@ def digest_of(folder: Path) -> str:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Give an empty folder beside `folder` that takes its place, whole, when the block ends well.
+    """Yield an empty temporary folder and rename it to `folder` at the end of the block.
 
-    What was at `folder` before is replaced. Leftovers of processes that were killed here are removed.
+    An existing `folder` is replaced. If the block raises, the temporary folder is deleted and `folder` stays.
+    Temporary folders of killed processes are removed first.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(folder)
@@ -127,14 +129,14 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 def _clear_leftovers(folder: Path) -> None:
     old = folder.with_name(f".{folder.name}.old")
     if old.exists() and not folder.exists():
-        old.rename(folder)  # killed between the two renames of move_into_place
+        old.rename(folder)  # a process was killed between the two renames of move_into_place
     for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
         if leftover == old or leftover.suffix[1:].isdigit():
             shutil.rmtree(leftover, ignore_errors=True)
 
 
 def move_into_place(temporary: Path, folder: Path) -> None:
-    """Rename a sealed folder to its final name; where the kernel can exchange two names, a reader never misses one."""
+    """Rename an artifact to its final name. Where the kernel can exchange two names, readers always find the name."""
     if folder.exists() and not _exchange(temporary, folder):
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -148,7 +150,7 @@ def move_into_place(temporary: Path, folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the system or the file system cannot."""
+    """Exchange two names atomically; return False if the operating system or the file system cannot."""
     library = ctypes.CDLL(None)
     names = os.fsencode(one), os.fsencode(other)
     if hasattr(library, "renameat2"):  # Linux with glibc 2.28 or musl 1.2.5

@@ -1,4 +1,4 @@
-"""From a config in the environment to a result, a termination message and an exit code."""
+"""Entry point of a stage's process: reads the config, runs the stage, writes the termination message."""
 
 import importlib
 import os
@@ -35,7 +35,7 @@ STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 
 def main(arguments: list[str]) -> int:
-    """Run one stage and give the process's exit code."""
+    """Run one stage and return the exit code of the process."""
     if len(arguments) != 1 or arguments[0] not in STAGES:
         print(f"usage: python -m finetune_trainer {{{'|'.join(STAGES)}}}", file=sys.stderr)
         return ExitCode.CONFIG
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
-    """Do the work, and say how it ended and where."""
+    """Run a stage and return its termination message, with the final progress, and its exit code."""
     reporters: list[ProgressReporter] = []
     message, code = _run_and_classify(stage, environment, reporters.append)
     return message.model_copy(update={"progress": reporters[0].now if reporters else None}), code
@@ -59,33 +59,33 @@ def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage,
 OnStart = Callable[[ProgressReporter], None]
 
 
-def _run_and_classify(stage: str, environment: Environment, began: OnStart) -> tuple[TerminationMessage, ExitCode]:
-    """Do the work; the one place where an exception becomes an exit code."""
+def _run_and_classify(stage: str, environment: Environment, on_start: OnStart) -> tuple[TerminationMessage, ExitCode]:
+    """Run a stage; the only function that turns an exception into an exit code."""
     stop.on_immediate_exit(
         lambda: write_termination_message(environment, TerminationMessage(interruption=Interruption()))
     )
     try:
         config = read_config(stage)
-        return TerminationMessage(result=run_or_reuse(config, environment, began)), ExitCode.DONE
-    except Interrupted as interrupted:
-        where = Interruption(step=interrupted.step, saved_step=interrupted.saved_step)
-        return TerminationMessage(interruption=where), ExitCode.INTERRUPTED
+        return TerminationMessage(result=run_or_reuse(config, environment, on_start)), ExitCode.DONE
+    except Interrupted as error:
+        interruption = Interruption(step=error.step, saved_step=error.saved_step)
+        return TerminationMessage(interruption=interruption), ExitCode.INTERRUPTED
     except StageError as error:
         return report_failure(stage, str(error)), error.exit_code
     except OSError as error:
         log_line(traceback.format_exc())
-        # A write to a full disk names no file; all writing goes to the workspace, or names its file.
-        words = str(error) if error.filename else f"{environment.workspace}: {error}"
-        return report_failure(stage, words), ServiceUnavailable.exit_code
+        # An error without a file name is from a write, such as ENOSPC. Writes outside the workspace name their file.
+        text = str(error) if error.filename else f"{environment.workspace}: {error}"
+        return report_failure(stage, text), ServiceUnavailable.exit_code
     except MemoryError:
         return report_failure(stage, "out of memory: raise resources.memory or lower batchSize"), ExitCode.BUG
-    except Exception as error:  # noqa: BLE001  a bug is reported like everything else
+    except Exception as error:  # noqa: BLE001  a bug needs a termination message, too
         log_line(traceback.format_exc())
         return report_failure(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
 
 
 def read_config(stage: str) -> AnyConfig:
-    """Raise ConfigInvalid where FINETUNE_CONFIG is not this stage's config."""
+    """Read the config from FINETUNE_CONFIG; raise ConfigInvalid if it is not a config of this stage."""
     try:
         config = parse_config(os.environ.get(names.CONFIG, ""))
     except ValidationError as error:
@@ -95,25 +95,28 @@ def read_config(stage: str) -> AnyConfig:
     return config
 
 
-def run_or_reuse(config: AnyConfig, environment: Environment, began: OnStart = lambda _: None) -> AnyResult:
-    """Give the result that is there already, or make it; `began` is told who reports."""
+def run_or_reuse(config: AnyConfig, environment: Environment, on_start: OnStart = lambda _: None) -> AnyResult:
+    """Return the existing result if its output is valid, else run the stage.
+
+    Before the stage runs, `on_start` receives the progress reporter.
+    """
     folder = environment.stage_dir(config.stage, config.identity)
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
     with exclusive(folder):
-        done = read_result(folder)
-        if done is not None and module.is_output_valid(done, config, environment):
-            log_line(f"{config.stage}: done already, {done.digest}")
-            return done
+        existing = read_result(folder)
+        if existing is not None and module.is_output_valid(existing, config, environment):
+            log_line(f"{config.stage}: reusing the existing result {existing.digest}")
+            return existing
         write_config(folder, config)
         context = Context(environment, folder, ProgressReporter(config.stage, environment), stop)
-        began(context.progress)
+        on_start(context.progress)
         result: AnyResult = module.run(config, context)
         context.progress.flush()
         write_result(folder, result)
         return result
 
 
-def report_failure(stage: str, words: str) -> TerminationMessage:
-    """Say it in the log and in the termination message."""
-    log_line(f"{stage}: {words}")
-    return TerminationMessage(failure=Failure(message=words))
+def report_failure(stage: str, text: str) -> TerminationMessage:
+    """Log a failure and return its termination message."""
+    log_line(f"{stage}: {text}")
+    return TerminationMessage(failure=Failure(message=text))

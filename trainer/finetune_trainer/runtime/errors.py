@@ -1,6 +1,6 @@
-"""Why a stage stopped, named by what its caller should do about it.
+"""Errors that end a stage; each class stands for one exit code and one reaction of the caller.
 
-Every message says what is wrong, where, and how to mend it.
+Every message states what failed, the observed value, and the fix.
 """
 
 from typing import ClassVar
@@ -9,43 +9,43 @@ from finetune_trainer.exit_codes import ExitCode
 
 
 class StageError(Exception):
-    """A stage cannot go on; the exit code says whether trying again makes sense."""
+    """A stage cannot continue; the exit code determines whether the operator retries it."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.BUG
 
 
 class ConfigInvalid(StageError):
-    """Mend the manifest."""
+    """Permanent: the user must change the manifest."""
 
     exit_code = ExitCode.CONFIG
 
 
 class DataInvalid(StageError):
-    """Mend the data, or allow more of it to be unusable."""
+    """Permanent: the user must repair the data, or raise dataset.maxInvalidFraction."""
 
     exit_code = ExitCode.DATA
 
 
 class SourceNotFound(StageError):
-    """Mend the URI, or put something there."""
+    """Permanent: the user must correct the URI, or provide what it names."""
 
     exit_code = ExitCode.NOT_FOUND
 
 
 class CredentialsRejected(StageError):
-    """Mend the credentials."""
+    """Permanent: the user must correct the credentials."""
 
     exit_code = ExitCode.CREDENTIALS
 
 
 class ServiceUnavailable(StageError):
-    """Try again later: a disk is full, a server does not answer."""
+    """Temporary: the operator retries later, for example when a disk is full or a server does not respond."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 class Interrupted(StageError):
-    """Start again: the work goes on where it was saved."""
+    """The process was asked to stop: the next attempt resumes from the last saved step."""
 
     exit_code = ExitCode.INTERRUPTED
 

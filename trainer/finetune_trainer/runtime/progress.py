@@ -1,4 +1,4 @@
-"""Where a stage is: a line for people, a file for the laptop's runner, two HTTP pages for the cluster."""
+"""Progress of a stage: lines in the log, a file for the local runner, two HTTP endpoints for the cluster."""
 
 import contextlib
 import sys
@@ -17,29 +17,35 @@ from finetune_trainer.contract.environment import METRICS_PORT
 from finetune_trainer.runtime.errors import ServiceUnavailable
 
 FILE_SECONDS = 0.1
+"""Minimum interval between two writes of the progress file."""
 LOG_SECONDS = 5.0
+"""Minimum interval between two progress lines in a log."""
 TERMINAL_SECONDS = 0.2
+"""Minimum interval between two updates of the progress line on a terminal."""
 
 
-def log_line(words: str) -> None:
-    """Put a line into the log; a log on a disk that is full costs the line and not the stage."""
+def log_line(text: str) -> None:
+    """Print a line to the log. An OSError, as on a full disk, is ignored: a lost line must not end the stage."""
     with contextlib.suppress(OSError):
-        print(words, flush=True)
+        print(text, flush=True)
 
 
 class ProgressReporter:
-    """Keeps the newest Progress and tells it, each listener at its own pace."""
+    """Keeps the latest Progress and publishes it to the file, the log and HTTP, each at its own interval."""
 
     def __init__(self, stage: str, environment: Environment) -> None:
         self.now = Progress(stage=stage, updated_at=datetime.now(UTC), step=0)  # noqa: TID251  an edge
         self._file = environment.progress_file
         self._written = self._printed = -1e9
-        self._said = ""
+        self._last_line = ""
         if environment.metrics_port:
             serve_metrics(environment.metrics_port, lambda: self.now)
 
     def update(self, **fields: Any) -> None:
-        """Change what is known; fields are those of contract.Progress."""
+        """Update fields of contract.Progress and publish them where the interval has passed.
+
+        A new note is always published at once, and a new saved step is written to the file at once.
+        """
         now = datetime.now(UTC)  # noqa: TID251  an edge
         self.now = self.now.model_copy(update={"updated_at": now, **fields})
         clock = time.monotonic()
@@ -51,27 +57,27 @@ class ProgressReporter:
             self.log()
 
     def flush(self) -> None:
-        """Tell the newest state now, whatever the pace."""
+        """Publish the latest state to the file and the log now, regardless of the intervals."""
         if self._file:
             _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
         self.log()
 
     def log(self) -> None:
-        """Print one line, if it is news: over the last one on a terminal, below it in a log."""
-        words = line(self.now)
-        if words == self._said:
+        """Print the progress line if it has changed; on a terminal, overwrite the previous one."""
+        text = line(self.now)
+        if text == self._last_line:
             return
-        self._said = words
-        with contextlib.suppress(OSError):  # the log may lie on a disk that is full
-            sys.stdout.write(f"\r\x1b[K{words}" if sys.stdout.isatty() else f"{words}\n")
+        self._last_line = text
+        with contextlib.suppress(OSError):  # the log's disk may be full
+            sys.stdout.write(f"\r\x1b[K{text}" if sys.stdout.isatty() else f"{text}\n")
             sys.stdout.flush()
 
 
 def line(progress: Progress) -> str:
-    """Give one line for people, without what is not known."""
-    of = f"/{progress.total}" if progress.total else ""
+    """Return a human-readable line of the fields that are known."""
+    total = f"/{progress.total}" if progress.total else ""
     parts = [
-        f"{progress.stage} {progress.step}{of}",
+        f"{progress.stage} {progress.step}{total}",
         f"loss {progress.loss:.4f}" if progress.loss is not None else "",
         f"validation loss {progress.validation_loss:.4f}" if progress.validation_loss is not None else "",
         f"{progress.tokens_per_second:,.0f} tok/s" if progress.tokens_per_second else "",
@@ -82,16 +88,16 @@ def line(progress: Progress) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    # Atomic for readers, but not durable: progress is worth nothing after a power cut.
+    # Atomic for readers, but not durable: after a power failure the progress of a dead process is useless.
     temporary = path.with_name(path.name + ".new")
-    with contextlib.suppress(OSError):  # nor is it worth the stage: on a full disk the work itself may still fit
+    with contextlib.suppress(OSError):  # progress must not end the stage: on a full disk its output may still fit
         temporary.write_text(text)
         temporary.replace(path)
 
 
 def serve_metrics(port: int, progress: Callable[[], Progress]) -> None:
-    """Serve /metrics and /progress on all interfaces from a daemon thread; raise ServiceUnavailable without a port."""
-    from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  only where a port was asked for
+    """Serve /metrics and /progress on all interfaces, in a daemon thread; raise ServiceUnavailable if binding fails."""
+    from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  needed only with a metrics port
     from prometheus_client.core import GaugeMetricFamily, Metric  # noqa: PLC0415
 
     class Collector:
@@ -108,19 +114,19 @@ def serve_metrics(port: int, progress: Callable[[], Progress]) -> None:
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ.get("PATH_INFO") != "/progress":
-            pages: Iterable[bytes] = metrics(environ, start_response)
-            return pages
+            body: Iterable[bytes] = metrics(environ, start_response)
+            return body
         start_response("200 OK", [("Content-Type", "application/json")])
         return [progress().model_dump_json(by_alias=True, exclude_none=True).encode()]
 
     try:
         server = make_server("", port, app, handler_class=_QuietHandler)
     except (OSError, OverflowError) as error:
-        raise ServiceUnavailable(f"{METRICS_PORT}: port {port} cannot be listened on: {error}") from error
+        raise ServiceUnavailable(f"{METRICS_PORT}: cannot listen on port {port}: {error}") from error
     threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
 
 
 class _QuietHandler(WSGIRequestHandler):
     @override
     def log_message(self, *_args: Any) -> None:
-        """Keep requests for metrics out of the log."""
+        """Log nothing: requests for metrics do not belong in the stage's log."""
