@@ -1,5 +1,5 @@
-"""The operator's process; the decisions are elsewhere, in the pure core.
+"""The process that runs the operator in a cluster. It decides nothing: the decisions are in `core`, which is pure.
 
-`leader` says who may write, `watches` what has changed, `queue` whose turn it is; `worker` calls `reconcile`.
-`process` starts them all.
+`leader_election` decides which replica may write, `informers` notice changes, and `workqueue` orders the pipelines to
+reconcile. A `worker` calls `reconcile`. `manager` starts them all.
 """

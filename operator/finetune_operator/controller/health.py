@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics."""
+"""The HTTP endpoints /livez, /readyz and /metrics."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,51 +13,57 @@ from finetune_operator.controller.metrics import IS_LEADER, PIPELINES, QUEUE_DEP
 from finetune_operator.controller.workqueue import WorkQueue
 
 API_SILENCE_SECONDS = 60.0
+"""Seconds without a response to a request for the Lease after which a replica is not ready. The Lease is requested
+every `RETRY_PERIOD` seconds, by the leader and by a standby."""
 
 
 class Health:
-    """Live: this loop turns, for it answers. Ready: it sees the cluster."""
+    """Handlers of the endpoints.
 
-    def __init__(self, leadership: LeaderElector, watches: Informers, queue: WorkQueue) -> None:
-        self.leader_elector, self.informers, self.queue = leadership, watches, queue
+    A replica is live while its event loop responds. It is ready while it reaches the API server and, as the leader,
+    has a cache that was relisted recently.
+    """
+
+    def __init__(self, leader_elector: LeaderElector, informers: Informers, queue: WorkQueue) -> None:
+        self.leader_elector, self.informers, self.queue = leader_elector, informers, queue
 
     def not_ready_reason(self) -> str:
-        """Say what is missing, or nothing."""
+        """Return why this replica is not ready, or an empty string."""
         now = asyncio.get_running_loop().time()
-        if now - self.leader_elector.answered > API_SILENCE_SECONDS:
-            return "the API server does not answer questions about the Lease"
+        if now - self.leader_elector.last_response_at > API_SILENCE_SECONDS:
+            return f"the API server has not responded to requests for the Lease for more than {API_SILENCE_SECONDS:g} s"
         if not self.leader_elector.is_leader:
-            return ""  # standing by
+            return ""  # a standby keeps no cache
         if self.informers.synced_at is None:
-            return "the books have not been compared with the API server yet"
-        if now - self.informers.synced_at > 3 * RESYNC_SECONDS:
-            return f"the books have not been compared for {now - self.informers.synced_at:.0f} s"
+            return "the cache has not synced with the API server yet"
+        if now - self.informers.synced_at > 3 * RESYNC_SECONDS:  # two resyncs may fail before a replica is not ready
+            return f"the cache was last relisted {now - self.informers.synced_at:.0f} s ago"
         return ""
 
     async def livez(self, _request: web.Request) -> web.Response:
-        """Answer: the loop turns."""
+        """Return 200: the event loop responds."""
         return web.Response(text="ok\n")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """Say whether it sees the cluster."""
-        trouble = self.not_ready_reason()
-        said = trouble or ("leading" if self.leader_elector.is_leader else "standing by")
-        return web.Response(text=said + "\n", status=503 if trouble else 200)
+        """Return 200 and the replica's role, or 503 and the reason."""
+        reason = self.not_ready_reason()
+        text = reason or ("leader" if self.leader_elector.is_leader else "standby")
+        return web.Response(text=text + "\n", status=503 if reason else 200)
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Give figures."""
-        PIPELINES.clear()
+        """Return the metrics in Prometheus' text format; the gauges are set here, at each scrape."""
+        PIPELINES.clear()  # else a phase that no pipeline is in any more would keep its last count
         for phase, count in self.informers.cache.phases().items():
             PIPELINES.labels(phase).set(count)
         IS_LEADER.set(self.leader_elector.is_leader)
-        QUEUE_DEPTH.set(self.queue.__len__)
+        QUEUE_DEPTH.set(len(self.queue))
         QUEUE_OLDEST_SECONDS.set(self.queue.oldest())
         return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 @asynccontextmanager
 async def serve_health(health: Health, port: int) -> AsyncIterator[None]:
-    """Serve for a while; 0: not at all."""
+    """Serve the endpoints while the context is open; port 0 serves nothing."""
     app = web.Application()
     app.add_routes(
         [web.get("/livez", health.livez), web.get("/readyz", health.readyz), web.get("/metrics", health.metrics)]

@@ -1,7 +1,7 @@
-"""What changes in the cluster: kopf watches, we write it into the books and queue the pipeline it is about.
+"""Informers: list and watch pipelines and their children, keep the cache up to date, and queue the changed pipelines.
 
-kopf's process would end over some answers of an API server (an ERROR event, a minute of 503); here only its watches
-do, and they are begun again. Its handlers neither write nor decide anything.
+kopf watches. Its handlers only update the cache and add to the work queue. Some responses of an API server (an ERROR
+event, a minute of 503) end kopf's operator. Only the watches end with it, and they are restarted.
 """
 
 import asyncio
@@ -31,143 +31,148 @@ CHILDREN = {
     "services": ("", paths.services),
     "pods": ("", paths.pods),
 }
-"""What is made for pipelines: the group of its API, and where it is."""
+"""The kinds of objects created for pipelines: API group and path."""
 RESYNC_SECONDS = 300.0
-"""Between two comparisons of the books with the whole lists."""
+"""Between two periodic relists."""
 RESTART_SECONDS = 2.0
+"""Before the watches are restarted."""
 BASE_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 15.0
-"""Between two tries of a comparison that goes wrong, in seconds."""
+"""Delay before a failed relist is retried; it doubles up to the maximum."""
 ACCESS_LOST = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
-"""What a list answers for ever in a namespace that was taken from us; anything else is waited for."""
+"""Status codes of a list in a namespace that the operator may no longer read. Any other error is retried."""
 log = logging.getLogger(__name__)
 
 
 class Informers:
-    """Keep the books, and queue whatever they are about."""
+    """Keep the cache up to date, and queue every pipeline that changed or whose children changed."""
 
     def __init__(
         self,
         api: KubernetesClient,
-        books: ResourceCache,
+        cache: ResourceCache,
         queue: WorkQueue,
         signals: StopSignal,
         namespaces: Collection[str],
     ) -> None:
-        self.api, self.cache, self.queue, self.signals = api, books, queue, signals
+        self.api, self.cache, self.queue, self.signals = api, cache, queue, signals
         self.namespaces: Collection[str | None] = namespaces or [None]
-        """Namespaces; None: all there are, in one list."""
+        """Configured namespaces; None: all namespaces of the cluster, in one list."""
         self.watched_namespaces = list(self.namespaces)
-        """Those that could be listed when that was last tried: kopf would end over any other."""
+        """Namespaces that the last relist could list. kopf would end on any other."""
         self.synced_at: float | None = None
-        """When the books were last compared with the API server, by the loop's clock."""
+        """When the last relist ended, by the event loop's clock."""
         self._relisting = asyncio.Lock()
         self._stop = asyncio.Event()
 
     async def watch(self) -> None:
-        """Watch for ever, after a comparison; what was missed between two watches is found by another."""
+        """Watch forever. Expects a relist before it; the relist after each restart finds the changes in between."""
         while True:
             try:
                 await self._watch_once()
-            except Exception as error:  # noqa: BLE001  whatever it is: a watch that ends is begun again
-                log.warning("watching is begun again: %s", str(error) or type(error).__name__)
+            except Exception as error:  # noqa: BLE001  the watches are restarted after any error
+                log.warning("the watches ended and are restarted: %s", str(error) or type(error).__name__)
             WATCHES_RESTARTED.inc()
             await asyncio.sleep(RESTART_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
             await self.relist_with_retry()
 
     async def resync_periodically(self) -> None:
-        """Compare every few minutes, so that nothing that a watch missed stays wrong for long."""
+        """Relist every `RESYNC_SECONDS`, so that an event that a watch missed is made up for."""
         while True:
             await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
             await self.relist_with_retry()
 
     async def relist_with_retry(self) -> None:
-        """Compare, and try again for as long as that goes wrong, whatever the reason: it ends nothing else."""
-        wait = BASE_RETRY_SECONDS
+        """Relist, and retry with backoff after any error."""
+        delay = BASE_RETRY_SECONDS
         while True:
             try:
                 await self.relist()
-            except Exception as error:  # one object of one user must not end it for all
+            except Exception as error:  # one malformed object of one user must not stop the operator for all users
                 bug = None if isinstance(error, ClusterError) else error
-                log.warning("the books are compared again in %g s: %s", wait, error, exc_info=bug)
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, MAX_RETRY_SECONDS)
+                log.warning("the relist failed and is retried in %g s: %s", delay, error, exc_info=bug)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, MAX_RETRY_SECONDS)
             else:
                 return
 
     async def relist(self) -> None:
-        """Compare each namespace by itself; what was known of one that is lost stays, and the others go on.
+        """List each namespace and bring the cache up to date with it; one relist runs at a time.
 
-        Raises where none can be listed, and where the API server is merely busy. One comparison at a time.
+        A namespace that the operator may no longer list keeps its part of the cache, and does not affect the others.
+        Raises ApiError if no namespace can be listed, or if the API server is only busy.
         """
         async with self._relisting:
-            lost = {place: error for place in self.namespaces if (error := await self._try_relist(place))}
+            lost = {name: error for name in self.namespaces if (error := await self._try_relist(name))}
             if len(lost) == len(self.namespaces):
                 raise next(iter(lost.values()))
-            for place, error in lost.items():
-                log.warning("the namespace %s is not looked after until it can be listed again: %s", place, error)
-            self._watch_in([place for place in self.namespaces if place not in lost])
+            for name, error in lost.items():
+                log.warning(
+                    "cannot list namespace %s; its pipelines are not reconciled until that works: %s", name, error
+                )
+            self._watch_in([name for name in self.namespaces if name not in lost])
             self.synced_at = asyncio.get_running_loop().time()
 
-    async def _try_relist(self, place: str | None) -> ApiError | None:
+    async def _try_relist(self, namespace: str | None) -> ApiError | None:
         try:
-            await self._relist_resource(place)
+            await self._relist_namespace(namespace)
         except ApiError as error:
             if error.status not in ACCESS_LOST:
                 raise
             return error
         return None
 
-    async def _relist_resource(self, place: str | None) -> None:
-        """Read everything that is ours there, sweep the books, and look at every pipeline."""
-        self.cache.begin_relist()
-        lists = {PIPELINES: await self._all(paths.pipelines(place))}
+    async def _relist_namespace(self, namespace: str | None) -> None:
+        """List the operator's objects in the namespace, replace its part of the cache, and queue its pipelines."""
+        self.cache.begin_relist()  # before the first list: an event received from here on is newer than the lists
+        lists = {PIPELINES: await self._list(paths.pipelines(namespace))}
         for kind, (_, path) in CHILDREN.items():
-            lists[kind] = await self._all(path(place), labelSelector=MANAGED_SELECTOR)
-        for key in self.cache.replace(place, **lists):
+            lists[kind] = await self._list(path(namespace), labelSelector=MANAGED_SELECTOR)
+        for key in self.cache.replace(namespace, **lists):
             self.queue.add(key)
 
-    async def _all(self, path: str, **query: str) -> list[Object]:
-        return [found async for found in self.api.list(path, **query)]
+    async def _list(self, path: str, **query: str) -> list[Object]:
+        return [item async for item in self.api.list(path, **query)]
 
-    def _watch_in(self, places: list[str | None]) -> None:
-        """Watch there from now on."""
-        if places != self.watched_namespaces:
-            self.watched_namespaces = places
+    def _watch_in(self, namespaces: list[str | None]) -> None:
+        """Restart the watches if the namespaces to watch have changed."""
+        if namespaces != self.watched_namespaces:
+            self.watched_namespaces = namespaces
             self._stop.set()
 
     async def _watch_once(self) -> None:
         stop = self._stop = asyncio.Event()
         try:
-            everywhere = None in self.watched_namespaces
+            clusterwide = None in self.watched_namespaces
             scope: dict[str, Any] = {
-                "clusterwide": everywhere,
-                "namespaces": [] if everywhere else self.watched_namespaces,
+                "clusterwide": clusterwide,
+                "namespaces": [] if clusterwide else self.watched_namespaces,
             }
-            # An identity of its own, or kopf looks for the user's name, and in a container there is none.
-            who: dict[str, Any] = {"identity": MANAGED_BY_VALUE, "standalone": True}
-            await kopf.operator(registry=self._registry(), settings=_settings(), stop_flag=stop, **scope, **who)
+            # An explicit identity: kopf's default contains the user's name, and a container's user has none.
+            peering: dict[str, Any] = {"identity": MANAGED_BY_VALUE, "standalone": True}
+            await kopf.operator(registry=self._registry(), settings=_settings(), stop_flag=stop, **scope, **peering)
             if not stop.is_set():
-                self.signals.requested.set()  # it ended without an error, as it does when it takes a signal meant for us
+                # kopf ends without an error when it receives a signal itself; the signal was for the whole process.
+                self.signals.requested.set()
         finally:
             stop.set()
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
 
-        def watch(*resource: str, note: Callable[..., Key | None], **only: Any) -> None:
-            @kopf.on.event(*resource, registry=registry, **only)
-            async def told(event: Any, **_: Any) -> None:
-                if key := note(dict(event["object"]), gone=event["type"] == "DELETED"):
+        def watch(*resource: str, update: Callable[..., Key | None], **filters: Any) -> None:
+            @kopf.on.event(*resource, registry=registry, **filters)
+            async def on_event(event: Any, **_: Any) -> None:
+                if key := update(dict(event["object"]), gone=event["type"] == "DELETED"):
                     self.queue.add(key)
 
         @kopf.on.startup(registry=registry)
-        async def take_the_signals_back(**_: Any) -> None:
-            self.signals.install()
+        async def reinstall_signal_handlers(**_: Any) -> None:
+            self.signals.install()  # kopf has just installed its own
 
         kopf.on.login(registry=registry)(kopf.login_via_client)
-        watch(GROUP, VERSION, PLURAL, note=self.cache.update_pipeline)
+        watch(GROUP, VERSION, PLURAL, update=self.cache.update_pipeline)
         for kind, (group, _) in CHILDREN.items():
-            watch(group, "v1", kind, note=self.cache.handlers[kind], labels={MANAGED_BY: MANAGED_BY_VALUE})
+            watch(group, "v1", kind, update=self.cache.handlers[kind], labels={MANAGED_BY: MANAGED_BY_VALUE})
         return registry
 
 
@@ -178,6 +183,6 @@ def _settings() -> kopf.OperatorSettings:
     settings.process.ultimate_exiting_timeout = None
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0
-    settings.watching.server_timeout = 240  # an int: the API server takes no other
+    settings.watching.server_timeout = 240  # an int: the API server rejects timeoutSeconds=240.0
     settings.watching.label_selectors.update(dict.fromkeys(CHILDREN, MANAGED_SELECTOR))
     return settings

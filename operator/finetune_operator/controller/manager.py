@@ -1,4 +1,4 @@
-"""The whole process: lead, watch, work; and begin again when the Lease is lost."""
+"""The manager: runs the informers and the workers while this replica is the leader, and stands by when it is not."""
 
 import asyncio
 import logging
@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Options:
-    """How this replica runs."""
+    """The options of this replica."""
 
     identity: str
-    """Its name in the Lease: the pod's."""
+    """The holder of the Lease: the name of this replica's pod."""
     lease_namespace: str
     lease_name: str = "finetune-operator"
     namespaces: tuple[str, ...] = ()
-    """Where pipelines are looked after; empty: everywhere."""
+    """Namespaces whose pipelines are reconciled; empty: all namespaces."""
     port: int = 8080
-    """/livez, /readyz, /metrics."""
+    """Of /livez, /readyz and /metrics; 0: they are not served."""
     workers: int = 10
     settings: Settings = field(default_factory=Settings)
 
@@ -45,21 +45,30 @@ async def run(options: Options) -> None:
     """Run until SIGTERM or SIGINT."""
     signals = StopSignal()
     signals.install()
-    told = lambda verb, status: REQUESTS.labels(verb, str(status)).inc()  # noqa: E731
-    async with open_client(await load_configuration(), told=told) as election, aiohttp.ClientSession() as session:
-        leadership = LeaderElector(election, options.lease_namespace, options.lease_name, options.identity)
-        async with open_client(await load_configuration(), may_write=lambda: leadership.is_leader, told=told) as api:
-            replica = Manager.create(options, api, leadership, signals, session)
-            async with serve_health(Health(leadership, replica.informers, replica.queue), options.port):
+    # Leader election has a client of its own: it must write before this replica is the leader, and it is not slowed
+    # down when the API server throttles the reconciles.
+    lease_client = open_client(await load_configuration(), on_response=_count_request)
+    async with lease_client as lease_api, aiohttp.ClientSession() as session:
+        elector = LeaderElector(lease_api, options.lease_namespace, options.lease_name, options.identity)
+        client = open_client(
+            await load_configuration(), may_write=lambda: elector.is_leader, on_response=_count_request
+        )
+        async with client as api:
+            manager = Manager.create(options, api, elector, signals, session)
+            async with serve_health(Health(elector, manager.informers, manager.queue), options.port):
                 try:
-                    await _run_until_stopped(signals.requested, replica.run(), leadership)
+                    await _run_until_stopped(signals.requested, manager.run(), elector)
                 finally:
-                    await replica.cluster.close()
+                    await manager.cluster.close()
+
+
+def _count_request(verb: str, status: int) -> None:
+    REQUESTS.labels(verb, str(status)).inc()
 
 
 @dataclass
 class Manager:
-    """One replica's parts."""
+    """The components of one replica."""
 
     options: Options
     leader_elector: LeaderElector
@@ -72,26 +81,26 @@ class Manager:
         cls,
         options: Options,
         api: KubernetesClient,
-        leadership: LeaderElector,
+        leader_elector: LeaderElector,
         signals: StopSignal,
         session: aiohttp.ClientSession,
     ) -> "Manager":
-        """Put them together."""
-        books, queue = ResourceCache(), WorkQueue()
-        cluster = KubernetesCluster(api, books, ProgressPoller(session, queue.add), ServerProbe(session, queue.add))
-        watches = Informers(api, books, queue, signals, options.namespaces)
-        return cls(options, leadership, queue, watches, cluster)
+        """Create the components and connect them."""
+        cache, queue = ResourceCache(), WorkQueue()
+        cluster = KubernetesCluster(api, cache, ProgressPoller(session, queue.add), ServerProbe(session, queue.add))
+        informers = Informers(api, cache, queue, signals, options.namespaces)
+        return cls(options, leader_elector, queue, informers, cluster)
 
     async def run(self) -> None:
-        """Lead whenever that is possible, for ever."""
+        """Run as the leader whenever this replica holds the Lease, forever."""
         while True:
             await self.leader_elector.acquire()
-            lead = asyncio.create_task(self._run_as_leader())
-            keep = asyncio.create_task(self.leader_elector.renew())
-            await _wait_first(lead, keep)
+            leading = asyncio.create_task(self._run_as_leader())
+            renewing = asyncio.create_task(self.leader_elector.renew())
+            await _wait_first(leading, renewing)
 
     async def _run_as_leader(self) -> None:
-        await self.informers.relist_with_retry()  # what was known when we led last is not true any more
+        await self.informers.relist_with_retry()  # first: the cache is empty, or as old as the last leadership
         async with asyncio.TaskGroup() as group:
             group.create_task(self.informers.watch())
             group.create_task(self.informers.resync_periodically())
@@ -100,7 +109,7 @@ class Manager:
 
 
 async def _wait_first(*tasks: asyncio.Task[Any]) -> None:
-    """Wait for the first to end, end the others, and raise what went wrong."""
+    """Wait for the first task to end, cancel the others, and raise the first error of any of them."""
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -112,10 +121,12 @@ async def _wait_first(*tasks: asyncio.Task[Any]) -> None:
             raise result
 
 
-async def _run_until_stopped(asked: asyncio.Event, life: Coroutine[Any, Any, None], leadership: LeaderElector) -> None:
-    """Live until asked to stop; then let another take over first, for kopf takes seconds to end."""
-    living, waiting = asyncio.create_task(life), asyncio.create_task(asked.wait())
-    await asyncio.wait([living, waiting], return_when=asyncio.FIRST_COMPLETED)
-    log.info("asked to stop" if asked.is_set() else "ending")
-    await leadership.release()
-    await _wait_first(living, waiting)
+async def _run_until_stopped(
+    stop: asyncio.Event, running: Coroutine[Any, Any, None], leader_elector: LeaderElector
+) -> None:
+    """Run until stopped. Release the Lease first: another replica then takes over while kopf takes seconds to end."""
+    run_task, stop_task = asyncio.create_task(running), asyncio.create_task(stop.wait())
+    await asyncio.wait([run_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
+    log.info("stopping: received SIGTERM or SIGINT" if stop.is_set() else "stopping: the manager has ended")
+    await leader_elector.release()
+    await _wait_first(run_task, stop_task)

@@ -1,4 +1,4 @@
-"""The hands that call `reconcile`: whatever happens to one pipeline, the others go on."""
+"""Workers, which call `reconcile`. An error in one pipeline does not affect the others."""
 
 import asyncio
 import logging
@@ -14,12 +14,13 @@ from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.reconcile import reconcile
 
 RECONCILE_TIMEOUT_SECONDS = 120.0
-"""For one reconcile; each request has a limit of its own."""
+"""For one reconcile; each of its requests has a time limit of its own."""
+CONFLICT_DELAY_SECONDS = 0.05
 log = logging.getLogger(__name__)
 
 
 async def run_worker(queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> None:
-    """Reconcile whoever comes next, for ever."""
+    """Process one pipeline of the queue after the other, forever."""
     while True:
         key = await queue.get()
         began = time.monotonic()
@@ -32,48 +33,57 @@ async def run_worker(queue: WorkQueue, cluster: KubernetesCluster, settings: Set
 
 
 async def process(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> str:
-    """Reconcile one pipeline and say in one word how that went; whatever is raised concerns this one only."""
+    """Reconcile one pipeline and return the outcome, a label of the metric `finetune_reconcile`.
+
+    Raises nothing but the worker's own cancellation: any error concerns this pipeline only, and it is retried.
+    """
     try:
         return await _reconcile(key, queue, cluster, settings)
     except asyncio.CancelledError:
+        # Only a cancelled worker ends. The error is also raised when something that the reconcile awaits is cancelled.
         if (task := asyncio.current_task()) and task.cancelling():
             raise
         log.exception(
-            "%s is tried again in %.1f s: what it waited for was called off", key, queue.add_rate_limited(key)
+            "cannot reconcile %s, retrying in %.1f s: an awaited task was cancelled", key, queue.add_rate_limited(key)
         )
     except Exception:
-        log.exception("%s is tried again in %.1f s: this is a bug", key, queue.add_rate_limited(key))
+        log.exception(
+            "cannot reconcile %s, retrying in %.1f s: unexpected error, a bug in the operator",
+            key,
+            queue.add_rate_limited(key),
+        )
     return "bug"
 
 
 async def _reconcile(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> str:
     try:
         async with asyncio.timeout(RECONCILE_TIMEOUT_SECONDS):
-            look = await reconcile(key, cluster, settings, datetime.now(UTC))  # noqa: TID251  an edge
+            result = await reconcile(key, cluster, settings, datetime.now(UTC))  # noqa: TID251  an edge
     except Conflict:
-        queue.add_after(key, 0.05)  # somebody was faster: read it again
+        # Another writer changed the object. That is no failure: read it again soon, without backoff.
+        queue.add_after(key, CONFLICT_DELAY_SECONDS)
         return "conflict"
     except InvalidObject as error:
-        log.warning("%s cannot be used: %s", key, error)
+        log.warning("cannot reconcile %s until it is changed: %s", key, error)
         return await _mark_invalid(key, queue, cluster, str(error))
     except (ClusterError, TimeoutError) as error:
-        log.warning(
-            "%s is tried again in %.1f s: %s", key, queue.add_rate_limited(key), str(error) or "it took too long"
-        )
+        message = str(error) or f"timed out (limit: {RECONCILE_TIMEOUT_SECONDS:g} s)"
+        log.warning("cannot reconcile %s, retrying in %.1f s: %s", key, queue.add_rate_limited(key), message)
         return "error"
     queue.forget(key)
-    if look.gone and not queue.is_dirty(key):  # else another of the same name has been made meanwhile
+    if result.gone and not queue.is_dirty(key):  # a dirty key: a pipeline of the same name may exist by now
         queue.remove(key)
         cluster.forget(key)
-    elif look.requeue_after is not None:
-        queue.add_after(key, look.requeue_after.total_seconds())
+    elif result.requeue_after is not None:
+        queue.add_after(key, result.requeue_after.total_seconds())
     return "done"
 
 
-async def _mark_invalid(key: Key, queue: WorkQueue, cluster: KubernetesCluster, why: str) -> str:
-    """Say so in the status; it is looked at again when it changes."""
+async def _mark_invalid(key: Key, queue: WorkQueue, cluster: KubernetesCluster, message: str) -> str:
+    """Write the reason to the status. The pipeline is reconciled again when it changes."""
     try:
-        await cluster.mark_invalid(key, why)
+        await cluster.mark_invalid(key, message)
     except ClusterError as error:
-        log.warning("%s: its status was not written, again in %.1f s: %s", key, queue.add_rate_limited(key), error)
+        delay = queue.add_rate_limited(key)
+        log.warning("cannot write the status of %s, retrying in %.1f s: %s", key, delay, error)
     return "refused"

@@ -1,4 +1,7 @@
-"""Which pipelines want to be looked at: each once, none twice at a time, none before its time."""
+"""The work queue: which pipelines to reconcile next, after client-go's rate-limited work queue.
+
+A pipeline is in the queue at most once, is processed by at most one worker at a time, and not before its delay is over.
+"""
 
 import asyncio
 import random  # noqa: TID251  an edge
@@ -8,32 +11,37 @@ from dataclasses import dataclass, field
 from finetune_operator.core.pipeline import Key
 
 BASE_DELAY = 0.5
-"""Seconds until a pipeline that could not be reconciled is tried again; doubles each time."""
+"""Seconds until a pipeline that could not be reconciled is retried; doubles with each failure in a row."""
 MAX_DELAY = 60.0
+"""Upper limit of that delay in seconds, before jitter."""
 
 
 @dataclass
-class _Due:
+class _Delayed:
     at: float
+    """By the event loop's clock."""
     timer: asyncio.TimerHandle
 
 
 @dataclass
 class WorkQueue:
-    """First come, first served: a pipeline that changes all the time waits behind the others as everybody does."""
+    """A first-in, first-out queue: a pipeline that changes all the time waits behind the others after each turn."""
 
     _queue: OrderedDict[Key, float] = field(default_factory=OrderedDict)
-    """Waiting, with the time since when."""
+    """Pipelines that wait for a worker, with the time at which each was added, by the event loop's clock."""
     _processing: set[Key] = field(default_factory=set)
+    """Pipelines that a worker has, from `get` to `done`."""
     _dirty: set[Key] = field(default_factory=set)
-    """Busy, and something has happened meanwhile."""
-    _delayed: dict[Key, _Due] = field(default_factory=dict)
+    """Pipelines that were added again while a worker has them."""
+    _delayed: dict[Key, _Delayed] = field(default_factory=dict)
+    """Pipelines that are added later."""
     _failures: dict[Key, int] = field(default_factory=dict)
+    """Failures in a row."""
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, key: Key) -> None:
-        """Have a look as soon as someone is free."""
-        self._cancel(key)
+        """Add a pipeline; while a worker has it, mark it dirty, so that `done` adds it."""
+        self._cancel_delay(key)
         if key in self._processing:
             self._dirty.add(key)
         elif key not in self._queue:
@@ -41,39 +49,39 @@ class WorkQueue:
             self._arrived.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Have a look after this time, or before: of several wishes the earliest counts."""
+        """Add a pipeline after a delay; of several delays, the one that ends first counts."""
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, seconds)
         if key in self._queue or (key in self._delayed and self._delayed[key].at <= at):
             return
-        self._cancel(key)
-        self._delayed[key] = _Due(at, loop.call_at(at, self.add, key))
+        self._cancel_delay(key)
+        self._delayed[key] = _Delayed(at, loop.call_at(at, self.add, key))
 
     def add_rate_limited(self, key: Key) -> float:
-        """Have a look after a while that doubles with each failure in a row; give that while."""
+        """Add a pipeline after a delay that doubles with each failure in a row; return the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        wait = min(BASE_DELAY * 2.0 ** min(failures - 1, 16), MAX_DELAY)
-        wait *= random.uniform(0.8, 1.2)  # noqa: S311  so that many that failed together do not come together
-        self.add_after(key, wait)
-        return wait
+        delay = min(BASE_DELAY * 2.0 ** min(failures - 1, 16), MAX_DELAY)
+        delay *= random.uniform(0.8, 1.2)  # noqa: S311  jitter: pipelines that failed together are retried apart
+        self.add_after(key, delay)
+        return delay
 
     def is_dirty(self, key: Key) -> bool:
-        """Whether something has happened to it since it was given to somebody."""
+        """Return whether the pipeline was added again since a worker got it."""
         return key in self._dirty
 
     def forget(self, key: Key) -> None:
-        """Forget its failures."""
+        """Reset the pipeline's count of failures."""
         self._failures.pop(key, None)
 
     def remove(self, key: Key) -> None:
-        """Forget everything: it is gone."""
-        self._cancel(key)
+        """Remove a pipeline that no longer exists, with its delay and its count of failures."""
+        self._cancel_delay(key)
         self._failures.pop(key, None)
         self._queue.pop(key, None)
         self._dirty.discard(key)
 
     async def get(self) -> Key:
-        """Give the one that has waited longest, and keep it from everybody else until `done`."""
+        """Wait for a pipeline and return the one that has waited longest; no other worker gets it until `done`."""
         while not self._queue:
             self._arrived.clear()
             await self._arrived.wait()
@@ -82,22 +90,21 @@ class WorkQueue:
         return key
 
     def done(self, key: Key) -> None:
-        """Let it be given again."""
+        """Mark a pipeline as processed; add it again if it is dirty."""
         self._processing.discard(key)
         if key in self._dirty:
             self._dirty.discard(key)
             self.add(key)
 
-    @property
     def __len__(self) -> int:
-        """How many are waiting for a free hand."""
+        """Return how many pipelines wait for a worker."""
         return len(self._queue)
 
     def oldest(self) -> float:
-        """How long the first of them has waited, in seconds."""
+        """Return how long the first pipeline in the queue has waited, in seconds; 0 if the queue is empty."""
         first = next(iter(self._queue.values()), None)
         return asyncio.get_running_loop().time() - first if first is not None else 0.0
 
-    def _cancel(self, key: Key) -> None:
-        if due := self._delayed.pop(key, None):
-            due.timer.cancel()
+    def _cancel_delay(self, key: Key) -> None:
+        if delayed := self._delayed.pop(key, None):
+            delayed.timer.cancel()

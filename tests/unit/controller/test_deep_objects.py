@@ -1,4 +1,4 @@
-"""JSON as deep as an API server takes it is its pipeline's trouble, and nobody else's."""
+"""A pipeline with JSON as deeply nested as an API server accepts is invalid, and does not affect other pipelines."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ import asyncio, copy, json
 from unittest.mock import patch
 from aiohttp import web
 from kubernetes.aio.client import Configuration
-from support.http_server import answering
+from support.http_server import serve_http
 from support.scenario import a_pipeline
 from finetune_operator import __main__ as operator
 from finetune_operator.kubernetes.pods.probe import NoProbe
@@ -31,69 +31,69 @@ from finetune_operator.controller.worker import process
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 
-DEPTH = 10_000 - 10  # within the list, its items, the spec ...
+DEPTH = 10_000 - 10  # the list, its items and the spec are levels, too
 DEEP = '{"a":' * DEPTH + "1" + "}" * DEPTH
 SPEC = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def text_of(name, affinity):
+def pipeline_json(name, affinity):
     meta = {"namespace": "team", "name": name, "uid": name, "generation": 1, "resourceVersion": "1"}
     train = {**SPEC["train"], "placement": {"affinity": "AFFINITY"}}
     return json.dumps({"metadata": meta, "spec": {**SPEC, "train": train}}).replace('"AFFINITY"', affinity)
 
 
-written = []
-TEXTS = {"good": text_of("good", "{}"), "bad": text_of("bad", DEEP)}
+patches = []
+PIPELINES = {"good": pipeline_json("good", "{}"), "bad": pipeline_json("bad", DEEP)}
 
 
-async def answer(request):
-    *_, last = request.path.split("/")
+async def respond(request):
+    *_, name = request.path.split("/")
     if request.method == "PATCH":
-        written.append(await request.json())
-        return web.Response(text=TEXTS["bad"], content_type="application/json")
-    listed = ", ".join(TEXTS.values()) if last == "finetunepipelines" else ""
-    text = TEXTS.get(last) or '{"metadata": {}, "items": [' + listed + "]}"
+        patches.append(await request.json())
+        return web.Response(text=PIPELINES["bad"], content_type="application/json")
+    items = ", ".join(PIPELINES.values()) if name == "finetunepipelines" else ""
+    text = PIPELINES.get(name) or '{"metadata": {}, "items": [' + items + "]}"
     return web.Response(text=text, content_type="application/json")
 
 
-async def story(_options):
-    found = json.loads(DEEP)
-    assert len(json.dumps(copy.deepcopy(found))) > DEPTH
-    async with answering(answer) as port:
-        settings = Configuration()
-        settings.host = f"http://127.0.0.1:{port}"
-        async with open_client(settings) as api:
-            books, queue = ResourceCache(), WorkQueue()
-            await Informers(api, books, queue, StopSignal(), ("team",)).relist()
-            assert set(books.pipelines) == {Key("team", "good"), Key("team", "bad")}
-            cluster = KubernetesCluster(api, books, NoProgress(), NoProbe())
+async def scenario(_options):
+    parsed = json.loads(DEEP)
+    assert len(json.dumps(copy.deepcopy(parsed))) > DEPTH
+    async with serve_http(respond) as port:
+        configuration = Configuration()
+        configuration.host = f"http://127.0.0.1:{port}"
+        async with open_client(configuration) as api:
+            cache, queue = ResourceCache(), WorkQueue()
+            await Informers(api, cache, queue, StopSignal(), ("team",)).relist()
+            assert set(cache.pipelines) == {Key("team", "good"), Key("team", "bad")}
+            cluster = KubernetesCluster(api, cache, NoProgress(), NoProbe())
             assert await process(Key("team", "bad"), queue, cluster, Settings()) == "refused"
-            assert "nested" in written[0]["status"]["conditions"][0]["message"]
+            assert "nested" in patches[0]["status"]["conditions"][0]["message"]
             assert (await cluster.read(Key("team", "good"))).key.name == "good"
-    try:  # something deeper still, as a server of somebody's may answer, ends nothing either
+    try:  # even deeper JSON, as a user's model server may return, does not end the process either
         json.loads("[" * 1_000_000)
     except RecursionError:
-        print("the others went on")
+        print("the other pipelines went on")
 
 
-with patch.object(operator, "run", story):
+with patch.object(operator, "run", scenario):
     operator.main([])
 """
 
 
-def test_an_object_as_deep_as_an_api_server_takes_it_is_refused_and_the_others_go_on():
+def test_deepest_json_invalidates_only_its_own_pipeline():
     path = [*(str(ROOT / part) for part in ("operator", "trainer", "tests")), str(ROOT)]
     program = f"import sys; sys.path[:0] = {path!r}\n{PROGRAM}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (0, "the others went on\n"), done.stderr[-3000:]
+    assert (done.returncode, done.stdout) == (0, "the other pipelines went on\n"), done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("one", [{"a": 1}, [1]])
-def test_an_affinity_that_no_pod_can_have_makes_its_pipeline_unusable(one):
+@pytest.mark.parametrize("affinity", [{"a": 1}, [1]])
+def test_deeply_nested_affinity_is_an_invalid_object(affinity):
     for _ in range(300):
-        one = {"a": one} if isinstance(one, dict) else [one]
+        affinity = {"a": affinity} if isinstance(affinity, dict) else [affinity]
     spec = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
-    spec["train"]["placement"] = {"affinity": {"nodeAffinity": one}}
+    spec["train"]["placement"] = {"affinity": {"nodeAffinity": affinity}}
     meta = {"namespace": "team", "name": "demo", "uid": "u", "generation": 1}
     with pytest.raises(InvalidObject, match=r"train\.placement\.affinity: .*nested"):
         parse_pipeline({"metadata": meta, "spec": spec})

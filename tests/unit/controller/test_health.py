@@ -1,53 +1,57 @@
-"""What a replica says of itself."""
+"""/livez, /readyz and /metrics."""
 
 import asyncio
 from types import SimpleNamespace
 
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache import ResourceCache
 
 
-def asked(page, *, held=True, answered_ago=0.0, synced_ago=0.0, phases=()):
-    """Give the status and the text of a page."""
+def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, phases=()):
+    """Return status and text of an endpoint's response; a sync_age of None: never synced."""
 
-    async def story():
+    async def request():
         now = asyncio.get_running_loop().time()
-        books = ResourceCache()
-        for at, phase in enumerate(phases):
-            books.update_pipeline({"metadata": {"namespace": "team", "name": f"p{at}"}, "status": {"phase": phase}})
-        leadership = SimpleNamespace(is_leader=held, answered=now - answered_ago)
-        synced = None if synced_ago is None else now - synced_ago
-        health = Health(leadership, SimpleNamespace(synced_at=synced, cache=books), WorkQueue())
-        found = await getattr(health, page)(None)
-        return found.status, found.text if found.text is not None else found.body.decode()
+        cache = ResourceCache()
+        for number, phase in enumerate(phases):
+            cache.update_pipeline({"metadata": {"namespace": "team", "name": f"p{number}"}, "status": {"phase": phase}})
+        elector = SimpleNamespace(is_leader=is_leader, last_response_at=now - response_age)
+        synced_at = None if sync_age is None else now - sync_age
+        queue = WorkQueue()
+        queue.add(Key("team", "demo"))
+        health = Health(elector, SimpleNamespace(synced_at=synced_at, cache=cache), queue)
+        response = await getattr(health, endpoint)(None)
+        return response.status, response.text if response.text is not None else response.body.decode()
 
-    return asyncio.run(story())
-
-
-def test_a_leader_that_sees_the_cluster_is_ready():
-    assert asked("readyz") == (200, "leading\n")
+    return asyncio.run(request())
 
 
-def test_a_replica_that_stands_by_is_ready_without_any_books():
-    assert asked("readyz", held=False, synced_ago=None) == (200, "standing by\n")
+def test_synced_leader_is_ready():
+    assert get("readyz") == (200, "leader\n")
 
 
-def test_a_leader_whose_books_are_not_in_sync_is_not_ready_but_live():
-    status, words = asked("readyz", synced_ago=None)
-    assert (status, "compared" in words) == (503, True)
-    assert asked("readyz", synced_ago=4000.0)[0] == 503
-    assert asked("livez", synced_ago=None)[0] == 200
+def test_standby_is_ready_without_synced_cache():
+    assert get("readyz", is_leader=False, sync_age=None) == (200, "standby\n")
 
 
-def test_a_replica_that_hears_nothing_of_the_api_server_is_not_ready_and_says_why():
-    status, words = asked("readyz", held=False, answered_ago=100.0)
-    assert (status, "API server" in words) == (503, True)
+def test_leader_without_synced_cache_is_live_but_not_ready():
+    status, text = get("readyz", sync_age=None)
+    assert (status, "has not synced" in text) == (503, True)
+    assert get("readyz", sync_age=4000.0) == (503, "the cache was last relisted 4000 s ago\n")
+    assert get("livez", sync_age=None)[0] == 200
+
+
+def test_standby_without_api_server_is_not_ready():
+    status, text = get("readyz", is_leader=False, response_age=100.0)
+    assert (status, "API server" in text) == (503, True)
 
 
 def test_metrics_count_pipelines_by_phase():
-    _, text = asked("metrics", phases=["Running", "Running", "Succeeded"])
+    _, text = get("metrics", phases=["Running", "Running", "Succeeded"])
     assert 'finetune_pipelines{phase="Running"} 2.0' in text
     assert 'finetune_pipelines{phase="Succeeded"} 1.0' in text
     assert "finetune_leader 1.0" in text
-    assert 'phase="Running"' not in asked("metrics")[1]
+    assert "finetune_queue_depth 1.0" in text
+    assert 'phase="Running"' not in get("metrics")[1]

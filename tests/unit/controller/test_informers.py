@@ -1,11 +1,11 @@
-"""The books stay right whatever the watches tell while whole lists are read."""
+"""The cache stays correct when watch events arrive during a relist, and when a relist fails."""
 
 import asyncio
 from unittest.mock import patch
 
 import pytest
 from support.fake_api import FakeApi
-from support.pods import a_job, a_pod, ended, over, running
+from support.pods import a_job, a_pod, job_condition, running, terminated
 
 from finetune_operator.controller import informers as module
 from finetune_operator.controller.informers import Informers
@@ -18,215 +18,215 @@ from finetune_operator.kubernetes.client import ApiError
 
 NAME = "demo-train-a1"
 PIPELINE = {"metadata": {"namespace": "team", "name": "demo", "uid": "uid-1"}}
-WHERE = {
+PATHS = {
     "pods": "/api/v1/namespaces/{}/pods",
     "jobs": "/apis/batch/v1/namespaces/{}/jobs",
     "finetunepipelines": "/apis/finetune.dev/v1alpha1/namespaces/{}/finetunepipelines",
 }
-WORDS = '{"interruption": {"step": 40, "savedStep": 40}}'
+INTERRUPTED = '{"interruption": {"step": 40, "savedStep": 40}}'
 
 
-class Slow(FakeApi):
-    """Its lists take a while: what `meanwhile` does is not in the answers to come."""
+class SlowApi(FakeApi):
+    """A fake API whose lists take a while: what `during_list` changes is not in the lists already being read."""
 
     def __init__(self):
         super().__init__()
-        self.meanwhile = lambda: None
-        self.lost = {}
-        """Namespaces in which every list is refused, with this status."""
+        self.during_list = lambda: None
+        self.list_errors = {}
+        """Namespaces in which every list fails, with the status code."""
 
-    def add(self, kind, found):
-        meta = found["metadata"]
-        return self.put(f"{WHERE[kind].format(meta['namespace'])}/{meta['name']}", found)
+    def add(self, kind, item):
+        meta = item["metadata"]
+        return self.put(f"{PATHS[kind].format(meta['namespace'])}/{meta['name']}", item)
 
     async def list(self, path, **query):
-        found = [one async for one in super().list(path, **query)]
-        for namespace, status in self.lost.items():
+        items = [item async for item in super().list(path, **query)]
+        for namespace, status in self.list_errors.items():
             if f"/{namespace}/" in path:
                 raise ApiError(status, f"cannot list in {namespace}")
         await asyncio.sleep(0)
         if path.endswith("/pods"):
-            self.meanwhile()
-        for one in found:
-            yield one
+            self.during_list()
+        for item in items:
+            yield item
 
 
-class Watched:
-    """An API server in which a pipeline trains, its books, and who compares the two."""
+class InformerScenario:
+    """An API server with a pipeline, and the informers with their cache and their queue."""
 
     def __init__(self, namespaces=("team",)):
-        self.server, self.books, self.queue = Slow(), ResourceCache(), WorkQueue()
-        self.watches = Informers(self.server, self.books, self.queue, StopSignal(), namespaces)
-        self.is_there("finetunepipelines", PIPELINE)
+        self.api, self.cache, self.queue = SlowApi(), ResourceCache(), WorkQueue()
+        self.informers = Informers(self.api, self.cache, self.queue, StopSignal(), namespaces)
+        self.create("finetunepipelines", PIPELINE)
 
-    def is_there(self, kind, found):
-        self.server.add(kind, found)
-        self.books.handlers[kind](found)
+    def create(self, kind, item):
+        self.api.add(kind, item)
+        self.cache.handlers[kind](item)
 
-    def compare(self, meanwhile=lambda: None):
-        self.server.meanwhile = meanwhile
-        asyncio.run(self.watches.relist())
+    def relist(self, during_list=lambda: None):
+        self.api.during_list = during_list
+        asyncio.run(self.informers.relist())
 
     @property
     def pod(self):
-        return self.books.pods["team", NAME]
+        return self.cache.pods["team", NAME]
 
 
-def test_the_end_of_a_pod_that_is_told_while_the_pods_are_listed_is_not_forgotten():
-    scenario = Watched()
-    scenario.is_there("pods", a_pod(running()))
-    scenario.compare(lambda: scenario.books.update_pod(a_pod(ended(75, WORDS), phase="Failed")))
+def test_pod_that_ends_during_relist_keeps_its_end():
+    scenario = InformerScenario()
+    scenario.create("pods", a_pod(running()))
+    scenario.relist(lambda: scenario.cache.update_pod(a_pod(terminated(75, INTERRUPTED), phase="Failed")))
     assert (scenario.pod.exit_code, scenario.pod.termination_message.interruption.saved_step) == (75, 40)
 
 
-def test_a_pod_that_ends_and_goes_while_the_pods_are_listed_stays_gone_with_its_last_words():
-    scenario = Watched()
-    scenario.is_there("pods", a_pod(running()))
-    scenario.compare(lambda: scenario.books.update_pod(a_pod(ended(75, WORDS), phase="Failed"), gone=True))
+def test_pod_deleted_during_relist_keeps_its_end():
+    scenario = InformerScenario()
+    scenario.create("pods", a_pod(running()))
+    scenario.relist(lambda: scenario.cache.update_pod(a_pod(terminated(75, INTERRUPTED), phase="Failed"), gone=True))
     assert (scenario.pod.exit_code, scenario.pod.gone) == (75, True)
 
 
-def test_a_job_that_completes_while_the_lists_are_read_is_complete():
-    scenario = Watched()
-    scenario.is_there("jobs", a_job())
-    complete = a_job(over("Complete"))
-    scenario.compare(lambda: scenario.books.update_job(complete))
-    assert scenario.books.jobs["team", NAME]["status"] == complete["status"]
+def test_job_that_completes_during_relist_is_complete():
+    scenario = InformerScenario()
+    scenario.create("jobs", a_job())
+    complete = a_job(job_condition("Complete"))
+    scenario.relist(lambda: scenario.cache.update_job(complete))
+    assert scenario.cache.jobs["team", NAME]["status"] == complete["status"]
 
 
-def test_a_job_that_is_deleted_while_the_lists_are_read_does_not_come_back():
-    scenario = Watched()
-    scenario.is_there("jobs", a_job())
-    scenario.compare(lambda: scenario.books.update_job(a_job(), gone=True))
-    assert scenario.books.jobs == {}
+def test_job_deleted_during_relist_stays_deleted():
+    scenario = InformerScenario()
+    scenario.create("jobs", a_job())
+    scenario.relist(lambda: scenario.cache.update_job(a_job(), gone=True))
+    assert scenario.cache.jobs == {}
 
 
-def test_a_pod_that_is_made_while_the_pods_are_listed_is_not_gone():
-    scenario = Watched()
-    scenario.compare(lambda: scenario.books.update_pod(a_pod(running())))
+def test_pod_created_during_relist_is_not_gone():
+    scenario = InformerScenario()
+    scenario.relist(lambda: scenario.cache.update_pod(a_pod(running())))
     assert not scenario.pod.gone
 
 
-def test_what_is_made_while_the_lists_are_read_is_there_and_what_is_gone_is_looked_at_no_more():
-    scenario = Watched()
+def test_relist_keeps_newer_creations_and_deletions():
+    scenario = InformerScenario()
     new = {"metadata": {"namespace": "team", "name": "new", "uid": "uid-2"}}
 
-    def meanwhile():
-        scenario.books.update_pipeline(new)
-        scenario.books.update_job(a_job())
-        scenario.books.update_pipeline(PIPELINE, gone=True)
+    def during_list():
+        scenario.cache.update_pipeline(new)
+        scenario.cache.update_job(a_job())
+        scenario.cache.update_pipeline(PIPELINE, gone=True)
 
-    scenario.compare(meanwhile)
-    assert set(scenario.books.pipelines) == {Key("team", "new")}
-    scenario.server.add("finetunepipelines", new)
-    scenario.server.add("jobs", a_job())
-    del scenario.server.objects[WHERE["finetunepipelines"].format("team") + "/demo"]
-    scenario.compare()
-    assert (set(scenario.books.pipelines), set(scenario.books.jobs)) == ({Key("team", "new")}, {("team", NAME)})
-
-
-def test_what_was_told_during_one_comparison_is_believed_no_more_than_the_lists_of_the_next():
-    scenario = Watched()
-    scenario.compare(lambda: scenario.books.update_job(a_job()))
-    assert ("team", NAME) in scenario.books.jobs
-    scenario.compare()
-    assert scenario.books.jobs == {}
+    scenario.relist(during_list)
+    assert set(scenario.cache.pipelines) == {Key("team", "new")}
+    scenario.api.add("finetunepipelines", new)
+    scenario.api.add("jobs", a_job())
+    del scenario.api.objects[PATHS["finetunepipelines"].format("team") + "/demo"]
+    scenario.relist()
+    assert (set(scenario.cache.pipelines), set(scenario.cache.jobs)) == ({Key("team", "new")}, {("team", NAME)})
 
 
-def test_no_two_comparisons_overlap():
-    scenario, going, most = Watched(), [], []
-    begin, sweep = scenario.books.begin_relist, scenario.books.replace
-    scenario.books.begin_relist = lambda: (begin(), going.append(1), most.append(len(going)))
-    scenario.books.replace = lambda *args, **lists: (going.pop(), sweep(*args, **lists))[1]
+def test_next_relist_wins_over_events_of_the_previous_one():
+    scenario = InformerScenario()
+    scenario.relist(lambda: scenario.cache.update_job(a_job()))
+    assert ("team", NAME) in scenario.cache.jobs
+    scenario.relist()
+    assert scenario.cache.jobs == {}
+
+
+def test_relists_do_not_overlap():
+    scenario, active, counts = InformerScenario(), [], []
+    begin, replace = scenario.cache.begin_relist, scenario.cache.replace
+    scenario.cache.begin_relist = lambda: (begin(), active.append(1), counts.append(len(active)))
+    scenario.cache.replace = lambda *args, **lists: (active.pop(), replace(*args, **lists))[1]
 
     async def twice():
-        await asyncio.gather(scenario.watches.relist(), scenario.watches.relist())
+        await asyncio.gather(scenario.informers.relist(), scenario.informers.relist())
 
     asyncio.run(twice())
-    assert (most, going) == ([1, 1], [])
+    assert (counts, active) == ([1, 1], [])
 
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")])
-def test_a_comparison_that_goes_wrong_for_whatever_reason_is_tried_again_and_told_of(error, caplog):
-    scenario, errors = Watched(), [error, error]
+def test_failed_relist_is_logged_and_retried(error, caplog):
+    scenario, errors = InformerScenario(), [error, error]
 
-    def meanwhile():
+    def during_list():
         if errors:
             raise errors.pop()
 
-    scenario.server.meanwhile = meanwhile
+    scenario.api.during_list = during_list
     with patch.object(module, "BASE_RETRY_SECONDS", 0.01):
-        asyncio.run(asyncio.wait_for(scenario.watches.relist_with_retry(), 10))
-    assert scenario.watches.synced_at is not None
-    assert caplog.text.count("the books are compared again") == 2
+        asyncio.run(asyncio.wait_for(scenario.informers.relist_with_retry(), 10))
+    assert scenario.informers.synced_at is not None
+    assert caplog.text.count("the relist failed and is retried") == 2
     assert str(error) in caplog.text
 
 
-def of(namespace, found):
-    """Put it into another namespace."""
-    return {**found, "metadata": {**found["metadata"], "namespace": namespace}}
+def in_namespace(namespace, item):
+    """Return a copy of an object in another namespace."""
+    return {**item, "metadata": {**item["metadata"], "namespace": namespace}}
 
 
 def two_namespaces():
-    scenario = Watched(("team", "other"))
+    scenario = InformerScenario(("team", "other"))
     for namespace in ("team", "other"):
-        scenario.is_there("finetunepipelines", of(namespace, PIPELINE))
-        scenario.is_there("jobs", of(namespace, a_job()))
-        scenario.is_there("pods", of(namespace, a_pod(running())))
+        scenario.create("finetunepipelines", in_namespace(namespace, PIPELINE))
+        scenario.create("jobs", in_namespace(namespace, a_job()))
+        scenario.create("pods", in_namespace(namespace, a_pod(running())))
     return scenario
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_of_a_namespace_that_is_lost_the_books_keep_what_they_had_and_the_others_go_on(status, caplog):
+def test_lost_namespace_keeps_its_cache_and_spares_others(status, caplog):
     scenario = two_namespaces()
-    scenario.server.lost = {"other": status}
-    del scenario.server.objects[WHERE["jobs"].format("team") + f"/{NAME}"]
-    scenario.compare()
-    assert set(scenario.books.jobs) == {("other", NAME)}
-    assert not scenario.books.pods["other", NAME].gone
-    assert Key("other", "demo") in scenario.books.pipelines
-    assert scenario.watches.synced_at is not None
+    scenario.api.list_errors = {"other": status}
+    del scenario.api.objects[PATHS["jobs"].format("team") + f"/{NAME}"]
+    scenario.relist()
+    assert set(scenario.cache.jobs) == {("other", NAME)}
+    assert not scenario.cache.pods["other", NAME].gone
+    assert Key("other", "demo") in scenario.cache.pipelines
+    assert scenario.informers.synced_at is not None
     assert list(scenario.queue._queue) == [Key("team", "demo")]
-    assert "the namespace other" in caplog.text
+    assert "cannot list namespace other" in caplog.text
 
 
-def test_where_no_namespace_can_be_listed_nothing_was_compared():
+def test_relist_fails_when_no_namespace_can_be_listed():
     scenario = two_namespaces()
-    scenario.server.lost = {"team": 403, "other": 403}
+    scenario.api.list_errors = {"team": 403, "other": 403}
     with pytest.raises(ApiError):
-        scenario.compare()
-    assert scenario.watches.synced_at is None
-    assert len(scenario.books.jobs) == 2
+        scenario.relist()
+    assert scenario.informers.synced_at is None
+    assert len(scenario.cache.jobs) == 2
 
 
-def test_a_server_that_is_only_busy_is_waited_for():
+def test_relist_fails_when_api_server_is_busy():
     scenario = two_namespaces()
-    scenario.server.lost = {"other": 503}
+    scenario.api.list_errors = {"other": 503}
     with pytest.raises(ApiError):
-        scenario.compare()
-    assert scenario.watches.synced_at is None
+        scenario.relist()
+    assert scenario.informers.synced_at is None
 
 
-def test_only_what_can_be_listed_is_watched_and_the_rest_once_it_is_back():
+def test_namespace_is_watched_once_it_can_be_listed():
     scenario, watched = two_namespaces(), []
 
     async def operator(*, namespaces, stop_flag, **_):
         watched.append(sorted(namespaces))
         await stop_flag.wait()
 
-    async def story():
-        scenario.server.lost = {"other": 403}
-        await scenario.watches.relist_with_retry()
-        watching = asyncio.create_task(scenario.watches.watch())
-        for wanted in (1, 2):
-            while len(watched) < wanted:  # noqa: ASYNC110  it is told by a list
+    async def scenario_of_loss():
+        scenario.api.list_errors = {"other": 403}
+        await scenario.informers.relist_with_retry()
+        watching = asyncio.create_task(scenario.informers.watch())
+        for starts in (1, 2):
+            while len(watched) < starts:  # noqa: ASYNC110  the fake operator appends to a list
                 await asyncio.sleep(0.01)
-            scenario.server.lost = {}
-            await scenario.watches.relist()
+            scenario.api.list_errors = {}
+            await scenario.informers.relist()
         await asyncio.sleep(0.1)
         watching.cancel()
 
     with patch.object(module.kopf, "operator", operator), patch.object(module, "RESTART_SECONDS", 0.01):
-        asyncio.run(asyncio.wait_for(story(), 10))
+        asyncio.run(asyncio.wait_for(scenario_of_loss(), 10))
     assert watched == [["team"], ["other", "team"]]
-    assert not scenario.watches.signals.requested.is_set()
+    assert not scenario.informers.signals.requested.is_set()

@@ -1,4 +1,4 @@
-"""Whatever happens to one pipeline, the hands go on."""
+"""Workers: the outcome of each kind of error; an error in one pipeline does not affect the others."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -16,12 +16,12 @@ from finetune_operator.memory import MemoryCluster
 GOOD, BAD = Key("team", "good"), Key("team", "bad")
 
 
-class Ward(MemoryCluster):
-    """A memory cluster in which one pipeline's read goes wrong."""
+class FailingCluster(MemoryCluster):
+    """A memory cluster with two pipelines, in which the read of one of them raises an error."""
 
     def __init__(self, error):
         super().__init__(datetime.now(UTC))
-        self.error, self.refused, self.forgotten = error, [], []
+        self.error, self.invalid, self.forgotten = error, [], []
         for key in (BAD, GOOD):
             self.submit(key, a_pipeline(), UID)
 
@@ -30,8 +30,8 @@ class Ward(MemoryCluster):
             raise self.error
         return await super().read(key)
 
-    async def mark_invalid(self, key, why):
-        self.refused.append((key, why))
+    async def mark_invalid(self, key, message):
+        self.invalid.append((key, message))
 
     def forget(self, key):
         self.forgotten.append(key)
@@ -39,7 +39,7 @@ class Ward(MemoryCluster):
 
 ERRORS = [
     (Conflict("changed"), "conflict"),
-    (ClusterError("the API server does not answer"), "error"),
+    (ClusterError("the API server does not respond"), "error"),
     (TimeoutError(), "error"),
     (InvalidObject("spec.train: of another version"), "refused"),
     (ZeroDivisionError("a bug"), "bug"),
@@ -47,93 +47,95 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "outcome"), ERRORS)
-def test_each_kind_of_trouble_has_a_name_and_ends_nothing(error, outcome):
-    async def story():
-        cluster, queue = Ward(error), WorkQueue()
+def test_each_error_has_its_outcome_and_is_contained(error, outcome):
+    async def scenario():
+        cluster, queue = FailingCluster(error), WorkQueue()
         assert await process(BAD, queue, cluster, Settings()) == outcome
         assert await process(GOOD, queue, cluster, Settings()) == "done"
         assert len(cluster.jobs) == 1
-        assert cluster.refused == ([(BAD, str(error))] if outcome == "refused" else [])
+        assert cluster.invalid == ([(BAD, str(error))] if outcome == "refused" else [])
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("error", "outcome"), [one for one in ERRORS if one[1] in {"conflict", "error", "bug"}])
-def test_what_went_wrong_is_tried_again_by_itself(error, outcome):
-    async def story():
-        cluster, queue = Ward(error), WorkQueue()
-        hand = asyncio.create_task(run_worker(queue, cluster, Settings()))
+@pytest.mark.parametrize(("error", "outcome"), [case for case in ERRORS if case[1] in {"conflict", "error", "bug"}])
+def test_pipeline_is_retried_after_an_error(error, outcome):
+    async def scenario():
+        cluster, queue = FailingCluster(error), WorkQueue()
+        worker = asyncio.create_task(run_worker(queue, cluster, Settings()))
         queue.add(BAD)
         await asyncio.sleep(0.05)
         cluster.error = None
         cluster.read = lambda key: MemoryCluster.read(cluster, key)
         async with asyncio.timeout(10):
-            while not cluster.jobs:  # noqa: ASYNC110  a memory cluster tells nobody
+            while not cluster.jobs:  # noqa: ASYNC110  a memory cluster has no event to wait for
                 await asyncio.sleep(0.01)
-        hand.cancel()
+        worker.cancel()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_pipeline_that_is_gone_is_forgotten():
-    async def story():
-        cluster, queue = Ward(None), WorkQueue()
+def test_deleted_pipeline_is_forgotten():
+    async def scenario():
+        cluster, queue = FailingCluster(None), WorkQueue()
         del cluster.pipelines[GOOD]
         assert await process(GOOD, queue, cluster, Settings()) == "done"
         assert cluster.forgotten == [GOOD]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_something_that_is_called_off_under_its_hands_does_not_end_a_hand():
-    async def story():
-        cluster, queue = Ward(asyncio.CancelledError()), WorkQueue()
-        hand = asyncio.create_task(run_worker(queue, cluster, Settings()))
+def test_worker_survives_cancellation_of_an_awaited_task():
+    async def scenario():
+        cluster, queue = FailingCluster(asyncio.CancelledError()), WorkQueue()
+        worker = asyncio.create_task(run_worker(queue, cluster, Settings()))
         for key in (BAD, GOOD):
             queue.add(key)
         await asyncio.sleep(0.1)
-        assert not hand.done()
+        assert not worker.done()
         assert len(cluster.jobs) == 1
-        hand.cancel()
+        worker.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await hand
+            await worker
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_one_that_is_made_anew_while_the_old_one_is_buried_is_looked_at():
-    async def story():
-        cluster, queue = Ward(None), WorkQueue()
+def test_pipeline_recreated_during_its_removal_is_reconciled():
+    """A pipeline is created again under the same name while a worker still processes the deletion of the old one."""
+
+    async def scenario():
+        cluster, queue = FailingCluster(None), WorkQueue()
         stored = cluster.pipelines.pop(GOOD)
         queue.add(GOOD)
         assert await queue.get() == GOOD
-        queue.add(GOOD)  # its watch speaks while the answer of the API server is under way
+        queue.add(GOOD)  # its watch event arrives before the API server's response to the read
         await process(GOOD, queue, cluster, Settings())
         queue.done(GOOD)
         cluster.pipelines[GOOD] = stored
-        assert queue.__len__ == 1
+        assert len(queue) == 1
         assert cluster.forgotten == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), TimeoutError(), asyncio.CancelledError()])
-def test_a_refusal_that_cannot_be_written_does_not_end_a_hand_and_is_tried_again(error, caplog):
-    async def story():
-        cluster, queue = Ward(InvalidObject("of another version")), WorkQueue()
+def test_worker_retries_when_invalid_status_is_not_written(error, caplog):
+    async def scenario():
+        cluster, queue = FailingCluster(InvalidObject("of another version")), WorkQueue()
 
-        async def mark_invalid(key, why):
+        async def mark_invalid(key, message):
             raise error
 
         cluster.mark_invalid = mark_invalid
-        hand = asyncio.create_task(run_worker(queue, cluster, Settings()))
+        worker = asyncio.create_task(run_worker(queue, cluster, Settings()))
         for key in (BAD, GOOD):
             queue.add(key)
         await asyncio.sleep(0.1)
-        assert not hand.done()
+        assert not worker.done()
         assert len(cluster.jobs) == 1
         assert BAD in queue._delayed
-        hand.cancel()
+        worker.cancel()
 
-    asyncio.run(story())
-    assert "team/bad is tried again in" in caplog.text
+    asyncio.run(scenario())
+    assert "cannot reconcile team/bad, retrying in" in caplog.text

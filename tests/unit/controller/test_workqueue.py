@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The work queue: order, duplicates, delays and backoff."""
 
 import asyncio
 
@@ -8,38 +8,40 @@ from finetune_operator.core.pipeline import Key
 A, B, C = (Key("team", name) for name in "abc")
 
 
-def run(story):
-    return asyncio.run(asyncio.wait_for(story, 10))
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario, 10))
 
 
-def test_a_pipeline_that_changed_ten_times_is_looked_at_once():
-    async def story():
+def test_pipeline_added_ten_times_is_queued_once():
+    async def scenario():
         queue = WorkQueue()
         for _ in range(10):
             queue.add(A)
         assert await queue.get() == A
-        assert queue.__len__ == 0
+        assert len(queue) == 0
 
-    run(story())
+    run(scenario())
 
 
-def test_nobody_has_two_hands_on_one_pipeline_and_no_change_is_lost():
-    async def story():
+def test_pipeline_added_while_processing_is_queued_when_done():
+    """No two workers process one pipeline at a time, and no change is lost."""
+
+    async def scenario():
         queue = WorkQueue()
         queue.add(A)
         assert await queue.get() == A
         queue.add(A)
         queue.add(B)
         assert await queue.get() == B
-        assert queue.__len__ == 0
+        assert len(queue) == 0
         queue.done(A)
         assert await queue.get() == A
 
-    run(story())
+    run(scenario())
 
 
-def test_a_noisy_pipeline_waits_behind_the_others():
-    async def story():
+def test_busy_pipeline_waits_behind_the_others():
+    async def scenario():
         queue = WorkQueue()
         for key in (A, B, C):
             queue.add(key)
@@ -48,11 +50,11 @@ def test_a_noisy_pipeline_waits_behind_the_others():
         queue.done(A)
         assert [await queue.get() for _ in range(3)] == [B, C, A]
 
-    run(story())
+    run(scenario())
 
 
-def test_of_several_wishes_the_earliest_counts():
-    async def story():
+def test_of_several_delays_the_shortest_counts():
+    async def scenario():
         queue = WorkQueue()
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -62,40 +64,40 @@ def test_of_several_wishes_the_earliest_counts():
         assert await queue.get() == A
         assert loop.time() - began < 5
 
-    run(story())
+    run(scenario())
 
 
-def test_failures_wait_longer_and_longer_and_success_forgets_them():
-    async def story():
+def test_delay_grows_with_failures_and_forget_resets_it():
+    async def scenario():
         queue = WorkQueue()
-        waits = [queue.add_rate_limited(A) for _ in range(12)]
-        assert waits[0] < 1 < waits[3] < waits[5]
-        assert all(wait <= 72 for wait in waits)
+        delays = [queue.add_rate_limited(A) for _ in range(12)]
+        assert delays[0] < 1 < delays[3] < delays[5]
+        assert all(delay <= 72 for delay in delays)
         queue.forget(A)
         assert queue.add_rate_limited(A) < 1
 
-    run(story())
+    run(scenario())
 
 
-def test_one_that_is_gone_is_forgotten():
-    async def story():
+def test_removed_pipeline_leaves_queue_and_delays():
+    async def scenario():
         queue = WorkQueue()
         queue.add_after(A, 0.01)
         queue.add(B)
         queue.remove(A)
         queue.remove(B)
         await asyncio.sleep(0.05)
-        assert queue.__len__ == 0
+        assert len(queue) == 0
 
-    run(story())
+    run(scenario())
 
 
-def test_the_oldest_tells_how_long_it_has_waited():
-    async def story():
+def test_oldest_is_the_wait_of_the_first_pipeline():
+    async def scenario():
         queue = WorkQueue()
         assert queue.oldest() == 0
         queue.add(A)
         await asyncio.sleep(0.05)
         assert queue.oldest() >= 0.05
 
-    run(story())
+    run(scenario())
