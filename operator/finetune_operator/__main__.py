@@ -1,4 +1,4 @@
-"""`python -m finetune_operator`: the operator's process in a cluster."""
+"""Entry point of the operator in a cluster: `python -m finetune_operator`."""
 
 import argparse
 import asyncio
@@ -14,17 +14,20 @@ from finetune_operator.core.settings import VLLM_IMAGE, Settings
 from finetune_operator.errors import ClusterError
 
 PROGRESS_POLL_SECONDS = 15.0
-"""Between two looks at a pipeline with running work: how often its progress is asked for."""
+"""Interval between two reconciles of a pipeline with a running attempt; each polls the pod for its progress."""
 RECURSION_LIMIT = 25_000
-"""An API server takes JSON 10,000 levels deep, and lists it among everybody's: reading it costs one call a level, and
-copying it, as kopf does, two. More than 40,000 do not fit on a stack of 8 MiB."""
+"""Python's recursion limit while the operator runs.
+
+An API server accepts JSON 10,000 levels deep, and one such object may be in any list. Decoding takes one call a level,
+copying it (kopf does) takes two. More than 40,000 calls do not fit on a stack of 8 MiB.
+"""
 
 
 def main(arguments: list[str]) -> int:
-    """Run until told to stop; 1 where there is no cluster to speak of."""
+    """Run until SIGTERM or SIGINT; return 1 if no API server can be used."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `watches` says it in one line
+    logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `controller.informers` logs its failures in one line each
     options = _options(arguments)
     try:
         asyncio.run(run(options))
@@ -35,21 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _options(arguments: list[str]) -> Options:
-    given = os.environ
-    parser = argparse.ArgumentParser(prog="python -m finetune_operator", description=__doc__)
-    parser.add_argument("--trainer-image", default=given.get("TRAINER_IMAGE", Settings.trainer_image))
-    parser.add_argument("--namespace", action="append", default=[], help="look after this one only; may be repeated")
-    parser.add_argument("--lease-namespace", default=given.get("POD_NAMESPACE", "default"))
-    parser.add_argument("--lease-name", default="finetune-operator")
-    parser.add_argument("--identity", default=given.get("POD_NAME", socket.gethostname()))
-    parser.add_argument("--port", type=int, default=8080, help="/livez, /readyz, /metrics; 0: none")
-    parser.add_argument(
-        "--placement", default="{}", help="JSON: pools, onDemand and spot, with nodeSelector, tolerations"
-    )
-    parser.add_argument("--vllm-image", default=VLLM_IMAGE, help="of a server whose engine is vllm")
-    parser.add_argument("--grace-seconds", type=int, default=30, help="from SIGTERM to SIGKILL")
-    parser.add_argument("--workers", type=int, default=10)
-    chosen = parser.parse_args(arguments)
+    chosen = _parser().parse_args(arguments)
     settings = Settings(
         placement_defaults=PlacementDefaults.model_validate_json(chosen.placement),
         trainer_image=chosen.trainer_image,
@@ -66,6 +55,48 @@ def _options(arguments: list[str]) -> Options:
         workers=chosen.workers,
         settings=settings,
     )
+
+
+def _parser() -> argparse.ArgumentParser:
+    variables = os.environ
+    parser = argparse.ArgumentParser(prog="python -m finetune_operator", description=__doc__)
+    parser.add_argument(
+        "--trainer-image",
+        default=variables.get("TRAINER_IMAGE", Settings.trainer_image),
+        help="image of stages that name none (default: $TRAINER_IMAGE)",
+    )
+    parser.add_argument(
+        "--namespace", action="append", default=[], help="watch only this namespace; repeatable (default: all)"
+    )
+    parser.add_argument(
+        "--lease-namespace",
+        default=variables.get("POD_NAMESPACE", "default"),
+        help="namespace of the Lease for leader election (default: $POD_NAMESPACE)",
+    )
+    parser.add_argument("--lease-name", default="finetune-operator", help="name of that Lease (default: %(default)s)")
+    parser.add_argument(
+        "--identity",
+        default=variables.get("POD_NAME", socket.gethostname()),
+        help="name of this replica in the Lease (default: $POD_NAME, else the host name)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8080, help="port of /livez, /readyz and /metrics; 0 disables (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--placement",
+        default="{}",
+        help="JSON object: node selectors and tolerations of pools, onDemand and spot (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--vllm-image", default=VLLM_IMAGE, help="image of servers whose engine is vllm (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--grace-seconds", type=int, default=30, help="time from SIGTERM to SIGKILL for a pod (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=10, help="pipelines reconciled concurrently (default: %(default)s)"
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What reconciling needs of a cluster, and all it may use."""
+"""The Cluster protocol: everything that reconciling may do to the outside world."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,19 +11,22 @@ from finetune_operator.core.plan import Action
 
 
 class Cluster(Protocol):
-    """A place where pipelines live and Jobs run. Every method may raise ClusterError."""
+    """Stores pipelines and runs their Jobs. Every method may raise ClusterError."""
 
     async def read(self, key: Key) -> Pipeline | None:
-        """Give the pipeline as it is now, or None where it is gone."""
+        """Return the current pipeline, or None if it does not exist."""
 
     async def observe(self, pipeline: Pipeline) -> Observation:
-        """Give what can be seen of its Jobs; one is Complete, Failed or missing only when no process of it is left."""
+        """Return the observed Jobs and servers of the pipeline.
+
+        A Job counts as Complete, Failed or missing only when none of its processes is left.
+        """
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
-        """Make the status durable, where it differs; raise Conflict where the pipeline has changed since the read."""
+        """Store the status durably if it differs; raise Conflict if the pipeline has changed since it was read."""
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
-        """Do all of them; each may have been done already, by us or by a process that was killed half-way."""
+        """Execute all actions. Each is idempotent: an operator that was killed may have executed it already."""
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
-        """Tell people."""
+        """Publish events for the user, on a cluster as Kubernetes Events."""

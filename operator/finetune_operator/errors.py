@@ -1,13 +1,13 @@
-"""What can go wrong between the operator and its cluster, named by what to do about it."""
+"""Errors between the operator and its cluster, named for what the caller does with them."""
 
 
 class ClusterError(Exception):
-    """Look again later: the pipeline stays as it is."""
+    """The request failed. Retry later with backoff; the pipeline stays as it is."""
 
 
 class Conflict(ClusterError):
-    """Somebody else changed the object since it was read: read it again."""
+    """The object was changed by another writer since it was read. Read it again, then retry."""
 
 
 class InvalidObject(ClusterError):
-    """The object itself is beyond us: wait until somebody changes it."""
+    """The operator cannot process the object. Do not retry until the user changes it."""

@@ -1,8 +1,8 @@
-"""A cluster that is only told: pipelines as JSON, Jobs that move when someone moves them.
+"""An in-memory Cluster for tests: pipelines are stored as JSON, and Jobs change only when a test changes them.
 
-It is strict where a real cluster is merely confused: a second live Job of a stage, or one name for two
-different Jobs, raises PromiseBroken. `fault` is called before and after everything that `reconcile` asks for,
-with a name for that moment, and may raise whatever should happen there.
+It checks the operator's invariants: a second live Job of a stage, or one name for two different Jobs, raises
+InvariantViolation. `inject_fault` is called before and after every request of `reconcile`, with the name of that
+moment, and may raise any error to simulate a fault there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,12 +33,12 @@ LIVE = frozenset({JobState.WAITING, JobState.RUNNING})
 
 
 class InvariantViolation(AssertionError):
-    """The operator did what it promised never to do."""
+    """The operator broke one of its invariants."""
 
 
 @dataclass
 class StoredPipeline:
-    """A pipeline as an API server keeps it: text, and nothing that is null."""
+    """A pipeline as an API server stores it: JSON text without nulls."""
 
     uid: str
     spec: str
@@ -50,7 +50,7 @@ class StoredPipeline:
 
 @dataclass
 class MemoryJob:
-    """A Job, what can be seen of it, and whether it was asked to stop."""
+    """A Job, its observed state, and whether the operator asked it to stop."""
 
     owner: str
     template: JobTemplate
@@ -59,12 +59,12 @@ class MemoryJob:
 
     @property
     def live(self) -> bool:
-        """Whether it may still have a process."""
+        """Whether the Job may still have a running process."""
         return self.observed.state in LIVE
 
 
 class MemoryCluster:
-    """The Cluster protocol in memory. `now` is the time at which things happen to Jobs."""
+    """The Cluster protocol in memory. `now` is the time that is recorded when a Job changes."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now
@@ -74,17 +74,17 @@ class MemoryCluster:
         self.source_digests: dict[str, str] = {}
         self.emitted: list[tuple[Key, Event]] = []
         self.applied: list[str] = []
-        """What reconciling has changed, in order; what was done already is not done again and not in here."""
+        """Changes made by reconciling, in order. An action that had no effect is not recorded."""
         self.inject_fault: Callable[[str], None] = lambda _moment: None
 
-    # What people do.
+    # Requests of the user.
 
     def submit(self, key: Key, spec: PipelineSpec, uid: str) -> None:
         """Create a pipeline."""
         self.pipelines[key] = StoredPipeline(uid, _json(spec))
 
     def edit(self, key: Key, spec: PipelineSpec) -> None:
-        """Change what is asked; the generation is raised if that differs."""
+        """Replace the spec; the generation increases if the spec differs."""
         stored, text = self.pipelines[key], _json(spec)
         if text != stored.spec:
             stored.spec, stored.generation, stored.version = text, stored.generation + 1, stored.version + 1
@@ -95,23 +95,23 @@ class MemoryCluster:
         stored.annotations[annotation] = value
         stored.version += 1
 
-    # What reconciling does.
+    # The Cluster protocol, for reconciling.
 
     async def read(self, key: Key) -> Pipeline | None:
-        """Give the pipeline as it is now, or None where it is gone."""
+        """Return the current pipeline, or None if it does not exist."""
         with self._fault_point("read"):
             stored = self.pipelines.get(key)
             return _pipeline(key, stored) if stored else None
 
     async def observe(self, pipeline: Pipeline) -> Observation:
-        """Give all Jobs of the pipeline."""
+        """Return all Jobs and servers of the pipeline."""
         with self._fault_point("observe"):
             jobs = {name: job.observed for name, job in self.jobs.items() if job.owner == pipeline.uid}
             servers = {name: server for name, server in self.servers.items() if name in jobs}
             return Observation(jobs, source_digests=dict(self.source_digests), servers=servers)
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
-        """Keep the status, where it differs; raise Conflict where the pipeline has changed since the read."""
+        """Store the status if it differs; raise Conflict if the pipeline has changed since it was read."""
         with self._fault_point("write_status"):
             stored, text = self.pipelines.get(pipeline.key), _json(status)
             if stored is None or pipeline.resource_version != str(stored.version):
@@ -120,7 +120,7 @@ class MemoryCluster:
                 stored.status, stored.version = text, stored.version + 1
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
-        """Make Jobs and ask Jobs to stop."""
+        """Create and stop Jobs, switch traffic, and delete pipelines."""
         for action in actions:
             with self._fault_point("apply"):
                 match action:
@@ -134,19 +134,19 @@ class MemoryCluster:
                         self.pipelines.pop(pipeline.key, None)
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
-        """Keep what was said."""
-        with self._fault_point("announce"):
+        """Store the events."""
+        with self._fault_point("emit_events"):
             self.emitted.extend((pipeline.key, event) for event in events)
 
     def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
-        there = self.jobs.get(template.name)
-        if there and (there.owner, there.template.identity) != (pipeline.uid, template.identity):
+        existing = self.jobs.get(template.name)
+        if existing and (existing.owner, existing.template.identity) != (pipeline.uid, template.identity):
             raise InvariantViolation(f"{template.name} is the name of another Job")
-        if there:
+        if existing:
             return
         for name, job in self.jobs.items():
             if job.live and (job.owner, job.template.stage) == (pipeline.uid, template.stage):
-                raise InvariantViolation(f"{template.name} would run beside {name}")
+                raise InvariantViolation(f"{template.name} would run at the same time as {name}")
         self.jobs[template.name] = MemoryJob(pipeline.uid, template, ObservedJob(template.name, JobState.WAITING))
         self.applied.append(f"create {template.name}")
 
@@ -170,46 +170,49 @@ class MemoryCluster:
         yield
         self.inject_fault(f"after {name}")
 
-    # What happens to Jobs.
+    # Changes of Jobs, made by a test.
 
     def start(self, name: str) -> None:
-        """Start its process."""
+        """Start the process of a Job."""
         self.update_job(name, state=JobState.RUNNING, started_at=self.now, blocker=None)
 
-    def progress(self, name: str, step: int, **known: Any) -> None:
-        """Let its process say where it is."""
+    def progress(self, name: str, step: int, **fields: Any) -> None:
+        """Report progress of the running process."""
         stage = self.jobs[name].template.stage
-        self.update_job(name, progress=Progress(stage=stage, updated_at=self.now, step=step, **known))
+        self.update_job(name, progress=Progress(stage=stage, updated_at=self.now, step=step, **fields))
 
     def complete(self, name: str, result: AnyResult | None) -> None:
-        """End its process with 0; without a result it is as if nobody had seen its pod since."""
+        """End the process with exit code 0. Without a result, the pod was deleted before its result was read."""
         message = TerminationMessage(result=result) if result else None
         if isinstance(result, DeployResult) and result.long_running:
             self.servers[name] = ObservedServer(self.jobs[name].template.stage, current=False)
         self._end(name, JobState.COMPLETE, exit_code=0 if result else None, message=message)
 
-    def fail(self, name: str, exit_code: int | None, words: str = "", **evidence: Any) -> None:
-        """End its process badly: by its own fault, or as the evidence has it."""
-        message = TerminationMessage(failure=Failure(message=words)) if words else None
-        self._end(name, JobState.FAILED, exit_code=exit_code, message=message, **evidence)
+    def fail(self, name: str, exit_code: int | None, message: str = "", **evidence: Any) -> None:
+        """Fail the Job, optionally with evidence such as `disruption` or `out_of_memory`."""
+        failure = TerminationMessage(failure=Failure(message=message)) if message else None
+        self._end(name, JobState.FAILED, exit_code=exit_code, message=failure, **evidence)
 
     def evict(self, name: str, step: int | None = None, saved: int | None = None, why: str | None = "evicted") -> None:
-        """Ask its process to stop: it saves and says where. Without evidence, only its exit code tells of it."""
+        """Stop the process with SIGTERM: it saves a checkpoint and reports its step.
+
+        `why` is the evidence of the disruption. With None, only the exit code shows the interruption.
+        """
         message = TerminationMessage(interruption=Interruption(step=step, saved_step=saved))
         self._end(name, JobState.FAILED, exit_code=ExitCode.INTERRUPTED, message=message, disruption=why)
 
     def delete_job(self, name: str) -> None:
-        """Delete the Job object and all that could be seen of it."""
+        """Delete the Job object with its observed state."""
         del self.jobs[name]
 
     def _end(self, name: str, state: JobState, **facts: Any) -> None:
         self.update_job(name, state=state, finished_at=self.now, **facts)
 
     def update_job(self, name: str, **facts: Any) -> None:
-        """Change what can be seen of a Job that is not over."""
+        """Change the observed state of a live Job; raise ValueError if the Job has ended."""
         job = self.jobs[name]
         if not job.live:
-            raise ValueError(f"{name} is over: nothing happens to it any more")
+            raise ValueError(f"{name} has ended and cannot change any more")
         job.observed = replace(job.observed, **facts)
 
 

@@ -1,7 +1,8 @@
-"""The page to read first: observe → assess → plan → report → apply.
+"""The reconcile loop, and the file to read first: observe → assess → plan → report → apply.
 
-Everything the operator does to a pipeline is this function, called again and again. It keeps nothing in
-memory between two calls, so it may be killed between any two lines.
+`reconcile` is level-triggered. It compares what the user wants with what it observes, and never relies on having
+seen an event. It keeps nothing in memory between two calls, so the process may be killed between any two lines:
+the next call continues from the pipeline's status and from what it observes.
 """
 
 from dataclasses import dataclass
@@ -18,27 +19,33 @@ from finetune_operator.core.settings import Settings
 
 @dataclass(frozen=True)
 class ReconcileResult:
-    """When to call `reconcile` again, unless something happens before."""
+    """When to reconcile the pipeline again, if no change triggers it earlier."""
 
     requeue_after: timedelta | None
     """None: only when something changes."""
     gone: bool = False
-    """The pipeline does not exist any more."""
+    """The pipeline no longer exists."""
 
 
 async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetime) -> ReconcileResult:
-    """Bring one pipeline a step on; raises what the cluster raises, and then nothing is lost."""
+    """Move one pipeline towards its spec.
+
+    Raises ClusterError if the cluster fails. Calling again is always safe and repeats what was left undone.
+    """
     pipeline = await cluster.read(key)
     if pipeline is None:
         return ReconcileResult(requeue_after=None, gone=True)
-    observation = await cluster.observe(pipeline)  # facts, no judgement
-    assessment = assess(pipeline, observation, now)  # pure: what every attempt and stage is
-    plan = plan_next(pipeline, assessment, settings, now)  # pure: what to do about it
-    status = report(pipeline, assessment, plan, now)  # pure: what to write about it
-    await cluster.write_status(pipeline, status)  # an attempt's number is durable before its Job exists
+    observation = await cluster.observe(pipeline)  # facts about Jobs and servers, no decisions
+    assessment = assess(pipeline, observation, now)  # pure: the state of every stage and attempt
+    plan = plan_next(pipeline, assessment, settings, now)  # pure: the actions to take
+    status = report(pipeline, assessment, plan, now)  # pure: the status to write
+    # The status comes before the actions. An attempt's number must be durable before its Job exists: otherwise an
+    # operator that is killed in between would not know that the Job is its own.
+    await cluster.write_status(pipeline, status)
     try:
-        await cluster.apply(pipeline, plan.actions)  # each idempotent under a deterministic name
+        await cluster.apply(pipeline, plan.actions)  # each action is idempotent; Job names are deterministic
     finally:
-        # Also after an error: the status is written, so these events would never be found again.
+        # Events come after the status that they describe, and also after a failed action: the next call compares with
+        # the status written above and would not find them again.
         await cluster.emit_events(pipeline, events_between(pipeline.status, status))
     return ReconcileResult(plan.requeue_after)

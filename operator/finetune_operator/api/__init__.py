@@ -1,1 +1,1 @@
-"""The custom resource: its spec, its status, its words."""
+"""The FineTunePipeline custom resource: its spec, status, conditions and annotations."""

@@ -1,4 +1,4 @@
-"""Condition types and reasons: closed vocabularies, and how a condition changes."""
+"""Condition types and reasons (both closed sets), and the merge of old and new conditions."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -10,17 +10,17 @@ from pydantic import Field, StringConstraints
 from finetune_trainer.contract import ContractModel
 
 READY = "Ready"
-"""All that was asked for is done."""
+"""True when every requested stage is done."""
 RECONCILING = "Reconciling"
-"""Work is going on. Present only while True (kstatus)."""
+"""True while the operator makes progress or waits to do so. Present only while True, as kstatus requires."""
 STALLED = "Stalled"
-"""Nothing will happen until someone acts. Present only while True (kstatus)."""
+"""True when nothing happens until the user acts. Present only while True, as kstatus requires."""
 FINISHED = "Finished"
-"""True on success and on failure, so that waiting for it always ends."""
+"""True on success and on failure, so that `kubectl wait --for=condition=Finished` returns in both cases."""
 
 
 class Reason(StrEnum):
-    """Why a stage or a condition is what it is."""
+    """Why a stage or a condition is in its state."""
 
     ALL_STAGES_SUCCEEDED = "AllStagesSucceeded"
     BELOW_THRESHOLD = "BelowThreshold"
@@ -41,7 +41,7 @@ class Reason(StrEnum):
     RESULT_MISSING = "ResultMissing"
     RETRIES_EXHAUSTED = "RetriesExhausted"
     RETRYING = "Retrying"
-    SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105  no password
+    SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105  not a password
     SERVER_NOT_READY = "ServerNotReady"
     SOURCE_NOT_FOUND = "SourceNotFound"
     SOURCE_UNAVAILABLE = "SourceUnavailable"
@@ -57,24 +57,24 @@ class Reason(StrEnum):
 
 
 class Condition(ContractModel):
-    """One observation, in the form that kubectl, Flux and Argo CD read."""
+    """One condition, in the standard form that kubectl and Flux read."""
 
     type: Annotated[str, StringConstraints(max_length=316)]
-    """What is observed."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it is so."""
+    """Status of the condition: True, False or Unknown."""
     reason: Reason
-    """Why, in one word."""
+    """Machine-readable reason, in CamelCase."""
     message: Annotated[str, StringConstraints(max_length=32768)] = ""
-    """Why, for people: what, where, and what to do."""
+    """Human-readable message: what happened, where, and what to do."""
     observed_generation: int = Field(ge=0)
-    """The generation of the spec that this speaks of."""
+    """Generation of the spec that this condition describes."""
     last_transition_time: datetime
-    """When status last changed."""
+    """Time at which the status last changed."""
 
 
 def merge_conditions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Condition, ...]:
-    """Give the new conditions, each keeping its old time of transition where its status did not change."""
+    """Return the new conditions. Each keeps its last transition time unless its status changed."""
     before = {condition.type: condition for condition in old}
     return tuple(
         condition.model_copy(update={"last_transition_time": before[condition.type].last_transition_time})

@@ -1,4 +1,4 @@
-"""The names under which Kubernetes knows the resource."""
+"""API group, version, kind and annotations of the custom resource."""
 
 GROUP = "finetune.dev"
 VERSION = "v1alpha1"
@@ -9,7 +9,7 @@ SINGULAR = "finetunepipeline"
 SHORT_NAME = "ftp"
 
 RETRY_ANNOTATION = f"{GROUP}/retry"
-"""A new value starts the failed stage again with fresh budgets."""
+"""A new value retries the failed stage with fresh retry budgets."""
 
 CANCEL_ANNOTATION = f"{GROUP}/cancel"
-"""A new value stops the pipeline for good, until it is retried."""
+"""A new value cancels the pipeline. It stays cancelled until it is retried."""

@@ -1,4 +1,4 @@
-"""Kinds of capacity, and what marks their nodes. A placement is one line of NODE_CLASSES."""
+"""Capacity types, and the labels and taints of their nodes. A new capacity type is one line of NODE_CLASSES."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -9,43 +9,43 @@ from finetune_trainer.contract import ContractModel
 
 
 class Toleration(ContractModel):
-    """A taint that the pod does not mind."""
+    """A taint that the pod tolerates."""
 
     key: str = Field(min_length=1, max_length=316)
-    """The taint's key."""
+    """Key of the taint."""
     operator: Literal["Equal", "Exists"] = "Equal"
-    """Equal compares the value; Exists takes any."""
+    """Equal compares the value. Exists matches any value."""
     value: str | None = Field(default=None, max_length=63)
-    """The taint's value, with operator Equal."""
+    """Value of the taint, for operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """The taint's effect; absent: all."""
+    """Effect of the taint. Absent: all effects."""
 
 
 class NodeClass(ContractModel):
-    """What marks a kind of node on this cluster."""
+    """Labels and taints of one class of nodes on this cluster."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
-    """Labels that such a node has."""
+    """Labels of these nodes."""
     tolerations: tuple[Toleration, ...] = ()
-    """Taints that such a node has."""
+    """Tolerations for the taints of these nodes."""
 
 
 SPOT_TAINT = Toleration(key="spot", operator="Equal", value="true", effect="NoSchedule")
 
 
 class PlacementDefaults(ContractModel):
-    """What the words of a manifest mean on this cluster; set by the platform team, not by a pipeline."""
+    """Meaning of pools and capacity types on this cluster. Set by the platform team, not by a pipeline."""
 
     pools: dict[str, NodeClass] = Field(default_factory=dict)
-    """By what a stage is made for: control, training, eval, inference. Absent: any node."""
+    """Nodes for each kind of stage: control, training, eval, inference. Absent: any node."""
     on_demand: NodeClass = NodeClass()
-    """Nodes that the cloud does not take back."""
+    """Nodes that the cloud provider does not reclaim."""
     spot: NodeClass = NodeClass(tolerations=(SPOT_TAINT,))
-    """Nodes that are cheap because the cloud may take them back at short notice."""
+    """Cheaper nodes that the cloud provider may reclaim at short notice."""
 
 
 NODE_CLASSES: dict[str, Callable[[PlacementDefaults], NodeClass]] = {
-    "on-demand": lambda defaults: defaults.on_demand,  # the pod does not tolerate the taint of spot nodes
+    "on-demand": lambda defaults: defaults.on_demand,  # no toleration: the taint of spot nodes keeps the pod away
     "spot": lambda defaults: defaults.spot,
 }
 

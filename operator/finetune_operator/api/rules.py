@@ -1,4 +1,4 @@
-"""Rules between fields, written once: the API server gets them as CEL, everyone else as Python."""
+"""Validation rules between fields: CEL for the API server, and the same rule in Python for all other callers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ from finetune_trainer.contract import ContractModel
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold between the fields of one object."""
+    """A constraint between the fields of one object."""
 
     field: str
-    """Where the mend is made, from the object on: placement.capacity."""
+    """Path of the field to fix, relative to the object, for example placement.capacity."""
     message: str
-    """What is wrong and how to mend it."""
+    """What is wrong and how to fix it."""
     cel: str
-    """The rule for the API server; `self` is the object."""
+    """The rule for the API server, in CEL. `self` is the object."""
     is_valid: Callable[[Mapping[str, Any]], bool]
-    """The same for the object as plain camelCase data, with defaults filled in."""
+    """The same rule in Python. The argument is the object as plain camelCase data with defaults filled in."""
 
 
 class WithRules(ContractModel):
-    """An object with rules between its fields."""
+    """A model with rules between its fields."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
-    """Of this class; those of the classes it is made of hold as well."""
+    """Rules of this class. Rules of its base classes apply too."""
 
     @classmethod
     def all_rules(cls) -> tuple[Rule, ...]:
-        """Give the rules of this class and of those it is made of."""
+        """Return the rules of this class and of its base classes."""
         return tuple(rule for kind in reversed(cls.__mro__) for rule in vars(kind).get("rules", ()))
 
     @model_validator(mode="after")
-    def _keep_rules(self) -> Self:
+    def _check_rules(self) -> Self:
         data = self.model_dump(by_alias=True, exclude_none=True, mode="json")
         broken = [f"{rule.field}: {rule.message}" for rule in self.all_rules() if not rule.is_valid(data)]
         if broken:

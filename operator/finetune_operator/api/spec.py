@@ -1,4 +1,4 @@
-"""What a user may ask for."""
+"""The spec of a FineTunePipeline: everything that the user may request."""
 
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -15,22 +15,24 @@ from finetune_trainer.contract import ContractModel, DatasetSource, ModelSource
 
 
 class Workspace(ContractModel):
-    """The volume where stages keep their work. On a laptop it is a folder, and only existingClaim means something."""
+    """The volume for the files of all stages. A local run uses a folder and reads only existingClaim."""
 
     size: Quantity = "100Gi"
-    """Of the claim that the operator makes. Raised, the claim grows, where its class allows that; it never shrinks."""
+    """Size of the claim that the operator creates. It can grow if the storage class allows it, and never shrinks."""
 
     storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
-    """Absent: the cluster's default. A claim that is there keeps its class; Ready says so if another is asked for."""
+    """Storage class of the claim. Absent: the default. An existing claim keeps its class; Ready reports a mismatch."""
 
     access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
-    """ReadWriteMany lets the next attempt start on another node at once. A claim that is there keeps its."""
+    """Access mode of the claim. ReadWriteMany lets the next attempt start on another node at once. An existing claim
+    keeps its mode."""
 
     existing_claim: ObjectName | None = None
-    """Use this claim in place of one of the operator's own; one pipeline at a time works on it."""
+    """Name of an existing claim to use; the operator then creates none. Only one pipeline at a time runs on a claim."""
 
     when_deleted: Literal["Retain", "Delete"] = "Retain"
-    """Whether the operator's claim goes with the pipeline; retained, a new pipeline of this name finds its work."""
+    """What happens to the operator's claim when the pipeline is deleted. With Retain, a new pipeline of the same name
+    reuses its results."""
 
 
 def _needs_gate(stage: str) -> Rule:
@@ -44,12 +46,12 @@ def _needs_gate(stage: str) -> Rule:
 
 
 class PipelineSpec(WithRules):
-    """From a base model and a data set to a model that is published and served."""
+    """A pipeline that fine-tunes a base model on a data set, evaluates, publishes and serves the result."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="deploy",
-            message="needs push: what is served is the published model; add push.target",
+            message="needs push, because the published model is served: add push.target",
             cel="!has(self.deploy) || has(self.push)",
             is_valid=lambda data: "deploy" not in data or "push" in data,
         ),
@@ -64,48 +66,48 @@ class PipelineSpec(WithRules):
     """The training records."""
 
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
-    """The only source of randomness in all stages."""
+    """Random seed of all stages."""
 
     workspace: Workspace = Workspace()
-    """The volume where stages keep their work."""
+    """The volume for the files of all stages. A local run uses a folder and reads only existingClaim."""
 
     prepare: Prepare = Prepare()
-    """Turns the data set into packed rows of tokens, once."""
+    """Tokenises the data set and packs it into rows."""
 
     train: Train = Train()
-    """Trains the LoRA adapter; made to be interrupted."""
+    """Trains the LoRA adapter. Resumes from a checkpoint after an interruption."""
 
     evaluate: Evaluate | None = None
-    """Measures the adapter. Absent: nothing is measured, and there is no gate."""
+    """Evaluates the adapter. Absent: no evaluation and no gate."""
 
     push: Push | None = None
-    """Publishes the merged model. Absent: the adapter stays in the workspace."""
+    """Merges the adapter into the base model and publishes it. Absent: the adapter stays in the workspace."""
 
     deploy: Deploy | None = None
-    """Serves the published model. Absent: nothing is served."""
+    """Serves the published model. Absent: no server."""
 
     suspend: bool = False
-    """Stop what is running, as an eviction would, and start nothing until this is false again."""
+    """Stops the running attempt as an eviction would and starts no other until this is false. Servers keep running."""
 
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
-    """How long all stages together may run; time spent waiting does not count."""
+    """Limit for the running time of all attempts of all stages together. Waiting time does not count."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=315_360_000)
-    """In a cluster: how long after its end the pipeline is deleted, and its Jobs with it. Absent: never."""
+    """On a cluster: time after its end at which the pipeline and its Jobs are deleted. Absent: never."""
 
     def stage(self, name: str) -> StageSpec | None:
-        """Give a stage's spec, or None where it was not asked for."""
+        """Return the spec of a stage, or None if it is not requested."""
         found: StageSpec | None = getattr(self, name)
         return found
 
     def stages(self) -> dict[str, StageSpec]:
-        """Give the stages that were asked for, in their order."""
+        """Return the requested stages by name, in execution order."""
         return {kind.name: stage for kind in STAGES if (stage := self.stage(kind.name))}
 
     def source_uris(self) -> tuple[str, ...]:
-        """Give the URIs of everything that the stages read and did not make themselves."""
-        read = (uri for stage in self.stages().values() for uri in stage.source_uris())
-        return (self.model.uri, self.dataset.uri, *read)
+        """Return the URIs of all external inputs of the stages."""
+        more = (uri for stage in self.stages().values() for uri in stage.source_uris())
+        return (self.model.uri, self.dataset.uri, *more)
 
 
 def _stage_type(annotation: Any) -> type[StageSpec] | None:
@@ -118,4 +120,4 @@ def _stage_type(annotation: Any) -> type[StageSpec] | None:
 STAGES: tuple[type[StageSpec], ...] = tuple(
     kind for field in PipelineSpec.model_fields.values() if (kind := _stage_type(field.annotation))
 )
-"""All stages in the order of their fields above, which is the order they run in."""
+"""All stages in the order of their fields above, which is their execution order."""

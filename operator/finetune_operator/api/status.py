@@ -1,7 +1,8 @@
-"""What the operator says of a pipeline.
+"""The status of a FineTunePipeline, written by the operator.
 
-`assess` reads back only what cannot be observed again: identities, attempts and their outcomes, counters,
-results, `budgetBaseAttempt`, `cancelled`, `observedAnnotations`. Phase, stage, progress, conditions and every state are written for readers.
+`assess` reads back only what cannot be observed again: identities, attempts and their outcomes, counters, results,
+`budgetBaseAttempt`, `cancelled` and `observedAnnotations`. Phase, stage, progress, conditions and every state are
+output for users and tools.
 """
 
 from datetime import datetime
@@ -18,15 +19,16 @@ Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
 StoredResult = Annotated[AnyResult, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 
 ATTEMPTS_KEPT = 10
+"""Attempts per stage in the status; more would let the object grow without limit."""
 
 
-def truncate_message(words: str) -> str:
-    """Cut words to the length of a Message, or the API server would refuse the whole status."""
-    return words if len(words) <= MESSAGE_LENGTH else words[: MESSAGE_LENGTH - 2] + " …"
+def truncate_message(text: str) -> str:
+    """Return the text cut to the maximum length of a Message; the API server rejects a status with a longer one."""
+    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 2] + " …"
 
 
 class StageState(StrEnum):
-    """What a stage is."""
+    """State of a stage."""
 
     PENDING = "Pending"
     QUEUED = "Queued"
@@ -37,179 +39,189 @@ class StageState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How an attempt ended, if it has."""
+    """Outcome of an attempt."""
 
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    """The program's own fault; counts against retries.failures."""
+    """The program failed. Counts against retries.failures."""
     INTERRUPTED = "Interrupted"
-    """Its node or its right to run was taken; counts against retries.interruptions."""
+    """The attempt was evicted or preempted, or its node was lost. Counts against retries.interruptions."""
     STOPPED = "Stopped"
-    """Asked for: suspended, cancelled, changed. Counts against nothing."""
+    """Stopped on request: suspended, cancelled, or the spec changed. Counts against no budget."""
 
 
 class AttemptStatus(ContractModel):
-    """One Job."""
+    """One attempt of a stage, which is one Job."""
 
     number: int = Field(ge=1)
-    """1 for the first; never used twice in one stage."""
+    """Number of the attempt, starting at 1. Never reused within a stage."""
     job: str
-    """The Job's name."""
+    """Name of the Job."""
     identity: str
-    """Hash over what it was to make."""
+    """Hash of everything that determines the attempt's result."""
     execution: str
-    """Hash over how it ran."""
+    """Hash of how the attempt runs: resources, placement, image and environment."""
     outcome: Outcome = Outcome.RUNNING
-    """How it ended, if it has."""
+    """Outcome of the attempt, or Running."""
     reason: Reason = Reason.PROGRESSING
-    """Why it ended so."""
+    """Machine-readable reason of the outcome."""
     message: Message = ""
-    """What it said, or what was seen."""
+    """Termination message of the process, or what the operator observed."""
     exit_code: int | None = None
-    """Of the process; absent where nobody saw it."""
+    """Exit code of the process. Absent if it was not observed."""
     stopping: Reason | None = None
-    """Why the operator asked it to stop, if it did."""
+    """Why the operator stopped the attempt. Absent if it did not."""
     created_at: datetime | None = None
-    """When its Job was first seen."""
+    """Time at which the Job was first observed."""
     started_at: datetime | None = None
-    """When its process started."""
+    """Time at which the process started."""
     finished_at: datetime | None = None
-    """When it ended."""
+    """Time at which the attempt ended."""
     start_step: int | None = None
-    """The step it began at: more than 0 after a resume."""
+    """Step at which the attempt began. Greater than 0 after a resume."""
     last_step: int | None = None
-    """The last step it was seen to finish."""
+    """Last step that the attempt is known to have finished."""
     step_seconds: float | None = None
-    """Mean seconds of a step."""
+    """Mean duration of a step, in seconds."""
     lost_steps: int | None = None
-    """Steps it had done that the next attempt had to do again; absent until that is known."""
+    """Steps of this attempt that the next one had to repeat. Absent until known."""
     lost_seconds: float | None = None
-    """What those steps had taken."""
+    """Time that those steps had taken, in seconds."""
 
 
 class StageStatus(ContractModel):
-    """One stage."""
+    """Status of one stage."""
 
     state: StageState = StageState.PENDING
-    """What the stage is."""
+    """State of the stage."""
     reason: Reason = Reason.PROGRESSING
-    """Why, in one word."""
+    """Machine-readable reason of the state."""
     message: Message = ""
-    """Why, for people."""
+    """Human-readable explanation of the state."""
     identity: str = ""
-    """Hash over everything that determines the stage's result."""
+    """Hash of everything that determines the stage's result."""
     execution: str = ""
-    """Hash over how the stage runs."""
+    """Hash of how the stage runs: resources, placement, image and environment."""
     attempts: Annotated[tuple[AttemptStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
-    """The newest ten Jobs of this stage, oldest first."""
+    """The newest ten attempts of the stage, oldest first."""
     failures: int = 0
-    """Attempts that failed, of all with this identity."""
+    """Number of failed attempts with this identity."""
     interruptions: int = 0
-    """Attempts that were interrupted, of all with this identity."""
+    """Number of interrupted attempts with this identity."""
     lost_steps: int = 0
-    """Steps that had to be done again, in all attempts with this identity."""
+    """Steps that had to be repeated, over all attempts with this identity."""
     lost_seconds: float = 0.0
-    """What those steps had taken."""
+    """Time that those steps had taken, in seconds."""
     active_seconds: float = 0.0
-    """How long its ended attempts with this identity ran, since someone last asked for a retry."""
+    """Running time of ended attempts with this identity since the last retry request, in seconds."""
     budget_base_attempt: int = 0
-    """Attempts up to this number do not count any more: someone asked for a retry, or the spec changed."""
+    """Attempts up to this number no longer count, because of a retry request or a change of the spec."""
     budget_base_failures: int = 0
-    """How many of the failures these were."""
+    """Number of failures among those attempts."""
     budget_base_interruptions: int = 0
-    """How many of the interruptions these were."""
+    """Number of interruptions among those attempts."""
     started_at: datetime | None = None
-    """When its first attempt started."""
+    """Time at which the first attempt started."""
     finished_at: datetime | None = None
-    """When it succeeded."""
+    """Time at which the stage succeeded."""
     progress: MaybeProgress = None
-    """Where the running attempt is."""
+    """Latest progress report of the current attempt."""
     result: StoredResult | None = None
-    """What it made."""
+    """Result of the stage. Absent until it succeeds."""
 
     @property
     def failures_counted(self) -> int:
-        """Failures that count against retries.failures."""
+        """Return the failures that count against retries.failures."""
         return self.failures - self.budget_base_failures
 
     @property
     def interruptions_counted(self) -> int:
-        """Interruptions that count against retries.interruptions."""
+        """Return the interruptions that count against retries.interruptions."""
         return self.interruptions - self.budget_base_interruptions
 
     @property
     def last_attempt(self) -> AttemptStatus | None:
-        """The newest Job, running or not."""
+        """Return the newest attempt, running or ended, or None."""
         return self.attempts[-1] if self.attempts else None
 
 
 class GateStatus(ContractModel):
-    """The score that decides."""
+    """Comparison of the measured score with the gate."""
 
     task: str
+    """Task of the gate."""
     metric: str
+    """Metric of the gate."""
     value: float | None = None
+    """Measured score. Absent if it was not measured or is not finite."""
     stderr: float | None = None
+    """Standard error of the score. Absent if it is unknown or not finite."""
     threshold: float
+    """Threshold of the gate."""
     measured: bool = True
-    """Whether there is a score to compare; false: evaluate.gate asks for one that was not measured."""
+    """Whether there is a score to compare. False if evaluate.gate needs one that was not measured."""
     passed: bool
+    """Whether the score, minus the margin of error, is above the threshold."""
     message: Message
-    """The comparison in words."""
+    """Human-readable comparison."""
 
 
 class ModelStatus(ContractModel):
     """The published model."""
 
     uri: str
+    """URI of the model."""
     digest: str
+    """Digest of the model's files."""
     endpoint: str | None = None
-    """Where the cluster's clients find the OpenAI-compatible API, once `deploy` has answered."""
+    """URL of the OpenAI-compatible API inside the cluster. Absent until the server has answered the prompt."""
 
 
 class HandledAnnotations(ContractModel):
-    """The values of the annotations that were obeyed last."""
+    """Values of the annotations that the operator handled last."""
 
     retry: str | None = None
+    """Last handled value of the retry annotation."""
     cancel: str | None = None
+    """Last handled value of the cancel annotation."""
 
 
 class PipelineStatus(ContractModel):
-    """Everything the operator says of a pipeline."""
+    """Observed state of the pipeline, written by the operator."""
 
     observed_generation: int = 0
-    """The generation of the spec that all this speaks of."""
+    """Generation of the spec that this status describes."""
     phase: str = "Pending"
-    """One word for people; nothing reads it back."""
+    """One-word summary for users. The operator never reads it back."""
     stage: str = ""
-    """The stage that is running, or where it stopped."""
+    """Stage that is running, or at which the pipeline stopped."""
     progress: str = ""
-    """How far that stage is."""
+    """Progress of that stage, in percent."""
     attempt: int = 0
-    """Which attempt of that stage."""
+    """Number of the newest attempt of that stage."""
     conditions: Annotated[
         tuple[Condition, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
-    """Observations, in the form that kubectl, Flux and Argo CD read."""
+    """Conditions: Ready, Reconciling, Stalled, Finished, and one for each stage."""
     stages: dict[str, StageStatus] = Field(default_factory=dict)
-    """Every stage by name."""
+    """Status of each stage, by name."""
     gate: GateStatus | None = None
-    """The score that decides, once it is known."""
+    """Comparison of the measured score with the gate. Absent until evaluate is done."""
     model: ModelStatus | None = None
-    """The published model, once it is."""
+    """The published model. Absent until push is done."""
     interruptions: int = 0
-    """Of all stages."""
+    """Interrupted attempts of all stages."""
     lost_steps: int = 0
-    """Of all stages."""
+    """Steps that had to be repeated, over all stages."""
     lost_seconds: float = 0.0
-    """Of all stages."""
+    """Time that those steps had taken, in seconds."""
     started_at: datetime | None = None
-    """When the first stage started."""
+    """Time at which the first stage started."""
     finished_at: datetime | None = None
-    """When the pipeline finished, well or not."""
+    """Time at which the pipeline finished, successfully or not."""
     cancelled: bool = False
-    """Cancelled, and not retried since."""
+    """Whether the pipeline was cancelled and not retried since."""
     observed_annotations: HandledAnnotations = HandledAnnotations()
-    """The annotations that were obeyed."""
+    """Values of the annotations that the operator handled last."""

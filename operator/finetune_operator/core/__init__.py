@@ -1,1 +1,1 @@
-"""The pure core: observe → assess → plan → report, without a clock, a client, kopf or randomness."""
+"""The pure core: assess → plan → report. It uses no clock, no client, no kopf and no randomness."""

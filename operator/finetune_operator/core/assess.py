@@ -1,4 +1,4 @@
-"""What every stage is: pure, from the spec, what was said before and what is seen now."""
+"""The state of every stage: pure, from the spec, the last status and the observation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,41 +27,48 @@ MISSING_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
 
 @dataclass(frozen=True)
 class StageAssessment:
-    """One stage as it is now."""
+    """The current state of one stage."""
 
     spec: StageSpec | None
-    """None: not asked for."""
+    """None: the user did not request the stage."""
     config: StageConfig | None
+    """The config of the stage's process, with its identity. None: not requested."""
     status: StageStatus
     servers: Mapping[str, ObservedServer]
-    """Job -> the server of this stage that it started."""
+    """Job -> the server that it started for this stage."""
 
 
 @dataclass(frozen=True)
 class PipelineAssessment:
-    """All stages as they are now, in their order."""
+    """The current state of all stages, in execution order."""
 
     stages: Mapping[str, StageAssessment]
     gate: GateStatus | None
+    """Comparison of the score with the gate. None: no score yet, or no gate."""
     cancelled: bool
+    """Whether the user cancelled the pipeline and did not retry it since."""
     active_time: timedelta
-    """How long all attempts have run so far."""
+    """Running time of all attempts so far."""
     workspace_blocker: Blocker | None = None
-    """Why the workspace is not what is asked for."""
+    """Why the workspace differs from the spec, if stages can use it anyway."""
 
     @property
     def done(self) -> bool:
-        """Whether every stage has succeeded or was skipped."""
-        return all(view.status.state in DONE for view in self.stages.values())
+        """Whether every stage has succeeded or is skipped."""
+        return all(stage.status.state in DONE for stage in self.stages.values())
 
     @property
     def failed_stage(self) -> str | None:
-        """The stage that failed, if one did."""
-        return next((name for name, view in self.stages.items() if view.status.state is StageState.FAILED), None)
+        """Return the name of the first failed stage, or None."""
+        return next((name for name, stage in self.stages.items() if stage.status.state is StageState.FAILED), None)
 
 
 def assess(pipeline: Pipeline, observation: Observation, now: datetime) -> PipelineAssessment:
-    """Say what every stage is."""
+    """Return the current state of every stage.
+
+    Two passes are needed. The state of the first stage may depend on the running time of all stages, which is known
+    only when every stage's history has been updated.
+    """
     assessor = _Assessor(pipeline, observation, now)
     for kind in STAGES:
         assessor.update(kind)
@@ -69,34 +76,36 @@ def assess(pipeline: Pipeline, observation: Observation, now: datetime) -> Pipel
     for kind in STAGES:
         assessor.assess_stage(kind)
     return PipelineAssessment(
-        assessor.views, assessor.gate, assessor.cancelled, assessor.active_time, observation.workspace_blocker
+        assessor.assessments, assessor.gate, assessor.cancelled, assessor.active_time, observation.workspace_blocker
     )
 
 
 def active_time(status: StageStatus, now: datetime) -> timedelta:
-    """Give how long a stage's attempts have run, the one that is running included."""
+    """Return the running time of a stage's attempts with its current identity, including the running attempt."""
     ended = timedelta(seconds=status.active_seconds)
     last = status.last_attempt
+    # A superseded attempt that is slow to stop has another identity and must not use up the new one's time.
     if last and last.started_at and last.finished_at is None and last.identity == status.identity:
         return ended + (now - last.started_at)
     return ended
 
 
 def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
-    """Name the stages whose work a later one did not find or found damaged: a retry begins with them.
+    """Return the stages whose output a later stage found missing or damaged. A retry runs them again first.
 
-    Each looks for its own work first, so one whose work is still there is quick.
+    This is cheap if the output exists: each stage looks for its own result before it starts to work.
     """
     found: set[str] = set()
+    # Backwards, so that the inputs of a stage to verify are verified too.
     for kind in reversed(STAGES):
-        told = stages.get(kind.name, StageStatus())
-        if kind.name in found or (told.state is StageState.FAILED and told.reason in MISSING_INPUT):
+        status = stages.get(kind.name, StageStatus())
+        if kind.name in found or (status.state is StageState.FAILED and status.reason in MISSING_INPUT):
             found.update(kind.needs)
     return frozenset(found)
 
 
 class _Assessor:
-    """Goes through the stages in their order, twice: what each is to make and has made, then what that means."""
+    """Assesses the stages in execution order, in two passes: `update` the history, then `assess_stage`."""
 
     def __init__(self, pipeline: Pipeline, observation: Observation, now: datetime) -> None:
         self.pipeline, self.observation, self.now = pipeline, observation, now
@@ -107,10 +116,15 @@ class _Assessor:
         self.specs: dict[str, StageSpec] = {}
         self.configs: dict[str, StageConfig] = {}
         self.statuses: dict[str, StageStatus] = {}
-        self.views: dict[str, StageAssessment] = {}
+        self.assessments: dict[str, StageAssessment] = {}
 
     def update(self, kind: type[StageSpec]) -> None:
-        """Bring what was told of a stage up to date with what is seen and asked now."""
+        """Update the last status of a stage with the observation and the current spec.
+
+        The order matters. An attempt that has just ended is recorded first, with the identity that it was started for.
+        Then a retry request resets the budgets. Last, the identity is compared with the current spec: a result of an
+        outdated identity is dropped here, so that it is never taken for the new one.
+        """
         before = self.pipeline.status.stages.get(kind.name, StageStatus())
         status = record_attempts(before, self.observation.jobs, self.now)
         status = drop_lost_server(status, self.observation.servers)
@@ -126,12 +140,12 @@ class _Assessor:
         self.statuses[kind.name] = status
 
     def assess_stage(self, kind: type[StageSpec]) -> None:
-        """Say what a stage is, now that all of them have been followed."""
+        """Derive the state of a stage from the updated statuses of all stages."""
         spec, status = self.specs.get(kind.name), self.statuses[kind.name]
-        judged = self._assessed(spec, status) if spec else _with_state(status, *NOT_ASKED_FOR)
+        assessed = self._assessed(spec, status) if spec else _with_state(status, *NOT_REQUESTED)
         servers = {job: server for job, server in self.observation.servers.items() if server.stage == kind.name}
-        self.views[kind.name] = StageAssessment(
-            spec, self.configs.get(kind.name), _with_server_warning(judged, servers), servers
+        self.assessments[kind.name] = StageAssessment(
+            spec, self.configs.get(kind.name), _with_server_warning(assessed, servers), servers
         )
 
     def _config_context(self) -> ConfigContext:
@@ -147,34 +161,36 @@ class _Assessor:
         )
 
     def _assessed(self, spec: StageSpec, status: StageStatus) -> StageStatus:
+        # The first check that matches decides. Facts about the past come before conditions of a start.
         checks = (
-            self._succeeded,  # what is done stays done, whatever else is true
-            self._running,
-            self._failed,
+            self._succeeded,  # a stage with a result stays done, even if the pipeline is suspended or cancelled
+            self._running,  # a stage with a live Job is running, even if its next attempt would not be allowed
+            self._failed,  # before _skipped: a failure is not hidden by a gate that failed
             self._skipped,
-            self._waits_for_others,
+            self._dependency_not_ready,  # before _blocked: only the stage whose turn it is reports cancel or deadline
             self._blocked,
         )
         for check in checks:
             if found := check(spec, status):
                 return _with_state(status, *found)
-        again = status.last_attempt is not None and status.last_attempt.number > status.budget_base_attempt
-        return _with_state(status, StageState.PENDING, Reason.RETRYING if again else Reason.PROGRESSING, "")
+        retrying = status.last_attempt is not None and status.last_attempt.number > status.budget_base_attempt
+        return _with_state(status, StageState.PENDING, Reason.RETRYING if retrying else Reason.PROGRESSING, "")
 
     def _succeeded(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         if status.result is None:
             return None
-        verdict = spec.evaluate_gate(status.result)
-        if verdict and not verdict.measured:
-            return StageState.FAILED, Reason.SPEC_INVALID, verdict.message
+        gate = spec.evaluate_gate(status.result)
+        if gate and not gate.measured:
+            return StageState.FAILED, Reason.SPEC_INVALID, gate.message
         server = self.observation.servers.get(server_job(status) or "")
         if server and not server.current:
-            held = self.observation.blocked.get(server_job(status) or "")
-            words = held.message if held else "it has answered, and requests are about to be sent to it"
-            return StageState.RUNNING, held.reason if held else Reason.PROGRESSING, words
+            # Not done yet: the server has answered, but clients reach it only when the traffic is switched.
+            blocker = self.observation.blocked.get(server_job(status) or "")
+            message = blocker.message if blocker else "the server has answered, and its traffic is being switched on"
+            return StageState.RUNNING, blocker.reason if blocker else Reason.PROGRESSING, message
         if server and server.problem:
             return StageState.SUCCEEDED, server.problem.reason, server.problem.message
-        return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, verdict.message if verdict else ""
+        return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, gate.message if gate else ""
 
     def _running(self, _spec: StageSpec, status: StageStatus) -> "Finding | None":
         attempt = status.last_attempt
@@ -184,32 +200,32 @@ class _Assessor:
         if attempt.stopping:
             return StageState.RUNNING, attempt.stopping, "stopping"
         state = StageState.RUNNING if job and job.state is not JobState.WAITING else StageState.QUEUED
-        waiting = job.blocker if job else self.observation.blocked.get(attempt.job)
-        return (state, waiting.reason, waiting.message) if waiting else (state, Reason.PROGRESSING, "")
+        blocker = job.blocker if job else self.observation.blocked.get(attempt.job)
+        return (state, blocker.reason, blocker.message) if blocker else (state, Reason.PROGRESSING, "")
 
     def _failed(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         last = status.last_attempt
         if last and last.number > status.budget_base_attempt and last.reason in NON_RETRYABLE:
             return StageState.FAILED, last.reason, last.message
-        said = f": {last.message}" if last and last.message else ""
+        cause = f": {last.message}" if last and last.message else ""
         if (times := status.failures_counted) > spec.retries.failures:
-            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"failed {times} times{said}"
+            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"failed {times} times{cause}"
         if (times := status.interruptions_counted) > spec.retries.interruptions:
-            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"interrupted {times} times{said}"
+            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"interrupted {times} times{cause}"
         if spec.timeout_seconds and status.active_seconds >= spec.timeout_seconds:
             return StageState.FAILED, Reason.DEADLINE_EXCEEDED, f"ran longer than {spec.name}.timeoutSeconds"
         return None
 
     def _skipped(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
-        closed = spec.skip_reason(self.gate)
-        before = (self.views[name].status for name in spec.needs)
-        behind = next((s.message for s in before if s.reason is Reason.BELOW_THRESHOLD), None)
-        why = closed or behind
-        return (StageState.SKIPPED, Reason.BELOW_THRESHOLD, why) if why else None
+        own = spec.skip_reason(self.gate)
+        dependencies = (self.assessments[name].status for name in spec.needs)
+        inherited = next((s.message for s in dependencies if s.reason is Reason.BELOW_THRESHOLD), None)
+        message = own or inherited
+        return (StageState.SKIPPED, Reason.BELOW_THRESHOLD, message) if message else None
 
-    def _waits_for_others(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
-        waiting = [name for name in spec.needs if self.views[name].status.state not in DONE]
-        return (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {waiting[0]}") if waiting else None
+    def _dependency_not_ready(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
+        missing = [name for name in spec.needs if self.assessments[name].status.state not in DONE]
+        return (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {missing[0]}") if missing else None
 
     def _blocked(self, _spec: StageSpec, _status: StageStatus) -> "Finding | None":
         if self.cancelled:
@@ -226,18 +242,19 @@ class _Assessor:
         return None
 
 
-def _with_server_warning(judged: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
-    """Say of a stage that is not done that the server of its earlier result is down."""
-    troubles = (server.problem.message for server in servers.values() if server.current and server.problem)
-    trouble = next(troubles, None) if judged.state is not StageState.SUCCEEDED else None
-    said = "; ".join(words for words in (judged.message, f"meanwhile {trouble}") if words)
-    return judged.model_copy(update={"message": truncate_message(said)}) if trouble else judged
+def _with_server_warning(status: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
+    """Add to the message of an unfinished stage that the server of its earlier result is down."""
+    problems = (server.problem.message for server in servers.values() if server.current and server.problem)
+    problem = next(problems, None) if status.state is not StageState.SUCCEEDED else None
+    message = "; ".join(part for part in (status.message, f"meanwhile {problem}") if part)
+    return status.model_copy(update={"message": truncate_message(message)}) if problem else status
 
 
 Finding = tuple[StageState, Reason, str]
+"""State, reason and message."""
 
-NOT_ASKED_FOR: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not asked for")
+NOT_REQUESTED: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not requested")
 
 
-def _with_state(status: StageStatus, state: StageState, reason: Reason, words: str) -> StageStatus:
-    return status.model_copy(update={"state": state, "reason": reason, "message": truncate_message(words)})
+def _with_state(status: StageStatus, state: StageState, reason: Reason, message: str) -> StageStatus:
+    return status.model_copy(update={"state": state, "reason": reason, "message": truncate_message(message)})

@@ -1,4 +1,4 @@
-"""How an attempt ended: the decision table that tells an eviction from a bug."""
+"""How an attempt ended: the decision table that distinguishes an eviction from a bug."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_trainer.contract import AnyResult, ExitCode
 
 SIGNAL_EXIT_CODES = (137, 143)
-"""What a shell says of a process that SIGKILL or SIGTERM ended."""
+"""Exit codes of a process that was ended by SIGKILL or SIGTERM: 128 + signal, as in a shell."""
 
 PERMANENT_REASONS: dict[int, Reason] = {
     ExitCode.CONFIG: Reason.SPEC_INVALID,
@@ -21,12 +21,12 @@ PERMANENT_REASONS: dict[int, Reason] = {
 """The reason of each permanent exit code."""
 
 NON_RETRYABLE = frozenset({*PERMANENT_REASONS.values(), Reason.OUT_OF_MEMORY})
-"""Reasons after which a stage is not started again by itself."""
+"""Reasons after which a stage is not retried automatically: the next attempt would fail in the same way."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What became of an attempt."""
+    """How an attempt ended, and why."""
 
     outcome: Outcome
     reason: Reason
@@ -34,22 +34,22 @@ class Ending:
 
 
 def update_attempt(attempt: AttemptStatus, job: ObservedJob | None, now: datetime) -> AttemptStatus:
-    """Give the attempt as it is now; one that has ended stays as it is."""
+    """Return the attempt updated from its observed Job. An attempt that has ended never changes again."""
     if attempt.outcome is not Outcome.RUNNING:
         return attempt
     if job is None:
         return _update_without_job(attempt, now)
-    seen = _record_observation(attempt, job, now)
+    updated = _record_observation(attempt, job, now)
     if job.state in {JobState.WAITING, JobState.RUNNING}:
-        return seen
-    end = classify_ending(seen, job)
-    return _close(seen, end, job.finished_at or now, job.exit_code)
+        return updated
+    ending = classify_ending(updated, job)
+    return _close(updated, ending, job.finished_at or now, job.exit_code)
 
 
 def classify_ending(attempt: AttemptStatus, job: ObservedJob) -> Ending:
-    """Judge a Job that is over: the first entry of the table that knows an answer."""
-    found = (check(attempt, job) for check in ENDING_RULES)
-    return next(end for end in found if end)
+    """Return the ending of a finished Job, from the first rule in ENDING_RULES that matches."""
+    endings = (rule(attempt, job) for rule in ENDING_RULES)
+    return next(ending for ending in endings if ending)
 
 
 def _succeeded(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -66,35 +66,33 @@ def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     if job.disruption:
         return _disrupted(attempt, job)
     if job.exit_code is None:
-        unread = "it ended well, but its pod was gone before anybody read the result, so the stage is run again"
+        # The Job is Complete, but its pod and with it the result are gone. The program did nothing wrong.
+        unread = "the process succeeded, but its pod was deleted before the result was read; the stage runs again"
         return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, unread)
-    said = _termination_text(job) or _describe_result_problem(attempt, job)
-    return Ending(Outcome.FAILED, Reason.RESULT_MISSING, f"the process ended with 0, but {said}")
+    problem = _termination_text(job) or _describe_result_problem(attempt, job)
+    return Ending(Outcome.FAILED, Reason.RESULT_MISSING, f"the process exited with code 0, but {problem}")
 
 
 def _describe_result_problem(attempt: AttemptStatus, job: ObservedJob) -> str:
     if job.message is None or job.message.result is None:
         return "left no result in its termination message"
-    return f"its result has the identity {job.message.result.identity}, and {attempt.identity} was asked for"
+    return f"its result has the identity {job.message.result.identity} instead of {attempt.identity}"
 
 
 def _out_of_memory(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    said = "the process needed more memory than it was given: raise resources.memory"
-    return Ending(Outcome.FAILED, Reason.OUT_OF_MEMORY, _termination_text(job) or said) if job.out_of_memory else None
+    text = _termination_text(job) or "the process ran out of memory: raise resources.memory"
+    return Ending(Outcome.FAILED, Reason.OUT_OF_MEMORY, text) if job.out_of_memory else None
 
 
 def _disrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    said = "; ".join(words for words in (job.disruption, _termination_text(job)) if words)
-    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, said) if job.disruption else None
+    text = "; ".join(part for part in (job.disruption, _termination_text(job)) if part)
+    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text) if job.disruption else None
 
 
 def _interrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
+    text = _termination_text(job) or f"the process was interrupted (exit code {job.exit_code})"
     interrupted = job.exit_code == ExitCode.INTERRUPTED
-    return (
-        Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, _termination_text(job) or "asked to stop")
-        if interrupted
-        else None
-    )
+    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text) if interrupted else None
 
 
 def _permanent_failure(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -103,72 +101,75 @@ def _permanent_failure(_attempt: AttemptStatus, job: ObservedJob) -> Ending | No
 
 
 def _service_unavailable(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    said = _termination_text(job) or "a service or a disk was not available"
+    text = _termination_text(job) or f"a service or a disk was unavailable (exit code {job.exit_code})"
     unavailable = job.exit_code == ExitCode.UNAVAILABLE
-    return Ending(Outcome.FAILED, Reason.SOURCE_UNAVAILABLE, said) if unavailable else None
+    return Ending(Outcome.FAILED, Reason.SOURCE_UNAVAILABLE, text) if unavailable else None
 
 
 def _failed(_attempt: AttemptStatus, job: ObservedJob) -> Ending:
-    killed = "killed, and nothing says by whom; often the node's memory was full"
-    said = killed if job.exit_code in SIGNAL_EXIT_CODES else f"exit code {job.exit_code}"
-    return Ending(Outcome.FAILED, Reason.STAGE_FAILED, _termination_text(job) or said)
+    killed = f"killed by a signal (exit code {job.exit_code}), cause unknown; the node may be out of memory"
+    text = killed if job.exit_code in SIGNAL_EXIT_CODES else f"exit code {job.exit_code}"
+    return Ending(Outcome.FAILED, Reason.STAGE_FAILED, _termination_text(job) or text)
 
 
-# The order is the meaning: what the process made, what we asked of it, evidence, exit codes, and a guess last.
+# The first rule that matches decides. They are ordered from certain to uncertain: the result, then the operator's own
+# request, then evidence about the pod, then exit codes. Evidence comes before exit codes because an evicted process may
+# exit with any code.
 ENDING_RULES: tuple[Callable[[AttemptStatus, ObservedJob], Ending | None], ...] = (
-    _succeeded,
-    _stopped,
-    _result_missing,  # Complete without a result is believed by nobody
-    _out_of_memory,  # more of the same would only be killed again
-    _disrupted,  # an eviction, whatever the exit code
-    _interrupted,
+    _succeeded,  # a valid result counts even if the operator was stopping the attempt, or the pod was evicted
+    _stopped,  # any other ending after the operator's own request counts against no budget
+    _result_missing,  # Complete without a valid result is not a success
+    _out_of_memory,  # before _disrupted: another attempt with the same limit would be killed again
+    _disrupted,  # an eviction is no failure, whatever the exit code
+    _interrupted,  # exit code 75 without evidence: the process itself reports an interruption
     _permanent_failure,
     _service_unavailable,
-    _failed,
+    _failed,  # matches always: a bug, or a signal of unknown origin
 )
 
 
 def result_of(attempt: AttemptStatus, job: ObservedJob) -> AnyResult | None:
-    """Give the result that a completed Job left, if it is of what the attempt was to make."""
+    """Return the result of a completed Job, or None if there is none or it has another identity than the attempt."""
     result = job.message.result if job.message and job.state is JobState.COMPLETE else None
     return result if result and result.identity == attempt.identity else None
 
 
 def _update_without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
-    # Never seen: its number was written down but the Job not made yet, so making it is still to be done.
+    # No Job was ever observed: the attempt was recorded, but the operator has not created its Job yet.
     if attempt.created_at is None and not attempt.stopping:
         return attempt
     if attempt.stopping:
         return _close(attempt, Ending(Outcome.STOPPED, attempt.stopping, ""), now, None)
-    gone = Ending(Outcome.INTERRUPTED, Reason.JOB_DISAPPEARED, "its Job is gone, and nobody saw how it ended")
-    return _close(attempt, gone, now, None)
+    deleted = "its Job was deleted before the operator observed how it ended"
+    return _close(attempt, Ending(Outcome.INTERRUPTED, Reason.JOB_DISAPPEARED, deleted), now, None)
 
 
 def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime) -> AttemptStatus:
-    noted: dict[str, object] = {
+    observed: dict[str, object] = {
         "created_at": attempt.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
     }
-    if job.progress and job.progress.start_step is not None:  # until it knows, step says nothing either
-        noted |= {
+    # Before the process knows the step at which it resumes, its step means nothing either.
+    if job.progress and job.progress.start_step is not None:
+        observed |= {
             "start_step": job.progress.start_step,
             "last_step": job.progress.step,
             "step_seconds": job.progress.step_seconds,
         }
     interruption = job.message.interruption if job.message else None
     if interruption and interruption.step is not None:
-        noted["last_step"] = interruption.step
-    return attempt.model_copy(update=noted)
+        observed["last_step"] = interruption.step  # newer than the last progress report
+    return attempt.model_copy(update=observed)
 
 
-def _close(attempt: AttemptStatus, end: Ending, at: datetime, code: int | None) -> AttemptStatus:
+def _close(attempt: AttemptStatus, ending: Ending, finished_at: datetime, exit_code: int | None) -> AttemptStatus:
     return attempt.model_copy(
         update={
-            "outcome": end.outcome,
-            "reason": end.reason,
-            "message": truncate_message(end.message),
-            "finished_at": at,
-            "exit_code": code,
+            "outcome": ending.outcome,
+            "reason": ending.reason,
+            "message": truncate_message(ending.message),
+            "finished_at": finished_at,
+            "exit_code": exit_code,
         }
     )
 
@@ -178,6 +179,6 @@ def _termination_text(job: ObservedJob) -> str:
         return ""
     if job.message.failure:
         return job.message.failure.message
-    if (where := job.message.interruption) and where.step is not None:
-        return f"stopped at step {where.step}, saved at step {where.saved_step or 0}"
+    if (interruption := job.message.interruption) and interruption.step is not None:
+        return f"stopped at step {interruption.step}, saved at step {interruption.saved_step or 0}"
     return ""

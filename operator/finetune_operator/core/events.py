@@ -1,4 +1,4 @@
-"""Events: what became true between two statuses, each once. Pure."""
+"""Events: the changes between two statuses, each reported once. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from finetune_operator.core.report import ConditionStatus
 
 @dataclass(frozen=True)
 class Event:
-    """Something that has just become true."""
+    """One change, in the form of a Kubernetes Event."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -19,38 +19,40 @@ class Event:
 
 
 def events_between(before: PipelineStatus, after: PipelineStatus) -> tuple[Event, ...]:
-    """Give what became true between two statuses; nothing twice, and nothing from nothing."""
-    found = [
+    """Return the events for all changes between two statuses; equal statuses have none."""
+    events = [
         event for name, stage in after.stages.items() for event in _stage_events(name, before.stages.get(name), stage)
     ]
     if after.finished_at and _finished_condition(before) != _finished_condition(after):
-        word: Literal["Normal", "Warning"] = "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
+        kind: Literal["Normal", "Warning"] = "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
         ready = next(c for c in after.conditions if c.type == READY)
-        found.append(Event(word, f"Pipeline{after.phase}", ready.message))
-    return tuple(found)
+        events.append(Event(kind, f"Pipeline{after.phase}", ready.message))
+    return tuple(events)
 
 
 def _finished_condition(status: PipelineStatus) -> tuple[ConditionStatus, Reason] | None:
-    """Give how it finished; a finished pipeline may come to another end at once, by an edit of its gate."""
+    """Return status and reason of the condition Finished.
+
+    `finished_at` is not enough: an edit of the gate can change the outcome of a finished pipeline without any work.
+    """
     return next(((c.status, c.reason) for c in status.conditions if c.type == FINISHED), None)
 
 
 def _stage_events(name: str, before: StageStatus | None, after: StageStatus) -> Iterator[Event]:
     outcomes = {attempt.number: attempt.outcome for attempt in before.attempts} if before else {}
     for attempt in after.attempts:
-        was = outcomes.get(attempt.number)
-        if was is attempt.outcome:
+        if outcomes.get(attempt.number) is attempt.outcome:
             continue
-        words = f"{name} attempt {attempt.number}"
+        subject = f"{name} attempt {attempt.number}"
         match attempt.outcome:
             case Outcome.RUNNING:
-                yield Event("Normal", "AttemptStarted", words)
+                yield Event("Normal", "AttemptStarted", subject)
             case Outcome.SUCCEEDED:
-                yield Event("Normal", "StageSucceeded", words)
+                yield Event("Normal", "StageSucceeded", subject)
             case Outcome.INTERRUPTED | Outcome.STOPPED:
-                yield Event("Normal", f"Attempt{attempt.outcome}", f"{words}: {attempt.message or attempt.reason}")
+                yield Event("Normal", f"Attempt{attempt.outcome}", f"{subject}: {attempt.message or attempt.reason}")
             case Outcome.FAILED:
-                yield Event("Warning", "AttemptFailed", f"{words}: {attempt.message or attempt.reason}")
+                yield Event("Warning", "AttemptFailed", f"{subject}: {attempt.message or attempt.reason}")
     if before and before.state is not after.state and after.state in {StageState.FAILED, StageState.SKIPPED}:
         kind: Literal["Normal", "Warning"] = "Warning" if after.state is StageState.FAILED else "Normal"
         yield Event(kind, f"Stage{after.state}", f"{name}: {after.message or after.reason}")

@@ -1,7 +1,7 @@
-"""Two hashes a stage: what determines its result, and how it runs.
+"""Two hashes of each stage: its identity (what determines the result) and its execution (how it runs).
 
-Same identity and a result: reused, never run again. Same identity, another execution: a new attempt that
-resumes. Another identity: another folder, a fresh start.
+Same identity and a result: the result is reused. Same identity, other execution: a new attempt resumes in the same
+folder. Other identity: a new attempt starts from the beginning in another folder.
 """
 
 import hashlib
@@ -19,32 +19,40 @@ EXECUTION_FIELDS = (
 PROGRAM_FIELDS = ("image", "command", "args", "env")
 
 
-def identity_of(spec: StageSpec, config: StageConfig, contents: Mapping[str, str]) -> str:
-    """Hash everything that determines the stage's result.
+def identity_of(spec: StageSpec, config: StageConfig, source_digests: Mapping[str, str]) -> str:
+    """Return the hash of everything that determines the stage's result.
 
-    What was left at its default is left out, so that an operator that knows more fields runs nothing anew; a default
-    that changes raises RESULTS_VERSION.
+    Fields at their default are left out. So a later version with more fields reruns no stage. A change of a default
+    requires a new RESULTS_VERSION.
 
-    `contents` gives the digest of what lies behind a URI, where the cluster can see it: data that changed in
-    place is other data. A container that is not ours determines its result too, and of a stage whose result is
-    something that runs, how it runs is part of what it is.
+    `source_digests` maps URIs to content digests, for sources that the cluster can read. So data that was edited in
+    place counts as other data. If the user replaces the program, the program is part of the identity. If the result is
+    a running server, its execution is part of the identity.
     """
-    said = config.model_dump(mode="json", exclude={"identity", *config.non_identity_fields}, exclude_defaults=True)
+    excluded = {"identity", *config.non_identity_fields}
+    config_fields = config.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
     program = spec.model_dump(mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True) if spec.command else {}
-    runs = {"runs": execution_of(spec)} if spec.runs_server else {}
-    seen = {text: contents[text] for text in config.strings() if text in contents}
+    execution = {"runs": execution_of(spec)} if spec.runs_server else {}
+    contents = {uri: source_digests[uri] for uri in config.strings() if uri in source_digests}
     return _hash(
-        {"version": RESULTS_VERSION, "stage": spec.name, "config": said, "program": program, "contents": seen, **runs}
+        {
+            "version": RESULTS_VERSION,
+            "stage": spec.name,
+            "config": config_fields,
+            "program": program,
+            "contents": contents,
+            **execution,
+        }
     )
 
 
 def execution_of(spec: StageSpec) -> str:
-    """Hash how the stage runs: where, on what, with which image and environment.
+    """Return the hash of how the stage runs: its nodes, resources, image and environment.
 
-    Without what was left at its default, so that an operator that knows more fields stops nobody's Job.
+    Fields at their default are left out, so that a later version with more fields stops no running Job.
     """
-    how = {*EXECUTION_FIELDS, *spec.non_identity_fields}
-    return _hash(spec.model_dump(mode="json", include=how, exclude_defaults=True))
+    fields = {*EXECUTION_FIELDS, *spec.non_identity_fields}
+    return _hash(spec.model_dump(mode="json", include=fields, exclude_defaults=True))
 
 
 def _hash(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The Job of one attempt, in words that a cluster and a laptop both understand."""
+"""The Job of one attempt, independent of whether Kubernetes or a local process runs it."""
 
 import re
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from finetune_trainer.contract import StageConfig
 from finetune_trainer.contract import environment as names
 
 TRAINER = ("python", "-P", "-m", "finetune_trainer")
-"""-P: what lies in the working folder is not importable, so that no file there takes a library's place."""
+"""-P keeps the working directory out of sys.path, so that no file there shadows a library."""
 CLAIM_URI = re.compile(r"pvc://([a-z0-9][a-z0-9.-]*)(/\S*)?")
-"""A whole URI; a prompt or an argument may begin like one and be none."""
+"""Matches whole strings only, because a prompt or an argument may begin like a URI."""
 
 
 @dataclass(frozen=True)
 class JobTemplate:
-    """One attempt; a value, so that making it twice makes the same."""
+    """The Job of one attempt. It is a pure value: the same inputs always produce the same Job."""
 
     name: str
     labels: dict[str, str]
@@ -31,11 +31,11 @@ class JobTemplate:
     image: str
     command: tuple[str, ...]
     args: tuple[str, ...]
-    """The user's, which are the end of the command too."""
+    """The user's arguments. `command` already ends with them if the user replaced the program."""
     env: dict[str, str]
-    """The user's variables and the stage's config; where things are mounted is the cluster's to add."""
+    """The user's variables and the stage's config. The cluster adds the variables for mount paths."""
     claims: tuple[str, ...]
-    """Claims besides the workspace that the config names."""
+    """Claims that the config references, besides the workspace."""
     resources: Resources
     placement: PodPlacement
     affinity: dict[str, Any]
@@ -44,17 +44,18 @@ class JobTemplate:
     service_account: str | None
     priority_class: str | None
     grace: timedelta
+    """Time from SIGTERM to SIGKILL."""
     serving: Serving | None
-    """What goes on running after the attempt, where the cluster can keep it."""
+    """The server that keeps running after the attempt, on a cluster. None: the stage has none."""
     trainer_image: str
-    """Of the trainer, also where the stage runs another image."""
+    """Image of the trainer, even if the stage runs another image."""
 
 
 def job_template(
     pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: int, settings: Settings
 ) -> JobTemplate:
-    """Write the Job of a stage's attempt."""
-    text = config.model_dump_json(by_alias=True, exclude_none=True)
+    """Return the Job of an attempt of the stage."""
+    config_json = config.model_dump_json(by_alias=True, exclude_none=True)
     serving = spec.serving(config)
     return JobTemplate(
         name=job_name(pipeline.key.name, pipeline.uid, spec.name, attempt),
@@ -65,7 +66,7 @@ def job_template(
         image=spec.image or settings.image_of(serving.engine if serving else None),
         command=(*spec.command, *spec.args) if spec.command else (*TRAINER, spec.name),
         args=spec.args,
-        env={**spec.env, names.CONFIG: text},
+        env={**spec.env, names.CONFIG: config_json},  # last, so that the user's variables cannot replace it
         claims=referenced_claims(config),
         resources=spec.resources,
         placement=pod_placement(spec, settings),
@@ -80,7 +81,7 @@ def job_template(
 
 
 def pod_placement(spec: StageSpec, settings: Settings) -> PodPlacement:
-    """Ask the stage's capacity class where its pod may run."""
+    """Return the placement of the stage's pod."""
     request = PlacementRequest(
         capacity=spec.placement.capacity,
         pool=spec.pool,
@@ -93,5 +94,5 @@ def pod_placement(spec: StageSpec, settings: Settings) -> PodPlacement:
 
 
 def referenced_claims(config: StageConfig) -> tuple[str, ...]:
-    """Name every claim that a pvc:// URI of the config speaks of."""
+    """Return the names of all claims in pvc:// URIs of the config, sorted."""
     return tuple(sorted({found[1] for text in config.strings() if (found := CLAIM_URI.fullmatch(text))}))

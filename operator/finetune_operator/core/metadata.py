@@ -1,6 +1,7 @@
-"""Names and labels of what the operator creates; both follow from the pipeline, so that creating twice creates once.
+"""Names and labels of the objects that the operator creates.
 
-Labels of the custom resource are never copied: Argo CD would take the copy for its own.
+They are derived from the pipeline, so that creating an object twice creates it once. Labels of the custom resource are
+never copied: Argo CD may track resources by label, and would then treat the copy as its own.
 """
 
 import hashlib
@@ -12,26 +13,30 @@ STAGE = f"{GROUP}/stage"
 ATTEMPT = f"{GROUP}/attempt"
 IDENTITY = f"{GROUP}/identity"
 SERVER = f"{GROUP}/server"
-"""The attempt that started it: what a Service selects."""
+"""Name of the attempt that started the server. The Service selects by this label."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY_VALUE = "finetune-operator"
 
 MAX_LABEL_LENGTH = 63
-"""Of what becomes a label or a pod's host name."""
+"""Limit of Kubernetes for label values and host names of pods."""
 MAX_NAME_LENGTH = 253
+"""Limit of Kubernetes for object names."""
 
 
 def job_name(pipeline: str, uid: str, stage: str, attempt: int) -> str:
-    """Give <pipeline>-<uid8>-<stage>-a<attempt>; a long pipeline's name is cut and gains a hash of the whole."""
+    """Return <pipeline>-<uid8>-<stage>-a<attempt>. A long pipeline name is cut and ends with a hash of the full name.
+
+    The uid keeps the Jobs of a deleted pipeline apart from those of a new one with the same name.
+    """
     tail = f"-{uid.replace('-', '')[:8]}-{stage}-a{attempt}"
     return _truncate_with_hash(pipeline.replace(".", "-"), MAX_LABEL_LENGTH - len(tail)) + tail
 
 
 def service_name(pipeline: str) -> str:
-    """Give <pipeline>-deploy: without a uid or an attempt, so that clients need not know what happens behind it.
+    """Return <pipeline>-deploy, without uid and attempt, so that the address stays the same for clients.
 
-    A Service's name has no dots and begins with a letter; a name that has to be changed for that gains a hash, or two
-    pipelines would share one Service.
+    A Service's name has no dots and begins with a letter. A name that must be changed for that gets a hash, so that two
+    pipelines never share one Service.
     """
     tail = "-deploy"
     if "." not in pipeline and pipeline[0].isalpha():
@@ -41,23 +46,23 @@ def service_name(pipeline: str) -> str:
 
 
 def workspace_name(pipeline: str) -> str:
-    """Give <pipeline>-workspace: without a uid, so that a pipeline that is made anew finds its earlier work."""
+    """Return <pipeline>-workspace, without uid, so that a recreated pipeline reuses its earlier results."""
     tail = "-workspace"
     return _truncate_with_hash(pipeline, MAX_NAME_LENGTH - len(tail)) + tail
 
 
-def _truncate_with_hash(name: str, room: int) -> str:
-    if len(name) <= room:
+def _truncate_with_hash(name: str, max_length: int) -> str:
+    if len(name) <= max_length:
         return name
-    hashed = hashlib.sha256(name.encode()).hexdigest()[:6]
-    return f"{name[: room - 7].rstrip('-.')}-{hashed}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{name[: max_length - 7].rstrip('-.')}-{digest}"
 
 
 def job_labels(pipeline: str, stage: str, attempt: int, identity: str) -> dict[str, str]:
-    """Give the labels of one attempt; values are cut to the 63 characters that a label may have."""
+    """Return the labels of one attempt. The pipeline's name is cut to 63 characters, the limit for label values."""
     return {
         MANAGED_BY: MANAGED_BY_VALUE,
-        PIPELINE: pipeline[:63].rstrip("-."),
+        PIPELINE: pipeline[:MAX_LABEL_LENGTH].rstrip("-."),
         STAGE: stage,
         ATTEMPT: str(attempt),
         IDENTITY: identity,

@@ -1,4 +1,4 @@
-"""What was seen of a pipeline's children: facts, no judgement."""
+"""The observed state of a pipeline's Jobs and servers: facts, no decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from finetune_trainer.contract import Progress, TerminationMessage
 
 
 class JobState(StrEnum):
-    """What the Job object says; Complete and Failed only once no process of it is left."""
+    """State of a Job. Complete and Failed imply that none of its processes is left."""
 
     WAITING = "Waiting"
-    """Made, but its process has not started."""
+    """Created, but its process has not started."""
     RUNNING = "Running"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -21,7 +21,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class Blocker:
-    """Why something does not go on, and how to mend it."""
+    """Why an object makes no progress, and how to fix it."""
 
     reason: Reason
     message: str
@@ -29,45 +29,45 @@ class Blocker:
 
 @dataclass(frozen=True)
 class ObservedJob:
-    """One attempt's Job and the last that was seen of its process."""
+    """The Job of one attempt, and the latest observed state of its process."""
 
     name: str
     state: JobState
     started_at: datetime | None = None
     finished_at: datetime | None = None
     exit_code: int | None = None
-    """Of the process, as a shell gives it: 128 + signal where a signal ended it."""
+    """Exit code of the process. 128 + signal if a signal ended it, as in a shell."""
     disruption: str | None = None
-    """Evidence that its node or its right to run was taken: evicted, preempted, node lost."""
+    """Evidence of a disruption: evicted, preempted, node lost."""
     out_of_memory: bool = False
     message: TerminationMessage | None = None
-    """What the process left behind, where it could be read."""
+    """Termination message of the process, if it could be read."""
     progress: Progress | None = None
     blocker: Blocker | None = None
-    """Why its process has not started, or cannot end, where that is known."""
+    """Why its process has not started or cannot end, if known."""
 
 
 @dataclass(frozen=True)
 class ObservedServer:
-    """What an attempt started that is to go on running after it."""
+    """A server that an attempt started and that keeps running after it."""
 
     stage: str
     current: bool
-    """Whether requests are sent to it."""
+    """Whether the server receives the traffic of the stage."""
     problem: Blocker | None = None
-    """Why it does not answer just now."""
+    """Why the server does not answer now. None: it answers."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """All that a cluster can see of one pipeline."""
+    """Everything that a cluster observes of one pipeline."""
 
     jobs: Mapping[str, ObservedJob] = field(default_factory=dict)
     blocked: Mapping[str, Blocker] = field(default_factory=dict)
-    """Job -> why the cluster did not let it be made; it is going to be tried again."""
+    """Job -> why the cluster rejected its creation. The operator retries it."""
     servers: Mapping[str, ObservedServer] = field(default_factory=dict)
-    """Job -> the server it started, on a cluster that keeps servers."""
+    """Job -> the server that it started, on a cluster that supports servers."""
     source_digests: Mapping[str, str] = field(default_factory=dict)
-    """URI -> digest of what lies behind it, for sources that can change in place and that this cluster can read."""
+    """URI -> content digest, for sources that can change in place and that this cluster can read."""
     workspace_blocker: Blocker | None = None
-    """Why the workspace is not what is asked for, where it can be worked on all the same."""
+    """Why the workspace differs from the spec, if stages can use it anyway."""

@@ -1,4 +1,4 @@
-"""One FineTunePipeline as it was read."""
+"""One FineTunePipeline, as read from the cluster."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from finetune_operator.api.status import PipelineStatus
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """Which pipeline."""
+    """Namespace and name of a pipeline."""
 
     namespace: str
     name: str
@@ -23,7 +23,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The object: what is asked, and what was last said of it."""
+    """The custom resource: the spec of the user, and the last status written by the operator."""
 
     key: Key
     uid: str
@@ -35,14 +35,14 @@ class Pipeline:
 
     @property
     def retry(self) -> str | None:
-        """A retry that was asked for and not obeyed yet."""
-        return self._verb(RETRY_ANNOTATION, self.status.observed_annotations.retry)
+        """Return the token of a retry request that has not been handled yet, or None."""
+        return self._unhandled(RETRY_ANNOTATION, self.status.observed_annotations.retry)
 
     @property
     def cancel(self) -> str | None:
-        """A cancellation that was asked for and not obeyed yet."""
-        return self._verb(CANCEL_ANNOTATION, self.status.observed_annotations.cancel)
+        """Return the token of a cancel request that has not been handled yet, or None."""
+        return self._unhandled(CANCEL_ANNOTATION, self.status.observed_annotations.cancel)
 
-    def _verb(self, annotation: str, handled: str | None) -> str | None:
+    def _unhandled(self, annotation: str, handled: str | None) -> str | None:
         value = self.annotations.get(annotation)
         return value if value != handled else None

@@ -1,4 +1,4 @@
-"""Where a pod may run: node labels and tolerations from its capacity, its pool and the user's wishes."""
+"""Placement of a pod: node labels and tolerations from its capacity, its pool and the user's spec."""
 
 from dataclasses import dataclass, field
 
@@ -9,11 +9,11 @@ GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoS
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """What is known of a stage when its nodes are chosen."""
+    """The inputs from which the placement of a stage's pod is composed."""
 
     capacity: str
     pool: str
-    """The kind of node the stage is made for: control, training, eval, inference."""
+    """Node pool of the stage: control, training, eval or inference."""
     gpu: bool
     defaults: PlacementDefaults = field(default_factory=PlacementDefaults)
     node_selector: dict[str, str] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True)
 class PodPlacement:
-    """The part of a pod that says where it may run."""
+    """The fields of a pod that restrict its nodes."""
 
     capacity: str
     node_selector: dict[str, str]
@@ -30,7 +30,7 @@ class PodPlacement:
 
 
 def compose_placement(request: PlacementRequest) -> PodPlacement:
-    """Join the labels of capacity and pool, unless the user named labels, and all tolerations."""
+    """Return the labels of the capacity and of the user, or else of the pool, and all tolerations."""
     nodes = NODE_CLASSES[request.capacity](request.defaults)
     pool = request.defaults.pools.get(request.pool, NodeClass())
     selector = {**nodes.node_selector, **(request.node_selector or pool.node_selector)}

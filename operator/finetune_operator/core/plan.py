@@ -1,4 +1,4 @@
-"""What to do next: pure, from what every stage is."""
+"""The plan, which is the actions to take next: pure, from the assessment of every stage."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from finetune_operator.core.settings import Settings
 
 @dataclass(frozen=True)
 class CreateJob:
-    """Make the Job; where one of this name is there already, that is the one."""
+    """Create the Job. Does nothing if a Job of this name exists already, because names are deterministic."""
 
     job: JobTemplate
 
 
 @dataclass(frozen=True)
 class StopJob:
-    """Stop the Job as an eviction would; where it is stopping or gone already, nothing is left to do."""
+    """Stop the Job as an eviction would. Does nothing if the Job is stopping or gone already."""
 
     name: str
     reason: Reason
@@ -31,12 +31,12 @@ class StopJob:
 
 @dataclass(frozen=True)
 class DeletePipeline:
-    """Delete the pipeline: it has been finished for as long as it asked to be kept."""
+    """Delete the pipeline, because its ttlSecondsAfterFinished has passed."""
 
 
 @dataclass(frozen=True)
 class SwitchTraffic:
-    """Send the stage's requests to the server that this attempt started, and to no other."""
+    """Send the traffic of the stage to the server of this attempt, and to no other."""
 
     stage: str
     job: str
@@ -47,36 +47,41 @@ Action = CreateJob | StopJob | SwitchTraffic | DeletePipeline
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done, and what is to be written down before it is."""
+    """The actions to take, and the statuses to write before they are taken."""
 
     stages: dict[str, StageStatus]
-    """Every stage, with the attempts that are about to begin or to be stopped."""
+    """Status of every stage, including attempts that are about to start or stop."""
     actions: tuple[Action, ...]
     requeue_after: timedelta | None
-    """Look again after this time at the latest; None: only when something changes."""
+    """Reconcile again after this time at the latest. None: only when something changes."""
 
 
 def plan_next(pipeline: Pipeline, assessment: PipelineAssessment, settings: Settings, now: datetime) -> Plan:
-    """Decide for every stage at once; stages that need each other are ordered by what `assess` found."""
+    """Return the plan for all stages.
+
+    No order between stages is needed here: `assess` leaves a stage startable only when its dependencies are done.
+    """
     planner = _Planner(pipeline, assessment, settings, now)
-    decided = {name: planner.next_for(stage) for name, stage in assessment.stages.items()}
-    actions = tuple(action for _, doing in decided.values() for action in doing)
-    stages = {name: status for name, (status, _) in decided.items()}
-    looks = sorted(
-        look for name, stage in assessment.stages.items() for look in planner.requeue_times(stage, stages[name])
+    planned = {name: planner.next_for(stage) for name, stage in assessment.stages.items()}
+    actions = tuple(action for _, stage_actions in planned.values() for action in stage_actions)
+    stages = {name: status for name, (status, _) in planned.items()}
+    times = sorted(
+        time for name, stage in assessment.stages.items() for time in planner.requeue_times(stage, stages[name])
     )
-    if not actions and (left := planner.ttl_remaining()) is not None:
-        looks, actions = ([left], ()) if left > timedelta() else ([], (DeletePipeline(),))
+    # A pipeline is deleted only when nothing else is left to do.
+    if not actions and (remaining := planner.ttl_remaining()) is not None:
+        times, actions = ([remaining], ()) if remaining > timedelta() else ([], (DeletePipeline(),))
     return Plan(
         stages=stages,
         actions=actions,
-        requeue_after=max(looks[0], timedelta()) if looks else None,
+        requeue_after=max(times[0], timedelta()) if times else None,
     )
 
 
 def _last_answering_server(stage: StageAssessment) -> str | None:
-    done = (one.job for one in reversed(stage.status.attempts) if one.outcome is Outcome.SUCCEEDED)
-    return next((job for job in done if job in stage.servers), None)
+    """Return the newest successful attempt whose server still exists, or None."""
+    jobs = (attempt.job for attempt in reversed(stage.status.attempts) if attempt.outcome is Outcome.SUCCEEDED)
+    return next((job for job in jobs if job in stage.servers), None)
 
 
 @dataclass(frozen=True)
@@ -87,31 +92,35 @@ class _Planner:
     now: datetime
 
     def next_for(self, stage: StageAssessment) -> tuple[StageStatus, tuple[Action, ...]]:
-        """Give what is to be written down of a stage, and what is to be done then."""
+        """Return the stage's status to write, and the actions to take after it is written."""
         attempt = stage.status.last_attempt
-        settling = tuple(self._server_actions(stage))
+        server_actions = tuple(self._server_actions(stage))
+        # At most one attempt at a time: while one is not known to have ended, no other may start.
         if attempt and attempt.outcome is Outcome.RUNNING:
-            status, doing = self._running_actions(stage, attempt)
-            return status, (*doing, *settling)
+            status, actions = self._running_actions(stage, attempt)
+            return status, (*actions, *server_actions)
         if stage.spec and stage.config and self._may_start(stage):
             job = job_template(
                 self.pipeline, stage.spec, stage.config, next_attempt_number(stage.status), self.settings
             )
-            return start_attempt(stage.status, job.name), (CreateJob(job), *settling)
-        return stage.status, settling
+            return start_attempt(stage.status, job.name), (CreateJob(job), *server_actions)
+        return stage.status, server_actions
 
     def _server_actions(self, stage: StageAssessment) -> Iterator[Action]:
-        """Send requests to the server that answered last; only when that is seen do the others go.
+        """Yield the switch of traffic to the new server, or the deletion of old servers.
 
-        While no new one has answered, because it starts, failed or is not to be deployed, the old one stays.
+        Never both at once: the old server is deleted only after the switch has been observed, so that clients always
+        reach a server. While no new server has answered (it starts, failed, or is skipped), the old one stays.
         """
-        last, wanted = stage.status.last_attempt, server_job(stage.status)
+        last, target = stage.status.last_attempt, server_job(stage.status)
+        # No current server: none has answered yet, or the Service was deleted and needs the last one that answered.
         if not any(server.current for server in stage.servers.values()):
-            wanted = wanted or _last_answering_server(stage)  # somebody has taken the Service away
-        answered = stage.servers.get(wanted) if wanted else None
-        if stage.spec and wanted and answered and not answered.current:
-            yield SwitchTraffic(stage.spec.name, wanted)
+            target = target or _last_answering_server(stage)
+        answered = stage.servers.get(target) if target else None
+        if stage.spec and target and answered and not answered.current:
+            yield SwitchTraffic(stage.spec.name, target)
             return
+        # The server of the running attempt has not answered yet: it is neither current nor to be deleted.
         running = last.job if last and last.outcome is Outcome.RUNNING else None
         for job, server in stage.servers.items():
             if job != running and not (stage.spec and server.current):
@@ -120,23 +129,29 @@ class _Planner:
     def _running_actions(
         self, stage: StageAssessment, attempt: AttemptStatus
     ) -> tuple[StageStatus, tuple[Action, ...]]:
-        """Leave it alone, or stop it. Both actions are repeated until they are seen to have worked."""
-        if why := attempt.stopping or self._reason_to_stop(stage, attempt):
-            return mark_stopping(stage.status, why), (StopJob(attempt.job, why),)
+        """Stop the running attempt, create its Job, or leave it alone.
+
+        Both actions are repeated until their effect is observed, because the operator may have been killed in between.
+        """
+        # A recorded stop is never taken back: the process may have received SIGTERM already.
+        if reason := attempt.stopping or self._reason_to_stop(stage, attempt):
+            return mark_stopping(stage.status, reason), (StopJob(attempt.job, reason),)
+        # Recorded, but its Job was never observed: create it with the recorded number.
         if attempt.created_at is None and stage.spec and stage.config:
             job = job_template(self.pipeline, stage.spec, stage.config, attempt.number, self.settings)
             return stage.status, (CreateJob(job),)
         return stage.status, ()
 
     def _reason_to_stop(self, stage: StageAssessment, attempt: AttemptStatus) -> Reason | None:
-        wanted = (stage.status.identity, stage.status.execution)
-        if stage.spec is None or (attempt.identity, attempt.execution) != wanted:
+        # The first reason is the one shown to the user. A changed spec replaces the attempt, whatever else is true.
+        requested = (stage.status.identity, stage.status.execution)
+        if stage.spec is None or (attempt.identity, attempt.execution) != requested:
             return Reason.SPEC_CHANGED
         if self.assessment.cancelled:
             return Reason.CANCELLED
         if self.pipeline.spec.suspend:
             return Reason.SUSPENDED
-        if any(left <= timedelta() for left in self._time_left(stage)):
+        if any(remaining <= timedelta() for remaining in self._time_left(stage)):
             return Reason.DEADLINE_EXCEEDED
         return None
 
@@ -163,16 +178,17 @@ class _Planner:
             yield timedelta(seconds=limit) - self.assessment.active_time
 
     def ttl_remaining(self) -> timedelta | None:
-        """Give how long a finished pipeline is kept; None: it is not finished, or kept for ever."""
+        """Return how long a finished pipeline is kept. None: it is not finished, or has no TTL."""
         ttl, ended = self.pipeline.spec.ttl_seconds_after_finished, self.pipeline.status.finished_at
+        # The written status must describe the current spec: an edit or a retry may have started the pipeline again.
         current = self.pipeline.status.observed_generation == self.pipeline.generation and not self.pipeline.retry
         return ended + timedelta(seconds=ttl) - self.now if ttl is not None and ended and current else None
 
     def requeue_times(self, stage: StageAssessment, planned: StageStatus) -> Iterator[timedelta]:
-        """Give the times after which something of a stage may be due."""
+        """Yield the times after which the stage needs another reconcile, even if no event arrives."""
         last = planned.last_attempt
         if last and last.outcome is Outcome.RUNNING:
-            yield self.settings.poll_interval
+            yield self.settings.poll_interval  # for progress, which triggers no event
             if not last.stopping:
                 yield from self._time_left(stage)
         elif any(self._server_actions(stage)):

@@ -1,4 +1,4 @@
-"""What is said of a pipeline: pure, from what every stage is and what is about to be done."""
+"""The status of a pipeline: pure, from the assessment of every stage and the plan."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True)
 class Summary:
-    """The pipeline as a whole."""
+    """Phase and conditions of the pipeline as a whole."""
 
     phase: str
     ready: ConditionStatus
@@ -39,7 +39,7 @@ class Summary:
 
 
 def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: datetime) -> PipelineStatus:
-    """Write the whole status anew; only times of transition are taken over."""
+    """Return the complete new status. Only times of earlier changes are taken from the last one."""
     before, stages = pipeline.status, plan.stages
     summary = _add_workspace_warning(summarize(pipeline, assessment, plan), assessment.workspace_blocker)
     name = current_stage(stages)
@@ -73,7 +73,11 @@ def _handled_annotations(pipeline: Pipeline) -> HandledAnnotations:
 
 
 def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) -> Summary:
-    """Say in one word, one reason and one sentence how the pipeline stands."""
+    """Return phase, reason and message of the pipeline.
+
+    The order matters. A pipeline with a live Job is not Finished, even if that Job is being stopped. Failed and done
+    come before suspended, because a finished pipeline cannot be suspended.
+    """
     running = any(_is_running(status) for status in plan.stages.values())
     failed = assessment.failed_stage
     if failed and not running:
@@ -85,35 +89,40 @@ def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) ->
         return _finish(assessment)
     if pipeline.spec.suspend:
         return Summary(
-            "Suspended", "False", Reason.SUSPENDED, "suspended, goes on where it stopped", reconciling=running
+            "Suspended",
+            "False",
+            Reason.SUSPENDED,
+            "suspended; it continues where it stopped when resumed",
+            reconciling=running,
         )
     name = current_stage(plan.stages)
     status = plan.stages[name]
     message = f"{name}: {status.message}" if status.message else f"{name} is {status.state.lower()}"
-    goes_on = running or status.state is StageState.RUNNING
-    return Summary("Running" if goes_on else "Pending", "False", status.reason, message, reconciling=True)
+    active = running or status.state is StageState.RUNNING
+    return Summary("Running" if active else "Pending", "False", status.reason, message, reconciling=True)
 
 
-def _add_workspace_warning(summary: Summary, trouble: Blocker | None) -> Summary:
-    """Add what is wrong with the workspace to what is said anyway, for nothing stops because of it."""
-    if trouble is None:
+def _add_workspace_warning(summary: Summary, blocker: Blocker | None) -> Summary:
+    """Add the problem of the workspace to the message. It stops no stage, so phase and conditions stay."""
+    if blocker is None:
         return summary
-    reason = trouble.reason if summary.reason is Reason.PROGRESSING else summary.reason
-    return replace(summary, reason=reason, message=truncate_message(f"{summary.message}; meanwhile {trouble.message}"))
+    reason = blocker.reason if summary.reason is Reason.PROGRESSING else summary.reason
+    return replace(summary, reason=reason, message=truncate_message(f"{summary.message}; meanwhile {blocker.message}"))
 
 
-def _finish(view: PipelineAssessment) -> Summary:
-    below = next((s.status.message for s in view.stages.values() if s.status.reason is Reason.BELOW_THRESHOLD), None)
+def _finish(assessment: PipelineAssessment) -> Summary:
+    statuses = [stage.status for stage in assessment.stages.values()]
+    below = next((status.message for status in statuses if status.reason is Reason.BELOW_THRESHOLD), None)
     if below:
         return Summary("BelowThreshold", "False", Reason.BELOW_THRESHOLD, below, finished=True)
-    down = next((s.status.message for s in view.stages.values() if s.status.reason is Reason.SERVER_NOT_READY), None)
+    down = next((status.message for status in statuses if status.reason is Reason.SERVER_NOT_READY), None)
     if down:
         return Summary("Degraded", "False", Reason.SERVER_NOT_READY, down, finished=True)
-    return Summary("Succeeded", "True", Reason.ALL_STAGES_SUCCEEDED, "all that was asked for is done", finished=True)
+    return Summary("Succeeded", "True", Reason.ALL_STAGES_SUCCEEDED, "all requested stages are done", finished=True)
 
 
 def current_stage(stages: Mapping[str, StageStatus]) -> str:
-    """Name the stage to look at: the one that runs or failed, else the first that is not over, else the last done."""
+    """Return the stage to show: the first with a live Job, else failed, running or pending, else the last done."""
     for name, status in stages.items():
         if _is_running(status):
             return name
@@ -126,12 +135,12 @@ def current_stage(stages: Mapping[str, StageStatus]) -> str:
 
 
 def _is_running(status: StageStatus) -> bool:
-    # Not its state: a stage that is not asked for any more may still have a Job that is being stopped.
+    # Not by its state: a stage that is no longer requested may still have a Job that is being stopped.
     return status.last_attempt is not None and status.last_attempt.outcome is Outcome.RUNNING
 
 
 def percent(stage: StageStatus) -> str:
-    """Say how far a stage is, as 62%."""
+    """Return the progress of a stage, for example 62%. It reaches 100% only when the stage has succeeded."""
     if stage.state is StageState.SUCCEEDED:
         return "100%"
     progress: Progress | None = stage.progress

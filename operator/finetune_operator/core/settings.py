@@ -1,4 +1,4 @@
-"""What whoever runs the operator decides, and no pipeline."""
+"""Settings of the operator, made by the platform team and the same for all pipelines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,30 +11,30 @@ VLLM_IMAGE = "vllm/vllm-openai:v0.11.0"
 
 @dataclass(frozen=True)
 class Settings:
-    """How patient the operator is and what it starts by default."""
+    """Default images, placement, timeouts and backoff."""
 
     trainer_image: str = "finetune-trainer"
-    """Used where a stage names no image."""
+    """Image of stages that name none."""
     engine_images: Mapping[str, str] = field(default_factory=lambda: {"vllm": VLLM_IMAGE})
-    """Used where a server names no image and its engine is not in the trainer's."""
+    """Engine -> image of servers that name none, for engines that the trainer's image does not contain."""
     placement_defaults: PlacementDefaults = field(default_factory=PlacementDefaults)
-    """What spot, on-demand and a stage's pool mean on this cluster."""
+    """Meaning of spot, on-demand and the pools on this cluster."""
     grace_period: timedelta = timedelta(seconds=30)
-    """From SIGTERM to SIGKILL."""
+    """Time from SIGTERM to SIGKILL."""
     base_backoff: timedelta = timedelta(seconds=10)
-    """From the first failure of a stage to its next attempt; doubles with each. An interruption waits for nothing."""
+    """Delay after the first failure of a stage. It doubles with each failure. Interruptions are retried immediately."""
     max_backoff: timedelta = timedelta(minutes=10)
-    """The most that doubling leads to."""
+    """Upper limit of the backoff."""
     poll_interval: timedelta = timedelta(minutes=5)
-    """How long a pipeline with running work is left alone when nothing is heard of it."""
+    """Interval between two reconciles of a pipeline with a running attempt, if no event triggers one earlier."""
     until: str | None = None
-    """The last stage to start; None: all. For `finetune run --until`."""
+    """Last stage to start, for `finetune run --until`. None: all stages."""
 
     def image_of(self, engine: str | None) -> str:
-        """Give the image of a stage, or of the server that it starts."""
+        """Return the default image of a stage, or of the server with this engine."""
         return self.engine_images.get(engine or "", self.trainer_image)
 
     def backoff(self, failures: int) -> timedelta:
-        """Give the wait before the attempt that follows so many failures."""
-        doublings = max(0, min(failures - 1, 30))
+        """Return the delay before the next attempt after this number of failures."""
+        doublings = max(0, min(failures - 1, 30))  # 30, because a float overflows; max_backoff is less
         return min(self.base_backoff * float(2**doublings), self.max_backoff)

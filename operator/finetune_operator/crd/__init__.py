@@ -1,1 +1,1 @@
-"""The CustomResourceDefinition, generated from the models."""
+"""The CustomResourceDefinition, generated from the models in `api`."""

@@ -1,7 +1,7 @@
-"""From pydantic's JSON schema to the structural schema that Kubernetes keeps.
+"""Convert pydantic's JSON schema to a structural schema of Kubernetes.
 
-What a structural schema cannot express is refused, never left out: a bound that is lost on the way would let
-the API server take what the operator then stumbles over.
+A keyword that a structural schema cannot express raises UnsupportedSchema and is never dropped: without it the API
+server would accept objects that the operator cannot read.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ PASSTHROUGH = frozenset(
 )  # fmt: skip
 
 INT_OR_STRING = "x-kubernetes-int-or-string"
-"""The one union that a custom resource's schema knows, and the one place where it is said with anyOf."""
+"""The only union that a structural schema supports. It is also the only place where anyOf is written."""
 
 REWRITES: Mapping[str, Callable[[Any], Schema]] = {
     "const": lambda value: {"enum": [value]},
@@ -29,24 +29,25 @@ REWRITES: Mapping[str, Callable[[Any], Schema]] = {
     "$defs": lambda _: {},
 }
 
-ABOUT_NAMES = frozenset({"patternProperties", "propertyNames"})
-HANDLED_ELSEWHERE = ABOUT_NAMES | {"description", "default", "x-kubernetes-validations"}
+KEY_KEYWORDS = frozenset({"patternProperties", "propertyNames"})
+"""Keywords that constrain the keys of a mapping."""
+HANDLED_ELSEWHERE = KEY_KEYWORDS | {"description", "default", "x-kubernetes-validations"}
 
 
 class UnsupportedSchema(Exception):
-    """A custom resource's schema has no words for this."""
+    """A structural schema cannot express this."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path}: {why}")
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
 
 
 def structural(schema: Schema, path: str = "$") -> Schema:
-    """Convert a whole schema with its definitions; raises NotExpressible with the place and the reason."""
+    """Convert a schema with its definitions; raise UnsupportedSchema with the path and the reason."""
     return _Converter(schema.get("$defs", {})).convert(schema, path)
 
 
 def without_defaults(schema: Schema) -> Schema:
-    """Give the same schema without defaults."""
+    """Return the schema without defaults."""
     return {
         key: {name: without_defaults(inner) for name, inner in value.items()}
         if key == "properties"
@@ -64,12 +65,12 @@ class _Converter:
         self.open: list[str] = []
 
     def convert(self, schema: Schema, path: str) -> Schema:
-        """Convert one schema and everything in it."""
+        """Convert one schema and all nested schemas."""
         if "$ref" in schema:
             return self._inlined(schema, path)
         if INT_OR_STRING in schema:
-            said = {key: value for key, value in schema.items() if key not in HANDLED_ELSEWHERE | {"title"}}
-            return _annotated(schema) | said
+            kept = {key: value for key, value in schema.items() if key not in HANDLED_ELSEWHERE | {"title"}}
+            return _annotated(schema) | kept
         if "anyOf" in schema:
             return self.convert(_without_null(schema, path), path)
         converted = _annotated(schema)
@@ -77,19 +78,19 @@ class _Converter:
             if keyword not in HANDLED_ELSEWHERE:
                 converted |= self._keyword(keyword, value, path)
         if "type" not in converted:
-            raise UnsupportedSchema(path, "has no type; a union is written as optional members and a rule between them")
-        if schema.keys() & ABOUT_NAMES:
-            converted |= self._values_by_name(schema, path)
-        rules = [*schema.get("x-kubernetes-validations", ()), *_rules_for_names(schema, path)]
+            raise UnsupportedSchema(path, "has no type; write a union as optional members and a rule between them")
+        if schema.keys() & KEY_KEYWORDS:
+            converted |= self._mapping_values(schema, path)
+        rules = [*schema.get("x-kubernetes-validations", ()), *_key_rules(schema, path)]
         return converted | ({"x-kubernetes-validations": rules} if rules else {})
 
     def _inlined(self, schema: Schema, path: str) -> Schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         if name in self.open:
-            raise UnsupportedSchema(path, f"{name} contains itself; a structural schema is finite")
+            raise UnsupportedSchema(path, f"{name} contains itself; a structural schema cannot be recursive")
         self.open.append(name)
-        beside = {key: value for key, value in schema.items() if key != "$ref"}
-        converted = self.convert(self.definitions[name] | beside, path)
+        siblings = {key: value for key, value in schema.items() if key != "$ref"}
+        converted = self.convert(self.definitions[name] | siblings, path)
         self.open.pop()
         return converted
 
@@ -101,7 +102,7 @@ class _Converter:
         if keyword == "properties":
             return {keyword: {name: self.convert(inner, f"{path}.{name}") for name, inner in value.items()}}
         if keyword == "items":
-            # A default that the server adds within a list looks like drift to GitOps tools; the models add it anyway.
+            # Defaults inside lists look like drift to GitOps tools. The models add them when they read the object.
             return {keyword: without_defaults(self.convert(value, f"{path}[]"))}
         if keyword == "additionalProperties":
             return self._additional(value, path)
@@ -110,42 +111,44 @@ class _Converter:
     def _additional(self, value: Any, path: str) -> Schema:
         match value:
             case False:
-                # The server prunes or, with strict field validation, refuses what is unknown; saying so is illegal.
+                # Illegal beside properties. The API server prunes unknown fields or, if validation is strict, rejects them.
                 return {}
             case True:
                 return {"x-kubernetes-preserve-unknown-fields": True}
             case _:
                 return {"additionalProperties": self.convert(value, f"{path}.*")}
 
-    def _values_by_name(self, schema: Schema, path: str) -> Schema:
+    def _mapping_values(self, schema: Schema, path: str) -> Schema:
         patterns: Schema = schema.get("patternProperties", {})
         if len(patterns) > 1:
-            raise UnsupportedSchema(path, "values cannot differ by the pattern of their keys")
+            raise UnsupportedSchema(path, "values cannot depend on the pattern of their keys")
         inner = next(iter(patterns.values()), None)
         return {"additionalProperties": self.convert(inner, f"{path}.*")} if inner is not None else {}
 
 
-def _rules_for_names(schema: Schema, path: str) -> list[Schema]:
-    """Write what keys must look like as rules, for a structural schema has no propertyNames."""
-    if not schema.keys() & ABOUT_NAMES:
+def _key_rules(schema: Schema, path: str) -> list[Schema]:
+    """Return the constraints on keys as CEL rules, because a structural schema has no propertyNames."""
+    if not schema.keys() & KEY_KEYWORDS:
         return []
     names: Schema = schema.get("propertyNames", {})
     if unknown := names.keys() - {"type", "minLength", "maxLength", "pattern"}:
         raise UnsupportedSchema(path, f"{', '.join(sorted(unknown))} of keys cannot be expressed")
     if "maxProperties" not in schema:
-        raise UnsupportedSchema(path, "a rule for every key needs maxProperties, or its cost has no bound")
+        raise UnsupportedSchema(
+            path, "a rule for every key needs maxProperties, or the API server cannot bound its cost"
+        )
     rules = []
     if "maxLength" in names or "minLength" in names:
-        least, most = names.get("minLength", 0), names.get("maxLength")
-        bounds = [f"size(key) >= {least}"] * (least > 0) + [f"size(key) <= {most}"] * (most is not None)
-        words = [f"at least {least}"] * (least > 0) + [f"at most {most}"] * (most is not None)
-        rules.append(_for_every_key(" && ".join(bounds), f"have {' and '.join(words)} characters"))
+        minimum, maximum = names.get("minLength", 0), names.get("maxLength")
+        bounds = [f"size(key) >= {minimum}"] * (minimum > 0) + [f"size(key) <= {maximum}"] * (maximum is not None)
+        limits = [f"at least {minimum}"] * (minimum > 0) + [f"at most {maximum}"] * (maximum is not None)
+        rules.append(_for_every_key(" && ".join(bounds), f"have {' and '.join(limits)} characters"))
     patterns = [*schema.get("patternProperties", ()), *([names["pattern"]] if "pattern" in names else [])]
     return rules + [_for_every_key(f"key.matches({_literal(pattern)})", f"match {pattern}") for pattern in patterns]
 
 
-def _for_every_key(condition: str, words: str) -> Schema:
-    return {"rule": f"self.all(key, {condition})", "message": f"every key must {words}"}
+def _for_every_key(condition: str, requirement: str) -> Schema:
+    return {"rule": f"self.all(key, {condition})", "message": f"every key must {requirement}"}
 
 
 def _literal(text: str) -> str:
@@ -154,13 +157,13 @@ def _literal(text: str) -> str:
 
 
 def _without_null(schema: Schema, path: str) -> Schema:
-    """Turn X | None into X: what is optional is absent, never null."""
+    """Convert X | None to X, because an optional field is absent and never null."""
     members = [member for member in schema["anyOf"] if member != {"type": "null"}]
     if len(members) != 1:
         raise UnsupportedSchema(path, "is one of several types; write optional members and a rule between them")
-    beside = {key: value for key, value in schema.items() if key != "anyOf"}
+    siblings = {key: value for key, value in schema.items() if key != "anyOf"}
     member: Schema = members[0]
-    return member | beside
+    return member | siblings
 
 
 def _annotated(schema: Schema) -> Schema:

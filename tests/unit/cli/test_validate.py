@@ -76,7 +76,7 @@ spec:
         "10: spec.train.lora.rank: must be at least 1 (got 0)",
         "11: spec.train.optmizer: unknown key; did you mean optimizer?",
         "11: spec.train.optmizer.learningRate: must be at most 1 (got 2)",
-        "13: spec.train.maxSteps: give epochs or maxSteps, not both",
+        "13: spec.train.maxSteps: set epochs or maxSteps, not both",
         "13: spec.train.maxSteps: must be a whole number (got 'ten')",
         "14: spec.train.compile: must be true or false (got 'yes')",
         '16: spec.train.env.PORT: must be text (got 8080); put it in quotes: "8080"',
@@ -137,11 +137,11 @@ spec:
         ("evaluate: {tasks: {}}", "spec.evaluate.tasks: must have at least 1 entry (got keys and values)"),
         (
             "evaluate: {tasks: {a: {}}, gate: {task: b, threshold: 1}}",
-            "spec.evaluate.gate.task: must be one of the names under evaluate.tasks",
+            "spec.evaluate.gate.task: must be a name under evaluate.tasks",
         ),
         (
             "deploy: {when: Always}",
-            "spec.deploy: needs push: what is served is the published model; add push.target",
+            "spec.deploy: needs push, because the published model is served: add push.target",
         ),
         ("zzzz: 1", "spec.zzzz: unknown key; there are model, dataset, seed,"),
         ("seed: &s 1\n  train: {image: *s}", 'spec.train.image: must be text (got 1); put it in quotes: "1"'),

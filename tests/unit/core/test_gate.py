@@ -73,7 +73,7 @@ def test_a_metric_that_was_not_measured_fails_and_names_those_that_were():
     scenario = gated({"metric": "f1"}, push={"when": "GatePassed"}).finish()
     assert scenario.status.phase == "Failed"
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
-    assert scenario.stage("evaluate").message == "evaluate.gate.metric: f1 was not measured; there are acc, acc_norm"
+    assert scenario.stage("evaluate").message == "evaluate.gate.metric: f1 was not measured; measured metrics: acc, acc_norm"
     assert scenario.states["push"] == "Pending"
     assert kstatus(scenario.generation, scenario.status) == "Failed"
     scenario.edit(evaluate={"gate": {"metric": "acc"}})

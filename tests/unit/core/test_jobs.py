@@ -99,7 +99,7 @@ def test_an_own_program_takes_the_trainers_place_and_determines_the_result():
 
 @pytest.mark.parametrize("stage", ["prepare", "train", "evaluate", "push"])
 def test_arguments_without_a_command_are_refused_before_anything_runs(stage):
-    with pytest.raises(ValidationError, match=r"args: are the arguments of a command, and there is none"):
+    with pytest.raises(ValidationError, match=r"args: has no effect without command"):
         a_pipeline(**{stage: {"args": ["--fast"]}})
 
 
@@ -120,7 +120,7 @@ def test_the_users_variables_reach_the_process_and_cannot_replace_its_config():
     train = templates(Scenario(a_pipeline(train={"env": {"A": "1"}})))["train"]
     assert train.env["A"] == "1"
     assert parse_config(train.env[CONFIG]).identity == train.identity
-    with pytest.raises(ValidationError, match=r"env: names that begin with FINETUNE_ are the stage contract's own"):
+    with pytest.raises(ValidationError, match=r"env: names with the prefix FINETUNE_ are reserved for the stage contract"):
         a_pipeline(train={"env": {CONFIG: "{}"}})
 
 

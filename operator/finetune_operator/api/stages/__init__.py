@@ -1,5 +1,5 @@
 """The stages, one file each.
 
-Adding one is a file here, with what users may write and what its process is told, and a line in
-`api/spec.py`; planner, status, conditions, CRD and command line take it from there.
+To add a stage, add a file here with its spec and the config of its process, and a field in `api/spec.py`. The planner,
+status, conditions, CRD and command line derive the rest from these.
 """

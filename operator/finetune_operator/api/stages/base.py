@@ -1,9 +1,9 @@
-"""What every stage has in common: how its container runs, and what it must be able to say of itself."""
+"""The base of all stages: how a stage's container runs, and the interface that the core uses."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
 from typing_extensions import override
@@ -17,22 +17,29 @@ from finetune_trainer.contract.environment import GIT_SHA, METRICS_PORT
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 
 
-def _as_text(value: Any) -> Any:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if whole else value
+R = TypeVar("R", bound=ContractModel)
+
+
+def _integer_to_text(value: Any) -> Any:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_integer else value
 
 
 MAX_DEPTH = 32
-"""Levels of an affinity; one that a pod can have is ten deep."""
+"""Nesting levels allowed in an affinity. A valid affinity of a pod has at most ten."""
 
 
-def _no_deeper(value: dict[str, Any]) -> dict[str, Any]:
-    """Keep out what can be read but not written: no schema limits how deep a field of any content is."""
+def _check_depth(value: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError if the value is nested too deeply.
+
+    The schema of a field with arbitrary content cannot limit its depth. Without this limit an API server could store an
+    object that the operator reads but cannot serialise again.
+    """
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        level = [child for one in level for child in _children(one)]
+        level = [child for node in level for child in _children(node)]
     if level:
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep: no pod has such an affinity")
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep: a valid affinity of a pod is not")
     return value
 
 
@@ -44,7 +51,7 @@ def _children(value: Any) -> Iterable[Any]:
 
 Quantity = Annotated[
     str,
-    BeforeValidator(_as_text),
+    BeforeValidator(_integer_to_text),
     StringConstraints(max_length=32, pattern=QUANTITY),
     WithJsonSchema(
         {
@@ -55,7 +62,7 @@ Quantity = Annotated[
         }
     ),
 ]
-"""A Kubernetes quantity; cpu: 2 may be written without quotes, as in a pod."""
+"""A Kubernetes quantity. As in a pod, an integer needs no quotes: cpu: 2."""
 
 ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 Argument = Annotated[str, StringConstraints(max_length=4096)]
@@ -64,7 +71,7 @@ LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
 
 
-RESERVED = "FINETUNE_"
+RESERVED_PREFIX = "FINETUNE_"
 USER_SETTABLE = frozenset({METRICS_PORT, GIT_SHA})
 
 
@@ -72,195 +79,201 @@ class Gpu(ContractModel):
     """Accelerators for one pod."""
 
     resource: LabelKey = "nvidia.com/gpu"
-    """The extended resource that the device plugin advertises; a MIG slice has a name of its own."""
+    """Extended resource that the device plugin advertises. A MIG slice has its own name."""
 
     count: int = Field(default=1, ge=1, le=16)
-    """How many."""
+    """Number of accelerators."""
 
 
 class Resources(ContractModel):
-    """What the stage's pod asks for; memory and accelerators are limits as well."""
+    """Resource requests of the stage's pod. Memory and accelerators are limits too."""
 
     cpu: Quantity | None = None
-    """Processors: 2, or 500m for half a one."""
+    """CPU request, for example 2, or 500m for half a CPU."""
 
     memory: Quantity | None = None
-    """Bytes: 16Gi."""
+    """Memory request and limit, for example 16Gi."""
 
     gpu: Gpu | None = None
-    """Accelerators."""
+    """Accelerators. Absent: none."""
 
 
 class Placement(ContractModel):
-    """Where the stage's pod may run."""
+    """Nodes on which the stage's pod may run."""
 
     capacity: Capacity = "on-demand"
-    """spot is cheaper and may be taken away at any time; on-demand stays."""
+    """Type of capacity. spot nodes are cheaper and may be reclaimed at any time; on-demand nodes are not."""
 
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
-    """Labels that the node must have; absent: those of the pool the stage is made for, where the operator has one."""
+    """Labels that the node must have. Absent: the labels of the stage's pool, if the operator defines it."""
 
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
-    """Taints that the pod does not mind, besides those that capacity and accelerators need."""
+    """Additional tolerations. Those for the pool, the capacity and accelerators are added automatically."""
 
     affinity: Annotated[
         dict[str, Any],
-        AfterValidator(_no_deeper),
+        AfterValidator(_check_depth),
         Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
     ] = Field(default_factory=dict)
-    """A pod's affinity, as Kubernetes has it; the cluster says what is wrong with it when the pod is made."""
+    """Affinity of the pod, as in a pod spec. The API server validates it when the Job is created."""
 
 
 class Retries(ContractModel):
-    """How often the stage is started again. An eviction is no failure."""
+    """Retry budgets of the stage. An interruption, such as an eviction, does not count as a failure."""
 
     failures: int = Field(default=3, ge=0, le=100)
-    """Failed attempts that are allowed; one more ends the stage."""
+    """Number of failed attempts that are retried. One more fails the stage."""
 
     interruptions: int = Field(default=20, ge=0, le=1000)
-    """Interrupted attempts that are allowed: evictions, lost nodes."""
+    """Number of interrupted attempts (evictions, lost nodes) that are retried. One more fails the stage."""
 
 
 @dataclass(frozen=True)
 class ConfigContext:
-    """What a stage is told when it writes its process's config."""
+    """The inputs from which a stage builds the config of its process."""
 
     pipeline: str
-    """namespace/name."""
+    """Key of the pipeline: namespace/name."""
     seed: int
     model: ModelSource
     dataset: DatasetSource
     specs: Mapping[str, "StageSpec"]
-    """Of all requested stages, by name."""
+    """Specs of all requested stages, by name."""
     identities: Mapping[str, str]
-    """Of the requested stages before this one."""
+    """Identities of the requested stages before this one, by name."""
     statuses: Mapping[str, StageStatus]
-    """What is known of all stages before this one."""
+    """Statuses of all stages before this one, by name."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A model that is to be served from now on."""
+    """A model to be served after the stage is done."""
 
     engine: str
     model: str
-    """Its URI."""
+    """URI of the model."""
     digest: str | None
-    """Of what lies there; None: it has not been published yet."""
+    """Digest of the published model. None: not published yet."""
     replicas: int
     prompt: str
-    """Asked once before anybody's requests are sent to it."""
+    """Sent once before the server receives traffic."""
     max_tokens: int
 
 
 ARGS_NEED_COMMAND = Rule(
     field="args",
-    message="are the arguments of a command, and there is none; the trainer takes no others",
+    message="has no effect without command, because the trainer takes no arguments: add command, or remove args",
     cel="!has(self.args) || size(self.args) == 0 || (has(self.command) && size(self.command) > 0)",
     is_valid=lambda data: not data.get("args") or bool(data.get("command")),
 )
-"""For stages that are a program that ends; a server's engine takes arguments."""
+"""Applies to stages that run to completion. A server passes `args` to its engine instead."""
 
 
 class StageSpec(WithRules):
-    """How the stage's container runs."""
+    """Settings of the stage's container."""
 
     name: ClassVar[str]
-    """The word for it everywhere: spec key, Job suffix, trainer sub-command."""
+    """Name of the stage: key in the spec, part of the Job's name, sub-command of the trainer."""
     condition: ClassVar[str]
-    """Past tense, for status.conditions."""
+    """Type of the stage's condition, in the past tense."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Stages that must be over before this one starts."""
+    """Stages that must be done before this one starts."""
     pool: ClassVar[str]
-    """The kind of node it is made for."""
+    """Node pool for which the stage is made."""
     runs_server: ClassVar[bool] = False
-    """Whether it leaves something running, where the cluster can keep it."""
+    """Whether the stage leaves a server running, on a cluster that supports it."""
     non_identity_fields: ClassVar[frozenset[str]] = frozenset()
-    """Its own fields that change how it runs and never what it makes."""
+    """Fields of the stage that change how it runs and never its result."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="env",
-            message="names that begin with FINETUNE_ are the stage contract's own; of these only FINETUNE_METRICS_PORT"
+            message="names with the prefix FINETUNE_ are reserved for the stage contract; only FINETUNE_METRICS_PORT"
             " and FINETUNE_GIT_SHA may be set",
             cel="!has(self.env) || self.env.all(name, !name.startsWith('FINETUNE_')"
             " || name in ['FINETUNE_METRICS_PORT', 'FINETUNE_GIT_SHA'])",
             is_valid=lambda data: all(
-                name in USER_SETTABLE or not name.startswith(RESERVED) for name in data.get("env", {})
+                name in USER_SETTABLE or not name.startswith(RESERVED_PREFIX) for name in data.get("env", {})
             ),
         ),
     )
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
-    """A container image in place of the trainer's. On a laptop there are no containers: the process runs as it is."""
+    """Container image that replaces the trainer's. A local run ignores it, because it uses no containers."""
 
     command: tuple[Argument, ...] = Field(default=(), max_length=64)
-    """A program in place of the trainer. It keeps the stage contract: environment, folders, exit codes, result."""
+    """Program that replaces the trainer. It must keep the stage contract: environment, folders, exit codes, result."""
 
     args: tuple[Argument, ...] = Field(default=(), max_length=256)
-    """Arguments of that program. Of deploy without a command: on a cluster added to the engine's own."""
+    """Arguments of command. For deploy without command: additional arguments of the engine, on a cluster only."""
 
     resources: Resources = Resources()
-    """What the stage's pod asks for."""
+    """Resource requests of the stage's pod."""
 
     placement: Placement = Placement()
-    """Where the stage's pod may run."""
+    """Nodes on which the stage's pod may run."""
 
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=128)
-    """Environment variables for the process."""
+    """Environment variables of the process."""
 
     secret_refs: tuple[ObjectName, ...] = Field(default=(), max_length=16)
-    """Secrets of the namespace whose keys become environment variables; on a laptop the process has your own."""
+    """Secrets of the namespace whose keys become environment variables. A local run uses your environment instead."""
 
     service_account_name: ObjectName | None = None
-    """The pod's identity towards a cloud; its token for the cluster is not mounted."""
+    """ServiceAccount of the pod, for example for access to a cloud. Its token for the cluster is not mounted."""
 
     priority_class_name: ObjectName | None = None
-    """Who waits for whom, and who is taken away for whom."""
+    """PriorityClass of the pod, which orders scheduling and preemption."""
 
     timeout_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
-    """How long the stage's attempts may run in all; time spent waiting does not count."""
+    """Limit for the running time of all attempts of the stage together. Waiting time does not count."""
 
     retries: Retries = Retries()
-    """How often the stage is started again."""
+    """How often the stage is retried after failures and interruptions."""
 
     @abstractmethod
     def config(self, context: ConfigContext) -> StageConfig:
-        """Write what the stage's process is told, with an empty identity."""
+        """Return the config of the stage's process, with an empty identity."""
 
-    def serving(self, config: StageConfig) -> Serving | None:  # noqa: ARG002  only a stage that serves has one
-        """Say what goes on running when the stage is done, where the cluster can keep it; else None."""
+    def serving(self, config: StageConfig) -> Serving | None:  # noqa: ARG002  for overrides
+        """Return the server that the stage leaves running on a cluster, or None."""
         return None
 
     def source_uris(self) -> tuple[str, ...]:
-        """Give the URIs of what it reads besides the model, the data set and other stages' work."""
+        """Return the URIs of inputs besides the model, the data set and results of other stages."""
         return ()
 
-    def skip_reason(self, gate: GateStatus | None) -> str | None:  # noqa: ARG002  stages behind a gate look at it
-        """Say why the stage is not run although it was asked for, or None."""
+    def skip_reason(self, gate: GateStatus | None) -> str | None:  # noqa: ARG002  for overrides
+        """Return why the requested stage is skipped, or None if it is not."""
         return None
 
-    def evaluate_gate(self, result: AnyResult) -> GateStatus | None:  # noqa: ARG002  only a stage that measures has one
-        """Compare a result with the stage's own gate, or None where it has none."""
+    def evaluate_gate(self, result: AnyResult) -> GateStatus | None:  # noqa: ARG002  for overrides
+        """Return the comparison of a result with the stage's gate, or None without a gate."""
         return None
 
 
 class GatedSpec(StageSpec):
-    """A stage that may wait for the gate, and writes to the world outside, so that it is never put on spot nodes."""
+    """A stage that may depend on the gate. It has effects outside the workspace, so it never runs on spot nodes."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="placement.capacity",
-            message="must be on-demand: it writes to the outside, and losing its node half-way cannot be undone",
+            message="must be on-demand: this stage writes outside the workspace, and half a write cannot be undone",
             cel="!has(self.placement) || !has(self.placement.capacity) || self.placement.capacity != 'spot'",
             is_valid=lambda data: data.get("placement", {}).get("capacity") != "spot",
         ),
     )
 
     when: Literal["Always", "GatePassed"] = "Always"
-    """GatePassed: only if the score is above evaluate.gate.threshold."""
+    """Always, or GatePassed: run only if the score passes evaluate.gate."""
 
     @override
     def skip_reason(self, gate: GateStatus | None) -> str | None:
-        closed = gate is not None and gate.measured and not gate.passed
-        return gate.message if gate and closed and self.when == "GatePassed" else None
+        failed = gate is not None and gate.measured and not gate.passed
+        return gate.message if gate and failed and self.when == "GatePassed" else None
+
+
+def recipe_from(spec: ContractModel, recipe: type[R]) -> R:
+    """Return the recipe part of a spec that inherits from both StageSpec and the recipe."""
+    fields: dict[str, Any] = {name: getattr(spec, name) for name in recipe.model_fields}
+    return recipe(**fields)

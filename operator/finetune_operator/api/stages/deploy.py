@@ -1,18 +1,17 @@
-"""Serve the published model."""
+"""The deploy stage: serve the published model."""
 
 from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from finetune_operator.api.stages.base import ConfigContext, GatedSpec, Serving
-from finetune_operator.api.stages.parts import recipe_from
+from finetune_operator.api.stages.base import ConfigContext, GatedSpec, Serving, recipe_from
 from finetune_operator.api.stages.push import Push
 from finetune_trainer.contract import DeployConfig, DeployRecipe, ModelSource, StageConfig
 
 
 class Deploy(GatedSpec, DeployRecipe):
-    """Serves the published model: on a cluster from then on, on a laptop until it has answered once."""
+    """Serves the published model: continuously on a cluster, and in a local run until it has answered one prompt."""
 
     name: ClassVar[str] = "deploy"
     condition: ClassVar[str] = "Deployed"
@@ -22,16 +21,16 @@ class Deploy(GatedSpec, DeployRecipe):
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"replicas"})
 
     when: Literal["Always", "GatePassed"] = "GatePassed"
-    """GatePassed: only if the score is above evaluate.gate.threshold."""
+    """Always, or GatePassed: run only if the score passes evaluate.gate."""
 
     replicas: int = Field(default=1, ge=1, le=64)
-    """Servers that share the requests. On a laptop there is one."""
+    """Number of server replicas. A local run starts one."""
 
     @override
     def config(self, context: ConfigContext) -> DeployConfig:
         push = context.specs.get(Push.name)
         if not isinstance(push, Push):
-            raise TypeError("deploy without push: the API refuses this")
+            raise TypeError("deploy without push: validation rejects this spec")
         pushed = context.statuses[Push.name].result
         return DeployConfig(
             identity="",
@@ -45,6 +44,6 @@ class Deploy(GatedSpec, DeployRecipe):
     @override
     def serving(self, config: StageConfig) -> Serving | None:
         if not isinstance(config, DeployConfig):
-            raise TypeError(f"the config of another stage: {type(config).__name__}")
+            raise TypeError(f"config of another stage: {type(config).__name__}")
         recipe = config.recipe
         return Serving(recipe.engine, config.model.uri, config.digest, self.replicas, recipe.prompt, recipe.max_tokens)

@@ -1,4 +1,4 @@
-"""Measure the adapter, and compare the score with the gate."""
+"""The evaluate stage: evaluate the adapter, and compare the score with the gate."""
 
 import math
 from typing import ClassVar
@@ -6,8 +6,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec
-from finetune_operator.api.stages.parts import recipe_from
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec, recipe_from
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.status import GateStatus, truncate_message
 from finetune_trainer.contract import (
@@ -21,7 +20,7 @@ from finetune_trainer.contract import (
 
 
 class Evaluate(StageSpec, EvaluateRecipe):
-    """Measures the adapter with lm-eval."""
+    """Evaluates the adapter with lm-eval."""
 
     name: ClassVar[str] = "evaluate"
     condition: ClassVar[str] = "Evaluated"
@@ -31,26 +30,26 @@ class Evaluate(StageSpec, EvaluateRecipe):
         ARGS_NEED_COMMAND,
         Rule(
             field="gate.task",
-            message="must be one of the names under evaluate.tasks",
+            message="must be a name under evaluate.tasks",
             cel="!has(self.gate) || self.gate.task in self.tasks",
             is_valid=lambda data: "gate" not in data or data["gate"]["task"] in data["tasks"],
         ),
     )
 
     gate: Gate | None = None
-    """What the score must be before anything is deployed; editing it reruns nothing."""
+    """Score required by stages with when: GatePassed. Editing it reruns no stage."""
 
     @override
     def config(self, context: ConfigContext) -> EvaluateConfig:
-        published = context.specs.get(Push.name)
-        numbers = published.dtype if self.model == "merged" and isinstance(published, Push) else "auto"
+        push = context.specs.get(Push.name)
+        dtype = push.dtype if self.model == "merged" and isinstance(push, Push) else "auto"
         return EvaluateConfig(
             identity="",
             seed=context.seed,
             train=context.identities["train"],
             model=context.model,
             recipe=recipe_from(self, EvaluateRecipe),
-            dtype=numbers,
+            dtype=dtype,
         )
 
     @override
@@ -63,46 +62,48 @@ class Evaluate(StageSpec, EvaluateRecipe):
             return None
         scores = result.scores.get(self.gate.task, {})
         name = self.gate.metric
-        score = scores.get(name) or scores.get(name.partition(",")[0])  # acc,none where only acc was given
+        score = scores.get(name) or scores.get(
+            name.partition(",")[0]
+        )  # the gate names acc,none and lm-eval reports acc
         if score is None:
             return gate_unmeasured(
-                self.gate, f"{self.gate.metric} was not measured; there are {', '.join(scores) or 'none'}"
+                self.gate, f"{self.gate.metric} was not measured; measured metrics: {', '.join(scores) or 'none'}"
             )
         if self.gate.standard_errors and score.stderr is None:
             return gate_unmeasured(self.gate, f"{self.gate.metric} has no standard error; set gate.standardErrors to 0")
         return compare_to_gate(self.gate, score)
 
 
-def gate_unmeasured(gate: Gate, why: str) -> GateStatus:
-    """Keep the gate closed because there is nothing to compare."""
+def gate_unmeasured(gate: Gate, reason: str) -> GateStatus:
+    """Return a gate that has not passed because no score can be compared."""
     return GateStatus(
         task=gate.task,
         metric=gate.metric,
         threshold=gate.threshold,
         measured=False,
         passed=False,
-        message=truncate_message(f"evaluate.gate.metric: {why}"),
+        message=truncate_message(f"evaluate.gate.metric: {reason}"),
     )
 
 
 def compare_to_gate(gate: Gate, score: Score) -> GateStatus:
-    """Open the gate if the score, less its margin of error, is greater than the threshold; NaN never is."""
+    """Return a gate that passes if the score minus its margin of error exceeds the threshold; NaN never does."""
     margin = gate.standard_errors * (score.stderr or 0.0) if gate.standard_errors else 0.0
     passed = score.value - margin > gate.threshold
     error = f" ± {score.stderr:.4g}" if score.stderr is not None else ""
-    less = f" less {gate.standard_errors:g} standard errors" if gate.standard_errors else ""
-    word = "above" if passed else "not above"
+    minus = f" minus {gate.standard_errors:g} standard errors" if gate.standard_errors else ""
+    comparison = "above" if passed else "not above"
     return GateStatus(
         task=gate.task,
         metric=gate.metric,
-        value=_number(score.value),
-        stderr=_number(score.stderr),
+        value=_finite(score.value),
+        stderr=_finite(score.stderr),
         threshold=gate.threshold,
         passed=passed,
-        message=f"{gate.task} {gate.metric} = {score.value:.4g}{error}{less} is {word} {gate.threshold:g}",
+        message=f"{gate.task} {gate.metric} = {score.value:.4g}{error}{minus} is {comparison} {gate.threshold:g}",
     )
 
 
-def _number(value: float | None) -> float | None:
-    """Give what JSON can say: it has no NaN and no infinity."""
+def _finite(value: float | None) -> float | None:
+    """Return None for NaN and infinities, which JSON cannot represent."""
     return value if value is not None and math.isfinite(value) else None

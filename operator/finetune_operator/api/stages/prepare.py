@@ -1,17 +1,16 @@
-"""Turn the data set into packed rows of tokens."""
+"""The prepare stage: tokenise and pack the data set."""
 
 from typing import ClassVar
 
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec
-from finetune_operator.api.stages.parts import recipe_from
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec, recipe_from
 from finetune_trainer.contract import PrepareConfig, PrepareRecipe
 
 
 class Prepare(StageSpec, PrepareRecipe):
-    """Turns the data set into packed rows of tokens, once."""
+    """Tokenises the data set and packs it into rows."""
 
     name: ClassVar[str] = "prepare"
     condition: ClassVar[str] = "Prepared"

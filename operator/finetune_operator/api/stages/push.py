@@ -1,12 +1,11 @@
-"""Publish the merged model."""
+"""The push stage: publish the merged model."""
 
 from typing import ClassVar
 
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, GatedSpec
-from finetune_operator.api.stages.parts import recipe_from
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, GatedSpec, recipe_from
 from finetune_trainer.contract import Lineage, PushConfig, PushRecipe
 
 
@@ -34,11 +33,11 @@ class Push(GatedSpec, PushRecipe):
         )
 
 
-def lineage(request: ConfigContext) -> Lineage:
-    """Tell what training went through."""
-    train = request.statuses["train"]
+def lineage(context: ConfigContext) -> Lineage:
+    """Return the interruptions of the training run and what they cost, for the model card."""
+    train = context.statuses["train"]
     return Lineage(
-        pipeline=request.pipeline,
+        pipeline=context.pipeline,
         interruptions=train.interruptions,
         lost_steps=train.lost_steps,
         lost_seconds=round(train.lost_seconds, 3),

@@ -1,17 +1,16 @@
-"""Train the adapter."""
+"""The train stage: train the LoRA adapter."""
 
 from typing import ClassVar
 
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec
-from finetune_operator.api.stages.parts import recipe_from
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec, recipe_from
 from finetune_trainer.contract import Checkpoint, TrainConfig, TrainRecipe
 
 
 class Train(StageSpec, TrainRecipe):
-    """Trains the LoRA adapter; made to be interrupted."""
+    """Trains the LoRA adapter. Resumes from a checkpoint after an interruption."""
 
     name: ClassVar[str] = "train"
     condition: ClassVar[str] = "Trained"
@@ -22,14 +21,14 @@ class Train(StageSpec, TrainRecipe):
         ARGS_NEED_COMMAND,
         Rule(
             field="maxSteps",
-            message="give epochs or maxSteps, not both",
+            message="set epochs or maxSteps, not both",
             cel="!(has(self.epochs) && has(self.maxSteps))",
             is_valid=lambda data: not ("epochs" in data and "maxSteps" in data),
         ),
     )
 
     checkpoint: Checkpoint = Checkpoint()
-    """When and how many checkpoints are kept."""
+    """When checkpoints are saved, and how many are kept."""
 
     @override
     def config(self, context: ConfigContext) -> TrainConfig:
