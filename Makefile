@@ -22,8 +22,10 @@ check: ## style, types, layers, generated files
 	@.ci/install operator,trainer,cluster,dev
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@.venv/bin/mypy
-	@PYTHONPATH=operator:trainer .venv/bin/lint-imports --no-cache
+	@PYTHONPATH=operator:trainer:. .venv/bin/lint-imports --no-cache
 	@$(PY) -m finetune_operator.crd.generate --check
+	@$(PY) .ci/generate_docs.py --check
+	@$(PY) .ci/check_style.py
 
 cluster: cluster-deps ## a Kubernetes cluster on this machine; testcluster/README.md tells what can be done with it
 	@$(PY) -m testcluster up $(UP)
@@ -40,7 +42,11 @@ crds: ## write crds/ anew from the models
 	@.ci/install operator,dev
 	@$(PY) -m finetune_operator.crd.generate
 
+docs: ## write the generated pages of docs/reference anew
+	@.ci/install operator,dev
+	@$(PY) .ci/generate_docs.py
+
 clean: ## everything that the targets above made
 	rm -rf .venv .demo .finetune
 
-.PHONY: help demo test check cluster cluster-deps images crds clean
+.PHONY: help demo test check cluster cluster-deps images crds docs clean

@@ -23,7 +23,7 @@ from finetune_trainer.contract.results import (
     StageResult,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "stage-contract.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "stage-contract.md").read_text()
 COMMON = {*StageResult.model_fields, "stage"}
 
 
