@@ -1,18 +1,18 @@
-"""An HTTP server that answers as a test wishes."""
+"""An HTTP server whose handler is a test's function."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[int]:
-    """Serve whatever `answer` makes of each request; gives the port on 127.0.0.1."""
+async def serve_http(handler: Handler) -> AsyncIterator[int]:
+    """Serve all paths with the handler; yield the port on 127.0.0.1."""
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
+    app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

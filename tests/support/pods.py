@@ -1,4 +1,4 @@
-"""Jobs and pods as an API server gives them, in short words."""
+"""Builders of Jobs and pods as an API server returns them."""
 
 from typing import Any
 
@@ -10,41 +10,41 @@ NAMES = {"namespace": "team", "annotations": {"finetune.dev/pipeline-name": "dem
 
 
 def a_job(*conditions: Object, name: str = "demo-train-a1", **meta: Any) -> Object:
-    """Give a Job; conditions as over(…) writes them."""
+    """Return a Job with these conditions; see job_condition."""
     return {
         "metadata": {"name": name, "uid": "job-uid", "creationTimestamp": CREATED, **NAMES, **meta},
         "status": {"conditions": list(conditions)},
     }
 
 
-def over(kind: str, reason: str = "", message: str = "") -> Object:
-    """Give a Job's condition that says that it is over."""
+def job_condition(kind: str, reason: str = "", message: str = "") -> Object:
+    """Return a condition of a finished Job: Complete or Failed."""
     return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": ENDED}
 
 
 def a_pod(state: Object | None = None, *conditions: Object, phase: str = "Running", **more: Any) -> Object:
-    """Give a pod of that Job; state is its container's."""
+    """Return a pod of a_job(); `state` is its container's, `more` is added to its metadata."""
     meta = {"name": "demo-train-a1-xyz", "uid": "pod-uid", "creationTimestamp": CREATED, **NAMES}
     meta["labels"] = {"batch.kubernetes.io/job-name": "demo-train-a1"}
-    meta["ownerReferences"] = [made_by("Job", "demo-train-a1")]
+    meta["ownerReferences"] = [controller_reference("Job", "demo-train-a1")]
     status = {"phase": phase, "conditions": list(conditions), **more.pop("status", {})}
     if state is not None:
         status["containerStatuses"] = [{"name": "stage", "state": state}]
     return {"metadata": {**meta, **more}, "spec": {"nodeName": "spot-1", "containers": []}, "status": status}
 
 
-def made_by(kind: str, name: str) -> Object:
-    """Give the reference to a pod's maker."""
-    return {"kind": kind, "name": name, "uid": "maker", "controller": True}
+def controller_reference(kind: str, name: str) -> Object:
+    """Return the owner reference to a pod's controller."""
+    return {"kind": kind, "name": name, "uid": "controller", "controller": True}
 
 
 def running() -> Object:
-    """Give the state of a container whose process runs."""
+    """Return the state of a container whose process runs."""
     return {"running": {"startedAt": STARTED}}
 
 
-def ended(code: int, message: str = "", reason: str = "Error") -> Object:
-    """Give the state of a container whose process has ended."""
+def terminated(code: int, message: str = "", reason: str = "Error") -> Object:
+    """Return the state of a container whose process has ended."""
     return {
         "terminated": {
             "exitCode": code,
@@ -57,15 +57,15 @@ def ended(code: int, message: str = "", reason: str = "Error") -> Object:
 
 
 def disrupted(reason: str, message: str = "") -> Object:
-    """Give the condition that tells who took a pod's right to run."""
+    """Return the condition DisruptionTarget, which names what evicted a pod."""
     return {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
 
 
 def unschedulable(message: str) -> Object:
-    """Give the condition of a pod that no node takes."""
+    """Return the condition of a pod that no node accepts."""
     return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
 
 
 def waiting(reason: str, message: str = "") -> Object:
-    """Give the state of a container that has not started."""
+    """Return the state of a container that has not started."""
     return {"waiting": {"reason": reason, "message": message}}

@@ -1,5 +1,6 @@
-"""A Kubernetes cluster: an attempt is a Job, a workspace is a PersistentVolumeClaim.
+"""A Kubernetes cluster: an attempt is a Job or a Deployment, a workspace is a PersistentVolumeClaim.
 
-`api` asks the API server; `books` keeps what the watches tell; `job`, `volume` and `seen` are pure translations
-between Kubernetes' objects and our words; `cluster` puts them together.
+`client` sends requests to the API server and `cache` keeps the objects that the watches deliver. `resources` and
+`translate` are pure: the first builds Kubernetes objects, the second reads them into the terms of core. `pods` sends
+HTTP requests to pods. `cluster`, `servers` and `workspaces` combine them.
 """

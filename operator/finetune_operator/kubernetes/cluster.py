@@ -27,57 +27,58 @@ from finetune_operator.kubernetes.cache import JOB_NAME, ResourceCache
 from finetune_operator.kubernetes.client import AlreadyExists, ApiError, KubernetesClient
 from finetune_operator.kubernetes.pods.probe import NoProbe, ServerProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
-from finetune_operator.kubernetes.resources.job import build_job as as_job
+from finetune_operator.kubernetes.resources.job import build_job
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
 from finetune_operator.kubernetes.servers import Servers, replica_failure
-from finetune_operator.kubernetes.translate import api_errors as refusal
+from finetune_operator.kubernetes.translate.api_errors import Blocked, classify_api_error, describe_validation_error
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
 from finetune_operator.kubernetes.workspaces import Workspaces
 
 Object = dict[str, Any]
 WARNING_LOOKUP_DELAY = timedelta(seconds=5)
-"""After this time without a process, it is asked what the Job's and the pod's events say."""
+"""Time without a process after which the Warning events of the Job and its pod are read."""
 SERVER_STAGES = frozenset(kind.name for kind in STAGES if kind.runs_server)
 UNSTORABLE_STATUS_CODES = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
 )
-"""What an API server says of a status that it cannot keep."""
+"""Statuses with which an API server rejects a pipeline status that it cannot store."""
 COMPONENT = "finetune-operator"
 log = logging.getLogger(__name__)
 
 
 class KubernetesCluster:
-    """Pipelines of an API server; `books` is kept up to date by whoever watches."""
+    """The pipelines of an API server; the informers keep `cache` up to date."""
 
     def __init__(
         self,
         api: KubernetesClient,
-        books: ResourceCache,
-        pages: ProgressPoller | NoProgress,
-        answers: ServerProbe | NoProbe,
+        cache: ResourceCache,
+        progress: ProgressPoller | NoProgress,
+        probes: ServerProbe | NoProbe,
     ) -> None:
-        self.api, self.cache, self.progress, self.probes = api, books, pages, answers
-        self.servers = Servers(api, books, answers)
-        self.workspaces = Workspaces(api, books)
+        self.api, self.cache, self.progress, self.probes = api, cache, progress, probes
+        self.servers = Servers(api, cache, probes)
+        self.workspaces = Workspaces(api, cache)
         self.rejections: dict[Key, dict[str, Blocker]] = {}
+        """Pipeline -> attempt's name -> why it could not be created or get the requests."""
 
     async def read(self, key: Key) -> Pipeline | None:
-        """Give the pipeline as it is now, or None where it is gone or going. Raises Unusable for one beyond us."""
+        """Return the pipeline; None where it does not exist or is being deleted. Raises InvalidObject."""
         found = await self.api.get(paths.pipeline(key))
         if found is None or found["metadata"].get("deletionTimestamp"):
             return None
         return parse_pipeline(found)
 
     async def observe(self, pipeline: Pipeline) -> Observation:
-        """Look at what was made for the pipeline, and at its workspace."""
+        """Return the observed state of the pipeline's children and of its workspace."""
         return replace(await self.observe_children(pipeline), workspace_blocker=await self.workspaces.observe(pipeline))
 
     async def observe_children(self, pipeline: Pipeline) -> Observation:
-        """Look at the Jobs of attempts that have not ended: in the books, and in the API where they say nothing."""
+        """Return the observed state of running attempts and servers: from the cache, else from the API server."""
         attempts = ((stage, status.last_attempt) for stage, status in pipeline.status.stages.items())
         names = {last.job: stage for stage, last in attempts if last and last.outcome is Outcome.RUNNING}
-        seen = {name: job for name, stage in names.items() if (job := await self._observe_stage(pipeline, stage, name))}
-        return Observation(seen, dict(self.rejections.get(pipeline.key, {})), await self.servers.observe(pipeline))
+        jobs = {name: job for name, stage in names.items() if (job := await self._observe_stage(pipeline, stage, name))}
+        return Observation(jobs, dict(self.rejections.get(pipeline.key, {})), await self.servers.observe(pipeline))
 
     async def _observe_stage(self, pipeline: Pipeline, stage: str, name: str) -> ObservedJob | None:
         if stage in SERVER_STAGES:
@@ -85,7 +86,7 @@ class KubernetesCluster:
         namespace = pipeline.key.namespace
         job = self.cache.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
         if job and not is_owned_by(pipeline, job):
-            raise ClusterError(f"the Job {name} belongs to somebody else: delete it, or rename the pipeline")
+            raise ClusterError(f"the Job {name} is not owned by this pipeline: delete it, or rename the pipeline")
         pod = self.cache.pods.get((namespace, name))
         if pod is None and (job is None or is_finished(job)):
             await self._list_pods(namespace, name)
@@ -96,41 +97,48 @@ class KubernetesCluster:
 
     async def _observe_server(self, pipeline: Pipeline, name: str) -> ObservedJob | None:
         namespace, now = pipeline.key.namespace, _now()
-        late = next((pod for pod in self.servers.pods(pipeline, name) if not _started(pod)), None)
-        made = self.cache.deployments.get((namespace, name))
-        warning = replica_failure(made) or (await self._warning(namespace, made, late.name, now) if late else "")
+        pending = next((pod for pod in self.servers.pods(pipeline, name) if not _started(pod)), None)
+        found = self.cache.deployments.get((namespace, name))
+        warning = replica_failure(found) or (
+            await self._warning(namespace, found, pending.name, now) if pending else ""
+        )
         return await self.servers.observe_attempt(pipeline, name, warning, now)
 
     async def _list_pods(self, namespace: str, job: str) -> None:
         async for pod in self.api.list(paths.pods(namespace), labelSelector=f"{JOB_NAME}={job}"):
             self.cache.update_pod(pod)
 
-    async def _warning(self, namespace: str, job: Object | None, pod: str | None, now: datetime) -> str:
-        """Give the newest warning about a Job or a pod that is late, for neither says it itself."""
+    async def _warning(self, namespace: str, owner: Object | None, pod: str | None, now: datetime) -> str:
+        """Return the newest Warning event of a pod that has not started, or of its owner if there is no pod.
+
+        The status of neither has the reason.
+        """
         if (
-            job is None
-            or is_finished(job)
-            or now - datetime.fromisoformat(job["metadata"]["creationTimestamp"]) < WARNING_LOOKUP_DELAY
+            owner is None
+            or is_finished(owner)
+            or now - datetime.fromisoformat(owner["metadata"]["creationTimestamp"]) < WARNING_LOOKUP_DELAY
         ):
             return ""
-        name = pod or job["metadata"]["name"]
+        name = pod or owner["metadata"]["name"]
         selector = f"involvedObject.name={name},type=Warning"
-        told = [event async for event in self.api.list(paths.events(namespace), fieldSelector=selector)]
-        last = max(told, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
+        events = [event async for event in self.api.list(paths.events(namespace), fieldSelector=selector)]
+        last = max(
+            events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={}
+        )
         return str(last.get("message") or "")
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
-        """Replace the status, where it differs; raise Conflict where the pipeline has changed since the read."""
+        """Replace the status if it differs. Raises Conflict where the pipeline has changed since it was read."""
         if status == pipeline.status:
             return
         try:
             await self._replace_status(pipeline, status)
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
-                raise Conflict(f"{pipeline.key} is gone") from error
+                raise Conflict(f"{pipeline.key} was deleted") from error
             if error.status not in UNSTORABLE_STATUS_CODES:
                 raise
-            log.warning("%s: its status was refused and is written without progress: %s", pipeline.key, error)
+            log.warning("%s: the status was rejected and is written without progress: %s", pipeline.key, error)
             await self._replace_status(pipeline, without_progress(status))
 
     async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
@@ -139,20 +147,20 @@ class KubernetesCluster:
             "namespace": pipeline.key.namespace,
             "resourceVersion": pipeline.resource_version,
         }
-        said = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": said}
+        content = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": content}
         await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
-        """Do all of them, what frees something first; raises the first error when all have been tried.
+        """Execute all actions, those that free resources first; raise the first error after all have been tried.
 
-        What the cluster does not let us do is remembered, so that the status can say so.
+        Rejections of the API server are recorded, so that the status can report them.
         """
         errors: list[ClusterError] = []
-        doing = sorted(actions, key=lambda action: isinstance(action, CreateJob))
+        ordered = sorted(actions, key=lambda action: isinstance(action, CreateJob))
         for step in (
             partial(self.workspaces.apply_pending_changes, pipeline),
-            *(partial(self._execute, pipeline, one) for one in doing),
+            *(partial(self._execute, pipeline, action) for action in ordered),
         ):
             try:
                 await step()
@@ -178,23 +186,23 @@ class KubernetesCluster:
 
     @contextmanager
     def _recording_rejection(self, key: Key, name: str) -> Iterator[None]:
-        """Keep what was refused until it is not."""
+        """Record a rejection of the body for this attempt, and drop the record once the body succeeds."""
         try:
             yield
-        except refusal.Blocked as refused:
-            self._record_rejection(key, name, refused.blocker)
-            raise ClusterError(refused.blocker.message) from refused
+        except Blocked as error:
+            self._record_rejection(key, name, error.blocker)
+            raise ClusterError(error.blocker.message) from error
         except ApiError as error:
-            if waiting := refusal.classify_api_error(error):
-                self._record_rejection(key, name, waiting)
+            if blocker := classify_api_error(error):
+                self._record_rejection(key, name, blocker)
             raise
         self.rejections.get(key, {}).pop(name, None)
 
-    def _record_rejection(self, key: Key, name: str, waiting: Blocker) -> None:
-        """Keep the first words of a reason: some policies never say the same twice, and the status would change."""
+    def _record_rejection(self, key: Key, name: str, blocker: Blocker) -> None:
+        """Keep the first message of a reason: some policies word each rejection anew, which would change the status."""
         known = self.rejections.setdefault(key, {})
-        if name not in known or known[name].reason is not waiting.reason:
-            known[name] = waiting
+        if name not in known or known[name].reason is not blocker.reason:
+            known[name] = blocker
 
     async def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
         if template.serving:
@@ -205,36 +213,39 @@ class KubernetesCluster:
                 await self._create_job(pipeline, template)
 
     async def _require_previous_job_gone(self, pipeline: Pipeline, template: JobTemplate) -> None:
-        """Let no two attempts write beside each other, also where a replica that led long ago was late with one."""
-        told = pipeline.status.stages.get(template.stage)
-        earlier = [attempt.job for attempt in told.attempts if attempt.job != template.name] if told else []
+        """Raise ClusterError while the previous attempt's Job has not finished: two writers could corrupt the volume.
+
+        The status may record that attempt as ended although a late request of an earlier leader created its Job.
+        """
+        stage = pipeline.status.stages.get(template.stage)
+        earlier = [attempt.job for attempt in stage.attempts if attempt.job != template.name] if stage else []
         for name in earlier[-1:]:
             found = await self.api.get(paths.jobs(pipeline.key.namespace, name))
             if found and is_owned_by(pipeline, found) and not is_finished(found):
                 await self._delete(pipeline, name)
-                raise ClusterError(f"the Job {name} is still there; {template.name} begins when it is gone")
+                raise ClusterError(f"the Job {name} still exists; {template.name} is created once it is gone")
 
     async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
         try:
-            made = await self.api.create(paths.jobs(pipeline.key.namespace), as_job(pipeline, template))
+            created = await self.api.create(paths.jobs(pipeline.key.namespace), build_job(pipeline, template))
         except AlreadyExists:
             found = await self.api.get(paths.jobs(pipeline.key.namespace, template.name))
             if found is None or not is_owned_by(pipeline, found):
                 raise ClusterError(
-                    f"a Job {template.name} that is not this pipeline's is in the way: delete it"
+                    f"the Job {template.name} exists and is not owned by this pipeline: delete it"
                 ) from None
-            made = found
-        self.cache.update_job(made)
+            created = found
+        self.cache.update_job(created)
 
     async def _delete(self, pipeline: Pipeline, name: str) -> None:
-        """Delete a Job so that it stays until its pod is gone: SIGTERM, the grace period, SIGKILL."""
+        """Delete a Job in the foreground: it exists until its pod has ended by SIGTERM, grace period and SIGKILL."""
         namespace = pipeline.key.namespace
         job = self.cache.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
         if job and is_owned_by(pipeline, job) and not job["metadata"].get("deletionTimestamp"):
             await self.api.delete(paths.jobs(namespace, name), "Foreground", uid=job["metadata"]["uid"])
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
-        """Tell whoever looks with kubectl; an event is worth no second try."""
+        """Create Kubernetes events for users of kubectl; a failure is logged and not retried."""
         for event in events:
             log.info("%s: %s %s", pipeline.key, event.reason, event.message)
             try:
@@ -242,37 +253,37 @@ class KubernetesCluster:
             except AlreadyExists:
                 continue
             except ClusterError as error:
-                log.warning("%s: the event %s was not written: %s", pipeline.key, event.reason, error)
+                log.warning("%s: cannot create the event %s: %s", pipeline.key, event.reason, error)
 
     async def mark_invalid(self, key: Key, why: str) -> None:
-        """Say in the status that the object cannot be used as it is; everything else in there stays."""
+        """Set the conditions of an object that the operator cannot read; the rest of its status stays."""
         found = await self.api.get(paths.pipeline(key))
         if found is None:
             return
-        said = truncate_message(why)
+        message = truncate_message(why)
         conditions = [
             Condition(
                 type=kind,
                 status=status,
                 reason=Reason.SPEC_INVALID,
-                message=said,
+                message=message,
                 observed_generation=found["metadata"]["generation"],
                 last_transition_time=_now(),
             ).model_dump(mode="json", by_alias=True)
             for kind, status in ((READY, "False"), (STALLED, "True"), (FINISHED, "False"))
         ]
-        told = (found.get("status") or {}).get("conditions") or []
-        if any(one["type"] == STALLED and one["message"] == said for one in told):
+        current = (found.get("status") or {}).get("conditions") or []
+        if any(one["type"] == STALLED and one["message"] == message for one in current):
             return
         await self.api.patch(f"{paths.pipeline(key)}/status", {"status": {"conditions": conditions}})
 
     async def close(self) -> None:
-        """End what goes on beside the looks."""
+        """Cancel the background requests."""
         await self.progress.close()
         await self.probes.close()
 
     def forget(self, key: Key) -> None:
-        """Drop what was remembered of a pipeline that is gone."""
+        """Drop the state of a pipeline that no longer exists."""
         self.cache.forget(key)
         self.rejections.pop(key, None)
         self.workspaces.forget(key)
@@ -282,26 +293,26 @@ class KubernetesCluster:
 
 
 def without_progress(status: PipelineStatus) -> PipelineStatus:
-    """Leave out the one part that comes as it is from a process that may be somebody else's."""
+    """Return the status without progress, the only part taken unchanged from a process, which may be the user's own."""
     stages = {name: stage.model_copy(update={"progress": None}) for name, stage in status.stages.items()}
     return status.model_copy(update={"stages": stages})
 
 
 def parse_pipeline(found: Object) -> Pipeline:
-    """Read the object. Raises Unusable for one beyond us."""
+    """Parse the object. Raises InvalidObject for one that this version of the operator cannot read."""
     meta = found["metadata"]
     try:
         return Pipeline(
             key=Key(meta["namespace"], meta["name"]),
             uid=meta["uid"],
             generation=meta["generation"],
-            resource_version=meta.get("resourceVersion", ""),  # the answer to a dry run may have none
+            resource_version=meta.get("resourceVersion", ""),  # the response to a dry run may have none
             annotations=meta.get("annotations") or {},
             spec=PipelineSpec.model_validate(found["spec"]),
             status=PipelineStatus.model_validate(found.get("status") or {}),
         )
     except ValidationError as error:
-        raise InvalidObject(refusal.describe_validation_error(error)) from error
+        raise InvalidObject(describe_validation_error(error)) from error
 
 
 def _now() -> datetime:
@@ -313,14 +324,14 @@ def _started(pod: Any) -> bool:
 
 
 def _event_object(pipeline: Pipeline, event: Event) -> Object:
-    """Write a core/v1 Event whose name follows from what it says, so that it is told once."""
-    said = f"{pipeline.uid} {pipeline.resource_version} {event.reason} {event.message}"
+    """Build a core/v1 Event named by a hash of its content, so that it is created once."""
+    content = f"{pipeline.uid} {pipeline.resource_version} {event.reason} {event.message}"
     now = _now().isoformat(timespec="seconds").replace("+00:00", "Z")
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{pipeline.key.name[:230]}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+            "name": f"{pipeline.key.name[:230]}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
             "namespace": pipeline.key.namespace,
         },
         "involvedObject": {

@@ -1,4 +1,4 @@
-"""Where things are in the API."""
+"""Paths of the API server's collections and objects."""
 
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
 from finetune_operator.core.pipeline import Key
@@ -10,50 +10,50 @@ def _path(group: str, plural: str, namespace: str | None, name: str | None) -> s
 
 
 def pipelines(namespace: str | None = None) -> str:
-    """Give the collection."""
+    """Return the path of the FinetunePipelines of a namespace, or of all namespaces."""
     return _path(f"apis/{GROUP}/{VERSION}", PLURAL, namespace, None)
 
 
 def pipeline(key: Key) -> str:
-    """Give the object."""
+    """Return the path of one FinetunePipeline."""
     return f"{pipelines(key.namespace)}/{key.name}"
 
 
 def jobs(namespace: str | None = None, name: str | None = None) -> str:
-    """Give a Job, or all."""
+    """Return the path of one Job, or of all Jobs."""
     return _path("apis/batch/v1", "jobs", namespace, name)
 
 
 def deployments(namespace: str | None = None, name: str | None = None) -> str:
-    """Give a Deployment, or all."""
+    """Return the path of one Deployment, or of all Deployments."""
     return _path("apis/apps/v1", "deployments", namespace, name)
 
 
 def services(namespace: str | None = None, name: str | None = None) -> str:
-    """Give a Service, or all."""
+    """Return the path of one Service, or of all Services."""
     return _path("api/v1", "services", namespace, name)
 
 
 def pods(namespace: str | None = None, name: str | None = None) -> str:
-    """Give a pod, or all."""
+    """Return the path of one pod, or of all pods."""
     return _path("api/v1", "pods", namespace, name)
 
 
 def pod_log(namespace: str, pod: str) -> str:
-    """Give what a pod's process has written."""
+    """Return the path of a pod's log."""
     return f"{pods(namespace, pod)}/log"
 
 
 def claims(namespace: str | None = None, name: str | None = None) -> str:
-    """Give a PersistentVolumeClaim, or all."""
+    """Return the path of one PersistentVolumeClaim, or of all of them."""
     return _path("api/v1", "persistentvolumeclaims", namespace, name)
 
 
 def events(namespace: str) -> str:
-    """Give the collection."""
+    """Return the path of a namespace's events."""
     return _path("api/v1", "events", namespace, None)
 
 
 def leases(namespace: str, name: str | None = None) -> str:
-    """Give a Lease, or all."""
+    """Return the path of one Lease, or of all Leases."""
     return _path("apis/coordination.k8s.io/v1", "leases", namespace, name)

@@ -1,4 +1,4 @@
-"""Servers on Kubernetes: an attempt of `deploy` is a Deployment, and has made its result when it has answered."""
+"""Servers on Kubernetes: an attempt of `deploy` is a Deployment, and succeeds when its server answers the probe."""
 
 from datetime import datetime
 from typing import Any
@@ -25,65 +25,68 @@ from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
 Object = dict[str, Any]
 MAX_CRASHES = 3
-"""A server that has ended so often before it answered is given up, and the attempt has failed."""
+"""Restarts before the first answer after which the attempt has failed."""
 
 
 class Servers:
     """The Deployments and Services of pipelines."""
 
-    def __init__(self, api: KubernetesClient, books: ResourceCache, answers: ServerProbe | NoProbe) -> None:
-        self.api, self.cache, self.probes = api, books, answers
+    def __init__(self, api: KubernetesClient, cache: ResourceCache, probes: ServerProbe | NoProbe) -> None:
+        self.api, self.cache, self.probes = api, cache, probes
 
     async def observe(self, pipeline: Pipeline) -> dict[str, ObservedServer]:
-        """Give every server of the pipeline that nobody has deleted."""
+        """Return the pipeline's servers that are not being deleted, by attempt."""
         for stage in pipeline.status.stages.values():
-            if job := server_job(stage):  # before its result is taken away, be sure that it is gone
+            # A server missing from the cache is read from the API: the stage loses its result only if it is gone.
+            if job := server_job(stage):
                 await self._deployment(pipeline, job)
-        mine = [
+        owned = [
             found for found in self.cache.deployments.values() if is_owned_by(pipeline, found) and _is_intact(found)
         ]
-        current = _traffic_target(pipeline, await self._service(pipeline)) if mine else None
+        current = _traffic_target(pipeline, await self._service(pipeline)) if owned else None
         return {
             name: ObservedServer(found["metadata"]["labels"][STAGE], name == current, _unavailable(found))
-            for found in mine
+            for found in owned
             if not found["metadata"].get("deletionTimestamp") and (name := found["metadata"]["name"])
         }
 
-    async def _service(self, pipeline: Pipeline, *, afresh: bool = False) -> Object | None:
+    async def _service(self, pipeline: Pipeline, *, uncached: bool = False) -> Object | None:
         known = self.cache.services.get((pipeline.key.namespace, service_name(pipeline.key.name)))
-        return await self.api.get(self._where(pipeline)) if afresh or known is None else known
+        return await self.api.get(_service_path(pipeline)) if uncached or known is None else known
 
     async def observe_attempt(self, pipeline: Pipeline, name: str, warning: str, now: datetime) -> ObservedJob | None:
-        """Give the attempt that started this server as if it were a Job; `warning`: why it has no pods."""
+        """Return the state of the attempt that started this server; `warning`: why it has no running pod."""
         found = await self._deployment(pipeline, name)
         if found is None:
             return None
         pods = self.pods(pipeline, name)
         for pod in pods:
-            if failed := _observe_crash(name, pod):
-                return failed
+            if crashed := _observe_crash(name, pod):
+                return crashed
         unready = next((pod for pod in pods if not pod.ready), None)
         if not pods or unready or _ready(found) < found["spec"].get("replicas", 1):
             return _observe_start(name, unready or next(iter(pods), None), warning, now)
         serving = serving_of(found)
-        answer = self.probes.result(pods[0], launch_of(serving).model, serving)
+        result = self.probes.result(pods[0], launch_of(serving).model, serving)
         return (
-            _observe_answer(pipeline, found, pods[0], serving, answer)
-            if answer
+            _observe_answer(pipeline, found, pods[0], serving, result)
+            if result
             else _observe_start(name, pods[0], "", now)
         )
 
     def pods(self, pipeline: Pipeline, name: str) -> list[Pod]:
-        """Give the pods of an attempt's servers, the oldest first."""
+        """Return the pods of an attempt's servers, the oldest first."""
         found = self.cache.server_pods.get((pipeline.key.namespace, name), {})
         return sorted(found.values(), key=lambda pod: (str(pod.raw["metadata"].get("creationTimestamp")), pod.name))
 
     async def _deployment(self, pipeline: Pipeline, name: str) -> Object | None:
-        place = (pipeline.key.namespace, name)
-        known = self.cache.deployments.get(place)
-        found = known or await self.api.get(paths.deployments(*place))
+        namespaced_name = (pipeline.key.namespace, name)
+        known = self.cache.deployments.get(namespaced_name)
+        found = known or await self.api.get(paths.deployments(*namespaced_name))
         if found and not is_owned_by(pipeline, found):
-            raise ClusterError(f"the Deployment {name} belongs to somebody else: delete it, or rename the pipeline")
+            raise ClusterError(
+                f"the Deployment {name} is not owned by this pipeline: delete it, or rename the pipeline"
+            )
         if found is None or not _is_intact(found):
             return None
         if known is None:
@@ -91,139 +94,147 @@ class Servers:
         return found
 
     async def create(self, pipeline: Pipeline, template: JobTemplate, serving: Serving) -> None:
-        """Start the servers of an attempt, beside those that run; raises Refusal where that is of no use."""
-        if found := await self._service(pipeline, afresh=True):
+        """Start the servers of an attempt in parallel with running ones. Raises Blocked where they could not serve."""
+        if found := await self._service(pipeline, uncached=True):
             _check_owner(pipeline, found)
-        where = paths.deployments(pipeline.key.namespace)
+        path = paths.deployments(pipeline.key.namespace)
         try:
-            made = await self.api.create(where, build_deployment(pipeline, template, serving))
+            created = await self.api.create(path, build_deployment(pipeline, template, serving))
         except AlreadyExists:
             if await self._deployment(pipeline, template.name) is None:
                 raise
         else:
-            self.cache.update_deployment(made)
+            self.cache.update_deployment(created)
 
     async def switch_traffic(self, pipeline: Pipeline, stage: str, name: str) -> None:
-        """Send the requests to the servers of this attempt; raises Refusal where the Service is somebody else's."""
-        wanted = build_service(pipeline, stage, name)
-        found = await self._service(pipeline, afresh=True)
+        """Send requests to the servers of this attempt. Raises Blocked where the pipeline does not own the Service."""
+        desired = build_service(pipeline, stage, name)
+        found = await self._service(pipeline, uncached=True)
         if found is None:
-            made = await self.api.create(paths.services(pipeline.key.namespace), wanted)
+            service = await self.api.create(paths.services(pipeline.key.namespace), desired)
         else:
             _check_owner(pipeline, found)
-            labels = {"metadata": {"labels": wanted["metadata"]["labels"]}}  # by which it is watched
-            made = await self.api.patch(
-                self._where(pipeline), {**labels, "spec": {"selector": wanted["spec"]["selector"]}}
+            labels = {"metadata": {"labels": desired["metadata"]["labels"]}}  # the informers select by them
+            service = await self.api.patch(
+                _service_path(pipeline), {**labels, "spec": {"selector": desired["spec"]["selector"]}}
             )
-        self.cache.update_service(made)
+        self.cache.update_service(service)
 
     async def stop(self, pipeline: Pipeline, name: str) -> bool:
-        """Delete the servers of an attempt, and the Service with the last of them; False where there are none.
+        """Delete the servers of an attempt, and the Service with the last of them; return False where there are none.
 
-        Raises Conflict for servers that have the requests by now, whatever was seen before.
+        The Service is read from the API server. Raises Conflict where it sends requests to these servers.
         """
         found = self.cache.deployments.get((pipeline.key.namespace, name))
         if found is None or not is_owned_by(pipeline, found):
             return False
-        front = await self._service(pipeline, afresh=True)
-        if front and _traffic_target(pipeline, front) == name:
+        service = await self._service(pipeline, uncached=True)
+        if service and _traffic_target(pipeline, service) == name:
             if pipeline.spec.stage(found["metadata"]["labels"].get(STAGE, "")):
-                self.cache.update_service(front)
-                raise Conflict(f"requests are sent to {name} by now")
-            await self.api.delete(self._where(pipeline), uid=front["metadata"]["uid"])
+                self.cache.update_service(service)
+                raise Conflict(f"the Service sends requests to {name}, so it is not deleted")
+            await self.api.delete(_service_path(pipeline), uid=service["metadata"]["uid"])
         if not found["metadata"].get("deletionTimestamp"):
-            where = paths.deployments(pipeline.key.namespace, name)
-            await self.api.delete(where, "Foreground", uid=found["metadata"]["uid"])
+            path = paths.deployments(pipeline.key.namespace, name)
+            await self.api.delete(path, "Foreground", uid=found["metadata"]["uid"])
         return True
 
-    def _where(self, pipeline: Pipeline) -> str:
-        return paths.services(pipeline.key.namespace, service_name(pipeline.key.name))
+
+def _service_path(pipeline: Pipeline) -> str:
+    return paths.services(pipeline.key.namespace, service_name(pipeline.key.name))
 
 
-def replica_failure(found: Object | None) -> str:
-    """Give what keeps the Deployment from making its pods: the events of that are its ReplicaSet's."""
-    conditions = ((found or {}).get("status") or {}).get("conditions") or []
+def replica_failure(deployment: Object | None) -> str:
+    """Return why the Deployment cannot create its pods; empty where it can.
+
+    The Deployment's condition has the reason; the events belong to its ReplicaSet.
+    """
+    conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
     failures = (one for one in conditions if (one["type"], one["status"]) == ("ReplicaFailure", "True"))
     return next((str(one.get("message") or "") for one in failures), "")
 
 
-def _ready(found: Object) -> int:
-    return int((found.get("status") or {}).get("readyReplicas") or 0)
+def _ready(deployment: Object) -> int:
+    return int((deployment.get("status") or {}).get("readyReplicas") or 0)
 
 
-def _unavailable(found: Object) -> Blocker | None:
-    if _ready(found):
+def _unavailable(deployment: Object) -> Blocker | None:
+    if _ready(deployment):
         return None
-    words = f"none of {found['spec'].get('replicas', 1)} replicas of {found['metadata']['name']} is ready"
-    return Blocker(Reason.SERVER_NOT_READY, words)
+    name, replicas = deployment["metadata"]["name"], deployment["spec"].get("replicas", 1)
+    message = f"0 of {replicas} replicas of the Deployment {name} are ready: see `kubectl describe deployment {name}`"
+    return Blocker(Reason.SERVER_NOT_READY, message)
 
 
-def _traffic_target(pipeline: Pipeline, front: Object | None) -> str | None:
-    selector: Object = (front["spec"].get("selector") or {}) if front and is_owned_by(pipeline, front) else {}
+def _traffic_target(pipeline: Pipeline, service: Object | None) -> str | None:
+    selector: Object = (service["spec"].get("selector") or {}) if service and is_owned_by(pipeline, service) else {}
     return selector.get(SERVER)
 
 
-def _check_owner(pipeline: Pipeline, front: Object) -> None:
-    if not is_owned_by(pipeline, front):
-        words = f"the Service {front['metadata']['name']} was not made for this pipeline: delete it, or rename one"
-        raise Blocked(Reason.DEPENDENCY_NOT_READY, words)
+def _check_owner(pipeline: Pipeline, service: Object) -> None:
+    if not is_owned_by(pipeline, service):
+        name = service["metadata"]["name"]
+        message = f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
+        raise Blocked(Reason.DEPENDENCY_NOT_READY, message)
 
 
-def _is_intact(found: Object) -> bool:
-    """Whether nobody has taken away what we wrote on it; without that it is as good as gone."""
-    labels: Object = found["metadata"].get("labels") or {}
+def _is_intact(deployment: Object) -> bool:
+    """Return whether the operator's labels and annotation are still there; without them it counts as deleted."""
+    labels: Object = deployment["metadata"].get("labels") or {}
     try:
-        serving_of(found)
+        serving_of(deployment)
     except (LookupError, TypeError, ValueError):
         return False
     return STAGE in labels and IDENTITY in labels
 
 
 def _observe_crash(name: str, pod: Pod) -> ObservedJob | None:
-    """Tell a server that will never answer from one that has not yet."""
-    ended = pod.last_failure
-    code, memory = ended.get("exitCode"), ended.get("reason") == "OOMKilled"
-    if not ended or not (memory or code in PERMANENT_EXIT_CODES or pod.restarts >= MAX_CRASHES):
+    """Return the failed attempt of a server that will never answer; None where it may still answer."""
+    terminated = pod.last_failure
+    code, out_of_memory = terminated.get("exitCode"), terminated.get("reason") == "OOMKilled"
+    if not terminated or not (out_of_memory or code in PERMANENT_EXIT_CODES or pod.restarts >= MAX_CRASHES):
         return None
-    words = str(ended.get("message") or "").strip()[-1000:]
-    said = TerminationMessage(failure=Failure(message=f"the server ended with code {code}: {words}".rstrip(": ")))
+    detail = str(terminated.get("message") or "").strip()[-1000:]
+    failure = Failure(message=f"the server exited with code {code}: {detail}".rstrip(": "))
     return ObservedJob(
         name,
         JobState.FAILED,
         started_at=pod.started_at,
-        finished_at=time_of(ended.get("finishedAt")),
+        finished_at=time_of(terminated.get("finishedAt")),
         exit_code=code,
-        out_of_memory=memory,
-        message=None if memory else said,
+        out_of_memory=out_of_memory,
+        message=None if out_of_memory else TerminationMessage(failure=failure),
     )
 
 
 def _observe_start(name: str, pod: Pod | None, warning: str, now: datetime) -> ObservedJob:
-    held = diagnose(pod, warning, now)
+    blocker = diagnose(pod, warning, now)
     if pod and pod.started_at:
-        return ObservedJob(name, JobState.RUNNING, started_at=pod.started_at, blocker=held)
-    return ObservedJob(name, JobState.WAITING, blocker=held)
+        return ObservedJob(name, JobState.RUNNING, started_at=pod.started_at, blocker=blocker)
+    return ObservedJob(name, JobState.WAITING, blocker=blocker)
 
 
-def _observe_answer(pipeline: Pipeline, found: Object, pod: Pod, serving: Serving, answer: ProbeResult) -> ObservedJob:
-    """Make the answer the attempt's result, or the lack of it the attempt's failure."""
-    name, began = found["metadata"]["name"], pod.started_at
-    if answer.failure:
-        message = TerminationMessage(failure=Failure(message=answer.failure))
-        return ObservedJob(name, JobState.FAILED, started_at=began, message=message)
+def _observe_answer(
+    pipeline: Pipeline, deployment: Object, pod: Pod, serving: Serving, probe: ProbeResult
+) -> ObservedJob:
+    """Return the attempt as complete with the probe's answer, or as failed with the probe's failure."""
+    name, started_at = deployment["metadata"]["name"], pod.started_at
+    if probe.failure:
+        message = TerminationMessage(failure=Failure(message=probe.failure))
+        return ObservedJob(name, JobState.FAILED, started_at=started_at, message=message)
     ready = time_of(pod.condition("Ready").get("lastTransitionTime"))
     result = DeployResult(
-        identity=found["metadata"]["labels"][IDENTITY],
+        identity=deployment["metadata"]["labels"][IDENTITY],
         digest=serving.digest or "",
         url=url_of(pipeline),
-        answer=answer.text,
-        seconds_to_ready=_seconds(began, ready),
+        answer=probe.text,
+        seconds_to_ready=_seconds(started_at, ready),
         long_running=True,
     )
     return ObservedJob(
-        name, JobState.COMPLETE, started_at=began, exit_code=0, message=TerminationMessage(result=result)
+        name, JobState.COMPLETE, started_at=started_at, exit_code=0, message=TerminationMessage(result=result)
     )
 
 
-def _seconds(began: datetime | None, ready: datetime | None) -> float:
-    return max(0.0, (ready - began).total_seconds()) if began and ready else 0.0
+def _seconds(started: datetime | None, ready: datetime | None) -> float:
+    return max(0.0, (ready - started).total_seconds()) if started and ready else 0.0

@@ -1,11 +1,11 @@
-"""What the operator makes, changes and deletes; and what it leaves alone, for it is somebody else's."""
+"""Applying actions: what the operator creates, changes and deletes, and which foreign objects it leaves alone."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
 from support.fake_api import FakeApi
-from support.pods import a_pod, over
+from support.pods import a_pod, job_condition
 from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
@@ -26,76 +26,77 @@ SERVICES = "/api/v1/namespaces/team/services"
 SERVICE = f"{SERVICES}/demo-deploy"
 
 
-class Stage:
-    """A finished pipeline's templates, and a cluster in which nothing is."""
+class EmptyCluster:
+    """The job templates of a finished pipeline, and a cluster without objects to apply them to."""
 
     def __init__(self, **changes):
         scenario = Scenario(a_pipeline(**changes)).finish()
         self.templates = {job.template.stage: job.template for job in scenario.cluster.jobs.values()}
         self.pipeline = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline(**changes))
-        self.store, self.books = FakeApi(), ResourceCache()
-        self.cluster = KubernetesCluster(self.store, self.books, NoProgress(), NoProbe())
+        self.api, self.cache = FakeApi(), ResourceCache()
+        self.cluster = KubernetesCluster(self.api, self.cache, NoProgress(), NoProbe())
 
     def create(self, stage):
         return CreateJob(self.templates[stage])
 
-    def do(self, *actions, pipeline=None):
+    def apply(self, *actions, pipeline=None):
         asyncio.run(self.cluster.apply(pipeline or self.pipeline, actions))
 
-    def refused(self):
+    def blocked(self):
         return asyncio.run(self.cluster.observe(self.pipeline)).blocked
 
     def names(self, path):
-        return sorted(where.rpartition("/")[2] for where in self.store.objects if where.startswith(f"{path}/"))
+        return sorted(where.rpartition("/")[2] for where in self.api.objects if where.startswith(f"{path}/"))
 
-    def routed_to(self):
-        return self.store.objects[SERVICE]["spec"]["selector"]["finetune.dev/server"]
+    def traffic_target(self):
+        return self.api.objects[SERVICE]["spec"]["selector"]["finetune.dev/server"]
 
 
 @pytest.fixture
-def stage():
-    return Stage()
+def env():
+    return EmptyCluster()
 
 
-def test_a_server_is_put_behind_the_service_and_taken_from_it(stage):
-    stage.do(stage.create("deploy"))
-    [first] = stage.names(DEPLOYMENTS)
-    assert stage.names(SERVICES) == []
-    stage.do(SwitchTraffic("deploy", first))
-    assert stage.routed_to() == first
-    second = replace(stage.templates["deploy"], name="demo-deploy-a2")
-    stage.do(CreateJob(second))
-    stage.do(SwitchTraffic("deploy", second.name))
-    assert stage.routed_to() == second.name
-    stage.do(StopJob(first, Reason.SPEC_CHANGED))
-    assert stage.names(DEPLOYMENTS) == [second.name]
+def test_service_follows_switch_traffic_to_the_new_server(env):
+    env.apply(env.create("deploy"))
+    [first] = env.names(DEPLOYMENTS)
+    assert env.names(SERVICES) == []
+    env.apply(SwitchTraffic("deploy", first))
+    assert env.traffic_target() == first
+    second = replace(env.templates["deploy"], name="demo-deploy-a2")
+    env.apply(CreateJob(second))
+    env.apply(SwitchTraffic("deploy", second.name))
+    assert env.traffic_target() == second.name
+    env.apply(StopJob(first, Reason.SPEC_CHANGED))
+    assert env.names(DEPLOYMENTS) == [second.name]
 
 
-def test_the_server_that_has_the_requests_by_now_is_not_deleted_whatever_the_books_said(stage):
-    stage.do(stage.create("deploy"))
-    [name] = stage.names(DEPLOYMENTS)
-    stage.do(SwitchTraffic("deploy", name))
-    stage.books.services.clear()
+def test_server_with_traffic_is_not_stopped_on_a_stale_cache(env):
+    """The Service is read from the API server; without a deploy stage, server and Service are deleted."""
+    env.apply(env.create("deploy"))
+    [name] = env.names(DEPLOYMENTS)
+    env.apply(SwitchTraffic("deploy", name))
+    env.cache.services.clear()
     with pytest.raises(Conflict):
-        stage.do(StopJob(name, Reason.SPEC_CHANGED))
-    assert stage.names(DEPLOYMENTS) == [name]
-    without = replace(stage.pipeline, spec=a_pipeline(deploy=None))
-    stage.do(StopJob(name, Reason.SPEC_CHANGED), pipeline=without)
-    assert (stage.names(DEPLOYMENTS), stage.names(SERVICES)) == ([], [])
+        env.apply(StopJob(name, Reason.SPEC_CHANGED))
+    assert env.names(DEPLOYMENTS) == [name]
+    without = replace(env.pipeline, spec=a_pipeline(deploy=None))
+    env.apply(StopJob(name, Reason.SPEC_CHANGED), pipeline=without)
+    assert (env.names(DEPLOYMENTS), env.names(SERVICES)) == ([], [])
 
 
-def test_a_service_that_is_somebody_elses_is_left_alone_and_named(stage):
-    stage.do(stage.create("deploy"))
-    theirs = stage.store.put(SERVICE, {"spec": {"selector": {"app": "theirs"}}})
-    name = stage.templates["deploy"].name
-    with pytest.raises(ClusterError, match="was not made for this pipeline"):
-        stage.do(SwitchTraffic("deploy", name))
-    assert stage.store.objects[SERVICE] == theirs
-    assert stage.refused()[name].reason is Reason.DEPENDENCY_NOT_READY
+def test_foreign_service_blocks_and_is_not_changed(env):
+    env.apply(env.create("deploy"))
+    foreign = env.api.put(SERVICE, {"spec": {"selector": {"app": "foreign"}}})
+    name = env.templates["deploy"].name
+    with pytest.raises(ClusterError, match="was not created for this pipeline"):
+        env.apply(SwitchTraffic("deploy", name))
+    assert env.api.objects[SERVICE] == foreign
+    assert env.blocked()[name].reason is Reason.DEPENDENCY_NOT_READY
 
 
 @pytest.mark.parametrize(("one", "other"), [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")])
-def test_no_two_pipelines_share_a_service(one, other):
+def test_service_names_are_unique_and_valid(one, other):
     assert service_name(one) != service_name(other)
     for name in (one, other, "x" * 253, f"{'9.' * 100}9"):
         assert len(service_name(name)) <= 63
@@ -103,73 +104,76 @@ def test_no_two_pipelines_share_a_service(one, other):
         assert "." not in service_name(name)
 
 
-def test_what_is_refused_keeps_nothing_else_from_being_done(stage):
-    stage.do(stage.create("deploy"))
-    [server] = stage.names(DEPLOYMENTS)
-    stage.store.reject["jobs"] = ApiError(403, "exceeded quota: jobs=1", "Forbidden")
+def test_rejected_action_does_not_prevent_the_others(env):
+    env.apply(env.create("deploy"))
+    [server] = env.names(DEPLOYMENTS)
+    env.api.rejected_creates["jobs"] = ApiError(403, "exceeded quota: jobs=1", "Forbidden")
     with pytest.raises(ApiError, match="quota"):
-        stage.do(stage.create("train"), StopJob(server, Reason.SPEC_CHANGED))
-    assert stage.names(DEPLOYMENTS) == []
-    assert stage.refused()[stage.templates["train"].name].reason is Reason.WAITING_FOR_QUOTA
+        env.apply(env.create("train"), StopJob(server, Reason.SPEC_CHANGED))
+    assert env.names(DEPLOYMENTS) == []
+    assert env.blocked()[env.templates["train"].name].reason is Reason.WAITING_FOR_QUOTA
 
 
-def test_a_refusal_that_is_worded_otherwise_each_time_is_told_once_and_forgotten_when_it_is_over(stage):
-    name = stage.templates["train"].name
-    for words in ("denied, request 1", "denied, request 2"):
-        stage.store.reject["jobs"] = ApiError(403, words, "Forbidden")
+def test_rejection_keeps_its_first_message_until_success(env):
+    """Some policies word each rejection anew; a new message would change the status at every reconcile."""
+    name = env.templates["train"].name
+    for message in ("denied, request 1", "denied, request 2"):
+        env.api.rejected_creates["jobs"] = ApiError(403, message, "Forbidden")
         with pytest.raises(ApiError):
-            stage.do(stage.create("train"))
-        assert "request 1" in stage.refused()[name].message
-    stage.store.reject.clear()
-    stage.do(stage.create("train"))
-    assert stage.refused() == {}
+            env.apply(env.create("train"))
+        assert "request 1" in env.blocked()[name].message
+    env.api.rejected_creates.clear()
+    env.apply(env.create("train"))
+    assert env.blocked() == {}
 
 
-def test_no_attempt_begins_beside_a_job_of_the_one_before(stage):
+def test_attempt_waits_until_the_previous_job_has_finished(env):
+    """A late request of an earlier leader may create the Job of an attempt that counts as ended."""
     scenario = Scenario().run("prepare")
-    before = scenario.start("train")
-    scenario.cluster.evict(before)
+    previous = scenario.start("train")
+    scenario.cluster.evict(previous)
     scenario.reconcile_until_stable()
     second = scenario.attempt("train").job
-    pipeline = replace(stage.pipeline, status=scenario.status)
-    template = replace(stage.templates["train"], name=second)
+    pipeline = replace(env.pipeline, status=scenario.status)
+    template = replace(env.templates["train"], name=second)
     late = {"metadata": {"ownerReferences": owner_references(pipeline)}, "status": {}}
-    stage.store.put(f"{JOBS}/{before}", late)
-    with pytest.raises(ClusterError, match="still there"):
-        stage.do(CreateJob(template), pipeline=pipeline)
-    assert stage.names(JOBS) == []
-    assert f"delete {JOBS}/{before} Foreground" in stage.store.writes
-    stage.store.put(f"{JOBS}/{before}", {**late, "status": {"conditions": [over("Failed")]}})
-    stage.do(CreateJob(template), pipeline=pipeline)
-    assert second in stage.names(JOBS)
+    env.api.put(f"{JOBS}/{previous}", late)
+    with pytest.raises(ClusterError, match="still exists"):
+        env.apply(CreateJob(template), pipeline=pipeline)
+    assert env.names(JOBS) == []
+    assert f"delete {JOBS}/{previous} Foreground" in env.api.writes
+    env.api.put(f"{JOBS}/{previous}", {**late, "status": {"conditions": [job_condition("Failed")]}})
+    env.apply(CreateJob(template), pipeline=pipeline)
+    assert second in env.names(JOBS)
 
 
-def test_a_pipeline_that_was_made_anew_is_not_forgotten_with_the_old_one(stage):
+def test_deletion_of_a_namesake_keeps_the_new_pipeline(env):
+    """The late deletion event of an earlier pipeline of the same name has another uid."""
     new = {"metadata": {"namespace": "team", "name": "demo", "uid": "new"}}
-    stage.books.update_pipeline(new)
-    stage.books.update_pod(a_pod())
-    stage.books.update_pipeline({"metadata": {**new["metadata"], "uid": "old"}}, gone=True)
-    assert stage.books.pipelines == {Key("team", "demo"): new}
-    assert len(stage.books.pods) == 1
-    stage.books.update_pipeline(new, gone=True)
-    assert (stage.books.pipelines, stage.books.pods) == ({}, {})
+    env.cache.update_pipeline(new)
+    env.cache.update_pod(a_pod())
+    env.cache.update_pipeline({"metadata": {**new["metadata"], "uid": "old"}}, gone=True)
+    assert env.cache.pipelines == {Key("team", "demo"): new}
+    assert len(env.cache.pods) == 1
+    env.cache.update_pipeline(new, gone=True)
+    assert (env.cache.pipelines, env.cache.pods) == ({}, {})
 
 
-def test_a_status_that_is_refused_is_written_without_progress_and_the_work_goes_on(stage, caplog):
+def test_rejected_status_is_written_without_progress(env, caplog):
     where = "/apis/finetune.dev/v1alpha1/namespaces/team/finetunepipelines/demo"
-    stage.store.put(where, {})
+    env.api.put(where, {})
     scenario = Scenario().run("prepare")
-    scenario.cluster.progress(scenario.start("train"), step=3, note="something inedible")
+    scenario.cluster.progress(scenario.start("train"), step=3, note="something invalid")
     scenario.reconcile_until_stable()
-    stage.store.unchangeable["inedible"] = ApiError(422, "status.stages.train.progress: Invalid value")
-    asyncio.run(stage.cluster.write_status(stage.pipeline, scenario.status))
-    kept = stage.store.objects[where]["status"]["stages"]["train"]
-    assert kept["attempts"]
-    assert "progress" not in kept
+    env.api.rejected_patches["something invalid"] = ApiError(422, "status.stages.train.progress: Invalid value")
+    asyncio.run(env.cluster.write_status(env.pipeline, scenario.status))
+    stored = env.api.objects[where]["status"]["stages"]["train"]
+    assert stored["attempts"]
+    assert "progress" not in stored
     assert "without progress" in caplog.text
 
 
-def test_a_status_that_is_refused_for_another_reason_is_not_written_twice(stage):
-    stage.store.unchangeable["status"] = ApiError(503, "not now")
+def test_status_is_not_rewritten_after_another_error(env):
+    env.api.rejected_patches["status"] = ApiError(503, "not now")
     with pytest.raises(ApiError, match="not now"):
-        asyncio.run(stage.cluster.write_status(stage.pipeline, Scenario().reconcile_until_stable().status))
+        asyncio.run(env.cluster.write_status(env.pipeline, Scenario().reconcile_until_stable().status))

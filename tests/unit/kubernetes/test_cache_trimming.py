@@ -1,9 +1,9 @@
-"""The books keep what somebody reads of an object, and not its whole length, for every attempt has one of each."""
+"""The cache keeps the fields that the operator reads, not whole objects: each attempt has a Job and a pod."""
 
 import json
 from copy import deepcopy
 
-from support.pods import a_pod, ended, made_by
+from support.pods import a_pod, controller_reference, terminated
 from support.scenario import UID, Scenario, a_pipeline
 
 from finetune_operator.core.pipeline import Key, Pipeline
@@ -18,7 +18,7 @@ from finetune_operator.kubernetes.translate.pod import Pod
 PIPELINE = Pipeline(Key("team", "demo"), UID, 1, a_pipeline())
 LONG = {"managedFields": [{"fieldsV1": "x" * 9_000}]}
 APPLIED = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 9_000}
-FEW = 3_000
+MAX_STORED = 3_000
 """Characters of JSON."""
 
 
@@ -27,7 +27,8 @@ def template_of(stage):
     return next(one.template for one in jobs if one.template.stage == stage)
 
 
-def as_an_api_server_has_it(found):
+def as_received(found):
+    """Return the object with the fields that an API server and kubectl add."""
     found = deepcopy(found)
     found["metadata"] |= {"uid": "u", "creationTimestamp": "2030-01-01T00:00:00Z", **LONG}
     found["metadata"]["annotations"] |= APPLIED
@@ -38,40 +39,40 @@ def length(found):
     return len(json.dumps(found))
 
 
-def test_of_a_job_and_its_pod_the_books_keep_little_and_lose_nothing_that_is_told_of_the_attempt():
-    made = as_an_api_server_has_it(build_job(PIPELINE, template_of("train")))
-    container = made["spec"]["template"]["spec"]["containers"][0]
+def test_trimmed_job_and_pod_give_the_same_observation():
+    job = as_received(build_job(PIPELINE, template_of("train")))
+    container = job["spec"]["template"]["spec"]["containers"][0]
     container["env"] += [{"name": "NOTES", "value": "x" * 9_000}]
-    name = made["metadata"]["name"]
-    pod = as_an_api_server_has_it(a_pod(ended(75, '{"interruption": {"step": 4, "savedStep": 4}}'), phase="Failed"))
-    pod["spec"] = {**made["spec"]["template"]["spec"], "nodeName": "spot-1"}
-    pod["metadata"] |= {"labels": made["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}}
-    pod["metadata"] |= {"ownerReferences": [made_by("Job", name)]}
-    books = ResourceCache()
-    assert books.update_job(made) == books.update_pod(pod) == PIPELINE.key
-    kept, seen = books.jobs["team", name], books.pods["team", name]
-    assert max(length(kept), length(seen.raw)) < FEW < length(made)
-    assert is_owned_by(PIPELINE, kept)
-    assert metrics_port(seen) == metrics_port(Pod(pod)) > 0
-    assert observe_job(name, kept, seen, None) == observe_job(name, made, Pod(pod), None)
+    name = job["metadata"]["name"]
+    pod = as_received(a_pod(terminated(75, '{"interruption": {"step": 4, "savedStep": 4}}'), phase="Failed"))
+    pod["spec"] = {**job["spec"]["template"]["spec"], "nodeName": "spot-1"}
+    pod["metadata"] |= {"labels": job["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}}
+    pod["metadata"] |= {"ownerReferences": [controller_reference("Job", name)]}
+    cache = ResourceCache()
+    assert cache.update_job(job) == cache.update_pod(pod) == PIPELINE.key
+    stored_job, stored_pod = cache.jobs["team", name], cache.pods["team", name]
+    assert max(length(stored_job), length(stored_pod.raw)) < MAX_STORED < length(job)
+    assert is_owned_by(PIPELINE, stored_job)
+    assert metrics_port(stored_pod) == metrics_port(Pod(pod)) > 0
+    assert observe_job(name, stored_job, stored_pod, None) == observe_job(name, job, Pod(pod), None)
 
 
-def test_a_server_is_known_by_what_is_kept_of_its_deployment():
+def test_trimmed_deployment_keeps_serving_replicas_and_labels():
     template = template_of("deploy")
-    made = as_an_api_server_has_it(build_deployment(PIPELINE, template, template.serving))
-    books = ResourceCache()
-    books.update_deployment(made)
-    [kept] = books.deployments.values()
-    assert length(kept) < FEW < length(made)
-    assert serving_of(kept) == template.serving
-    assert kept["spec"]["replicas"] == made["spec"]["replicas"]
-    assert kept["metadata"]["labels"] == made["metadata"]["labels"]
+    deployment = as_received(build_deployment(PIPELINE, template, template.serving))
+    cache = ResourceCache()
+    cache.update_deployment(deployment)
+    [stored] = cache.deployments.values()
+    assert length(stored) < MAX_STORED < length(deployment)
+    assert serving_of(stored) == template.serving
+    assert stored["spec"]["replicas"] == deployment["spec"]["replicas"]
+    assert stored["metadata"]["labels"] == deployment["metadata"]["labels"]
 
 
-def test_of_a_pipeline_all_is_kept_but_what_kubectl_notes_for_itself():
+def test_trimmed_pipeline_lacks_only_metadata_of_other_programs():
     found = {"metadata": {"namespace": "team", "name": "demo", "uid": "u", "annotations": {**APPLIED}, **LONG}}
     found |= {"spec": {"workspace": {"existingClaim": "c"}}, "status": {"phase": "Running"}}
-    books = ResourceCache()
-    books.update_pipeline(found)
+    cache = ResourceCache()
+    cache.update_pipeline(found)
     meta = {"namespace": "team", "name": "demo", "uid": "u", "annotations": {}}
-    assert books.pipelines[PIPELINE.key] == {**found, "metadata": meta}
+    assert cache.pipelines[PIPELINE.key] == {**found, "metadata": meta}

@@ -1,4 +1,4 @@
-"""The API server as it is on a bad day: what the operator makes of its answers."""
+"""The client of the API server: errors, rate limit, timeouts, pagination and leadership."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
-from support.http_server import answering
+from support.http_server import serve_http
 
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import client as module
@@ -21,199 +21,197 @@ from finetune_operator.kubernetes.client import (
     open_client,
 )
 
-Answers = Callable[[web.Request], web.StreamResponse]
+Handler = Callable[[web.Request], web.StreamResponse]
 
 
 @asynccontextmanager
-async def api_of(answer, **more):
-    """Serve whatever `answer` makes of each request."""
+async def client_of(handler, **options):
+    """Serve requests with the handler, and yield a client of that server."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        found = answer(request)
-        return await found if asyncio.iscoroutine(found) else found
+        response = handler(request)
+        return await response if asyncio.iscoroutine(response) else response
 
-    async with answering(handle) as port:
+    async with serve_http(handle) as port:
         settings = Configuration()
         settings.host = f"http://127.0.0.1:{port}"
-        async with open_client(settings, **more) as api:
+        async with open_client(settings, **options) as api:
             yield api
 
 
-def asked(answer, ask: Callable[[KubernetesClient], object], **more):
-    """Ask once, and give the answer."""
+def call(handler, request: Callable[[KubernetesClient], object], **options):
+    """Send one request to the handler; return the result and the client."""
 
-    async def story():
-        async with api_of(answer, **more) as api:
-            return await ask(api), api
+    async def scenario():
+        async with client_of(handler, **options) as api:
+            return await request(api), api
 
-    return asyncio.run(asyncio.wait_for(story(), 30))
+    return asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def refusing(status: int, reason: str = "", message: str = "no", **headers: str) -> Answers:
+def rejecting(status: int, reason: str = "", message: str = "no", **headers: str) -> Handler:
     return lambda _: web.json_response({"reason": reason, "message": message}, status=status, headers=headers)
 
 
 @pytest.mark.parametrize("status", [401, 403, 422, 429, 500, 502, 503, 504])
-def test_whatever_it_refuses_is_an_error_that_is_tried_again(status):
+def test_error_status_is_a_retryable_error(status):
     with pytest.raises(ClusterError, match="no"):
-        asked(refusing(status), lambda api: api.get("/x"))
+        call(rejecting(status), lambda api: api.get("/x"))
 
 
-def test_a_page_of_a_proxy_is_no_reason_to_end():
+def test_html_error_page_is_a_retryable_error():
     page = lambda _: web.Response(text="<html>Bad Gateway</html>", status=502)  # noqa: E731
     with pytest.raises(ApiError, match="Bad Gateway"):
-        asked(page, lambda api: api.get("/x"))
+        call(page, lambda api: api.get("/x"))
 
 
 @pytest.mark.parametrize("text", ["<html>Welcome</html>", "[" * 100_000, "\x80"])
-def test_an_answer_that_nobody_can_read_is_an_error_that_is_tried_again(text):
+def test_unparseable_response_is_a_retryable_error(text):
     page = lambda _: web.Response(body=text.encode("latin-1"))  # noqa: E731
-    with pytest.raises(ApiError, match="cannot be read"):
-        asked(page, lambda api: api.get("/x"))
+    with pytest.raises(ApiError, match="cannot be parsed"):
+        call(page, lambda api: api.get("/x"))
 
 
-def test_what_is_not_there_is_none():
-    found, _ = asked(refusing(404, "NotFound"), lambda api: api.get("/x"))
+def test_get_of_a_missing_object_returns_none():
+    found, _ = call(rejecting(404, "NotFound"), lambda api: api.get("/x"))
     assert found is None
 
 
 @pytest.mark.parametrize(("reason", "error"), [("AlreadyExists", AlreadyExists), ("Conflict", Conflict)])
-def test_two_kinds_of_409_are_told_apart(reason, error):
+def test_409_is_already_exists_or_conflict_by_reason(reason, error):
     with pytest.raises(error):
-        asked(refusing(409, reason), lambda api: api.create("/x", {}))
+        call(rejecting(409, reason), lambda api: api.create("/x", {}))
 
 
-def test_429_halves_the_pace_and_its_retry_after_is_waited_for():
-    async def story():
-        left = [1]
+def test_429_halves_the_rate_and_waits_for_retry_after():
+    async def scenario():
+        rejections = [web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "1"})]
 
-        def answer(_):
-            if left.pop() if left else False:
-                return web.json_response({"message": "slowly"}, status=429, headers={"Retry-After": "1"})
-            return web.json_response({})
+        def respond(_):
+            return rejections.pop() if rejections else web.json_response({})
 
-        async with api_of(answer) as api:
+        async with client_of(respond) as api:
             before = api.rate_limiter.rate
             with pytest.raises(ApiError):
                 await api.get("/x")
             assert api.rate_limiter.rate == before / 2
-            began = asyncio.get_running_loop().time()
+            started = asyncio.get_running_loop().time()
             await api.get("/x")
-            assert asyncio.get_running_loop().time() - began > 0.9
+            assert asyncio.get_running_loop().time() - started > 0.9
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_many_that_are_refused_at_once_halve_the_pace_once():
-    async def story():
-        async with api_of(refusing(429, **{"Retry-After": "1"})) as api:
+def test_concurrent_429s_halve_the_rate_once():
+    async def scenario():
+        async with client_of(rejecting(429, **{"Retry-After": "1"})) as api:
             before = api.rate_limiter.rate
-            asked = (api.get("/x") for _ in range(10))
-            await asyncio.gather(*asked, return_exceptions=True)
+            requests = (api.get("/x") for _ in range(10))
+            await asyncio.gather(*requests, return_exceptions=True)
             assert api.rate_limiter.rate == before / 2
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_a_server_that_says_429_again_when_it_was_waited_for_is_asked_half_as_often_again():
-    async def story():
-        pace = RateLimiter(rate=40.0)
+def test_429_after_the_wait_halves_the_rate_again():
+    async def scenario():
+        limiter = RateLimiter(rate=40.0)
         for _ in range(2):
             for _ in range(3):
-                pace.back_off(0.05)
+                limiter.back_off(0.05)
             await asyncio.sleep(0.06)
-        assert pace.rate == 10.0
+        assert limiter.rate == 10.0
 
     with patch.object(module, "HALVED_SECONDS", 0.05):
-        asyncio.run(story())
+        asyncio.run(scenario())
 
 
-def test_one_that_does_not_answer_is_given_up():
+def test_silent_server_times_out():
     async def silent(_):
         await asyncio.sleep(2)
         return web.json_response({})
 
     with patch.object(module, "TIMEOUT_SECONDS", 0.2), pytest.raises(ApiError, match="does not answer"):
-        asked(silent, lambda api: api.get("/x"))
+        call(silent, lambda api: api.get("/x"))
 
 
-def test_nobody_there_is_an_error_that_is_tried_again():
-    async def story():
+def test_refused_connection_is_a_retryable_error():
+    async def scenario():
         settings = Configuration()
         settings.host = "http://127.0.0.1:1"
         async with open_client(settings) as api:
             await api.get("/x")
 
     with pytest.raises(ApiError, match="does not answer"):
-        asyncio.run(story())
+        asyncio.run(scenario())
 
 
-def test_who_does_not_lead_writes_nothing():
-    heard = []
+def test_client_without_the_lease_writes_nothing():
+    methods = []
 
-    def answer(request):
-        heard.append(request.method)
+    def respond(request):
+        methods.append(request.method)
         return web.json_response({})
 
     with pytest.raises(NotLeader):
-        asked(answer, lambda api: api.create("/x", {}), may_write=lambda: False)
-    asked(answer, lambda api: api.get("/x"), may_write=lambda: False)
-    assert heard == ["GET"]
+        call(respond, lambda api: api.create("/x", {}), may_write=lambda: False)
+    call(respond, lambda api: api.get("/x"), may_write=lambda: False)
+    assert methods == ["GET"]
 
 
-def test_a_token_that_was_changed_is_used_from_then_on(tmp_path):
-    heard = []
+def test_rotated_token_is_used(tmp_path):
+    tokens = []
 
-    def answer(request):
-        heard.append(request.headers.get("Authorization"))
+    def respond(request):
+        tokens.append(request.headers.get("Authorization"))
         return web.json_response({})
 
-    async def story():
+    async def scenario():
         token = tmp_path / "token"
 
-        async def read_again(settings):
+        async def refresh(settings):
             settings.api_key["BearerToken"] = f"Bearer {token.read_text()}"
 
-        async with api_of(answer) as api:
-            api.client.configuration.api_key["BearerToken"] = "Bearer of long ago"
-            api.client.configuration.refresh_api_key_hook = read_again
+        async with client_of(respond) as api:
+            api.client.configuration.api_key["BearerToken"] = "Bearer expired"
+            api.client.configuration.refresh_api_key_hook = refresh
             for text in ("old", "new"):
                 token.write_text(text)
                 await api.get("/x")
 
-    asyncio.run(story())
-    assert heard == ["Bearer old", "Bearer new"]
+    asyncio.run(scenario())
+    assert tokens == ["Bearer old", "Bearer new"]
 
 
-def test_a_long_list_comes_page_by_page():
+def test_list_follows_the_continue_token():
     pages = {"": ([1, 2], "more"), "more": ([3], "")}
 
-    def answer(request):
+    def respond(request):
         items, token = pages[request.query.get("continue", "")]
         return web.json_response({"items": items, "metadata": {"continue": token}})
 
-    async def story():
-        async with api_of(answer) as api:
+    async def scenario():
+        async with client_of(respond) as api:
             return [one async for one in api.list("/x")]
 
-    assert asyncio.run(story()) == [1, 2, 3]
+    assert asyncio.run(scenario()) == [1, 2, 3]
 
 
-def test_who_stops_leading_while_it_waits_for_its_turn_writes_nothing():
-    heard, leads = [], [True]
+def test_lease_lost_while_rate_limited_prevents_the_write():
+    methods, is_leader = [], [True]
 
-    def answer(request):
-        heard.append(request.method)
+    def respond(request):
+        methods.append(request.method)
         return web.json_response({})
 
-    async def story():
-        async with api_of(answer, may_write=lambda: leads[0]) as api:
+    async def scenario():
+        async with client_of(respond, may_write=lambda: is_leader[0]) as api:
             api.rate_limiter.back_off(0.3)
             writing = asyncio.create_task(api.create("/x", {}))
             await asyncio.sleep(0.1)
-            leads[0] = False
+            is_leader[0] = False
             with pytest.raises(NotLeader):
                 await writing
 
-    asyncio.run(story())
-    assert heard == []
+    asyncio.run(scenario())
+    assert methods == []

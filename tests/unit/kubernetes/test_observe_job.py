@@ -1,10 +1,10 @@
-"""A Job and its pod, as they are in an API server, become the outcome that a person would give."""
+"""Observe a Job and its pod, classify the ending, and diagnose what blocks the attempt."""
 
 import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.pods import a_job, a_pod, disrupted, ended, over, running, unschedulable, waiting
+from support.pods import a_job, a_pod, disrupted, job_condition, running, terminated, unschedulable, waiting
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome
@@ -22,93 +22,112 @@ ATTEMPT = AttemptStatus(number=1, job=NAME, identity="i", execution="e")
 RESULT = {"stage": "train", "identity": "i", "digest": "d", "steps": 9, "loss": 1.0, "bestStep": 9, "tokens": 7}
 DONE = json.dumps({"result": RESULT})
 SAVED = json.dumps({"interruption": {"step": 40, "savedStep": 40}})
-FAILED = over("Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
-BY_RULE = over(
+FAILED = job_condition("Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+BY_RULE = job_condition(
     "Failed", "PodFailurePolicy", "Pod team/x has condition DisruptionTarget matching FailJob rule at index 0"
 )
 
 GONE = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
 
 ENDINGS = {
-    "a completed job with its result": (over("Complete"), ended(0, DONE, "Completed"), {}, Outcome.SUCCEEDED, "", 0),
-    "a completed job whose pod nobody saw": (over("Complete"), None, {}, Outcome.INTERRUPTED, "before anybody", None),
-    "an eviction that saved": (BY_RULE, ended(75, SAVED), {}, Outcome.INTERRUPTED, "saved at step 40", 75),
-    "an eviction that killed": (BY_RULE, ended(137), {}, Outcome.INTERRUPTED, "DisruptionTarget", 137),
-    "an eviction whose pod nobody saw": (BY_RULE, None, {}, Outcome.INTERRUPTED, "DisruptionTarget", None),
-    "memory": (FAILED, ended(137, reason="OOMKilled"), {}, Outcome.FAILED, "raise resources.memory", 137),
-    "a bug": (FAILED, ended(70, json.dumps({"failure": {"message": "oh"}})), {}, Outcome.FAILED, "oh", 70),
-    "somebody else's words": (FAILED, ended(1, "Traceback: boo"), {}, Outcome.FAILED, "Traceback: boo", 1),
-    "a machine that was restarted": (FAILED, ended(255, reason="Unknown"), {}, Outcome.INTERRUPTED, "lost sight", 255),
-    "a node that shut down": (
+    "complete with result": (job_condition("Complete"), terminated(0, DONE, "Completed"), {}, Outcome.SUCCEEDED, "", 0),
+    "complete, pod not observed": (
+        job_condition("Complete"),
+        None,
+        {},
+        Outcome.INTERRUPTED,
+        "before the result was read",
+        None,
+    ),
+    "evicted, saved": (BY_RULE, terminated(75, SAVED), {}, Outcome.INTERRUPTED, "saved at step 40", 75),
+    "evicted, killed": (BY_RULE, terminated(137), {}, Outcome.INTERRUPTED, "DisruptionTarget", 137),
+    "evicted, pod not observed": (BY_RULE, None, {}, Outcome.INTERRUPTED, "DisruptionTarget", None),
+    "out of memory": (FAILED, terminated(137, reason="OOMKilled"), {}, Outcome.FAILED, "raise resources.memory", 137),
+    "internal error": (
         FAILED,
-        ended(143),
+        terminated(70, json.dumps({"failure": {"message": "oh"}})),
+        {},
+        Outcome.FAILED,
+        "oh",
+        70,
+    ),
+    "foreign termination message": (FAILED, terminated(1, "Traceback: boo"), {}, Outcome.FAILED, "Traceback: boo", 1),
+    "machine restarted": (FAILED, terminated(255, reason="Unknown"), {}, Outcome.INTERRUPTED, "lost track", 255),
+    "node shutdown": (
+        FAILED,
+        terminated(143),
         {"status": {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}},
         Outcome.INTERRUPTED,
         "imminent node shutdown",
         143,
     ),
-    "a kubelet that started under pressure": (
+    "rejected by the kubelet": (
         FAILED,
-        ended(137),
+        terminated(137),
         {"status": {"reason": "Evicted", "message": "Pod was rejected: The node had condition: [MemoryPressure]."}},
         Outcome.INTERRUPTED,
         "MemoryPressure",
         137,
     ),
-    "too much on the node's disk": (
+    "evicted for ephemeral storage": (
         FAILED,
-        ended(137),
+        terminated(137),
         {"status": {"reason": "Evicted", "message": "Container stage exceeded its local ephemeral storage limit."}},
         Outcome.FAILED,
         "killed",
         137,
     ),
-    "kubectl delete pod": (FAILED, ended(143), GONE, Outcome.INTERRUPTED, "somebody deleted its pod on spot-1", 143),
-    "deleted, but it had failed before": (FAILED, ended(65), GONE, Outcome.FAILED, "", 65),
-    "killed, by nobody knows whom": (FAILED, ended(137), {}, Outcome.FAILED, "nothing says by whom", 137),
-}  # fmt: skip
+    "pod deleted": (FAILED, terminated(143), GONE, Outcome.INTERRUPTED, "the pod was deleted on spot-1", 143),
+    "pod deleted after a failure": (FAILED, terminated(65), GONE, Outcome.FAILED, "", 65),
+    "killed, cause unknown": (FAILED, terminated(137), {}, Outcome.FAILED, "cause unknown", 137),
+}
 
 
 @pytest.mark.parametrize("case", ENDINGS.values(), ids=ENDINGS)
-def test_how_an_attempt_ended(case):
-    condition, state, more, outcome, words, code = case
+def test_ending_is_classified(case):
+    condition, state, more, outcome, text, code = case
     pod = Pod(a_pod(state, phase="Failed", **more)) if state else None
-    seen = observe_job(NAME, a_job(condition), pod, NOW)
-    end = classify_ending(ATTEMPT, seen)
-    assert (end.outcome, seen.exit_code) == (outcome, code)
-    assert words in end.message
+    job = observe_job(NAME, a_job(condition), pod, NOW)
+    ending = classify_ending(ATTEMPT, job)
+    assert (ending.outcome, job.exit_code) == (outcome, code)
+    assert text in ending.message
 
 
-def test_the_pod_tells_who_evicted_it_and_where():
-    pod = Pod(a_pod(ended(75), disrupted("EvictionByEvictionAPI", "Eviction API: evicting"), phase="Failed"))
+def test_disruption_names_the_cause_and_the_node():
+    pod = Pod(a_pod(terminated(75), disrupted("EvictionByEvictionAPI", "Eviction API: evicting"), phase="Failed"))
     assert observe_job(NAME, a_job(FAILED), pod, NOW).disruption == (
         "EvictionByEvictionAPI on spot-1: Eviction API: evicting"
     )
 
 
-def test_a_job_that_was_deleted_runs_until_its_pod_is_gone():
-    books = ResourceCache()
-    books.update_pod(a_pod(running()))
-    alive = books.pods["team", NAME]
-    assert observe_job(NAME, None, alive, NOW).state is JobState.RUNNING
-    assert books.update_pod(a_pod(ended(75, SAVED), phase="Failed"), gone=True) == Key("team", "demo")
-    assert observe_job(NAME, None, books.pods["team", NAME], NOW).exit_code == 75
+def test_deleted_job_runs_until_its_pod_is_gone():
+    cache = ResourceCache()
+    cache.update_pod(a_pod(running()))
+    pod = cache.pods["team", NAME]
+    assert observe_job(NAME, None, pod, NOW).state is JobState.RUNNING
+    assert cache.update_pod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True) == Key("team", "demo")
+    assert observe_job(NAME, None, cache.pods["team", NAME], NOW).exit_code == 75
 
 
-def test_a_job_that_was_deleted_when_it_had_just_finished_has_finished():
-    pod = Pod(a_pod(ended(0, DONE, "Completed"), phase="Succeeded"), gone=True)
-    seen = observe_job(NAME, None, pod, NOW)
-    assert classify_ending(ATTEMPT, seen).outcome is Outcome.SUCCEEDED
+def test_job_deleted_after_success_has_succeeded():
+    pod = Pod(a_pod(terminated(0, DONE, "Completed"), phase="Succeeded"), gone=True)
+    job = observe_job(NAME, None, pod, NOW)
+    assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
 
 
-def test_a_job_that_is_gone_with_all_that_anybody_knew_is_none():
+def test_deleted_job_without_evidence_is_none():
     assert observe_job(NAME, None, None, NOW) is None
     assert observe_job(NAME, None, Pod(a_pod(running()), gone=True), NOW) is None
 
 
-WAITINGS = {
-    "quota": (None, "pods is forbidden: exceeded quota: team", Reason.WAITING_FOR_QUOTA, "quota grows"),
-    "policy": (None, 'violates PodSecurity "restricted:latest"', Reason.POD_REFUSED, "policy allows less"),
+BLOCKERS = {
+    "quota": (None, "pods is forbidden: exceeded quota: team", Reason.WAITING_FOR_QUOTA, "quota is raised"),
+    "policy": (
+        None,
+        'violates PodSecurity "restricted:latest"',
+        Reason.POD_REFUSED,
+        "Pod Security level does not admit",
+    ),
     "no account": (None, 'serviceaccount "x" not found', Reason.DEPENDENCY_NOT_READY, "serviceAccountName"),
     "no node": (
         a_pod(None, unschedulable("0/3 nodes are available: 3 node(s) had untolerated taint(s)."), phase="Pending"),
@@ -120,7 +139,7 @@ WAITINGS = {
         a_pod(None, unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), phase="Pending"),
         "",
         Reason.WAITING_FOR_CAPACITY,
-        "no node has nvidia.com/gpu to spare: is its device plugin running?",
+        "no node has nvidia.com/gpu available: wait for other pods, or check that its device plugin runs",
     ),
     "no volume": (
         a_pod(None, unschedulable("pod has unbound immediate PersistentVolumeClaims"), phase="Pending"),
@@ -146,90 +165,94 @@ WAITINGS = {
         Reason.VOLUME_NOT_READY,
         "MountVolume",
     ),
-    "a zombie": (
+    "lost node": (
         a_pod(running(), deletionTimestamp="2030-01-01T00:10:00Z"),
         "",
         Reason.NODE_LOST,
-        "its node spot-1 does not answer",
+        "node spot-1 does not answer",
     ),
 }
 
 
-@pytest.mark.parametrize(("pod", "warning", "reason", "mend"), WAITINGS.values(), ids=WAITINGS)
-def test_what_holds_an_attempt_up_is_named_with_its_mend(pod, warning, reason, mend):
-    seen = observe_job(NAME, a_job(), Pod(pod) if pod else None, NOW, warning=warning)
-    assert seen.blocker.reason is reason
-    assert mend in seen.blocker.message
+@pytest.mark.parametrize(("pod", "warning", "reason", "text"), BLOCKERS.values(), ids=BLOCKERS)
+def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
+    job = observe_job(NAME, a_job(), Pod(pod) if pod else None, NOW, warning=warning)
+    assert job.blocker.reason is reason
+    assert text in job.blocker.message
 
 
-def test_a_pod_that_is_on_its_way_waits_for_nothing():
+def test_starting_pod_has_no_blocker():
     assert observe_job(NAME, a_job(), Pod(a_pod(waiting("ContainerCreating"), phase="Pending")), NOW).blocker is None
     assert observe_job(NAME, a_job(), None, NOW).blocker is None
     assert observe_job(NAME, a_job(), Pod(a_pod(running())), NOW).blocker is None
 
 
-def test_a_pod_that_is_being_stopped_within_its_time_is_no_zombie():
+def test_terminating_pod_in_its_grace_period_has_no_blocker():
     soon = (NOW + timedelta(seconds=10)).isoformat()
     assert observe_job(NAME, a_job(), Pod(a_pod(running(), deletionTimestamp=soon)), NOW).blocker is None
 
 
-def test_books_forget_what_a_whole_list_does_not_have_and_keep_last_words():
-    books = ResourceCache()
+def test_relist_drops_missing_objects_and_keeps_pod_endings():
+    cache = ResourceCache()
     pipeline = {"metadata": {"namespace": "team", "name": "demo"}}
-    other = {"metadata": {"namespace": "team", "name": "gone"}}
-    for known in (pipeline, other):
-        books.update_pipeline(known)
-    books.update_job(a_job())
-    books.update_pod(a_pod(ended(75, SAVED), phase="Failed"))
-    assert books.replace(finetunepipelines=[pipeline]) == {Key("team", "demo")}
-    assert books.jobs == {}
-    assert books.pods["team", NAME].gone
-    assert books.pods["team", NAME].exit_code == 75
-    books.replace()
-    assert books.pods == {}
+    deleted = {"metadata": {"namespace": "team", "name": "gone"}}
+    for one in (pipeline, deleted):
+        cache.update_pipeline(one)
+    cache.update_job(a_job())
+    cache.update_pod(a_pod(terminated(75, SAVED), phase="Failed"))
+    assert cache.replace(finetunepipelines=[pipeline]) == {Key("team", "demo")}
+    assert cache.jobs == {}
+    assert cache.pods["team", NAME].gone
+    assert cache.pods["team", NAME].exit_code == 75
+    cache.replace()
+    assert cache.pods == {}
 
 
-def test_an_older_view_of_a_pod_does_not_undo_its_end():
-    books = ResourceCache()
-    books.update_pod(a_pod(ended(75, SAVED), phase="Failed"))
-    books.update_pod(a_pod(running()))
-    assert books.pods["team", NAME].exit_code == 75
-    books.update_pod(a_pod(running()), gone=True)
-    books.update_pod(a_pod(running()))
-    pod = books.pods["team", NAME]
+def test_older_version_of_a_pod_does_not_undo_its_end():
+    cache = ResourceCache()
+    cache.update_pod(a_pod(terminated(75, SAVED), phase="Failed"))
+    cache.update_pod(a_pod(running()))
+    assert cache.pods["team", NAME].exit_code == 75
+    cache.update_pod(a_pod(running()), gone=True)
+    cache.update_pod(a_pod(running()))
+    pod = cache.pods["team", NAME]
     assert (pod.exit_code, pod.termination_message.interruption.saved_step, pod.gone) == (75, 40, True)
 
 
-def test_a_pod_that_was_turned_away_stays_so_whatever_an_older_view_says():
-    books = ResourceCache()
-    books.update_pod(a_pod(None, phase="Failed", status={"reason": "NodeAffinity", "message": "no"}))
-    books.update_pod(a_pod(None, phase="Pending"))
-    assert books.pods["team", NAME].finished
-    assert books.pods["team", NAME].disruption
+def test_older_version_of_a_pod_does_not_undo_its_rejection():
+    cache = ResourceCache()
+    cache.update_pod(a_pod(None, phase="Failed", status={"reason": "NodeAffinity", "message": "no"}))
+    cache.update_pod(a_pod(None, phase="Pending"))
+    assert cache.pods["team", NAME].finished
+    assert cache.pods["team", NAME].disruption
 
 
-def test_what_is_heard_of_the_end_of_a_pod_after_it_has_gone_is_kept():
-    books = ResourceCache()
-    books.update_pod(a_pod(running()), gone=True)
-    books.update_pod(a_pod(ended(75, SAVED), phase="Failed"))
-    pod = books.pods["team", NAME]
+def test_end_of_a_pod_is_kept_after_its_deletion_event():
+    cache = ResourceCache()
+    cache.update_pod(a_pod(running()), gone=True)
+    cache.update_pod(a_pod(terminated(75, SAVED), phase="Failed"))
+    pod = cache.pods["team", NAME]
     assert (pod.exit_code, pod.gone) == (75, True)
 
 
-def test_of_two_pods_of_one_job_the_younger_counts():
-    books = ResourceCache()
-    young = a_pod(running())
-    young["metadata"] |= {"name": "young", "creationTimestamp": "2030-01-01T00:01:00Z"}
-    books.update_pod(young)
-    books.update_pod(a_pod(ended(137)), gone=True)
-    assert books.pods["team", NAME].name == "young"
+def test_younger_pod_of_a_job_counts():
+    cache = ResourceCache()
+    younger = a_pod(running())
+    younger["metadata"] |= {"name": "younger", "creationTimestamp": "2030-01-01T00:01:00Z"}
+    cache.update_pod(younger)
+    cache.update_pod(a_pod(terminated(137)), gone=True)
+    assert cache.pods["team", NAME].name == "younger"
 
 
-def test_where_it_was_in_the_end_counts_more_than_what_it_said_when_it_was_asked():
-    where = {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 41, "startStep": 7}
-    said = json.dumps({"interruption": {"step": 41, "savedStep": 41}, "progress": where})
-    asked = Progress(stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30)
-    job = observe_job(NAME, a_job(over("Failed")), Pod(a_pod(ended(75, said), phase="Failed")), NOW, progress=asked)
+def test_final_progress_wins_over_the_polled_progress():
+    progress = {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 41, "startStep": 7}
+    message = json.dumps({"interruption": {"step": 41, "savedStep": 41}, "progress": progress})
+    polled = Progress(stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30)
+    job = observe_job(
+        NAME, a_job(job_condition("Failed")), Pod(a_pod(terminated(75, message), phase="Failed")), NOW, progress=polled
+    )
     assert (job.progress.step, job.progress.start_step) == (41, 7)
-    silent = observe_job(NAME, a_job(over("Failed")), Pod(a_pod(ended(75, SAVED), phase="Failed")), NOW, progress=asked)
-    assert silent.progress == asked
+    without = observe_job(
+        NAME, a_job(job_condition("Failed")), Pod(a_pod(terminated(75, SAVED), phase="Failed")), NOW, progress=polled
+    )
+    assert without.progress == polled

@@ -1,4 +1,4 @@
-"""Pods are asked over HTTP, and what they say is not ours to trust."""
+"""HTTP requests to the pods of stages and servers; their responses are not trusted."""
 
 import asyncio
 import logging
@@ -13,61 +13,63 @@ from finetune_operator.kubernetes.translate.pod import Pod
 
 log = logging.getLogger(__name__)
 MAX_RESPONSE_BYTES = 256 << 10
-"""Bytes read of an answer, unless less is asked for; what is longer is cut."""
+"""Bytes read of a response, unless the caller sets a lower limit; the rest is dropped."""
 CONNECT_SECONDS = 10.0
 
 
 async def request(
-    session: aiohttp.ClientSession, url: str, body: Any = None, most: int = MAX_RESPONSE_BYTES
+    session: aiohttp.ClientSession, url: str, body: Any = None, max_bytes: int = MAX_RESPONSE_BYTES
 ) -> tuple[int, bytes]:
-    """Get a page, or post a body as JSON; gives status and content. Raises aiohttp.ClientError, OSError.
+    """Get a URL, or post a body to it as JSON; return status and content. Raises aiohttp.ClientError, OSError.
 
-    Redirects are not followed: a pod would choose whom the operator talks to. How long it may take is the caller's.
+    Redirects are not followed: a pod could choose which host the operator sends requests to. Only connecting has a
+    timeout here; the caller limits the whole request.
     """
-    patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     method = "GET" if body is None else "POST"
-    async with session.request(method, url, json=body, allow_redirects=False, timeout=patience) as answer:
+    async with session.request(method, url, json=body, allow_redirects=False, timeout=timeout) as response:
         content = bytearray()
-        async for piece in answer.content.iter_any():
+        async for piece in response.content.iter_any():
             content += piece
-            if len(content) >= most:
+            if len(content) >= max_bytes:
                 break
-        return answer.status, bytes(content[:most])
+        return response.status, bytes(content[:max_bytes])
 
 
 def url_host(pod: Pod) -> str:
-    """Give its address as URLs have it."""
+    """Return the pod's address as the host of a URL: IPv6 in brackets."""
     return f"[{pod.address}]" if ":" in pod.address else pod.address
 
 
 Enqueue = Callable[[Key], None]
-"""Called with the pipeline of a pod that had news, so that somebody looks."""
+"""Called with the pipeline of a pod whose state changed, so that a worker reconciles it."""
 
 
 def ignore(_key: Key) -> None:
-    """Let the news wait for the next look."""
+    """Enqueue nothing: the next reconcile reads the change."""
 
 
 class BackgroundRequests:
-    """At most one question to a pod at a time; a question gives whether its answer is news."""
+    """At most one background request per pod; a request returns whether its pipeline is to be reconciled."""
 
-    def __init__(self, tell: Enqueue) -> None:
-        self.enqueue = tell
+    def __init__(self, enqueue: Enqueue) -> None:
+        self.enqueue = enqueue
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        """Pod's uid -> its request in flight."""
 
-    def start(self, pod: Pod, question: Callable[[], Awaitable[bool]]) -> None:
-        """Ask, unless it is being asked."""
+    def start(self, pod: Pod, send: Callable[[], Awaitable[bool]]) -> None:
+        """Start a request, unless one to this pod is in flight."""
         if pod.uid not in self.tasks:
-            task = self.tasks[pod.uid] = asyncio.create_task(self._run(pod, question))
+            task = self.tasks[pod.uid] = asyncio.create_task(self._run(pod, send))
             task.add_done_callback(lambda done: self._on_done(pod.uid, done))
 
-    async def _run(self, pod: Pod, question: Callable[[], Awaitable[bool]]) -> None:
+    async def _run(self, pod: Pod, send: Callable[[], Awaitable[bool]]) -> None:
         try:
-            news = await question()
+            changed = await send()
         except Exception:
-            log.exception("%s could not be asked: this is a bug", pod.name)
+            log.exception("the background request to pod %s failed; this is a bug in the operator", pod.name)
             return
-        if news and (key := owner_key(pod.raw)):
+        if changed and (key := owner_key(pod.raw)):
             self.enqueue(key)
 
     def _on_done(self, uid: str, task: asyncio.Task[None]) -> None:
@@ -75,13 +77,13 @@ class BackgroundRequests:
             del self.tasks[uid]
 
     def cancel(self, uids: Iterable[str]) -> None:
-        """Ask them no more."""
+        """Cancel the requests to these pods."""
         for uid in uids:
             if task := self.tasks.pop(uid, None):
                 task.cancel()
 
     async def close(self) -> None:
-        """Call everything off, and wait until it has ended: the session that it uses is about to be closed."""
+        """Cancel all requests and wait until they have ended: the session that they use is closed next."""
         tasks = list(self.tasks.values())
         self.cancel(list(self.tasks))
         await asyncio.gather(*tasks, return_exceptions=True)

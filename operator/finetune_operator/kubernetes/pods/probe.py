@@ -1,4 +1,4 @@
-"""What new servers say when they are asked for the first time, before anybody's requests are sent to them."""
+"""Probe each new server with one prompt before users' requests are sent to it."""
 
 import asyncio
 import json
@@ -17,81 +17,85 @@ from finetune_operator.kubernetes.translate.pod import Pod
 ANSWER_TIMEOUT_SECONDS = 600.0
 """For the whole answer."""
 TRIES, PAUSE_SECONDS = 5, 2.0
-"""For a connection, which may need a moment after the server has said that it is ready."""
+"""Attempts to connect, and the pause between them: a server that is Ready may not be reachable for a moment."""
 MAX_ANSWER_LENGTH = 1024
-"""Of the answer, kept."""
+"""Characters of the answer that are kept."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a server said, or why it said nothing."""
+    """A server's answer, or why it has none."""
 
     text: str = ""
     failure: str = ""
 
 
 class ServerProbe:
-    """Has each pod asked once, beside the looks, and remembers what it said; `tell` is called when it has."""
+    """Probes each pod once in the background and keeps the result; `enqueue` is called when it is there."""
 
-    def __init__(self, session: aiohttp.ClientSession, tell: Enqueue = ignore) -> None:
-        self.session, self.requests = session, BackgroundRequests(tell)
+    def __init__(self, session: aiohttp.ClientSession, enqueue: Enqueue = ignore) -> None:
+        self.session, self.requests = session, BackgroundRequests(enqueue)
         self.results: dict[str, ProbeResult] = {}
+        """Pod's uid -> its result."""
 
     def result(self, pod: Pod, model: str, serving: Serving) -> ProbeResult | None:
-        """Give a pod's answer; None: it thinks."""
+        """Return the result of a pod's probe; None while the pod has not answered. Starts the probe if needed."""
         if pod.uid not in self.results:
             self.requests.start(pod, partial(self._store, pod, model, serving))
         return self.results.get(pod.uid)
 
     def retain(self, uids: set[str]) -> None:
-        """Drop pods that are no more."""
+        """Drop all pods but these."""
         self.requests.cancel(self.requests.tasks.keys() - uids)
-        self.results = {uid: answer for uid, answer in self.results.items() if uid in uids}
+        self.results = {uid: result for uid, result in self.results.items() if uid in uids}
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Cancel all probes."""
         await self.requests.close()
 
     async def _store(self, pod: Pod, model: str, serving: Serving) -> bool:
-        self.results[pod.uid] = await self._ask(pod, model, serving)
+        self.results[pod.uid] = await self._probe(pod, model, serving)
         return True
 
-    async def _ask(self, pod: Pod, model: str, serving: Serving) -> ProbeResult:
+    async def _probe(self, pod: Pod, model: str, serving: Serving) -> ProbeResult:
         body = {"model": model, "prompt": serving.prompt, "max_tokens": serving.max_tokens, "temperature": 0}
-        where = f"http://{url_host(pod)}:{PORT}/v1/completions"
-        said = ""
+        url = f"http://{url_host(pod)}:{PORT}/v1/completions"
+        cause = ""
         for _ in range(TRIES):
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_SECONDS):
-                    return _read(*await request(self.session, where, body))
-            except aiohttp.ClientError as error:  # first, for one that cannot connect in time is a TimeoutError as well
-                said = str(error) or type(error).__name__
+                    return _parse(*await request(self.session, url, body))
+            except aiohttp.ClientError as error:  # before TimeoutError: aiohttp's connection timeout is both
+                cause = str(error) or type(error).__name__
             except TimeoutError:
-                return ProbeResult(failure=f"it has not answered the prompt within {ANSWER_TIMEOUT_SECONDS:.0f} s")
+                return ProbeResult(
+                    failure=f"the server did not answer the prompt within {ANSWER_TIMEOUT_SECONDS:.0f} s"
+                )
             await asyncio.sleep(PAUSE_SECONDS)
-        return ProbeResult(failure=f"the operator cannot reach {where}: {said}; does a NetworkPolicy forbid it?")
+        return ProbeResult(failure=f"the operator cannot reach {url}: {cause}; a NetworkPolicy may forbid it")
 
 
 class NoProbe:
-    """In their place outside of the cluster, where no pod can be reached."""
+    """The probe of a process outside the cluster, which can reach no pod."""
 
-    def result(self, pod: Pod, model: str, serving: Serving) -> ProbeResult | None:  # noqa: ARG002  as Answers has it
-        """Know nothing."""
+    def result(self, pod: Pod, model: str, serving: Serving) -> ProbeResult | None:  # noqa: ARG002  ServerProbe's signature
+        """Return None."""
         return None
 
     def retain(self, uids: set[str]) -> None:
-        """Have nothing to forget."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Have nothing to end."""
+        """Do nothing."""
 
 
-def _read(status: int, content: bytes) -> ProbeResult:
+def _parse(status: int, content: bytes) -> ProbeResult:
     try:
-        said: Any = json.loads(content)
+        body: Any = json.loads(content)
         if status == HTTPStatus.OK:
-            text = str(said["choices"][0]["text"])[:MAX_ANSWER_LENGTH]
-            return ProbeResult(text.encode(errors="replace").decode())  # JSON may hold halves of characters
+            text = str(body["choices"][0]["text"])[:MAX_ANSWER_LENGTH]
+            return ProbeResult(text.encode(errors="replace").decode())  # JSON may hold lone surrogates
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    return ProbeResult(failure=f"it answered the prompt with status {status}: {content[:500].decode(errors='replace')}")
+    text = content[:500].decode(errors="replace")
+    return ProbeResult(failure=f"the server answered the prompt with status {status}: {text}")

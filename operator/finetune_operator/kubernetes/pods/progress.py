@@ -1,4 +1,4 @@
-"""How far running stages are: asked of their pods over HTTP, so that no pod needs rights of any kind."""
+"""Poll running stages for their progress over HTTP, so that their pods need no permissions."""
 
 import asyncio
 import math
@@ -16,88 +16,91 @@ from finetune_trainer.contract import PROGRESS_BYTES, Progress
 from finetune_trainer.contract import environment as names
 
 POLL_SECONDS = 15.0
-"""No pod is asked more often, and so no status is written more often for its sake."""
+"""Shortest time between two requests to a pod, which also limits how often its progress changes the status."""
 MAX_POLL_SECONDS = 60.0
-"""Between two questions to a pod that has never answered, which may not want to."""
+"""Longest time between two requests to a pod that has never answered: it may not serve /progress at all."""
 PROGRESS_TIMEOUT_SECONDS = 2.0
 
 
 @dataclass
 class _PodProgress:
     requested_at: float = -math.inf
+    """On the monotonic clock."""
     wait: float = POLL_SECONDS
+    """Seconds until the next request."""
     unanswered: int = 0
-    """Questions without an answer, before the first."""
+    """Requests without a response, before the first response."""
     progress: Progress | None = None
 
 
 class ProgressPoller:
-    """Remembers what each pod said last, and asks beside the looks; `tell` is called when one has news."""
+    """Polls pods in the background and keeps the latest progress of each; `enqueue` is called when it changes."""
 
-    def __init__(self, session: aiohttp.ClientSession, tell: Enqueue = ignore) -> None:
-        self.session, self.requests = session, BackgroundRequests(tell)
-        self.pages: dict[str, _PodProgress] = {}
+    def __init__(self, session: aiohttp.ClientSession, enqueue: Enqueue = ignore) -> None:
+        self.session, self.requests = session, BackgroundRequests(enqueue)
+        self.states: dict[str, _PodProgress] = {}
+        """Pod's uid -> its state."""
 
     def latest(self, pod: Pod | None) -> Progress | None:
-        """Give what a pod said last, and have it asked where that is long ago; one that is over is asked no more."""
+        """Return a pod's latest progress, and start a request if one is due; a finished pod gets no request."""
         if pod is None:
             return None
-        page = self.pages.setdefault(pod.uid, _PodProgress())
+        state = self.states.setdefault(pod.uid, _PodProgress())
         if pod.finished:
             self.requests.cancel([pod.uid])
-        elif pod.started_at and pod.address and time.monotonic() - page.requested_at >= page.wait:
-            page.requested_at = time.monotonic()
-            self.requests.start(pod, partial(self._ask, pod, page))
-        return page.progress
+        elif pod.started_at and pod.address and time.monotonic() - state.requested_at >= state.wait:
+            state.requested_at = time.monotonic()
+            self.requests.start(pod, partial(self._poll, pod, state))
+        return state.progress
 
     def retain(self, uids: set[str]) -> None:
-        """Drop pods that are no more."""
-        self.requests.cancel(self.pages.keys() - uids)
-        self.pages = {uid: page for uid, page in self.pages.items() if uid in uids}
+        """Drop all pods but these."""
+        self.requests.cancel(self.states.keys() - uids)
+        self.states = {uid: state for uid, state in self.states.items() if uid in uids}
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Cancel all requests."""
         await self.requests.close()
 
-    async def _ask(self, pod: Pod, page: _PodProgress) -> bool:
+    async def _poll(self, pod: Pod, state: _PodProgress) -> bool:
         found = await self._read(pod)
-        page.unanswered = 0 if found or page.progress else page.unanswered + 1
-        # It may have to load its libraries first: only the third silence in a row is taken for an answer.
-        page.wait = min(POLL_SECONDS * 2.0 ** min(max(page.unanswered - 2, 0), 8), MAX_POLL_SECONDS)
-        if found is None or found == page.progress:
+        state.unanswered = 0 if found or state.progress else state.unanswered + 1
+        # The process may still be importing its libraries: the wait grows only from the third failure in a row.
+        state.wait = min(POLL_SECONDS * 2.0 ** min(max(state.unanswered - 2, 0), 8), MAX_POLL_SECONDS)
+        if found is None or found == state.progress:
             return False
-        page.progress = found
+        state.progress = found
         return True
 
     async def _read(self, pod: Pod) -> Progress | None:
         port = metrics_port(pod)
         if not port:
             return None
-        where = f"http://{url_host(pod)}:{port}/progress"
+        url = f"http://{url_host(pod)}:{port}/progress"
         try:
             async with asyncio.timeout(PROGRESS_TIMEOUT_SECONDS):
-                status, content = await request(self.session, where, most=PROGRESS_BYTES)
+                status, content = await request(self.session, url, max_bytes=PROGRESS_BYTES)
             return Progress.model_validate_json(content) if status == HTTPStatus.OK else None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
-            return None  # it has not begun, or has its own idea of a port: the stage goes on without a figure
+            return None  # not listening yet, or the port serves something else: the stage runs without progress
 
 
 class NoProgress:
-    """In their place outside of the cluster, where no pod can be reached."""
+    """The poller of a process outside the cluster, which can reach no pod."""
 
-    def latest(self, pod: Pod | None) -> Progress | None:  # noqa: ARG002  ProgressPages looks at it
-        """Know nothing."""
+    def latest(self, pod: Pod | None) -> Progress | None:  # noqa: ARG002  ProgressPoller's signature
+        """Return None."""
         return None
 
     def retain(self, uids: set[str]) -> None:
-        """Have nothing to forget."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Have nothing to end."""
+        """Do nothing."""
 
 
 def metrics_port(pod: Pod) -> int:
-    """Read the port from the pod's environment; 0: none."""
+    """Return the port from the environment of the stage's container; 0: none."""
     for container in pod.raw["spec"].get("containers") or []:
         if container["name"] == STAGE_CONTAINER:
             env = {one["name"]: one.get("value") for one in container.get("env") or []}

@@ -13,33 +13,36 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 
 WORKSPACE_OF = f"{GROUP}/workspace-of"
-"""Annotation: the pipeline that the operator made the claim for."""
+"""Annotation: the pipeline that the operator created the claim for."""
 WHEN_DELETED, SIZE = "workspace.whenDeleted", "workspace.size"
+"""Fields of the pipeline's spec."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What an edit of the pipeline makes of a claim that is there."""
+    """A change of an existing claim that an edit of the pipeline requires."""
 
     field: str
-    """That asks for it."""
+    """The field of the pipeline's spec that requires it."""
     patch: dict[str, Any]
+    """JSON merge patch of the claim."""
 
 
 def claim_name(pipeline: Pipeline) -> str:
-    """Name the claim that holds the pipeline's work."""
+    """Return the name of the claim that is the pipeline's workspace."""
     return pipeline.spec.workspace.existing_claim or workspace_name(pipeline.key.name)
 
 
 def build_claim(pipeline: Pipeline) -> dict[str, Any]:
-    """Write the operator's own claim.
+    """Build the claim that the operator creates.
 
-    Retained, it has no owner and none of the pipeline's labels: nobody prunes it together with the pipeline.
+    A retained claim has no owner and none of the pipeline's labels, so that no tool prunes it with the pipeline.
     """
-    wish = pipeline.spec.workspace
-    spec: dict[str, Any] = {"accessModes": [wish.access_mode], "resources": {"requests": {"storage": wish.size}}}
-    if wish.storage_class_name:
-        spec["storageClassName"] = wish.storage_class_name
+    workspace = pipeline.spec.workspace
+    requests = {"storage": workspace.size}
+    spec: dict[str, Any] = {"accessModes": [workspace.access_mode], "resources": {"requests": requests}}
+    if workspace.storage_class_name:
+        spec["storageClassName"] = workspace.storage_class_name
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -55,57 +58,57 @@ def build_claim(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def desired_owners(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Give the claim's owners: none while it is to outlive the pipeline."""
+    """Return the claim's owner references: none where it is to outlive the pipeline."""
     return owner_references(pipeline) if pipeline.spec.workspace.when_deleted == "Delete" else []
 
 
 def ownership_error(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
-    """Say why the claim that is there cannot be the pipeline's workspace, or None."""
+    """Return why the existing claim cannot be the pipeline's workspace; None where it can."""
     meta = found["metadata"]
     if pipeline.spec.workspace.existing_claim:
         return None
     if meta.get("annotations", {}).get(WORKSPACE_OF) != pipeline.key.name:
         return (
-            f"the claim {meta['name']} exists and was not made for this pipeline: "
-            "name it under workspace.existingClaim, or rename one of the two"
+            f"the claim {meta['name']} exists and was not created for this pipeline: "
+            "set workspace.existingClaim to use it, or rename the pipeline"
         )
     if meta.get("deletionTimestamp"):
-        return f"the claim {meta['name']} is being deleted; a new one is made when it is gone"
+        return f"the claim {meta['name']} is being deleted; the operator creates a new one once it is gone"
     return None
 
 
 def pending_changes(pipeline: Pipeline, found: dict[str, Any]) -> list[Change]:
-    """Give what is to be changed about the pipeline's own claim, so that it is what is asked for now."""
+    """Return the changes that bring the pipeline's own claim to what its spec asks for."""
     return [*_owners_changed(pipeline, found), *_resize(pipeline, found)]
 
 
 def _owners_changed(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
-    told = found["metadata"].get("ownerReferences", [])
-    wanted = [*(ref for ref in told if ref.get("kind") != KIND), *desired_owners(pipeline)]
-    if [ref["uid"] for ref in told] != [ref["uid"] for ref in wanted]:
-        yield Change(WHEN_DELETED, {"metadata": {"ownerReferences": wanted}})
+    current = found["metadata"].get("ownerReferences", [])
+    desired = [*(ref for ref in current if ref.get("kind") != KIND), *desired_owners(pipeline)]
+    if [ref["uid"] for ref in current] != [ref["uid"] for ref in desired]:
+        yield Change(WHEN_DELETED, {"metadata": {"ownerReferences": desired}})
 
 
 def _resize(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
     size = pipeline.spec.workspace.size
-    if (had := _size(found)) and _amount(size) > _amount(had):
+    if (current := _size(found)) and _amount(size) > _amount(current):
         yield Change(SIZE, {"spec": {"resources": {"requests": {"storage": size}}}})
 
 
 def immutable_differences(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[str]:
-    """Say what of the pipeline's own claim is not what is asked and can never be, for a claim keeps what it has."""
-    wish, name, spec = pipeline.spec.workspace, found["metadata"]["name"], found.get("spec") or {}
-    move = f"to have another, save what you need of {name}, delete it and the work begins anew; or take the edit back"
-    if (size := _size(found)) and _amount(wish.size) < _amount(size):
-        yield f"{SIZE}: {name} has {size} and cannot shrink to {wish.size}: set it to {size}"
-    if (had := spec.get("storageClassName")) and wish.storage_class_name not in {None, had}:
-        yield f"workspace.storageClassName: {name} is of class {had}, not {wish.storage_class_name}; {move}"
-    if (modes := spec.get("accessModes")) and wish.access_mode not in modes:
-        yield f"workspace.accessMode: {name} has {', '.join(modes)}, not {wish.access_mode}; {move}"
+    """Yield each difference between the pipeline's own claim and its spec that Kubernetes lets no client change."""
+    workspace, name, spec = pipeline.spec.workspace, found["metadata"]["name"], found.get("spec") or {}
+    fix = f"revert the edit, or back up what you need from {name} and delete it; all stages then run again"
+    if (size := _size(found)) and _amount(workspace.size) < _amount(size):
+        yield f"{SIZE}: {name} has {size} and cannot shrink to {workspace.size}: set it to {size}"
+    if (current := spec.get("storageClassName")) and workspace.storage_class_name not in {None, current}:
+        yield f"workspace.storageClassName: {name} has class {current}, not {workspace.storage_class_name}; {fix}"
+    if (modes := spec.get("accessModes")) and workspace.access_mode not in modes:
+        yield f"workspace.accessMode: {name} has {', '.join(modes)}, not {workspace.access_mode}; {fix}"
 
 
 def _size(found: dict[str, Any]) -> str:
-    """Give what a claim asks for; Kubernetes writes a quantity in its own way."""
+    """Return the storage request of a claim, as Kubernetes formats it: 0.5Ti comes back as 512Gi."""
     requests = ((found.get("spec") or {}).get("resources") or {}).get("requests") or {}
     return str(requests.get("storage") or "")
 

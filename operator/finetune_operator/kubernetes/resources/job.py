@@ -1,4 +1,4 @@
-"""An attempt as a Job that Pod Security's level restricted admits: pure."""
+"""Build the Job of an attempt, which the Pod Security level restricted admits: pure."""
 
 import math
 from pathlib import PurePosixPath
@@ -16,16 +16,16 @@ from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 Object = dict[str, Any]
 STAGE_CONTAINER = "stage"
 PIPELINE_NAME = f"{GROUP}/pipeline-name"
-"""Annotation: the whole name, where a label has room for 63 characters only."""
+"""Annotation: the whole name; a label holds only 63 characters."""
 WORKSPACE = PurePosixPath("/workspace")
 CLAIMS = PurePosixPath("/claims")
 TERMINATION_LOG = "/dev/termination-log"
 METRICS_PORT = 8080
-"""/metrics and /progress, unless the stage's env says otherwise; 0: none."""
+"""Port of /metrics and /progress, unless the stage's env sets another; 0: none."""
 USER = 65532
-"""Neither root nor anybody's; volumes are made writable for its group."""
+"""uid and gid of all containers: neither root nor an existing account. Volumes are group-writable through fsGroup."""
 UNREACHABLE_SECONDS = 30
-"""How long a pod stays on a node that is not heard of; Kubernetes' own default is five minutes."""
+"""Time after which a pod is evicted from an unreachable node; the default of Kubernetes is five minutes."""
 RESTRICTED_SECURITY_CONTEXT: Object = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -34,7 +34,7 @@ RESTRICTED_SECURITY_CONTEXT: Object = {
 
 
 def build_job(pipeline: Pipeline, template: JobTemplate) -> Object:
-    """Write the Job: one pod, one attempt, and a disruption fails it at once with evidence that stays."""
+    """Build the Job: one pod, one attempt; a disruption fails it at once and leaves its evidence in a condition."""
     annotations = {PIPELINE_NAME: pipeline.key.name}
     return {
         "apiVersion": "batch/v1",
@@ -51,7 +51,7 @@ def build_job(pipeline: Pipeline, template: JobTemplate) -> Object:
             "completions": 1,
             "parallelism": 1,
             "podReplacementPolicy": "Failed",
-            # A rule that matched is told in the Job's condition, which is still there when the pod is not.
+            # The Job's condition names the rule that matched, and outlives the pod.
             "podFailurePolicy": {
                 "rules": [
                     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -74,7 +74,7 @@ def build_job(pipeline: Pipeline, template: JobTemplate) -> Object:
 
 
 def pod_spec(pipeline: Pipeline, template: JobTemplate) -> Object:
-    """Write the attempt's pod."""
+    """Build the spec of the attempt's pod."""
     return {
         "restartPolicy": "Never",
         **common_pod_spec(template),
@@ -84,7 +84,7 @@ def pod_spec(pipeline: Pipeline, template: JobTemplate) -> Object:
 
 
 def common_pod_spec(template: JobTemplate) -> Object:
-    """Write what a stage's pod and a server's have in common."""
+    """Build the part of the spec that pods of Jobs and of servers have in common."""
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -101,13 +101,13 @@ def common_pod_spec(template: JobTemplate) -> Object:
 
 
 def security_context() -> Object:
-    """Give a pod's part of what Pod Security's level restricted asks for."""
+    """Return the pod's security context that the Pod Security level restricted requires."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
         "runAsGroup": USER,
         "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",  # or every attempt would walk over all checkpoints
+        "fsGroupChangePolicy": "OnRootMismatch",  # Always would walk over all checkpoints at each start
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
@@ -116,8 +116,8 @@ def _container(pipeline: Pipeline, template: JobTemplate) -> Object:
     env = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(METRICS_PORT), **template.env, **_path_variables()}
     mounts = [{"name": "workspace", "mountPath": str(WORKSPACE)}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
     mounts += [
-        {"name": _volume_of(claim, pipeline, at), "mountPath": str(CLAIMS / claim)}
-        for at, claim in enumerate(template.claims)
+        {"name": _volume_of(claim, pipeline, number), "mountPath": str(CLAIMS / claim)}
+        for number, claim in enumerate(template.claims)
     ]
     return {
         "name": STAGE_CONTAINER,
@@ -134,7 +134,7 @@ def _container(pipeline: Pipeline, template: JobTemplate) -> Object:
 
 
 def escape_expansion(text: str) -> str:
-    """Keep the kubelet from reading $(NAME) as a variable, so that a manifest means the same on a laptop."""
+    """Escape $(NAME), which the kubelet would expand, so that a manifest means the same in a local run."""
     return text.replace("$(", "$$(")
 
 
@@ -146,26 +146,26 @@ def _path_variables() -> dict[str, str]:
     }
 
 
-def _volume_of(claim: str, pipeline: Pipeline, at: int) -> str:
-    # One claim is one volume of a pod, however often it is mounted.
-    return "workspace" if claim == claim_name(pipeline) else f"claim-{at}"
+def _volume_of(claim: str, pipeline: Pipeline, number: int) -> str:
+    # A claim is one volume of a pod, even where it is mounted twice.
+    return "workspace" if claim == claim_name(pipeline) else f"claim-{number}"
 
 
 def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
     claims = {"workspace": claim_name(pipeline)}
-    claims |= {_volume_of(claim, pipeline, at): claim for at, claim in enumerate(template.claims)}
+    claims |= {_volume_of(claim, pipeline, number): claim for number, claim in enumerate(template.claims)}
     volumes: list[Object] = [
         {"name": volume, "persistentVolumeClaim": {"claimName": claim}} for volume, claim in claims.items()
     ]
     return [*volumes, {"name": "tmp", "emptyDir": {}}]
 
 
-def resources_of(wish: Resources) -> Object:
-    """Write what is asked for; memory and accelerators are limits as well."""
-    requests: dict[str, str] = _without_empty(cpu=wish.cpu, memory=wish.memory)
-    limits: dict[str, str] = _without_empty(memory=wish.memory)
-    if wish.gpu:
-        limits[wish.gpu.resource] = str(wish.gpu.count)
+def resources_of(resources: Resources) -> Object:
+    """Build a container's resources; memory and accelerators are limits as well."""
+    requests: dict[str, str] = _without_empty(cpu=resources.cpu, memory=resources.memory)
+    limits: dict[str, str] = _without_empty(memory=resources.memory)
+    if resources.gpu:
+        limits[resources.gpu.resource] = str(resources.gpu.count)
     return _without_empty(requests=requests, limits=limits)
 
 
@@ -177,12 +177,12 @@ def _toleration(one: Any) -> Object:
 def _unreachable_tolerations() -> list[Object]:
     return [
         {
-            "key": f"node.kubernetes.io/{what}",
+            "key": f"node.kubernetes.io/{condition}",
             "operator": "Exists",
             "effect": "NoExecute",
             "tolerationSeconds": UNREACHABLE_SECONDS,
         }
-        for what in ("not-ready", "unreachable")
+        for condition in ("not-ready", "unreachable")
     ]
 
 

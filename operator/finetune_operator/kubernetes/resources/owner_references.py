@@ -1,4 +1,4 @@
-"""Who owns what: pure."""
+"""Owner references between a pipeline and its children: pure."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from finetune_operator.core.pipeline import Pipeline
 
 
 def owner_reference(pipeline: Pipeline) -> dict[str, Any]:
-    """Refer to the pipeline as the owner of what goes when it goes."""
+    """Return the reference that makes Kubernetes delete a child with its pipeline."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -19,10 +19,10 @@ def owner_reference(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def owner_references(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Give metadata.ownerReferences."""
+    """Return metadata.ownerReferences of a child."""
     return [owner_reference(pipeline)]
 
 
 def is_owned_by(pipeline: Pipeline, found: dict[str, Any]) -> bool:
-    """Tell whether an object was made for this very pipeline, and not for an earlier one of the same name."""
+    """Return whether an object is owned by this pipeline, and not by an earlier one of the same name."""
     return any(ref["uid"] == pipeline.uid for ref in found["metadata"].get("ownerReferences", []))

@@ -1,6 +1,6 @@
-"""What `deploy` leaves running: a Deployment for each attempt, and one Service in front of the newest that answered.
+"""Build the objects that `deploy` leaves running: a Deployment for each attempt, and one Service: pure.
 
-A new model is started beside the old one, asked, and only then are requests sent to it: pure.
+The Deployment of a new model runs in parallel with the old one. The Service selects it once it has answered a probe.
 """
 
 import json
@@ -28,18 +28,19 @@ from finetune_trainer.contract.engines import ENGINES, LaunchSpec
 
 Object = dict[str, Any]
 SERVING_ANNOTATION = "finetune.dev/serving"
-"""Annotation: what the Deployment serves, for whoever asks it."""
+"""Annotation: what the Deployment serves and how it is probed, as JSON."""
 VERIFY = "verify"
+"""The init container."""
 PORT = 8000
-ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  of the pod
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  inside the pod
 MODEL_VARIABLE = "FINETUNE_MODEL"
-"""Environment variable: the folder of the model, for a server that is not ours."""
+"""Environment variable: the folder of the model, for a server of the user's own image."""
 DRAIN_SECONDS = 5
-"""A server that is stopped goes on answering for so long, until every node has heard that it is going."""
+"""Time for which a stopping server still answers: nodes learn only gradually that it leaves the Service."""
 
 
 def build_deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving) -> Object:
-    """Write the servers of one attempt; raises Refusal for a model that no pod can read."""
+    """Build the Deployment of one attempt. Raises Blocked for a model that no pod can read."""
     labels = {**template.labels, SERVER: template.name}
     annotations = {PIPELINE_NAME: pipeline.key.name, SERVING_ANNOTATION: json.dumps(asdict(serving))}
     return {
@@ -64,7 +65,7 @@ def build_deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving
 
 
 def build_service(pipeline: Pipeline, stage: str, job: str) -> Object:
-    """Write the Service; `job` is the attempt whose servers get the requests."""
+    """Build the Service; `job` is the attempt whose servers get the requests."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -80,37 +81,37 @@ def build_service(pipeline: Pipeline, stage: str, job: str) -> Object:
 
 
 def url_of(pipeline: Pipeline) -> str:
-    """Give the place where OpenAI's clients look for the API, from anywhere in the cluster."""
+    """Return the base URL for OpenAI clients, valid in the whole cluster."""
     return f"http://{service_name(pipeline.key.name)}.{pipeline.key.namespace}.svc:{PORT}/v1"
 
 
 def serving_of(found: Object) -> Serving:
-    """Read what a Deployment of ours serves; raises LookupError, TypeError or ValueError for one that is not."""
-    said = json.loads(found["metadata"]["annotations"][SERVING_ANNOTATION])
-    known = {field.name for field in fields(Serving)}  # another version may have written more
-    return Serving(**{name: value for name, value in said.items() if name in known})
+    """Parse a Deployment's serving annotation. Raises LookupError, TypeError or ValueError where it is invalid."""
+    values = json.loads(found["metadata"]["annotations"][SERVING_ANNOTATION])
+    known = {field.name for field in fields(Serving)}  # another version of the operator may have written more
+    return Serving(**{name: value for name, value in values.items() if name in known})
 
 
 def launch_of(serving: Serving) -> LaunchSpec:
-    """Say how it is started; raises Refusal for a model that no pod can read."""
+    """Return how the server is started. Raises Blocked for a model that no pod can read."""
     return ENGINES[serving.engine].container(folder_of(serving.model), ALL_ADDRESSES, PORT)
 
 
 def folder_of(uri: str) -> PurePosixPath:
-    """Give the model's folder in the container; raises Refusal for a place that is on no claim."""
+    """Return the model's folder in the container. Raises Blocked for a URI that is not on a claim."""
     scheme, _, rest = uri.partition("://")
     claim, _, path = rest.partition("/")
     if scheme != "pvc":
-        words = f"{uri} is on no volume that a server could mount: let push.target be pvc://CLAIM/folder"
-        raise Blocked(Reason.SPEC_INVALID, words)
+        message = f"{uri} is not on a volume that a server can mount: set push.target to pvc://CLAIM/folder"
+        raise Blocked(Reason.SPEC_INVALID, message)
     return CLAIMS / claim / path.strip("/")
 
 
 def _pod(template: JobTemplate, serving: Serving) -> Object:
     pod = common_pod_spec(template)
     volumes = [
-        {"name": f"claim-{at}", "persistentVolumeClaim": {"claimName": claim}}
-        for at, claim in enumerate(template.claims)
+        {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        for number, claim in enumerate(template.claims)
     ]
     return {
         **pod,
@@ -122,13 +123,13 @@ def _pod(template: JobTemplate, serving: Serving) -> Object:
 
 def _server_container(template: JobTemplate, serving: Serving) -> Object:
     launch, folder = launch_of(serving), folder_of(serving.model)
-    own = template.command if not _is_ours(template) else (*launch.command, *template.args)
+    command = (*launch.command, *template.args) if _is_trainer(template) else template.command
     env = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env, **template.env, MODEL_VARIABLE: str(folder)}  # noqa: S108
     return {
         **_container_defaults(template),
         "name": STAGE_CONTAINER,
         "image": template.image,
-        "command": [escape_expansion(word) for word in own],
+        "command": [escape_expansion(word) for word in command],
         "env": [{"name": name, "value": escape_expansion(value)} for name, value in sorted(env.items())],
         "envFrom": [{"secretRef": {"name": name}} for name in template.secrets],
         "resources": resources_of(template.resources),
@@ -139,29 +140,31 @@ def _server_container(template: JobTemplate, serving: Serving) -> Object:
 
 
 def _verify_container(template: JobTemplate, serving: Serving) -> Object:
-    """Look at every byte of the model before a server starts on it."""
-    given = ["--digest", serving.digest] if serving.digest else []
-    program = ["python", "-P", "-m", "finetune_trainer.serving.verify", str(folder_of(serving.model)), *given]
+    """Build the init container that verifies every byte of the model before the server starts."""
+    digest = ["--digest", serving.digest] if serving.digest else []
+    command = ["python", "-P", "-m", "finetune_trainer.serving.verify", str(folder_of(serving.model)), *digest]
     return {
         **_container_defaults(template),
         "name": VERIFY,
         "image": template.trainer_image,
-        "command": [escape_expansion(word) for word in program],
+        "command": [escape_expansion(word) for word in command],
         "resources": resources_of(template.resources.model_copy(update={"gpu": None})),
     }
 
 
 def _container_defaults(template: JobTemplate) -> Object:
     mounts: list[Object] = [
-        {"name": f"claim-{at}", "mountPath": str(CLAIMS / claim), "readOnly": True}
-        for at, claim in enumerate(template.claims)
+        {"name": f"claim-{number}", "mountPath": str(CLAIMS / claim), "readOnly": True}
+        for number, claim in enumerate(template.claims)
     ]
     return {
         "securityContext": RESTRICTED_SECURITY_CONTEXT,
+        # Servers write no termination message: the end of the log explains a crash.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
 
 
-def _is_ours(template: JobTemplate) -> bool:
+def _is_trainer(template: JobTemplate) -> bool:
+    """Return whether the stage runs the trainer's command and not one of the user's."""
     return template.command[: len(TRAINER)] == TRAINER

@@ -1,4 +1,4 @@
-"""What the API server did not let us do, in words that tell how to mend it: pure."""
+"""Rejections of the API server as blockers that name the fix: pure."""
 
 import re
 from http import HTTPStatus
@@ -11,7 +11,7 @@ from finetune_operator.kubernetes.client import ApiError
 
 
 class Blocked(Exception):
-    """Something that we do not do ourselves, for now."""
+    """An action that the operator does not take while the blocker lasts."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -19,24 +19,25 @@ class Blocked(Exception):
 
 
 def classify_api_error(error: ApiError) -> Blocker | None:
-    """Tell a refusal that people can mend from a server that is merely busy (None)."""
-    words = str(error)
-    if "exceeded quota" in words:
-        return Blocker(Reason.WAITING_FOR_QUOTA, f"{words}; it goes on when others have finished or the quota grows")
-    if error.status == HTTPStatus.FORBIDDEN and "being terminated" in words:
-        return Blocker(Reason.POD_REFUSED, "the namespace is being deleted")
+    """Return the blocker for a rejection that people can fix; None where the API server is merely busy."""
+    message = str(error)
+    if "exceeded quota" in message:
+        fix = "the operator retries until other workloads have finished or the quota is raised"
+        return Blocker(Reason.WAITING_FOR_QUOTA, f"{message}; {fix}")
+    if error.status == HTTPStatus.FORBIDDEN and "being terminated" in message:
+        return Blocker(Reason.POD_REFUSED, "the namespace is being deleted and accepts no new objects")
     if error.status == HTTPStatus.FORBIDDEN:
-        return Blocker(Reason.POD_REFUSED, f"{words}; the operator's role or an admission policy does not allow it")
+        fix = "the operator's role or an admission policy may forbid it: ask the platform team to allow it"
+        return Blocker(Reason.POD_REFUSED, f"{message}; {fix}")
     if error.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
-        return Blocker(Reason.SPEC_INVALID, words)
+        return Blocker(Reason.SPEC_INVALID, message)
     return None
 
 
 def describe_validation_error(error: ValidationError) -> str:
-    """Say what in an object is beyond this version of the operator."""
+    """Return the first field of an object that this version of the operator cannot read, and how many more."""
     first = error.errors()[0]
-    where = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in first["loc"]))
+    field = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in first["loc"]))
     more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return (
-        f"{where}: {first['msg']}{more}; the object was written for another version of the operator, or around its CRD"
-    )
+    cause = "the object may have been written for another version of the operator, or without validation by its CRD"
+    return f"{field}: {first['msg']}{more}; {cause}"

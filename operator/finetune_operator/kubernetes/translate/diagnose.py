@@ -1,4 +1,4 @@
-"""Why an attempt's process has not started or cannot end, and how to mend it: pure."""
+"""Why an attempt's process has not started or cannot end, and how to fix it: pure."""
 
 import re
 from datetime import datetime, timedelta
@@ -8,7 +8,7 @@ from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.pod import Pod
 
 NODE_LOST_AFTER = timedelta(seconds=60)
-"""Beyond its grace period, a pod whose node answers is gone."""
+"""Time past a pod's grace period after which its node counts as lost: a reachable kubelet has removed the pod."""
 _IMAGE_ERRORS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
@@ -16,22 +16,26 @@ _STARTING = frozenset({"ContainerCreating", "PodInitializing", ""})
 
 
 def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:
-    """Name the first thing that holds it up; `warning` is the newest that was said about the Job or its pod."""
+    """Return the first thing that blocks the pod; `warning` is the newest Warning event of the Job or its pod."""
     if pod is None:
         return _pod_not_created(warning) if warning else None
     return _node_lost(pod, now) or _unscheduled(pod) or _not_started(pod, warning)
 
 
 def _pod_not_created(warning: str) -> Blocker:
-    """Translate what the Job controller could not do."""
+    """Return why the controller of the Job or ReplicaSet could not create the pod."""
     if "exceeded quota" in warning:
-        return Blocker(Reason.WAITING_FOR_QUOTA, f"{warning}; it starts when others have finished or the quota grows")
+        fix = "the pod is created once other workloads have finished or the quota is raised"
+        return Blocker(Reason.WAITING_FOR_QUOTA, f"{warning}; {fix}")
     if "PodSecurity" in warning:
-        return Blocker(Reason.POD_REFUSED, f"{warning}; the namespace's policy allows less than the stage needs")
+        fix = "the namespace's Pod Security level does not admit the pod: relax it, or use another namespace"
+        return Blocker(Reason.POD_REFUSED, f"{warning}; {fix}")
     if re.search(r"serviceaccount .* not found", warning):
-        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{warning}; create it, or take serviceAccountName out")
+        fix = "create the ServiceAccount, or remove serviceAccountName from the stage"
+        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{warning}; {fix}")
     if "PriorityClass" in warning:
-        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{warning}; create it, or take priorityClassName out")
+        fix = "create the PriorityClass, or remove priorityClassName from the stage"
+        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{warning}; {fix}")
     return Blocker(Reason.POD_REFUSED, warning)
 
 
@@ -40,8 +44,9 @@ def _node_lost(pod: Pod, now: datetime) -> Blocker | None:
         return None
     return Blocker(
         Reason.NODE_LOST,
-        f"its node {pod.node} does not answer, so nobody knows whether it still runs: delete the Node object, as a "
-        f"cloud does with a machine that is gone, or, if it is surely off, `kubectl delete pod {pod.name} --force`",
+        f"node {pod.node} does not answer, so pod {pod.name} may still be running: delete the Node object, as a "
+        f"cloud provider does when the machine is gone; or, if the machine is certainly off, run "
+        f"`kubectl delete pod {pod.name} --force`",
     )
 
 
@@ -49,15 +54,18 @@ def _unscheduled(pod: Pod) -> Blocker | None:
     scheduled = pod.condition("PodScheduled")
     if scheduled.get("status") != "False":
         return None
-    said = str(scheduled.get("message") or "no node takes it")
-    if (
-        "ersistent" in said
-    ):  # persistentvolumeclaim … not found; unbound PersistentVolumeClaims; PersistentVolume's affinity
-        mend = "look at `kubectl describe pvc`: its class must exist and provision, and its zone must have nodes"
-        return Blocker(Reason.VOLUME_NOT_READY, f"{said}; {mend}")
-    lacking = sorted(set(re.findall(r"Insufficient ([\w.-]+/[\w-]+)", said)))
-    mend = f"; no node has {' or '.join(lacking)} to spare: is its device plugin running?" if lacking else ""
-    return Blocker(Reason.WAITING_FOR_CAPACITY, said + mend)
+    message = str(scheduled.get("message") or "no node accepts the pod")
+    # persistentvolumeclaim … not found; unbound PersistentVolumeClaims; PersistentVolume's affinity
+    if "ersistent" in message:
+        fix = "run `kubectl describe pvc`: its StorageClass must exist and provision, and its zone must have nodes"
+        return Blocker(Reason.VOLUME_NOT_READY, f"{message}; {fix}")
+    lacking = sorted(set(re.findall(r"Insufficient ([\w.-]+/[\w-]+)", message)))
+    fix = (
+        f"; no node has {' or '.join(lacking)} available: wait for other pods, or check that its device plugin runs"
+        if lacking
+        else ""
+    )
+    return Blocker(Reason.WAITING_FOR_CAPACITY, message + fix)
 
 
 def _not_started(pod: Pod, warning: str) -> Blocker | None:
@@ -65,10 +73,11 @@ def _not_started(pod: Pod, warning: str) -> Blocker | None:
         return None
     reason, message = str(pod.waiting.get("reason") or ""), str(pod.waiting.get("message") or "")
     if reason in _IMAGE_ERRORS:
-        mend = "check the stage's image, and that its registry can be reached and lets the nodes in"
-        return Blocker(Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {mend}")
+        fix = "check the stage's image, and that the nodes can reach its registry and are allowed to pull it"
+        return Blocker(Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {fix}")
     if reason == "CreateContainerConfigError" and "secret" in message:
-        return Blocker(Reason.SECRET_NOT_FOUND, f"{message}; create it in this namespace, or take it out of secretRefs")
+        fix = "create the Secret in this namespace, or remove it from the stage's secretRefs"
+        return Blocker(Reason.SECRET_NOT_FOUND, f"{message}; {fix}")
     if reason not in _STARTING:
         return Blocker(Reason.CONTAINER_NOT_STARTED, f"{reason}: {message}".rstrip(": "))
     if re.search("(?i)volume|mount", warning):

@@ -1,4 +1,4 @@
-"""A Job and its pod in our words: pure."""
+"""A Job and its pod as an ObservedJob: pure."""
 
 from datetime import datetime
 
@@ -17,10 +17,10 @@ def observe_job(
     progress: Progress | None = None,
     warning: str = "",
 ) -> ObservedJob | None:
-    """Give the attempt as it is; None where there is no Job and nobody knows how its process ended.
+    """Return the attempt as observed; None where the Job does not exist and how its process ended is unknown.
 
-    A Job that is over says so in a condition, and only when no process is left. A Job that was deleted may have
-    left its pod behind for a while: until that is over the attempt runs.
+    A Job has a condition Complete or Failed only when none of its processes is left. A deleted Job may leave its pod
+    behind for a while: the attempt runs until that pod has finished.
     """
     state, message = _state(job, pod), pod.termination_message if pod else None
     if state is None:
@@ -34,6 +34,7 @@ def observe_job(
         disruption=_disruption(job, pod),
         out_of_memory=pod is not None and pod.terminated.get("reason") == "OOMKilled",
         message=message,
+        # The termination message is newer than the progress that the pod was last polled for.
         progress=(message.progress if message else None) or progress,
         blocker=diagnose(pod, warning, now) if state in {JobState.WAITING, JobState.RUNNING} else None,
     )
@@ -52,7 +53,7 @@ def _state(job: Object | None, pod: Pod | None) -> JobState | None:
 
 
 def is_finished(job: Object | None) -> bool:
-    """Whether the Job itself says that no process of it is left."""
+    """Return whether the Job's conditions show that none of its processes is left."""
     return _has_condition(job, "Complete") or _has_condition(job, "Failed")
 
 
@@ -66,15 +67,18 @@ def _condition(job: Object | None, kind: str) -> Object:
 
 
 def _finished_at(job: Object | None, pod: Pod | None) -> datetime | None:
-    ended = time_of(pod.terminated.get("finishedAt")) if pod else None
-    over = (_condition(job, kind).get("lastTransitionTime") for kind in ("Complete", "Failed"))
-    return ended or next((time for text in over if (time := time_of(text))), None)
+    terminated_at = time_of(pod.terminated.get("finishedAt")) if pod else None
+    transitions = (_condition(job, kind).get("lastTransitionTime") for kind in ("Complete", "Failed"))
+    return terminated_at or next((time for text in transitions if (time := time_of(text))), None)
 
 
 def _disruption(job: Object | None, pod: Pod | None) -> str | None:
-    """Look at the pod first, which says who it was; of a pod that nobody saw go, the Job still says that it was one."""
+    """Return the evidence of a disruption.
+
+    The pod comes first because it names the cause. The Job's condition is still there when the pod was not observed.
+    """
     if pod and (found := pod.disruption):
         return found
     failed = _condition(job, "Failed")
-    said = str(failed.get("message") or "")
-    return said if failed.get("reason") == "PodFailurePolicy" and "DisruptionTarget" in said else None
+    message = str(failed.get("message") or "")
+    return message if failed.get("reason") == "PodFailurePolicy" and "DisruptionTarget" in message else None

@@ -1,4 +1,4 @@
-"""The one pod of an attempt, as it was last seen: pure."""
+"""The pod of an attempt, as it was last observed: pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,34 +16,35 @@ FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True)
 class Pod:
-    """What a watch told last; a pod that is gone keeps its last words here, for Kubernetes does not keep them."""
+    """The latest version of a pod. A deleted pod keeps its termination message here, for Kubernetes does not."""
 
     raw: Object
     gone: bool = False
+    """Whether the pod no longer exists."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The pod's name."""
         return str(self.raw["metadata"]["name"])
 
     @property
     def uid(self) -> str:
-        """What no other pod of its name has."""
+        """The uid, which tells pods of the same name apart."""
         return str(self.raw["metadata"]["uid"])
 
     @property
     def node(self) -> str:
-        """Where it was put, if it was."""
+        """The node that the pod is bound to; empty before it is scheduled."""
         return str(self.raw["spec"].get("nodeName") or "")
 
     @property
     def phase(self) -> str:
-        """In Kubernetes' words, or Terminating once somebody has deleted it."""
+        """The phase in Kubernetes' terms, or Terminating for a pod that is being deleted."""
         return "Terminating" if self.deleted_at and not self.finished else str(self._status.get("phase") or "Pending")
 
     @property
     def address(self) -> str:
-        """Its IP address, once it has one."""
+        """The IP address; empty before the pod gets one."""
         return str(self._status.get("podIP") or "")
 
     @property
@@ -58,21 +59,21 @@ class Pod:
 
     @property
     def restarts(self) -> int:
-        """How often its process, or one that comes before it, was started again."""
+        """The largest restart count of the stage's container and the init containers."""
         return max((int(one.get("restartCount") or 0) for one in (*self._init_statuses, self._container)), default=0)
 
     @property
     def last_failure(self) -> Object:
-        """Give the last state.terminated of a process that was started again, or of one that came before it."""
+        """The latest state.terminated of an init container that failed, else of the stage's container."""
         for one in self._init_statuses:
-            for ended in _terminations(one):
-                if ended.get("exitCode"):
-                    return ended
+            for terminated in _terminations(one):
+                if terminated.get("exitCode"):
+                    return terminated
         return next(_terminations(self._container), {})
 
     @property
     def ready(self) -> bool:
-        """Whether it says that it can be asked."""
+        """Whether the pod has not finished and its condition Ready is True."""
         return not self.finished and self.condition("Ready").get("status") == "True"
 
     @property
@@ -82,45 +83,45 @@ class Pod:
 
     @property
     def waiting(self) -> Object:
-        """Give state.waiting of the container, or of the one that it waits for."""
+        """The state.waiting of the first init container that waits, else of the stage's container."""
         states = ((one.get("state") or {}).get("waiting") for one in (*self._init_statuses, self._container))
         return next((found for found in states if found), {})
 
     @property
     def terminated(self) -> Object:
-        """Give the container's state.terminated."""
+        """The state.terminated of the stage's container; empty while it has not ended."""
         return (self._container.get("state") or {}).get("terminated") or {}
 
     @property
     def started_at(self) -> datetime | None:
-        """When the process started; a pod that was turned away had none."""
+        """The time when the process started; None for a pod that the kubelet rejected."""
         running = (self._container.get("state") or {}).get("running") or {}
         return time_of(running.get("startedAt") or (self.terminated.get("startedAt") if self.terminated else None))
 
     @property
     def exit_code(self) -> int | None:
-        """Of the process, once it has ended in sight of its kubelet."""
+        """The exit code of the process, once its kubelet has reported it."""
         code = self.terminated.get("exitCode")
         return int(code) if code is not None else None
 
     @property
     def finished(self) -> bool:
-        """Whether no process of it is left."""
+        """Whether no process of the pod is left."""
         return self.gone or self._status.get("phase") in FINISHED_PHASES
 
     @property
     def deleted_at(self) -> datetime | None:
-        """When its grace period ends, once somebody has deleted it."""
+        """The end of the grace period, for a pod that is being deleted."""
         return time_of(self.raw["metadata"].get("deletionTimestamp"))
 
     def condition(self, kind: str) -> Object:
-        """Give a condition; empty where it is not there."""
+        """Return a condition; empty where the pod does not have it."""
         conditions = self._status.get("conditions") or []
         return next((one for one in conditions if one["type"] == kind), {})
 
     @property
     def disruption(self) -> str | None:
-        """Say who took its node or its right to run, where there is evidence."""
+        """The evidence that the pod was evicted, rejected or deleted, or that its node was lost."""
         found = self.condition("DisruptionTarget")
         where = f" on {self.node}" if self.node else ""
         if found.get("status") == "True":
@@ -129,14 +130,14 @@ class Pod:
         if reason in DISRUPTION_REASONS or message.startswith("Pod was rejected"):
             return f"{reason}{where}: {message}".rstrip(": ")
         if self.terminated.get("reason") in STATUS_UNKNOWN_REASONS:
-            return f"the node lost sight of it{where}, as after a restart of the machine"
+            return f"the kubelet lost track of the container{where}; the machine may have restarted"
         if self.deleted_at and self.exit_code in {None, 137, 143}:
-            return f"somebody deleted its pod{where}"
+            return f"the pod was deleted{where}"
         return None
 
     @property
     def termination_message(self) -> TerminationMessage | None:
-        """Read its last words; what is not ours is a failure in somebody else's words."""
+        """The parsed termination message; text that is not the trainer's JSON becomes a failure's message."""
         text = str(self.terminated.get("message") or "").strip()
         if not text:
             return None
@@ -148,16 +149,16 @@ class Pod:
 
 def _terminations(container: Object) -> Iterator[Object]:
     for state in ("state", "lastState"):
-        if ended := (container.get(state) or {}).get("terminated"):
-            yield ended
+        if terminated := (container.get(state) or {}).get("terminated"):
+            yield terminated
 
 
 DISRUPTION_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})
-"""Reasons of a pod's own status with which a kubelet ends or refuses a pod that did nothing wrong."""
+"""Reasons in a pod's status with which a kubelet ends or rejects a pod that is not at fault."""
 STATUS_UNKNOWN_REASONS = frozenset({"ContainerStatusUnknown", "Unknown"})
-"""Reasons of a container that ended while nobody looked; exit code 137 or 255."""
+"""Reasons of a container whose end the kubelet did not observe; its exit code is 137 or 255."""
 
 
 def time_of(text: object) -> datetime | None:
-    """Read a Kubernetes time."""
+    """Parse a Kubernetes time; None where there is none."""
     return datetime.fromisoformat(text) if isinstance(text, str) else None
