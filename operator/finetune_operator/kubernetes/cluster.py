@@ -88,6 +88,7 @@ class KubernetesCluster:
         if job and not is_owned_by(pipeline, job):
             raise ClusterError(f"the Job {name} is not owned by this pipeline: delete it, or rename the pipeline")
         pod = self.cache.pods.get((namespace, name))
+        # Only the pod has the exit code and the termination message, and the cache may have missed it.
         if pod is None and (job is None or is_finished(job)):
             await self._list_pods(namespace, name)
             pod = self.cache.pods.get((namespace, name))

@@ -25,7 +25,7 @@ from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
 Object = dict[str, Any]
 MAX_CRASHES = 3
-"""Restarts before the first answer after which the attempt has failed."""
+"""Number of restarts before the first answer at which the attempt fails."""
 
 
 class Servers:
