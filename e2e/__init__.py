@@ -1,1 +1,1 @@
-"""What is proven on a real Kubernetes: the cluster, the images, and the tests that use both."""
+"""End-to-end tests on a real Kubernetes cluster, with the built images."""

@@ -1,4 +1,4 @@
-"""`python -m e2e [PYTEST ARGUMENTS]`: the tests that need a control plane or nodes, with all that they need."""
+"""`python -m e2e [PYTEST ARGUMENTS]`: install what the cluster tests need, then run the integration and e2e tests."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from testcluster.images import build
 
 LAYERS = ("tests/integration", "testcluster/tests/e2e", "e2e")
 SERIAL_TESTS = "testcluster/tests/e2e/test_cleanup.py"
-"""It counts all that is on the machine: nobody else may make clusters meanwhile."""
+"""Runs alone: it compares the machine's processes, mounts and networks, so no other test may create clusters then."""
 XDIST_ARGUMENTS = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "-v")
-"""The others mostly wait, so two go on side by side, each with a cluster of its own; a file stays in one lane."""
+"""Two workers, each with its own cluster, because the tests mostly wait.
+
+`loadfile` keeps the tests of a file in one worker, where they share module fixtures. `--no-loadscope-reorder` keeps the
+order of files that `e2e/conftest.py` sets.
+"""
 
 
 def main(arguments: list[str]) -> int:
-    """Prepare and test. A machine that cannot is told so in one loud line; where CI=true that is a failure."""
+    """Build programs and images, run the tests, return the exit code.
+
+    A machine that cannot run clusters prints one line and returns 0, or 1 if CI=true.
+    """
     try:
         prepare()
-    except UsageError as problem:
-        print(f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {problem}\n", file=sys.stderr)
+    except UsageError as error:
+        print(f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {error}\n", file=sys.stderr)
         return int(os.environ.get("CI", "") in {"true", "1"})
-    except TimedOut as problem:
-        print(f"e2e: {problem}", file=sys.stderr)
+    except TimedOut as error:
+        print(f"e2e: {error}", file=sys.stderr)
         return 1
     if any(not argument.startswith("-") for argument in arguments):
         return _test(*arguments)
@@ -37,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare() -> None:
-    """Have programs and images, made side by side: images want the disk and the network, programs the cores."""
+    """Build programs and images in parallel: images are bound by disk and network, programs by CPU."""
     programs = deps.install_packages()
     with ThreadPoolExecutor() as pool:
         images = pool.submit(build.build_all)

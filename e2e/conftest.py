@@ -8,7 +8,6 @@ from testcluster import fixtures, providers
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace
 from testcluster.provider import Provider
 
-# The order of the files: those that make or want nodes of their own before each lane has its own, then the longest.
 ORDER = (
     "test_nodes",
     "test_invalid_input",
@@ -21,26 +20,31 @@ ORDER = (
     "test_chart_lifecycle",
     "test_training_on_spot",
 )
+"""Test files that run first, in this order; the other files follow.
+
+First the files that create or remove nodes of their own, before each xdist worker starts its shared cluster. Then the
+longest, so that both workers end at about the same time.
+"""
 IMAGES = ("finetune-operator:dev", "finetune-trainer:dev")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that are named in ORDER, so that lanes end at about the same time."""
+    """Sort the tests by the position of their file in ORDER."""
     items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER))
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Provider]:
-    """Two on-demand and three spot nodes that have our images; or, to try things out, FINETUNE_CLUSTER as it is."""
+    """A cluster with two on-demand and three spot nodes and our images, or the running cluster FINETUNE_CLUSTER."""
     if name := os.environ.get("FINETUNE_CLUSTER"):
         yield providers.find(name, fixtures.PROVIDER)
         return
-    with fixtures.cluster("main", "ondemand:2,spot:3", images=IMAGES) as made:
-        yield made
+    with fixtures.cluster("main", "ondemand:2,spot:3", images=IMAGES) as created:
+        yield created
 
 
 @pytest.fixture
 def namespace(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
-    """A namespace of the test's own, in which Pod Security is restricted."""
-    with temporary_namespace(cluster.kube, fixtures.namespace_name(request.node.name)) as made:
-        yield made
+    """A new namespace for one test, which enforces Pod Security "restricted"."""
+    with temporary_namespace(cluster.kube, fixtures.namespace_name(request.node.name)) as created:
+        yield created

@@ -1,4 +1,4 @@
-"""How far a training is, asked of its own pod through the API server."""
+"""The progress of a training, read from its pod through the API server's pod proxy."""
 
 import json
 from typing import Any
@@ -10,21 +10,21 @@ PORT = 8080
 
 
 def progress(namespace: KubeNamespace, selector: str) -> dict[str, Any]:
-    """Ask the one pod that the selector finds; nothing while it does not answer."""
+    """Read the progress of the only pod that the selector matches; empty while the pod does not respond."""
     try:
         [found] = json.loads(namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
         path = f"/api/v1/namespaces/{namespace.name}/pods/{found['metadata']['name']}:{PORT}/proxy/progress"
-        answer: dict[str, Any] = json.loads(namespace.kube.run("get", "--raw", path, timeout=5))
-    except (ValueError, TimedOut):  # the pod may not be there yet, or no longer, or still be importing
+        response: dict[str, Any] = json.loads(namespace.kube.run("get", "--raw", path, timeout=5))
+    except (ValueError, TimedOut):  # the pod may not exist yet or any more, or its process may still be importing
         return {}
-    return answer
+    return response
 
 
 def wait_for_step(namespace: KubeNamespace, selector: str, step: int) -> dict[str, Any]:
-    """Wait until an attempt has done so many steps, and give its progress then."""
+    """Wait up to 180 s until an attempt has reached a step; return its progress."""
 
-    def far() -> dict[str, Any]:
-        seen = progress(namespace, selector)
-        return seen if (seen.get("step") or 0) >= step else {}
+    def reached() -> dict[str, Any]:
+        current = progress(namespace, selector)
+        return current if (current.get("step") or 0) >= step else {}
 
-    return dict(until(far, 180, lambda: namespace.run("logs", "-l", selector, "--tail=20")))
+    return dict(until(reached, 180, lambda: namespace.run("logs", "-l", selector, "--tail=20")))

@@ -1,4 +1,4 @@
-"""The demo's manifest on this machine, undisturbed: what a cluster's bytes are compared with."""
+"""A local run of the demo's manifest without interruptions; tests compare a cluster's output with its bytes."""
 
 import json
 import subprocess
@@ -18,71 +18,73 @@ DONE, BELOW_GATE = 0, 3
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """A run of the manifest up to the end of training."""
+    """A local run of the manifest up to the end of training."""
 
     material: Path
     workspace: Path
     config: str
-    """That training was started with."""
+    """FINETUNE_CONFIG of the train stage."""
 
     def run(self, until: str) -> None:
-        """Go on with it, up to the end of a stage."""
+        """Continue the run up to the end of a stage."""
         run_demo(self.material, self.workspace.parents[1], until)
 
     @property
     def identity(self) -> str:
-        """Of the training."""
+        """Identity of the train stage."""
         return str(json.loads(self.config)["identity"])
 
     @property
     def adapter(self) -> str:
-        """Where its weights are, below the workspace."""
+        """Path of the adapter's weights, relative to the workspace."""
         return f"train/{self.identity}/output/adapter_model.safetensors"
 
 
 @pytest.fixture(scope="session")
 def reference_run(tmp_path_factory: pytest.TempPathFactory) -> ReferenceRun:
-    """Run the demo's manifest up to the end of training; its base model has read next to nothing."""
-    folder = tmp_path_factory.mktemp("laptop")
+    """Run the demo's manifest up to the end of training, with a base model trained for one step only to save time."""
+    folder = tmp_path_factory.mktemp("reference-run")
     material, run = folder / "material", folder / "run"
     make = f"import material, pathlib; material.make(pathlib.Path({str(material)!r}), steps=1)"
     subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=environment(), check=True)
     run_demo(material, run, "train")
-    [order] = run.glob("jobs/*-train-a1/job.json")
-    return ReferenceRun(
-        material, run / "volumes" / "workspace", json.loads(order.read_text())["env"]["FINETUNE_CONFIG"]
-    )
+    [job] = run.glob("jobs/*-train-a1/job.json")
+    config = json.loads(job.read_text())["env"]["FINETUNE_CONFIG"]
+    return ReferenceRun(material, run / "volumes" / "workspace", config)
 
 
 def run_demo(material: Path, workdir: Path, until: str) -> None:
-    """Run the manifest as a user does."""
-    where = ["--claim", f"demo={material}", "--workdir", str(workdir), "--until", until]
-    command = [sys.executable, "-m", "finetune_cli", "run", str(MANIFEST), *where]
+    """Run the manifest through the command line; raises CalledProcessError."""
+    options = ["--claim", f"demo={material}", "--workdir", str(workdir), "--until", until]
+    command = [sys.executable, "-m", "finetune_cli", "run", str(MANIFEST), *options]
     code = subprocess.run(command, env=environment(), check=False).returncode
-    if code not in {DONE, BELOW_GATE}:  # its base model has read too little for the manifest's gate
+    if code not in {DONE, BELOW_GATE}:  # a base model of one step does not pass the manifest's gate
         raise subprocess.CalledProcessError(code, command)
 
 
 def environment() -> dict[str, str]:
-    """Give what a process of ours needs, and nothing of whoever tests."""
+    """Return the environment of a subprocess: only what it needs, nothing of the environment of the test run."""
     path = ":".join(str(ROOT / part) for part in ("operator", "trainer"))
     return {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def material_for(namespace: KubeNamespace, laptop: ReferenceRun, **more: str) -> None:
-    """Put the demo's material on a claim, by a pod that stays there; more: {claim: where it is mounted}."""
+def upload_material(namespace: KubeNamespace, reference_run: ReferenceRun, **mounts: str) -> None:
+    """Copy the demo's material to the claim `demo` through the pod `filler`, which keeps running.
+
+    `mounts` are further claims of that pod: {claim: mount path}.
+    """
     namespace.claim("demo")
-    claims = {"demo": "/claims/demo", **more}
+    claims = {"demo": "/claims/demo", **mounts}
     namespace.create(pod("filler", "busybox sleep 3600", node="ondemand-1", claims=claims, grace=1))
     namespace.wait_phase("filler", "Running")
-    send(namespace, laptop.material, "/claims/demo")
+    upload(namespace, reference_run.material, "/claims/demo")
 
 
-def send(namespace: KubeNamespace, folder: Path, to: str) -> None:
-    """Copy a folder into the filler's pod; raises CalledProcessError."""
-    packed = subprocess.Popen(["tar", "-C", str(folder), "-cf", "-", "."], stdout=subprocess.PIPE)
-    into = ["--kubeconfig", str(namespace.kube.kubeconfig), "-n", namespace.name, "exec", "-i", "filler", "--"]
-    unpack = ["busybox", "tar", "-C", to, "-xf", "-"]
-    subprocess.run([str(namespace.kube.kubectl), *into, *unpack], stdin=packed.stdout, check=True)
-    if code := packed.wait():
-        raise subprocess.CalledProcessError(code, packed.args)
+def upload(namespace: KubeNamespace, folder: Path, target: str) -> None:
+    """Copy a folder to a path in the pod `filler`; raises CalledProcessError."""
+    pack = subprocess.Popen(["tar", "-C", str(folder), "-cf", "-", "."], stdout=subprocess.PIPE)
+    execute = ["--kubeconfig", str(namespace.kube.kubeconfig), "-n", namespace.name, "exec", "-i", "filler", "--"]
+    unpack = ["busybox", "tar", "-C", target, "-xf", "-"]
+    subprocess.run([str(namespace.kube.kubectl), *execute, *unpack], stdin=pack.stdout, check=True)
+    if code := pack.wait():
+        raise subprocess.CalledProcessError(code, pack.args)

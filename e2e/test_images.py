@@ -1,4 +1,4 @@
-"""What is in our images, and what is not, seen from inside as Kubernetes runs them."""
+"""The content of our images, inspected from a container that Kubernetes runs."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from testcluster.kube_namespace import KubeNamespace, pod
 
-LOOK = """
+INSPECT = """
 import json, os, pathlib, shutil, sys
 def importable(name):
     try:
@@ -20,9 +20,9 @@ def writable(folder):
     except OSError:
         return False
     return True
-def found(names, *places):
-    files = (f"{folder}/{file}" for place in places for folder, _, inside in os.walk(place) for file in inside)
-    # An empty file or folder is where something was mounted while the image was built.
+def found(names, *roots):
+    files = (f"{folder}/{file}" for root in roots for folder, _, inside in os.walk(root) for file in inside)
+    # Empty files are mount points of the image build.
     return [file for file in files if (names is None or pathlib.Path(file).name in names) and os.path.getsize(file)]
 print(json.dumps({
     "pid": os.getpid(), "uid": os.getuid(), "gid": os.getgid(),
@@ -39,26 +39,26 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize(("name", "package"), [("operator", "finetune_operator"), ("trainer", "finetune_trainer")])
-def test_what_is_in_an_image(namespace: KubeNamespace, name: str, package: str):
-    namespace.create(pod("look", "", image=f"finetune-{name}:dev", command=["python", "-c", LOOK, package]))
-    assert namespace.wait_phase("look", "Succeeded", "Failed", seconds=120) == "Succeeded", namespace.run(
-        "logs", "look"
-    )
-    seen = json.loads(namespace.run("logs", "look").splitlines()[-1])
+def test_image_holds_what_it_needs_and_no_build_tools(namespace: KubeNamespace, name: str, package: str):
+    namespace.create(pod("inspect", "", image=f"finetune-{name}:dev", command=["python", "-c", INSPECT, package]))
+    phase = namespace.wait_phase("inspect", "Succeeded", "Failed", seconds=120)
+    assert phase == "Succeeded", namespace.run("logs", "inspect")
+    observed = json.loads(namespace.run("logs", "inspect").splitlines()[-1])
     trainer = name == "trainer"
-    assert (seen["pid"], seen["uid"], seen["gid"]) == (1, 65532, 65532)
-    assert seen["programs"] == []
-    assert (seen["torch"], seen["transformers"], seen["lm_eval"]) == (trainer, trainer, trainer)
-    assert seen["kopf"] is not trainer
-    assert seen["trl"] is False
-    assert seen["writable"] == ["/tmp"]
-    assert seen["credentials"] == []
-    assert seen["caches"] == []
-    assert seen["bytecode"]
-    assert seen["main"]
+    assert (observed["pid"], observed["uid"], observed["gid"]) == (1, 65532, 65532)
+    assert observed["programs"] == []
+    assert (observed["torch"], observed["transformers"], observed["lm_eval"]) == (trainer, trainer, trainer)
+    assert observed["kopf"] is not trainer
+    assert observed["trl"] is False
+    assert observed["writable"] == ["/tmp"]
+    assert observed["credentials"] == []
+    assert observed["caches"] == []
+    assert observed["bytecode"]
+    assert observed["main"]
 
 
-def test_the_command_line_in_the_operators_image_needs_nothing_but_its_files(namespace: KubeNamespace):
+def test_cli_in_operator_image_runs_without_a_cluster(namespace: KubeNamespace):
+    """The image holds every file that the command line needs."""
     namespace.create(
         pod("help", "", image="finetune-operator:dev", command=["python", "-m", "finetune_cli", "init", "--help"])
     )

@@ -1,4 +1,4 @@
-"""The cluster is a cluster: nodes, volumes, names, the API from inside, Pod Security, images from a registry."""
+"""Smoke tests of the cluster: nodes, volumes, DNS, API access from pods, Pod Security, the image registry."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from testcluster.kube_namespace import KubeNamespace, pod, temporary_namespace, 
 from testcluster.provider import Provider
 from testcluster.volume_provisioner import STRICT
 
-ASK_THE_API = """
+READ_SERVICE_ACCOUNT = """
 from kubernetes import client, config
 config.load_incluster_config()
 print(client.CoreV1Api().read_namespaced_service_account("default", open(
@@ -16,7 +16,7 @@ print(client.CoreV1Api().read_namespaced_service_account("default", open(
 """
 
 
-def test_pods_run_on_both_classes_of_nodes(namespace: KubeNamespace):
+def test_pods_run_on_on_demand_and_spot_nodes(namespace: KubeNamespace):
     for capacity in ("on-demand", "spot"):
         name = f"on-{capacity}"
         assert namespace.run_script("echo $((6*7))", name, selector={"finetune.dev/capacity": capacity}).strip() == "42"
@@ -24,41 +24,41 @@ def test_pods_run_on_both_classes_of_nodes(namespace: KubeNamespace):
         assert namespace.get("node", node)["metadata"]["labels"]["finetune.dev/capacity"] == capacity
 
 
-def test_a_spot_node_takes_only_pods_that_tolerate_it(namespace: KubeNamespace):
-    shy = pod("shy", "true", selector={"finetune.dev/capacity": "spot"})
-    del shy["spec"]["tolerations"]
-    namespace.create(shy)
-    told = until(lambda: namespace.get("pod", "shy")["status"].get("conditions"), 20)
-    assert told[0]["reason"] == "Unschedulable"
-    assert "untolerated taint" in told[0]["message"]
+def test_pod_without_toleration_is_not_scheduled_on_spot(namespace: KubeNamespace):
+    intolerant = pod("intolerant", "true", selector={"finetune.dev/capacity": "spot"})
+    del intolerant["spec"]["tolerations"]
+    namespace.create(intolerant)
+    conditions = until(lambda: namespace.get("pod", "intolerant")["status"].get("conditions"), 20)
+    assert conditions[0]["reason"] == "Unschedulable"
+    assert "untolerated taint" in conditions[0]["message"]
 
 
-def test_a_volume_outlives_its_pod_and_follows_to_another_node(namespace: KubeNamespace):
+def test_volume_keeps_data_for_a_pod_on_another_node(namespace: KubeNamespace):
     namespace.claim("data")
-    namespace.run_script("echo kept > /data/word", "writes", node="spot-1", claims={"data": "/data"})
-    namespace.run("delete", "pod", "writes")
-    assert namespace.run_script("busybox cat /data/word", "reads", node="spot-2", claims={"data": "/data"}) == "kept\n"
+    namespace.run_script("echo kept > /data/file", "writer", node="spot-1", claims={"data": "/data"})
+    namespace.run("delete", "pod", "writer")
+    assert namespace.run_script("busybox cat /data/file", "reader", node="spot-2", claims={"data": "/data"}) == "kept\n"
 
 
-def test_a_strict_volume_is_one_pods_at_a_time(namespace: KubeNamespace):
+def test_strict_volume_admits_one_pod_at_a_time(namespace: KubeNamespace):
     namespace.claim("single", "ReadWriteOncePod", STRICT)
     namespace.create(pod("first", "busybox sleep 600", claims={"single": "/data"}, grace=1))
     namespace.wait_phase("first", "Running")
     namespace.create(pod("second", "true", claims={"single": "/data"}))
-    refused = until(lambda: namespace.get("pod", "second")["status"].get("conditions"), 20)
-    assert "ReadWriteOncePod" in refused[0]["message"]
+    conditions = until(lambda: namespace.get("pod", "second")["status"].get("conditions"), 20)
+    assert "ReadWriteOncePod" in conditions[0]["message"]
     namespace.run("delete", "pod", "first", "--now")
     assert namespace.wait_phase("second", "Succeeded", seconds=90) == "Succeeded"
 
 
-def test_a_strict_class_says_why_it_refuses_other_modes(namespace: KubeNamespace):
+def test_strict_class_refuses_other_modes_with_an_event(namespace: KubeNamespace):
     namespace.claim("wide", "ReadWriteMany", STRICT)
     event = until(lambda: namespace.get("event", "wide.refused"), 20)
     assert event["reason"] == "ProvisioningFailed"
     assert "ReadWriteOncePod" in event["message"]
 
 
-def test_services_have_names(namespace: KubeNamespace):
+def test_service_name_resolves_from_another_node(namespace: KubeNamespace):
     namespace.create(
         pod("server", "while true; do echo here | busybox nc -l -p 8080; done", node="spot-1", grace=1)
         | {"metadata": {"name": "server", "labels": {"app": "server"}}},
@@ -71,11 +71,11 @@ def test_services_have_names(namespace: KubeNamespace):
     )
     namespace.wait_phase("server", "Running")
     name = f"server.{namespace.name}.svc.cluster.local"
-    ask = f"for i in 1 2 3 4 5 6 7 8 9 10; do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
-    assert namespace.run_script(ask, "asks", node="spot-2").strip() == "here"
+    request = f"for i in 1 2 3 4 5 6 7 8 9 10; do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
+    assert namespace.run_script(request, "client", node="spot-2").strip() == "here"
 
 
-def test_the_operators_image_reads_the_api_with_its_service_account(namespace: KubeNamespace):
+def test_operator_image_reads_api_with_service_account(namespace: KubeNamespace):
     namespace.create(
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -90,22 +90,23 @@ def test_the_operators_image_reads_the_api_with_its_service_account(namespace: K
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
             "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace.name}],
         },
-        pod("asks", "", image="finetune-operator:dev", command=["python", "-c", ASK_THE_API]),
+        pod("reader", "", image="finetune-operator:dev", command=["python", "-c", READ_SERVICE_ACCOUNT]),
     )
-    namespace.wait_phase("asks", "Succeeded", "Failed")
-    assert namespace.run("logs", "asks").strip() == "default"
+    namespace.wait_phase("reader", "Succeeded", "Failed")
+    assert namespace.run("logs", "reader").strip() == "default"
 
 
-def test_a_restricted_namespace_refuses_a_privileged_pod(namespace: KubeNamespace):
-    bold = pod("bold", "true")
-    bold["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+def test_privileged_pod_is_refused_by_pod_security(namespace: KubeNamespace):
+    privileged = pod("privileged", "true")
+    privileged["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     with pytest.raises(TimedOut, match="violates PodSecurity"):
-        namespace.create(bold)
+        namespace.create(privileged)
 
 
-def test_an_image_that_was_pushed_to_the_registry_is_pulled_from_it(cluster: Provider, namespace: KubeNamespace):
+def test_image_pushed_to_the_registry_is_pulled_by_a_node(cluster: Provider, namespace: KubeNamespace):
     layer = packing.layer({"bin/busybox": packing.busybox(), "bin/sh": packing.busybox()})
-    # With a config of its own: containerd takes two images with one config for one, and forgets the first one's name.
+    # The config must differ from the toolbox image's: containerd treats images with equal configs as one image and
+    # drops the first one's name.
     config = packing.config([layer], ["/bin/busybox", "sh"])
     image = oci.push(cluster.registry, "tools/box", "1", config, [layer])
     namespace.create(pod("pulled", "busybox echo pulled", image=image, pull="Always"))
@@ -113,7 +114,7 @@ def test_an_image_that_was_pushed_to_the_registry_is_pulled_from_it(cluster: Pro
     assert namespace.run("logs", "pulled").strip() == "pulled"
 
 
-def test_a_name_without_a_cluster_behind_it_is_not_resolved(cluster: Provider):
-    with temporary_namespace(cluster.kube, "lost") as namespace:
-        namespace.create(pod("asks", "busybox nslookup example.com"))
-        assert namespace.wait_phase("asks", "Succeeded", "Failed") == "Failed"
+def test_name_outside_the_cluster_is_not_resolved(cluster: Provider):
+    with temporary_namespace(cluster.kube, "outside-name") as namespace:
+        namespace.create(pod("lookup", "busybox nslookup example.com"))
+        assert namespace.wait_phase("lookup", "Succeeded", "Failed") == "Failed"

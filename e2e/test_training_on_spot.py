@@ -1,4 +1,4 @@
-"""The trainer's image on spot nodes: evicted, lost with its machine, and still the bytes of a laptop's training."""
+"""The trainer image as plain Jobs on spot nodes: interrupted training ends with the bytes of a local run."""
 
 import dataclasses
 import json
@@ -9,31 +9,31 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.progress import PORT, wait_for_step
-from e2e.reference_run import ReferenceRun, material_for, send
-from testcluster.kube_namespace import KubeNamespace, job, pod, temporary_namespace, until, watching
+from e2e.reference_run import ReferenceRun, upload, upload_material
+from testcluster.kube_namespace import KubeNamespace, job, pod, temporary_namespace, until, watch_pods
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
-EVERY = 20
-"""Steps between checkpoints, as the demo's manifest has it."""
+CHECKPOINT_STEPS = 20
+"""Steps between two periodic checkpoints in the demo's manifest."""
 
 
 @pytest.fixture(scope="module")
 def namespace(
-    cluster: Provider, laptop: ReferenceRun, tmp_path_factory: pytest.TempPathFactory
+    cluster: Provider, reference_run: ReferenceRun, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubeNamespace]:
-    """A namespace with two volumes: the demo's material, and a workspace in which `prepare` is done."""
+    """A namespace with two claims: the demo's material, and a workspace with the output of `prepare`."""
     with temporary_namespace(cluster.kube, "training-on-spot") as namespace:
         namespace.claim("workspace")
-        material_for(namespace, laptop, workspace="/workspace")
+        upload_material(namespace, reference_run, workspace="/workspace")
         prepared = tmp_path_factory.mktemp("prepared")
-        shutil.copytree(laptop.workspace / "prepare", prepared / "prepare")
-        send(namespace, prepared, "/workspace")
+        shutil.copytree(reference_run.workspace / "prepare", prepared / "prepare")
+        upload(namespace, prepared, "/workspace")
         yield namespace
 
 
-def train(namespace: KubeNamespace, laptop: ReferenceRun, name: str, *, node: str) -> None:
-    """Start one attempt as a plain Job; the second that wants the same node finds it gone and waits for another."""
+def train(namespace: KubeNamespace, reference_run: ReferenceRun, name: str, *, node: str) -> None:
+    """Start one training attempt as a plain Job on a node."""
     template = pod(
         name,
         "",
@@ -44,7 +44,7 @@ def train(namespace: KubeNamespace, laptop: ReferenceRun, name: str, *, node: st
         grace=30,
     )
     env = {
-        "FINETUNE_CONFIG": laptop.config,
+        "FINETUNE_CONFIG": reference_run.config,
         "FINETUNE_WORKSPACE": "/workspace",
         "FINETUNE_CLAIMS": "/claims",
         "FINETUNE_TERMINATION_LOG": "/dev/termination-log",
@@ -58,17 +58,20 @@ def train(namespace: KubeNamespace, laptop: ReferenceRun, name: str, *, node: st
 
 def outcome(namespace: KubeNamespace, name: str) -> list[tuple[str, str]]:
     conditions = namespace.get("job", name).get("status", {}).get("conditions", [])
-    return [(one["type"], one.get("reason", "")) for one in conditions if one["status"] == "True"]
+    return [
+        (condition["type"], condition.get("reason", "")) for condition in conditions if condition["status"] == "True"
+    ]
 
 
-def test_evicted_then_lost_with_its_machine_training_ends_with_the_laptops_bytes(
-    cluster: Provider, namespace: KubeNamespace, laptop: ReferenceRun
+def test_training_evicted_then_killed_matches_reference_bytes(
+    cluster: Provider, namespace: KubeNamespace, reference_run: ReferenceRun
 ):
-    with watching(namespace) as watched:
-        train(namespace, laptop, "train-a1", node="spot-1")
+    """The eviction saves the current step; the loss of the node falls back to the last periodic checkpoint."""
+    with watch_pods(namespace) as watched:
+        train(namespace, reference_run, "train-a1", node="spot-1")
         wait_for_step(namespace, "attempt=train-a1", 70)
         reclaim(cluster, "spot-1", 12.0, "taint")
-        until(lambda: watched.gone("train-a1"), 60)
+        until(lambda: watched.is_deleted("train-a1"), 60)
         first = watched.termination("train-a1")
         assert first["code"] == 75
         assert first["disruption"] == "DeletionByTaintManager"
@@ -76,40 +79,45 @@ def test_evicted_then_lost_with_its_machine_training_ends_with_the_laptops_bytes
         assert saved >= 70
         until(lambda: ("Failed", "PodFailurePolicy") in outcome(namespace, "train-a1"), 30)
 
-        train(namespace, laptop, "train-a2", node="spot-2")
-        second = wait_for_step(namespace, "attempt=train-a2", saved + 2 * EVERY + 5)
-        assert second["startStep"] == saved  # nothing was lost: the eviction saved where it stood
+        train(namespace, reference_run, "train-a2", node="spot-2")
+        second = wait_for_step(namespace, "attempt=train-a2", saved + 2 * CHECKPOINT_STEPS + 5)
+        assert second["startStep"] == saved  # no step is repeated: SIGTERM saved the current step
         cluster.delete("spot-2")
-        until(lambda: watched.gone("train-a2"), 120)
+        until(lambda: watched.is_deleted("train-a2"), 120)
         assert watched.termination("train-a2") == {"disruption": "DeletionByPodGC"}
 
-        train(namespace, laptop, "train-a3", node="spot-3")
-        third = wait_for_step(namespace, "attempt=train-a3", saved + 2 * EVERY)
+        train(namespace, reference_run, "train-a3", node="spot-3")
+        third = wait_for_step(namespace, "attempt=train-a3", saved + 2 * CHECKPOINT_STEPS)
         until(lambda: outcome(namespace, "train-a3"), 180)
         assert ("Complete", "CompletionsReached") in outcome(namespace, "train-a3")
-        # SIGKILL leaves what the last periodic checkpoint had.
-        assert third["startStep"] % EVERY == 0
-        assert saved < third["startStep"] <= second["step"] + EVERY
+        # SIGKILL leaves only the last periodic checkpoint.
+        assert third["startStep"] % CHECKPOINT_STEPS == 0
+        assert saved < third["startStep"] <= second["step"] + CHECKPOINT_STEPS
         result = json.loads(watched.termination("train-a3")["message"])["result"]
-        assert result["identity"] == laptop.identity
+        assert result["identity"] == reference_run.identity
 
-    ours = (laptop.workspace / laptop.adapter).parent
-    theirs = namespace.run("exec", "filler", "--", "busybox", "sha256sum", f"/workspace/{laptop.adapter}").split()[0]
+    expected_folder = (reference_run.workspace / reference_run.adapter).parent
+    actual = namespace.run(
+        "exec", "filler", "--", "busybox", "sha256sum", f"/workspace/{reference_run.adapter}"
+    ).split()[0]
     expected = subprocess.run(
-        ["sha256sum", str(ours / "adapter_model.safetensors")], capture_output=True, text=True, check=True
+        ["sha256sum", str(expected_folder / "adapter_model.safetensors")], capture_output=True, text=True, check=True
     )
-    assert theirs == expected.stdout.split()[0]
-    for lost in ("spot-1", "spot-2"):
-        cluster.revive(lost)
+    assert actual == expected.stdout.split()[0]
+    for node in ("spot-1", "spot-2"):
+        cluster.revive(node)
 
 
-def test_a_training_that_is_evicted_while_it_still_imports_ends_in_time_and_says_so(
-    namespace: KubeNamespace, laptop: ReferenceRun
-):
-    early = dataclasses.replace(laptop, config=laptop.config.replace(laptop.identity, f"{laptop.identity[:-5]}early"))
-    with watching(namespace) as watched:
+def test_training_evicted_during_imports_exits_in_time(namespace: KubeNamespace, reference_run: ReferenceRun):
+    """SIGTERM arrives before any checkpoint exists: the process exits with 75 within its grace period."""
+    identity = f"{reference_run.identity[:-5]}early"  # another identity, so that no earlier checkpoint is found
+    early = dataclasses.replace(
+        reference_run,
+        config=reference_run.config.replace(reference_run.identity, identity),
+    )
+    with watch_pods(namespace) as watched:
         train(namespace, early, "early", node="ondemand-2")
-        until(lambda: any(told["status"].get("phase") == "Running" for _, told in watched.of("early")), 60)
+        until(lambda: any(seen["status"].get("phase") == "Running" for _, seen in watched.events_of("early")), 60)
         namespace.run("delete", "pod", "-l", "attempt=early", "--wait=false")
-        until(lambda: watched.gone("early"), 30, "it did not end within its grace period")
+        until(lambda: watched.is_deleted("early"), 30, "the pod did not end within its grace period")
         assert watched.termination("early")["code"] == 75

@@ -1,1 +1,1 @@
-"""The operator on a real cluster: installed through its chart, from its built image."""
+"""Tests of the operator on a real cluster, installed with its chart from its built image."""

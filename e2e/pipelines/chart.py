@@ -1,4 +1,4 @@
-"""The operator, installed as a user would: through the chart."""
+"""Install, upgrade and inspect a release of the chart."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ class Operator:
 
     @property
     def objects(self) -> KubeNamespace:
-        """The objects in its namespace."""
+        """The release's namespace, for kubectl."""
         return KubeNamespace(self.kube, self.namespace)
 
     def install(self, *values: str, wait: bool = True) -> None:
-        """Install or upgrade it, and wait until it is ready."""
+        """Install or upgrade the release, and wait up to two minutes until it is ready; `values` are for --set."""
         self.kube.apply(
             [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": RESTRICTED}}]
         )
-        given = [part for value in (*VALUES, *values) for part in ("--set", value)]
+        settings = [argument for value in (*VALUES, *values) for argument in ("--set", value)]
         waiting = ["--wait", "--timeout", "2m"] if wait else []
-        self.helm("upgrade", "--install", self.release, str(CHART), *given, *waiting)
+        self.helm("upgrade", "--install", self.release, str(CHART), *settings, *waiting)
 
     def uninstall(self) -> None:
-        """Take it away."""
+        """Uninstall the release, and wait up to a minute until its objects are gone."""
         self.helm("uninstall", self.release, "--wait", "--timeout", "1m")
 
     def helm(self, *arguments: str, timeout: float = 150) -> str:
-        """Run helm against the cluster."""
-        where = ["--kubeconfig", str(self.kube.kubeconfig), "--namespace", self.namespace]
-        return helm(*where, *arguments, timeout=timeout)
+        """Run helm against the cluster, in the release's namespace."""
+        options = ["--kubeconfig", str(self.kube.kubeconfig), "--namespace", self.namespace]
+        return helm(*options, *arguments, timeout=timeout)
 
     def leader(self) -> str:
-        """Name the pod that works."""
+        """Return the name of the pod that holds the Lease; empty if there is none."""
         return str(self.objects.get("lease", self.release).get("spec", {}).get("holderIdentity", ""))
 
     def pods(self) -> list[str]:
-        """Name its pods."""
-        found = self.objects.run("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name")
-        return [line.partition("/")[2] for line in found.split()]
+        """Return the names of the operator's pods."""
+        output = self.objects.run("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name")
+        return [line.partition("/")[2] for line in output.split()]
 
     def logs(self) -> str:
-        """Give what all replicas said last."""
+        """Return the last 200 log lines of every replica."""
         return self.objects.run("logs", "-l", "app.kubernetes.io/name=finetune-operator", "--tail=200", "--prefix")
 
 
 def helm(*arguments: str, given: str = "", timeout: float = 150) -> str:
-    """Run helm. Raises NotReady with helm's own words."""
+    """Run helm and return its output; raises TimedOut with helm's error message."""
     command = [str(binaries.build_missing(["helm"]) / "helm"), *arguments]
     return run_command(*command, called=f"helm {_verb(arguments)}", given=given, timeout=timeout)
 

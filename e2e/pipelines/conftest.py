@@ -9,11 +9,11 @@ from testcluster.provider import Provider
 
 @pytest.fixture(scope="session")
 def operator(cluster: Provider) -> Iterator[Operator]:
-    """The operator in two replicas, installed through its chart; or, to try things out, whatever runs already."""
-    installed = Operator(cluster.kube)
+    """The operator with two replicas, installed with its chart; FINETUNE_OPERATOR=running uses the one installed."""
+    release = Operator(cluster.kube)
     if os.environ.get("FINETUNE_OPERATOR") == "running":
-        yield installed
+        yield release
         return
-    installed.install()
-    yield installed
-    print(installed.logs())
+    release.install()
+    yield release
+    print(release.logs())

@@ -1,4 +1,4 @@
-"""A pipeline as a test tells it: stages that are a shell script, and what has become of them."""
+"""Create and inspect a pipeline on a cluster; its stages are a shell script that implements the stage contract."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from testcluster.kube_namespace import KubeNamespace, until
 
 Object = dict[str, Any]
 ORDER = ("prepare", "train", "evaluate", "push")
-# The stage contract in busybox: counts steps, remembers them in the workspace, saves when it is asked to stop.
+# The stage contract in busybox: counts steps of 0.2 s, stores the count in the workspace on SIGTERM, resumes from it.
 SCRIPT = r"""
 identity=${FINETUNE_CONFIG#*\"identity\":\"}; identity=${identity%%\"*}
 folder=$FINETUNE_WORKSPACE/$STAGE/$identity; mkdir -p "$folder"
 i=$(cat "$folder/step" 2>/dev/null || echo 0)
 echo "$HOSTNAME from $i" >> "$folder/log"
-say() { printf "%s" "$1" > "$FINETUNE_TERMINATION_LOG"; }
-trap 'echo $i > "$folder/step"; say "{\"interruption\":{\"step\":$i,\"savedStep\":$i}}"; exit 75' TERM
+report() { printf "%s" "$1" > "$FINETUNE_TERMINATION_LOG"; }
+trap 'echo $i > "$folder/step"; report "{\"interruption\":{\"step\":$i,\"savedStep\":$i}}"; exit 75' TERM
 while [ "$i" -lt "${STEPS:-1}" ]; do sleep 0.2 & wait $!; i=$((i+1)); done
 echo $i > "$folder/step"
-if [ -n "$FAIL_WITH" ]; then say '{"failure":{"message":"the script was told to fail"}}'; exit "$FAIL_WITH"; fi
-say "{\"result\":{\"stage\":\"$STAGE\",\"identity\":\"$identity\",\"digest\":\"sha256:$identity\",$RESULT}}"
+if [ -n "$FAIL_WITH" ]; then report '{"failure":{"message":"FAIL_WITH is set"}}'; exit "$FAIL_WITH"; fi
+report "{\"result\":{\"stage\":\"$STAGE\",\"identity\":\"$identity\",\"digest\":\"sha256:$identity\",$RESULT}}"
 """
 RESULTS = {
     "prepare": '"records":1,"invalid":0,"truncated":0,"dropped":0,"trainRows":1,"validationRows":0,"trainTokens":1,'
@@ -33,8 +33,8 @@ RESULTS = {
 }
 
 
-def stage(name: str, *, steps: int = 1, env: dict[str, str] | None = None, **more: Any) -> Object:
-    """Write a stage that runs the script."""
+def stage(name: str, *, steps: int = 1, env: dict[str, str] | None = None, **fields: Any) -> Object:
+    """Return the spec of a stage that runs the script; `fields` replace fields of that spec."""
     spec: Object = {
         "image": TOOLBOX,
         "command": ["sh", "-c", SCRIPT],
@@ -42,15 +42,15 @@ def stage(name: str, *, steps: int = 1, env: dict[str, str] | None = None, **mor
         "placement": {"nodeSelector": {"kubernetes.io/os": "linux"}},
         "resources": {"cpu": "10m", "memory": "32Mi"},
     }
-    return {**spec, **more}
+    return {**spec, **fields}
 
 
 def pipeline(name: str, *, steps: dict[str, int] | None = None, pushes: bool = False, **changes: Any) -> Object:
-    """Write a manifest of scripted stages; changes are fields of the spec, merged into each stage's own.
+    """Return a manifest of scripted stages; `changes` are fields of the spec, merged into those of each stage.
 
-    With `pushes` the claim `models` has to be there.
+    `steps` sets the number of steps by stage. `pushes` adds the push stage, which needs the claim `models`.
     """
-    stages = {one: stage(one, steps=(steps or {}).get(one, 1)) for one in ORDER}
+    stages = {name: stage(name, steps=(steps or {}).get(name, 1)) for name in ORDER}
     stages["evaluate"]["tasks"] = {"exam": {}}
     stages["push"]["target"] = "pvc://models/x"
     spec: Object = {
@@ -79,84 +79,87 @@ def _merged(old: Any, new: Any) -> Any:
 
 @dataclass(frozen=True)
 class PipelineDriver:
-    """One pipeline on a cluster."""
+    """A test's handle of one pipeline on a cluster."""
 
     namespace: KubeNamespace
     name: str
 
     @classmethod
     def start(cls, namespace: KubeNamespace, manifest: Object) -> PipelineDriver:
-        """Apply a manifest."""
+        """Apply a manifest, and return the driver of its pipeline."""
         namespace.run("apply", "-f", "-", given=json.dumps(manifest))
         return cls(namespace, manifest["metadata"]["name"])
 
-    def change(self, **spec: Any) -> None:
-        """Edit the spec; None removes."""
+    def patch(self, **spec: Any) -> None:
+        """Merge fields into the spec; None removes a field."""
         self.namespace.run("patch", "ftp", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def annotate(self, verb: str, value: str) -> None:
-        """Ask for something once."""
+        """Set the annotation finetune.dev/VERB, as `cancel` and `retry` do."""
         self.namespace.run("annotate", "ftp", self.name, f"finetune.dev/{verb}={value}", "--overwrite")
 
     @property
     def object(self) -> Object:
-        """All of it."""
+        """The pipeline as the API server returns it; empty if there is none."""
         return self.namespace.get("ftp", self.name)
 
     @property
     def status(self) -> Object:
-        """What the operator says."""
-        found: Object = self.object.get("status", {})
-        return found
+        """The pipeline's status; empty before the operator has written one."""
+        status: Object = self.object.get("status", {})
+        return status
 
     def stage(self, name: str) -> Object:
-        """What it says of one stage."""
-        found: Object = self.status.get("stages", {}).get(name, {})
-        return found
+        """Return the status of one stage; empty if there is none."""
+        status: Object = self.status.get("stages", {}).get(name, {})
+        return status
 
     def condition(self, kind: str) -> Object:
-        """One condition; empty where it is not there."""
-        return next((one for one in self.status.get("conditions", []) if one["type"] == kind), {})
+        """Return one condition; empty if it is absent."""
+        conditions = self.status.get("conditions", [])
+        return next((condition for condition in conditions if condition["type"] == kind), {})
 
-    def told(self) -> str:
-        """All that a person would look at."""
+    def describe(self) -> str:
+        """Return `kubectl describe` of the pipeline and the objects of its namespace, for failure messages."""
         return self.namespace.run("describe", "ftp", self.name) + self.namespace.run("get", "pods,jobs,pvc,events")
 
-    def until(self, true: Any, seconds: float = 60) -> Any:
-        """Wait until something is so, or fail with all that is known."""
-        return until(true, seconds, self.told)
+    def until(self, predicate: Any, seconds: float = 60) -> Any:
+        """Wait until the predicate returns a true value, and return it; raises TimedOut with `describe`."""
+        return until(predicate, seconds, self.describe)
 
-    def wait_state(self, stage_: str, *states: str, seconds: float = 60) -> Object:
-        """Wait until a stage is in one of the states."""
-        self.until(lambda: self.stage(stage_).get("state") in states, seconds)
-        return self.stage(stage_)
+    def wait_state(self, stage_name: str, *states: str, seconds: float = 60) -> Object:
+        """Wait until a stage is in one of the states; return the stage's status."""
+        self.until(lambda: self.stage(stage_name).get("state") in states, seconds)
+        return self.stage(stage_name)
 
     def wait_finished(self, phase: str = "Succeeded", seconds: float = 90) -> Object:
-        """Wait until it has finished with all that was asked so far, and see how it ended."""
+        """Wait until the current spec and annotations have finished, check the phase, and return the status."""
         self.until(self._has_finished, seconds)
-        assert self.status["phase"] == phase, self.told()
+        assert self.status["phase"] == phase, self.describe()
         return self.status
 
     def _has_finished(self) -> bool:
-        found = self.object  # once, or the answer would be put together from two moments
-        meta, status = found["metadata"], found.get("status", {})
-        asked = {verb: meta.get("annotations", {}).get(f"finetune.dev/{verb}") for verb in ("retry", "cancel")}
-        obeyed = all(status.get("observedAnnotations", {}).get(verb) == value for verb, value in asked.items())
-        current = obeyed and status.get("observedGeneration") == meta["generation"]
-        ended = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
-        return current and "Finished" in ended
+        snapshot = self.object  # read once: two reads could mix the states of two moments
+        meta, status = snapshot["metadata"], snapshot.get("status", {})
+        wanted = {verb: meta.get("annotations", {}).get(f"finetune.dev/{verb}") for verb in ("retry", "cancel")}
+        observed = all(status.get("observedAnnotations", {}).get(verb) == value for verb, value in wanted.items())
+        current = observed and status.get("observedGeneration") == meta["generation"]
+        true = {condition["type"] for condition in status.get("conditions", []) if condition["status"] == "True"}
+        return current and "Finished" in true
 
-    def jobs(self, stage_: str | None = None) -> list[Object]:
-        """Give its Jobs."""
-        selector = f"finetune.dev/stage={stage_}" if stage_ else "app.kubernetes.io/managed-by=finetune-operator"
+    def jobs(self, stage_name: str | None = None) -> list[Object]:
+        """Return the Jobs that the pipeline owns, of one stage or of all."""
+        selector = (
+            f"finetune.dev/stage={stage_name}" if stage_name else "app.kubernetes.io/managed-by=finetune-operator"
+        )
         found = json.loads(self.namespace.run("get", "jobs", "-l", selector, "-o", "json"))["items"]
         uid = self.object["metadata"]["uid"]
         return [job for job in found if job["metadata"]["ownerReferences"][0]["uid"] == uid]
 
-    def pod(self, stage_: str) -> str:
-        """Name the pod of a stage's newest attempt, once it is there."""
-        job = self.stage(stage_)["attempts"][-1]["job"]
+    def pod(self, stage_name: str) -> str:
+        """Wait until the pod of a stage's latest attempt exists; return it as `pod/NAME`."""
+        job = self.stage(stage_name)["attempts"][-1]["job"]
         selector = f"batch.kubernetes.io/job-name={job}"
         return str(
-            until(lambda: self.namespace.run("get", "pods", "-l", selector, "-o", "name").strip(), 30, self.told)
+            until(lambda: self.namespace.run("get", "pods", "-l", selector, "-o", "name").strip(), 30, self.describe)
         )

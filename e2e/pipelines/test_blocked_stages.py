@@ -1,4 +1,4 @@
-"""What people get wrong and clusters lack: each has its reason, says how to mend it, and goes on when that is done."""
+"""Blocked and failed stages: each cause has its reason and a fix in the message; a fixed cause unblocks the stage."""
 
 import base64
 import json
@@ -12,64 +12,66 @@ from testcluster.kube_namespace import KubeNamespace
 pytestmark = pytest.mark.usefixtures("operator")
 
 
-def holds(story: PipelineDriver, reason: str, *words: str, stage: str = "prepare", seconds: float = 60) -> None:
-    """Wait until the pipeline says why it waits."""
-    story.until(lambda: story.condition("Ready").get("reason") == reason, seconds)
-    message = story.condition("Ready")["message"]
+def wait_blocked(
+    driver: PipelineDriver, reason: str, *fragments: str, stage: str = "prepare", seconds: float = 60
+) -> None:
+    """Wait until a stage is blocked for the reason, and check that the Ready message holds the fragments."""
+    driver.until(lambda: driver.condition("Ready").get("reason") == reason, seconds)
+    message = driver.condition("Ready")["message"]
     assert message.startswith(f"{stage}: ")
-    for word in words:
-        assert word in message, message
-    assert story.condition("Finished")["status"] == "False"
-    assert story.condition("Reconciling")["reason"] == reason
+    for fragment in fragments:
+        assert fragment in message, message
+    assert driver.condition("Finished")["status"] == "False"
+    assert driver.condition("Reconciling")["reason"] == reason
 
 
-def test_an_image_that_cannot_be_pulled_until_it_is_another(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("no-image", prepare={"image": "localhost:1/nothing:1"}))
-    holds(story, "ImagePullFailed", "localhost:1/nothing:1", "check the stage's image")
-    story.change(prepare={"image": pipeline("x")["spec"]["train"]["image"]})
-    story.wait_finished()
-    assert story.stage("prepare")["failures"] == 0
+def test_missing_image_blocks_until_the_spec_is_edited(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("no-image", prepare={"image": "localhost:1/nothing:1"}))
+    wait_blocked(driver, "ImagePullFailed", "localhost:1/nothing:1", "check the stage's image")
+    driver.patch(prepare={"image": pipeline("x")["spec"]["train"]["image"]})
+    driver.wait_finished()
+    assert driver.stage("prepare")["failures"] == 0
 
 
-def test_a_secret_that_is_not_there_until_it_is(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("no-secret", prepare={"secretRefs": ["hub-token"]}))
-    holds(story, "SecretNotFound", 'secret "hub-token" not found', "secretRefs")
+def test_missing_secret_blocks_until_it_is_created(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("no-secret", prepare={"secretRefs": ["hub-token"]}))
+    wait_blocked(driver, "SecretNotFound", 'secret "hub-token" not found', "secretRefs")
     token = base64.b64encode(b"x").decode()
     namespace.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "data": {"T": token}})
-    story.wait_finished(seconds=180)
+    driver.wait_finished(seconds=180)
 
 
-def test_no_node_of_that_kind(namespace: KubeNamespace):
-    nowhere = {"placement": {"nodeSelector": {"zone": "moon"}}}
-    story = PipelineDriver.start(namespace, pipeline("nowhere", prepare=nowhere))
-    holds(story, "WaitingForCapacity", "nodes are available")
+def test_unmatched_node_selector_waits_for_capacity(namespace: KubeNamespace):
+    unmatched = {"placement": {"nodeSelector": {"zone": "moon"}}}
+    driver = PipelineDriver.start(namespace, pipeline("unmatched", prepare=unmatched))
+    wait_blocked(driver, "WaitingForCapacity", "nodes are available")
 
 
-def test_no_accelerator(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("no-gpu", prepare={"resources": {"gpu": {"count": 1}}}))
-    holds(story, "WaitingForCapacity", "no node has nvidia.com/gpu to spare", "device plugin")
+def test_missing_gpu_waits_for_capacity(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("no-gpu", prepare={"resources": {"gpu": {"count": 1}}}))
+    wait_blocked(driver, "WaitingForCapacity", "no node has nvidia.com/gpu available", "device plugin")
 
 
-def test_a_volume_that_is_never_bound(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("no-volume", workspace={"storageClassName": "nothing"}))
-    holds(story, "VolumeNotReady", "kubectl describe pvc")
+def test_unbound_volume_blocks(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("no-volume", workspace={"storageClassName": "nothing"}))
+    wait_blocked(driver, "VolumeNotReady", "kubectl describe pvc")
 
 
-def test_an_existing_claim_that_does_not_exist_until_it_does(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("no-claim", workspace={"existingClaim": "mine"}))
-    holds(story, "VolumeNotReady", "no claim mine")
+def test_missing_existing_claim_blocks_until_it_is_created(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("no-claim", workspace={"existingClaim": "mine"}))
+    wait_blocked(driver, "VolumeNotReady", "no claim mine")
     namespace.claim("mine")
-    story.wait_finished()
+    driver.wait_finished()
 
 
-def test_a_claim_that_another_pipeline_works_on(namespace: KubeNamespace):
+def test_workspace_of_another_pipeline_blocks_until_it_ends(namespace: KubeNamespace):
     namespace.claim("shared")
     first = PipelineDriver.start(
         namespace, pipeline("first", steps={"prepare": 40}, workspace={"existingClaim": "shared"})
     )
     first.wait_state("prepare", "Running")
     second = PipelineDriver.start(namespace, pipeline("second", workspace={"existingClaim": "shared"}))
-    holds(second, "WorkspaceInUse", "shared", "first")
+    wait_blocked(second, "WorkspaceInUse", "shared", "first")
     first.wait_finished()
     second.wait_finished(seconds=150)
 
@@ -80,66 +82,68 @@ def quota(namespace: KubeNamespace, **hard: str) -> None:
     )
 
 
-@pytest.mark.parametrize("what", ["count/jobs.batch", "persistentvolumeclaims", "pods"])
-def test_a_quota_that_is_used_up_until_it_is_not(namespace: KubeNamespace, what: str):
-    quota(namespace, **{what: "0"})
-    story = PipelineDriver.start(namespace, pipeline("too-much"))
-    holds(story, "WaitingForQuota", "exceeded quota")
+@pytest.mark.parametrize("resource", ["count/jobs.batch", "persistentvolumeclaims", "pods"])
+def test_exceeded_quota_blocks_until_it_is_deleted(namespace: KubeNamespace, resource: str):
+    quota(namespace, **{resource: "0"})
+    driver = PipelineDriver.start(namespace, pipeline("over-quota"))
+    wait_blocked(driver, "WaitingForQuota", "exceeded quota")
     namespace.run("delete", "resourcequota", "quota")
-    story.wait_finished(seconds=240)
+    driver.wait_finished(seconds=240)
 
 
 @pytest.mark.parametrize("field", ["serviceAccountName", "priorityClassName"])
-def test_a_service_account_or_priority_class_that_is_not_there(namespace: KubeNamespace, field: str):
-    story = PipelineDriver.start(namespace, pipeline("nobody", prepare={field: "ghost"}))
-    holds(story, "DependencyNotReady", "ghost", field)
+def test_missing_account_or_priority_class_blocks(namespace: KubeNamespace, field: str):
+    driver = PipelineDriver.start(namespace, pipeline("missing-dependency", prepare={field: "ghost"}))
+    wait_blocked(driver, "DependencyNotReady", "ghost", field)
 
 
-def test_an_affinity_that_is_none(namespace: KubeNamespace):
-    nonsense = {"placement": {"affinity": {"nodeAffinity": {"required": "maybe"}}}}
-    story = PipelineDriver.start(namespace, pipeline("nonsense", prepare=nonsense))
-    holds(story, "SpecInvalid", "affinity")
+def test_malformed_affinity_is_spec_invalid(namespace: KubeNamespace):
+    malformed = {"placement": {"affinity": {"nodeAffinity": {"required": "maybe"}}}}
+    driver = PipelineDriver.start(namespace, pipeline("malformed", prepare=malformed))
+    wait_blocked(driver, "SpecInvalid", "affinity")
 
 
-def test_a_process_that_needs_more_memory_than_it_has(namespace: KubeNamespace):
-    eats = {"command": ["sh", "-c", "x=a; while :; do x=$x$x; done"], "resources": {"memory": "24Mi"}}
-    story = PipelineDriver.start(namespace, pipeline("hungry", prepare=eats))
-    story.wait_finished("Failed")
-    assert story.condition("Ready")["reason"] == "OutOfMemory"
-    assert "resources.memory" in story.condition("Ready")["message"]
+def test_process_over_its_memory_limit_fails_out_of_memory(namespace: KubeNamespace):
+    growing = {"command": ["sh", "-c", "x=a; while :; do x=$x$x; done"], "resources": {"memory": "24Mi"}}
+    driver = PipelineDriver.start(namespace, pipeline("oom", prepare=growing))
+    driver.wait_finished("Failed")
+    assert driver.condition("Ready")["reason"] == "OutOfMemory"
+    assert "resources.memory" in driver.condition("Ready")["message"]
 
 
-def test_a_command_that_is_not_there(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("typo", prepare={"command": ["shh"], "retries": {"failures": 0}}))
-    story.wait_finished("Failed", seconds=120)
-    assert "shh" in story.condition("Ready")["message"]
+def test_missing_command_fails_with_its_name(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("typo", prepare={"command": ["shh"], "retries": {"failures": 0}}))
+    driver.wait_finished("Failed", seconds=120)
+    assert "shh" in driver.condition("Ready")["message"]
 
 
 @pytest.mark.parametrize(("code", "reason"), [("64", "SpecInvalid"), ("65", "DataInvalid"), ("66", "SourceNotFound")])
-def test_an_exit_code_that_cannot_get_better_ends_it_at_once(namespace: KubeNamespace, code: str, reason: str):
-    story = PipelineDriver.start(namespace, pipeline(f"hopeless-{code}", prepare={"env": {"FAIL_WITH": code}}))
-    story.wait_finished("Failed")
-    assert story.condition("Ready")["reason"] == reason
-    assert story.stage("prepare")["failures"] == 1
+def test_permanent_exit_code_fails_without_a_retry(namespace: KubeNamespace, code: str, reason: str):
+    driver = PipelineDriver.start(namespace, pipeline(f"permanent-{code}", prepare={"env": {"FAIL_WITH": code}}))
+    driver.wait_finished("Failed")
+    assert driver.condition("Ready")["reason"] == reason
+    assert driver.stage("prepare")["failures"] == 1
 
 
-def test_a_status_that_somebody_scribbled_into_is_left_alone_until_it_is_mended(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("scribbled", steps={"prepare": 60}))
-    story.wait_state("prepare", "Running")
+def test_corrupted_status_stalls_until_it_is_repaired(namespace: KubeNamespace):
+    """A result that another client wrote into the status stalls the pipeline; removing it lets the stages go on."""
+    driver = PipelineDriver.start(namespace, pipeline("corrupted", steps={"prepare": 60}))
+    driver.wait_state("prepare", "Running")
 
-    def scribble(result: Any) -> None:
+    def patch_result(result: Any) -> None:
         body = {"status": {"stages": {"train": {"result": result}}}}
-        namespace.run("patch", "ftp", "scribbled", "--subresource=status", "--type=merge", "-p", json.dumps(body))
+        namespace.run("patch", "ftp", "corrupted", "--subresource=status", "--type=merge", "-p", json.dumps(body))
 
-    scribble({"stage": "nonsense"})
-    story.until(lambda: story.condition("Stalled").get("reason") == "SpecInvalid")
-    assert "status" in story.condition("Ready")["message"] or "result" in story.condition("Ready")["message"]
-    scribble(None)
-    story.wait_finished()
-    assert len(story.jobs("prepare")) == 1
+    patch_result({"stage": "nonsense"})
+    driver.until(lambda: driver.condition("Stalled").get("reason") == "SpecInvalid")
+    assert "status" in driver.condition("Ready")["message"] or "result" in driver.condition("Ready")["message"]
+    patch_result(None)
+    driver.wait_finished()
+    assert len(driver.jobs("prepare")) == 1
 
 
-def test_twenty_good_ones_do_not_wait_for_twenty_bad_ones(namespace: KubeNamespace):
+def test_blocked_pipelines_do_not_delay_others(namespace: KubeNamespace):
+    """Twenty good pipelines succeed while twenty blocked and failing pipelines exist."""
     bad = [
         pipeline(f"bad-{n:02}", prepare=change)
         for n, change in enumerate(
@@ -158,8 +162,8 @@ def test_twenty_good_ones_do_not_wait_for_twenty_bad_ones(namespace: KubeNamespa
             * 2
         )
     ]
-    stories = [PipelineDriver.start(namespace, manifest) for manifest in bad]
+    bad_drivers = [PipelineDriver.start(namespace, manifest) for manifest in bad]
     good = [PipelineDriver.start(namespace, pipeline(f"good-{n:02}")) for n in range(20)]
-    for story in good:
-        story.wait_finished(seconds=240)
-    assert not [story.name for story in stories if story.status.get("phase") == "Succeeded"]
+    for driver in good:
+        driver.wait_finished(seconds=240)
+    assert not [driver.name for driver in bad_drivers if driver.status.get("phase") == "Succeeded"]

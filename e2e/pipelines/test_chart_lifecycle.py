@@ -1,4 +1,4 @@
-"""The chart is upgraded, taken away, put back and narrowed down while pipelines run: their work does not notice."""
+"""Running pipelines survive an upgrade, an uninstall, a reinstall and a narrower scope of the chart."""
 
 import os
 from collections.abc import Iterator
@@ -11,103 +11,106 @@ from testcluster import fixtures
 from testcluster.kube_namespace import KubeNamespace, Object, temporary_namespace, until
 
 LONG = {"train": 200}
+"""40 s of training, so that it still runs when the release has changed."""
 
 
 @pytest.fixture
 def release(operator: Operator, namespace: KubeNamespace) -> Iterator[Operator]:
-    """The release that all tests share, for one that changes it: it is as it was before the test's namespace goes."""
+    """The shared release, for tests that change it; reinstalled with default values after the test."""
     if os.environ.get("FINETUNE_OPERATOR") == "running":
-        pytest.skip("the operator that runs is not this run's own: its release is left alone")
+        pytest.skip("FINETUNE_OPERATOR=running: this test would change a release that the test run did not install")
     yield operator
     operator.install()
-    settle(operator)
+    wait_settled(operator)
 
 
 @pytest.fixture
-def elsewhere(namespace: KubeNamespace, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
-    """Another namespace."""
-    with temporary_namespace(namespace.kube, fixtures.namespace_name(f"{request.node.name}-elsewhere")) as made:
-        yield made
+def other_namespace(namespace: KubeNamespace, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
+    """A second namespace for the test."""
+    with temporary_namespace(namespace.kube, fixtures.namespace_name(f"{request.node.name}-other")) as created:
+        yield created
 
 
-def settle(operator: Operator) -> None:
-    """Wait until two replicas are there and one of them leads: pods of an earlier release may take a while to end."""
+def wait_settled(operator: Operator) -> None:
+    """Wait until the pods of earlier releases are gone, two replicas exist and one of them leads."""
     until(lambda: len(operator.pods()) == 2 and operator.leader() in operator.pods(), 60, operator.logs)
 
 
-def at_work(story: PipelineDriver) -> tuple[Object, Object]:
-    """Give the Job and the pod of the training that runs."""
-    story.wait_state("train", "Running", seconds=90)
-    pod = story.pod("train").partition("/")[2]
-    return story.jobs("train")[0], story.namespace.get("pod", pod)
+def running_training(driver: PipelineDriver) -> tuple[Object, Object]:
+    """Wait until the train stage runs; return its Job and its pod."""
+    driver.wait_state("train", "Running", seconds=90)
+    pod = driver.pod("train").partition("/")[2]
+    return driver.jobs("train")[0], driver.namespace.get("pod", pod)
 
 
-def uids(story: PipelineDriver, *objects: Object) -> list[str]:
-    """Look the same objects up again by name; empty where one is gone."""
-    now = (story.namespace.get(one["kind"], one["metadata"]["name"]) for one in objects)
-    return [one.get("metadata", {}).get("uid", "") for one in now]
+def current_uids(driver: PipelineDriver, *objects: Object) -> list[str]:
+    """Read the objects again by name, and return their uids; empty for an object that is gone."""
+    current = (driver.namespace.get(one["kind"], one["metadata"]["name"]) for one in objects)
+    return [one.get("metadata", {}).get("uid", "") for one in current]
 
 
-def own(*objects: Object) -> list[str]:
+def uids(*objects: Object) -> list[str]:
     return [one["metadata"]["uid"] for one in objects]
 
 
-def assert_nothing_ran_twice(story: PipelineDriver) -> None:
+def assert_each_stage_ran_once(driver: PipelineDriver) -> None:
     for stage in ("prepare", "train", "evaluate"):
-        assert [one["outcome"] for one in story.stage(stage)["attempts"]] == ["Succeeded"], story.told()
-        assert len(story.jobs(stage)) == 1
-    assert (story.status["interruptions"], story.stage("train")["failures"]) == (0, 0)
+        assert [attempt["outcome"] for attempt in driver.stage(stage)["attempts"]] == ["Succeeded"], driver.describe()
+        assert len(driver.jobs(stage)) == 1
+    assert (driver.status["interruptions"], driver.stage("train")["failures"]) == (0, 0)
 
 
-def test_an_upgrade_replaces_the_replicas_and_not_what_runs(release: Operator, namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("upgraded", steps=LONG))
-    job, pod = at_work(story)
+def test_upgrade_replaces_replicas_and_keeps_running_pods(release: Operator, namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("upgraded", steps=LONG))
+    job, pod = running_training(driver)
     before = set(release.pods())
     release.install("podAnnotations.release=next")
     until(lambda: before.isdisjoint(release.pods()), 60, release.logs)
     assert namespace.phase(pod["metadata"]["name"]) == "Running"
-    story.wait_finished(seconds=120)
-    assert uids(story, job, pod) == own(job, pod)
-    assert_nothing_ran_twice(story)
+    driver.wait_finished(seconds=120)
+    assert current_uids(driver, job, pod) == uids(job, pod)
+    assert_each_stage_ran_once(driver)
 
 
-def test_what_runs_outlives_the_chart_and_its_result_is_found_afterwards(release: Operator, namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("orphaned", steps=LONG))
-    job, pod = at_work(story)
-    mine = story.object
+def test_training_survives_an_uninstall_and_its_result_is_read(release: Operator, namespace: KubeNamespace):
+    """The training ends while no operator is installed; the next release reads its result and continues."""
+    driver = PipelineDriver.start(namespace, pipeline("orphaned", steps=LONG))
+    job, pod = running_training(driver)
+    before = driver.object
     release.uninstall()
     until(lambda: not release.pods(), 60)
-    assert uids(story, mine, job, pod) == own(mine, job, pod)  # crds.keep: the definition stayed, and all with it
+    # crds.keep is true: the CRD stays, and with it the pipeline and what the pipeline owns.
+    assert current_uids(driver, before, job, pod) == uids(before, job, pod)
     assert namespace.phase(pod["metadata"]["name"]) == "Running"
 
     namespace.run("wait", "--for=condition=Complete", "--timeout=120s", f"job/{job['metadata']['name']}", timeout=130)
-    assert story.stage("train")["state"] == "Running"  # so it was last seen: nobody has looked since
-    assert story.jobs("evaluate") == []
+    assert driver.stage("train")["state"] == "Running"  # no operator runs, so the status is not updated
+    assert driver.jobs("evaluate") == []
 
     release.install()
-    story.wait_finished(seconds=120)
-    assert uids(story, mine, job, pod) == own(mine, job, pod)
-    assert_nothing_ran_twice(story)
+    driver.wait_finished(seconds=120)
+    assert current_uids(driver, before, job, pod) == uids(before, job, pod)
+    assert_each_stage_ran_once(driver)
 
 
-def test_an_operator_of_one_namespace_leaves_the_others_alone(
-    release: Operator, namespace: KubeNamespace, elsewhere: KubeNamespace
+def test_operator_of_one_namespace_ignores_other_namespaces(
+    release: Operator, namespace: KubeNamespace, other_namespace: KubeNamespace
 ):
     before = set(release.pods())
     release.install(f"namespaces={{{namespace.name}}}", "userRoles.create=false")
     until(lambda: before.isdisjoint(release.pods()), 60, release.logs)
-    settle(release)
+    wait_settled(release)
     for kind in ("clusterrole", "clusterrolebinding"):
         assert namespace.kube.run("get", kind, "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name") == ""
 
-    foreign = PipelineDriver.start(elsewhere, pipeline("foreign"))
-    near = PipelineDriver.start(namespace, pipeline("near"))
-    near.wait_finished()  # in that time the other one would long have begun
-    assert "phase" not in foreign.status
-    assert elsewhere.run("get", "jobs,pods,pvc", "-o", "name") == ""
+    ignored = PipelineDriver.start(other_namespace, pipeline("ignored"))
+    watched = PipelineDriver.start(namespace, pipeline("watched"))
+    watched.wait_finished()  # long enough for the other pipeline to start, if the operator watched its namespace
+    assert "phase" not in ignored.status
+    assert other_namespace.run("get", "jobs,pods,pvc", "-o", "name") == ""
 
     release.install()
-    foreign.wait_finished(seconds=120)
-    assert near.status["phase"] == "Succeeded"
-    assert_nothing_ran_twice(foreign)
-    assert_nothing_ran_twice(near)
+    ignored.wait_finished(seconds=120)
+    assert watched.status["phase"] == "Succeeded"
+    assert_each_stage_ran_once(ignored)
+    assert_each_stage_ran_once(watched)

@@ -1,4 +1,4 @@
-"""The command line beside kubectl: what it tells is what is, and what it asks for happens."""
+"""The command line on a cluster: its output matches the state of the cluster, and its requests take effect."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from testcluster.kube_namespace import KubeNamespace, until
 
 pytestmark = pytest.mark.usefixtures("operator")
 ROOT = Path(__file__).parents[2]
-MOON = {"placement": {"nodeSelector": {"zone": "moon"}}}
-TALKS = {"command": ["sh", "-c", f"echo it begins{SCRIPT}"]}
+UNMATCHED_NODE = {"placement": {"nodeSelector": {"zone": "moon"}}}
+WITH_OUTPUT = {"command": ["sh", "-c", f"echo started{SCRIPT}"]}
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """A person with a kubeconfig, in the namespace of the test."""
+    """Runs the command line with a kubeconfig, in the namespace of the test."""
 
     namespace: KubeNamespace
     folder: Path
@@ -37,7 +37,7 @@ class Terminal:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, env={**os.environ, **variables}, cwd=self.folder, **pipes)
 
-    def do(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         with self.start(*arguments) as process:
             try:
                 out, err = process.communicate(timeout=timeout)
@@ -45,13 +45,15 @@ class Terminal:
                 process.kill()
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
-    def says(self, *arguments: str) -> str:
-        done = self.do(*arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def output(self, *arguments: str) -> str:
+        """Run a command that must succeed, and return its stdout."""
+        completed = self.run(*arguments)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        return completed.stdout
 
-    def plan(self, which: str) -> dict[str, Any]:
-        stages = json.loads(self.says("plan", "--json", which))["stages"]
+    def plan(self, target: str) -> dict[str, Any]:
+        """Run `plan --json` for a file or a pipeline, and return its stages by name."""
+        stages = json.loads(self.output("plan", "--json", target))["stages"]
         return {stage["stage"]: stage for stage in stages}
 
     def write(self, manifest: dict[str, Any]) -> str:
@@ -65,80 +67,81 @@ def terminal(namespace: KubeNamespace, tmp_path: Path) -> Terminal:
     return Terminal(namespace, tmp_path)
 
 
-def test_a_pipeline_from_its_first_waiting_to_its_end(namespace: KubeNamespace, terminal: Terminal):
+def test_commands_follow_a_pipeline_through_its_lifecycle(namespace: KubeNamespace, terminal: Terminal):
     steps = {"train": 200}
-    waits, mended = (pipeline("told", steps=steps, train=TALKS, **more) for more in ({"prepare": MOON}, {}))
-    fresh = terminal.plan(terminal.write(waits))
+    fields = ({"prepare": UNMATCHED_NODE}, {})
+    blocked, fixed = (pipeline("observed", steps=steps, train=WITH_OUTPUT, **more) for more in fields)
+    fresh = terminal.plan(terminal.write(blocked))
     assert [fresh[name]["action"] for name in ("prepare", "train", "evaluate")] == ["run"] * 3
-    assert "there is no pipeline told" in terminal.do("get", "told").stderr
+    assert "there is no pipeline observed" in terminal.run("get", "observed").stderr
 
-    story = PipelineDriver.start(namespace, waits)
-    story.until(lambda: "queued  WaitingForCapacity: " in terminal.says("get", "told"))
-    assert "on no node yet: Pending" in terminal.says("get", "told")
-    assert "has not started: WaitingForCapacity" in terminal.do("logs", "told", "prepare").stderr
+    driver = PipelineDriver.start(namespace, blocked)
+    driver.until(lambda: "queued  WaitingForCapacity: " in terminal.output("get", "observed"))
+    assert "on no node yet: Pending" in terminal.output("get", "observed")
+    assert "has not started: WaitingForCapacity" in terminal.run("logs", "observed", "prepare").stderr
 
-    prepare = terminal.plan(terminal.write(mended))["prepare"]
+    prepare = terminal.plan(terminal.write(fixed))["prepare"]
     assert (prepare["action"], prepare["why"]) == ("run", "spec.prepare.placement.nodeSelector.zone: moon → absent")
-    PipelineDriver.start(namespace, mended)
-    with terminal.start("logs", "-f", "told", "train") as follows:
-        story.wait_state("train", "Running")
-        node = json.loads(namespace.run("get", story.pod("train"), "-o", "json"))["spec"]["nodeName"]
-        tree = terminal.says("get", "told")
-        assert f"{story.pod('train').partition('/')[2]} on {node}: Running" in tree
+    PipelineDriver.start(namespace, fixed)
+    with terminal.start("logs", "-f", "observed", "train") as follows:
+        driver.wait_state("train", "Running")
+        node = json.loads(namespace.run("get", driver.pod("train"), "-o", "json"))["spec"]["nodeName"]
+        tree = terminal.output("get", "observed")
+        assert f"{driver.pod('train').partition('/')[2]} on {node}: Running" in tree
         assert "evaluate  pending  waits for train" in tree
-        assert terminal.plan("told")["train"]["why"] == "attempt 1 is running"
+        assert terminal.plan("observed")["train"]["why"] == "attempt 1 is running"
 
-        terminal.says("suspend", "told")
-        story.until(lambda: story.stage("train")["attempts"][-1]["outcome"] == "Stopped")
-        assert terminal.plan("told")["train"]["why"] == "spec.suspend is true"
-        terminal.says("resume", "told")
-        story.until(lambda: len(story.stage("train")["attempts"]) == 2)
-        story.wait_state("train", "Running")
-        assert terminal.do("wait", "told", "--timeout", "1s").returncode == 1
+        terminal.output("suspend", "observed")
+        driver.until(lambda: driver.stage("train")["attempts"][-1]["outcome"] == "Stopped")
+        assert terminal.plan("observed")["train"]["why"] == "spec.suspend is true"
+        terminal.output("resume", "observed")
+        driver.until(lambda: len(driver.stage("train")["attempts"]) == 2)
+        driver.wait_state("train", "Running")
+        assert terminal.run("wait", "observed", "--timeout", "1s").returncode == 1
 
-        terminal.says("cancel", "told")
-        assert terminal.do("wait", "told", "--timeout", "1m", timeout=90).returncode == 1
-        assert story.status["phase"] == "Cancelled"
+        terminal.output("cancel", "observed")
+        assert terminal.run("wait", "observed", "--timeout", "1m", timeout=90).returncode == 1
+        assert driver.status["phase"] == "Cancelled"
         out, err = follows.communicate(timeout=30)
-    assert (follows.returncode, out) == (0, "it begins\nit begins\n"), err
+    assert (follows.returncode, out) == (0, "started\nstarted\n"), err
 
-    assert "starts again at train" in terminal.says("retry", "told")
-    done = terminal.do("wait", "told", "--for", "Ready", "--timeout", "2m", timeout=150)
-    assert (done.returncode, "Succeeded" in done.stdout) == (0, True), done.stderr
-    assert len(story.jobs("prepare")) <= 2  # the one that waited in vain, and the one that ran
-    assert "exit code 75" in terminal.says("get", "told")
+    assert "starts again at train" in terminal.output("retry", "observed")
+    ready = terminal.run("wait", "observed", "--for", "Ready", "--timeout", "2m", timeout=150)
+    assert (ready.returncode, "Succeeded" in ready.stdout) == (0, True), ready.stderr
+    assert len(driver.jobs("prepare")) <= 2  # the Job that was blocked, and the Job that ran
+    assert "exit code 75" in terminal.output("get", "observed")
 
 
-def test_what_plan_foretells_of_an_edit_is_what_happens(namespace: KubeNamespace, terminal: Terminal):
-    story = PipelineDriver.start(namespace, pipeline("edited"))
-    story.wait_finished()
+def test_plan_forecasts_what_an_edit_does(namespace: KubeNamespace, terminal: Terminal):
+    driver = PipelineDriver.start(namespace, pipeline("edited"))
+    driver.wait_finished()
     assert {stage["action"] for stage in terminal.plan("edited").values()} == {"reuse", "skip"}
     edit = pipeline("edited", evaluate={"tasks": {"exam": {"fewShot": 1}}})
-    foretold = terminal.plan(terminal.write(edit))
-    assert [foretold[name]["action"] for name in ("prepare", "train", "evaluate")] == ["reuse", "reuse", "run"]
-    assert "spec.evaluate.tasks.exam.fewShot" in foretold["evaluate"]["why"]
-    assert story.object["metadata"]["generation"] == 1
+    forecast = terminal.plan(terminal.write(edit))
+    assert [forecast[name]["action"] for name in ("prepare", "train", "evaluate")] == ["reuse", "reuse", "run"]
+    assert "spec.evaluate.tasks.exam.fewShot" in forecast["evaluate"]["why"]
+    assert driver.object["metadata"]["generation"] == 1
     PipelineDriver.start(namespace, edit)
-    story.until(lambda: story.stage("evaluate")["identity"] == foretold["evaluate"]["identity"])
-    assert terminal.do("wait", "edited", "--timeout", "1m", timeout=90).returncode == 0
-    assert [len(story.jobs(name)) for name in ("prepare", "train", "evaluate")] == [1, 1, 2]
+    driver.until(lambda: driver.stage("evaluate")["identity"] == forecast["evaluate"]["identity"])
+    assert terminal.run("wait", "edited", "--timeout", "1m", timeout=90).returncode == 0
+    assert [len(driver.jobs(name)) for name in ("prepare", "train", "evaluate")] == [1, 1, 2]
 
 
-def test_below_the_gate_wait_and_watch_say_so_in_their_code(namespace: KubeNamespace, terminal: Terminal):
+def test_wait_and_watch_exit_3_below_the_gate(namespace: KubeNamespace, terminal: Terminal):
     gate = {"gate": {"task": "exam", "metric": "acc", "threshold": 0.95}}
     PipelineDriver.start(namespace, pipeline("low", evaluate=gate))
-    watched = terminal.do("get", "-w", "low", timeout=120)
+    watched = terminal.run("get", "-w", "low", timeout=120)
     assert watched.returncode == 3, watched.stderr
     assert "gate closed: " in watched.stdout
-    assert terminal.do("wait", "low").returncode == 3
+    assert terminal.run("wait", "low").returncode == 3
 
 
-def test_what_the_server_refuses_is_told_in_its_words(namespace: KubeNamespace, terminal: Terminal):
+def test_plan_prints_the_servers_refusal(namespace: KubeNamespace, terminal: Terminal):
     hard = {"count/finetunepipelines.finetune.dev": "0"}
     namespace.create(
         {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": hard}}
     )
     file = terminal.write(pipeline("refused"))
-    until(lambda: "exceeded quota: none" in terminal.do("plan", file).stderr, 60)
-    assert terminal.do("plan", file).returncode == 1
+    until(lambda: "exceeded quota: none" in terminal.run("plan", file).stderr, 60)
+    assert terminal.run("plan", file).returncode == 1
     assert not namespace.get("ftp", "refused")

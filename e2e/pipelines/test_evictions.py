@@ -1,4 +1,4 @@
-"""A stage that loses its node or its right to run is interrupted and not failed, and goes on where it was."""
+"""A stage that is evicted, deleted or loses its node is interrupted, not failed, and resumes where it stopped."""
 
 import json
 from typing import Any
@@ -13,36 +13,37 @@ from testcluster.reclaim import reclaim
 SPOT = {"placement": {"capacity": "spot", "nodeSelector": {"finetune.dev/capacity": "spot"}}}
 
 
-def interrupted(story: PipelineDriver) -> bool:
-    return story.stage("train")["attempts"][0]["outcome"] == "Interrupted"
+def interrupted(driver: PipelineDriver) -> bool:
+    return driver.stage("train")["attempts"][0]["outcome"] == "Interrupted"
 
 
-def host_of(story: PipelineDriver) -> dict[str, Any]:
-    """Give the metadata of the Node object that trains."""
-    pod = story.pod("train").partition("/")[2]
-    metadata: dict[str, Any] = story.namespace.get("node", story.namespace.get("pod", pod)["spec"]["nodeName"])[
+def host_of(driver: PipelineDriver) -> dict[str, Any]:
+    """Return the metadata of the Node object on which the train stage runs."""
+    pod = driver.pod("train").partition("/")[2]
+    metadata: dict[str, Any] = driver.namespace.get("node", driver.namespace.get("pod", pod)["spec"]["nodeName"])[
         "metadata"
     ]
     return metadata
 
 
-def node_of(story: PipelineDriver) -> str:
-    """Give the node's name by which the cluster's verbs know it."""
-    return str(host_of(story)["labels"][NAME])
+def node_of(driver: PipelineDriver) -> str:
+    """Return the name of that node as the methods of Provider take it; the Node object may have another name."""
+    return str(host_of(driver)["labels"][NAME])
 
 
 def evict(namespace: KubeNamespace, pod: str) -> None:
+    """Evict a pod through the Eviction API."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
     namespace.kube.run("create", "--raw", path, "-f", "-", given=json.dumps(body))
 
 
-def test_the_eviction_api(operator: Operator, namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("evicted", steps={"train": 60}, train=SPOT))
-    story.wait_state("train", "Running")
-    evict(namespace, story.pod("train").partition("/")[2])
-    story.until(lambda: interrupted(story))
-    status = story.wait_finished()
+def test_eviction_api_interrupts_and_training_resumes(operator: Operator, namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("evicted", steps={"train": 60}, train=SPOT))
+    driver.wait_state("train", "Running")
+    evict(namespace, driver.pod("train").partition("/")[2])
+    driver.until(lambda: interrupted(driver))
+    status = driver.wait_finished()
     first, second = status["stages"]["train"]["attempts"]
     assert "EvictionByEvictionAPI" in first["message"]
     assert "saved at step" in first["message"]
@@ -51,69 +52,70 @@ def test_the_eviction_api(operator: Operator, namespace: KubeNamespace):
     assert "AttemptInterrupted" in namespace.run("describe", "ftp", "evicted")
 
 
-def test_a_spot_node_that_is_reclaimed_with_notice(operator: Operator, namespace: KubeNamespace, cluster: Provider):
-    story = PipelineDriver.start(namespace, pipeline("reclaimed", steps={"train": 100}, train=SPOT))
-    story.wait_state("train", "Running")
-    node = node_of(story)
+def test_node_reclaimed_with_notice_saves_and_resumes(operator: Operator, namespace: KubeNamespace, cluster: Provider):
+    driver = PipelineDriver.start(namespace, pipeline("reclaimed", steps={"train": 100}, train=SPOT))
+    driver.wait_state("train", "Running")
+    node = node_of(driver)
     reclaim(cluster, node, 8.0, "taint")
     try:
-        story.wait_finished(seconds=120)
-        first = story.stage("train")["attempts"][0]
+        driver.wait_finished(seconds=120)
+        first = driver.stage("train")["attempts"][0]
         assert "DeletionByTaintManager" in first["message"]
         assert first["exitCode"] == 75
-        assert node_of(story) != node
+        assert node_of(driver) != node
     finally:
         cluster.revive(node)
 
 
-def test_a_spot_node_that_is_gone_without_notice(operator: Operator, namespace: KubeNamespace, cluster: Provider):
-    story = PipelineDriver.start(namespace, pipeline("lost", steps={"train": 100}, train=SPOT))
-    story.wait_state("train", "Running")
-    node = node_of(story)
-    cluster.delete(node)
-    try:
-        story.until(lambda: interrupted(story), 150)
-        first = story.stage("train")["attempts"][0]
-        assert "DeletionByPodGC" in first["message"]
-        assert "exitCode" not in first
-        story.wait_finished(seconds=120)
-        assert story.stage("train")["failures"] == 0
-    finally:
-        cluster.revive(node)
-
-
-def test_a_node_that_is_silent_is_named_until_somebody_acts(
+def test_node_deleted_without_notice_is_an_interruption(
     operator: Operator, namespace: KubeNamespace, cluster: Provider
 ):
-    story = PipelineDriver.start(namespace, pipeline("silent", steps={"train": 100}, train=SPOT))
-    story.wait_state("train", "Running")
-    node, host = node_of(story), host_of(story)["name"]
-    cluster.kill(node)
+    driver = PipelineDriver.start(namespace, pipeline("lost", steps={"train": 100}, train=SPOT))
+    driver.wait_state("train", "Running")
+    node = node_of(driver)
+    cluster.delete(node)
     try:
-        story.until(lambda: story.stage("train").get("reason") == "NodeLost", 240)
-        assert f"its node {host} does not answer" in story.condition("Ready")["message"]
-        assert len(story.jobs("train")) == 1  # a second writer on the volume is worse than waiting
-        cluster.kube.delete_node(host)
-        story.wait_finished(seconds=150)
-        assert story.status["interruptions"] == 1
+        driver.until(lambda: interrupted(driver), 150)
+        first = driver.stage("train")["attempts"][0]
+        assert "DeletionByPodGC" in first["message"]
+        assert "exitCode" not in first
+        driver.wait_finished(seconds=120)
+        assert driver.stage("train")["failures"] == 0
     finally:
         cluster.revive(node)
 
 
-def test_a_pod_that_somebody_deletes(operator: Operator, namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("deleted-pod", steps={"train": 60}, train=SPOT))
-    story.wait_state("train", "Running")
-    namespace.run("delete", story.pod("train"), "--wait=false")
-    story.until(lambda: interrupted(story))
-    story.wait_finished()
-    assert story.stage("train")["failures"] == 0
+def test_unreachable_node_blocks_until_it_is_deleted(operator: Operator, namespace: KubeNamespace, cluster: Provider):
+    """`NodeLost` names the Node object; deleting that object interrupts the attempt, and another resumes."""
+    driver = PipelineDriver.start(namespace, pipeline("silent", steps={"train": 100}, train=SPOT))
+    driver.wait_state("train", "Running")
+    node, host = node_of(driver), host_of(driver)["name"]
+    cluster.kill(node)
+    try:
+        driver.until(lambda: driver.stage("train").get("reason") == "NodeLost", 240)
+        assert f"node {host} does not answer" in driver.condition("Ready")["message"]
+        assert len(driver.jobs("train")) == 1  # the old pod may still write: a second writer could corrupt the volume
+        cluster.kube.delete_node(host)
+        driver.wait_finished(seconds=150)
+        assert driver.status["interruptions"] == 1
+    finally:
+        cluster.revive(node)
 
 
-def test_a_job_that_somebody_deletes(operator: Operator, namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("deleted-job", steps={"train": 60}, train=SPOT))
-    story.wait_state("train", "Running")
-    namespace.run("delete", "job", story.stage("train")["attempts"][0]["job"], "--wait=false")
-    story.until(lambda: interrupted(story))
-    story.wait_finished()
-    log = {job["metadata"]["labels"]["finetune.dev/attempt"] for job in story.jobs("train")}
-    assert log == {"2"}
+def test_deleted_pod_is_an_interruption(operator: Operator, namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("deleted-pod", steps={"train": 60}, train=SPOT))
+    driver.wait_state("train", "Running")
+    namespace.run("delete", driver.pod("train"), "--wait=false")
+    driver.until(lambda: interrupted(driver))
+    driver.wait_finished()
+    assert driver.stage("train")["failures"] == 0
+
+
+def test_deleted_job_is_an_interruption(operator: Operator, namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("deleted-job", steps={"train": 60}, train=SPOT))
+    driver.wait_state("train", "Running")
+    namespace.run("delete", "job", driver.stage("train")["attempts"][0]["job"], "--wait=false")
+    driver.until(lambda: interrupted(driver))
+    driver.wait_finished()
+    attempts = {job["metadata"]["labels"]["finetune.dev/attempt"] for job in driver.jobs("train")}
+    assert attempts == {"2"}

@@ -1,4 +1,4 @@
-"""Through the operator, too, a training that lost its nodes ends with the bytes of one that nobody disturbed."""
+"""A pipeline whose training loses its nodes ends with the bytes of an uninterrupted local run."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from e2e.pipelines.chart import Operator
 from e2e.pipelines.driver import Object, PipelineDriver
 from e2e.pipelines.test_evictions import SPOT, node_of
 from e2e.progress import wait_for_step
-from e2e.reference_run import MANIFEST, ReferenceRun, material_for
+from e2e.reference_run import MANIFEST, ReferenceRun, upload_material
 from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
-EVERY = yaml.safe_load(MANIFEST.read_text())["spec"]["train"]["checkpoint"]["everySteps"]
+CHECKPOINT_STEPS = yaml.safe_load(MANIFEST.read_text())["spec"]["train"]["checkpoint"]["everySteps"]
 
 
 def training() -> Object:
-    """The demo's manifest up to the end of training, on spot nodes only."""
+    """Return the demo's manifest up to the end of training, with training on spot nodes only."""
     manifest: Object = yaml.safe_load(MANIFEST.read_text())
     spec = manifest["spec"]
     manifest["spec"] = {key: spec[key] for key in ("seed", "model", "dataset", "workspace", "prepare", "train")}
@@ -27,54 +27,57 @@ def training() -> Object:
     return manifest
 
 
-def at_step(story: PipelineDriver, attempt: int, step: int) -> Object:
-    """Wait until an attempt has done so many steps, and give its progress then."""
-    story.until(lambda: len(story.stage("train").get("attempts", [])) == attempt, 120)
-    job = story.stage("train")["attempts"][-1]["job"]
-    return wait_for_step(story.namespace, f"batch.kubernetes.io/job-name={job}", step)
+def wait_for_attempt_step(driver: PipelineDriver, attempt: int, step: int) -> Object:
+    """Wait until an attempt of the train stage has reached a step; return its progress."""
+    driver.until(lambda: len(driver.stage("train").get("attempts", [])) == attempt, 120)
+    job = driver.stage("train")["attempts"][-1]["job"]
+    return wait_for_step(driver.namespace, f"batch.kubernetes.io/job-name={job}", step)
 
 
 @pytest.fixture
-def taken(cluster: Provider) -> Iterator[list[str]]:
-    """Nodes that the test takes away; they come back after it."""
+def lost_nodes(cluster: Provider) -> Iterator[list[str]]:
+    """The names of nodes that the test takes down; they are revived after it."""
     nodes: list[str] = []
     yield nodes
     for node in nodes:
         cluster.revive(node)
 
 
-def test_reclaimed_and_then_lost_with_its_node_it_ends_with_the_laptops_bytes(
-    operator: Operator, namespace: KubeNamespace, cluster: Provider, laptop: ReferenceRun, taken: list[str]
+def test_reclaimed_and_lost_training_matches_reference_bytes(
+    operator: Operator, namespace: KubeNamespace, cluster: Provider, reference_run: ReferenceRun, lost_nodes: list[str]
 ):
-    material_for(namespace, laptop)
-    story = PipelineDriver.start(namespace, training())
-    at_step(story, 1, 70)
-    taken.append(node_of(story))
-    reclaim(cluster, taken[-1], 12.0, "taint")
-    first = story.stage("train")["attempts"][0]
-    assert (first["outcome"], first["exitCode"]) == ("Interrupted", 75), story.told()
+    """The first node is reclaimed with notice, the second is deleted without; the third attempt finishes."""
+    upload_material(namespace, reference_run)
+    driver = PipelineDriver.start(namespace, training())
+    wait_for_attempt_step(driver, 1, 70)
+    lost_nodes.append(node_of(driver))
+    reclaim(cluster, lost_nodes[-1], 12.0, "taint")
+    first = driver.stage("train")["attempts"][0]
+    assert (first["outcome"], first["exitCode"]) == ("Interrupted", 75), driver.describe()
     assert "DeletionByTaintManager" in first["message"]
     saved = first["lastStep"]
     assert saved >= 70
     assert f"saved at step {saved}" in first["message"]
 
-    seen = at_step(story, 2, saved + 2 * EVERY + 5)
-    assert seen["startStep"] == saved
-    taken.append(node_of(story))
-    cluster.delete(taken[-1])
-    at_step(story, 3, saved + EVERY)
-    status = story.wait_finished(seconds=180)
+    progress = wait_for_attempt_step(driver, 2, saved + 2 * CHECKPOINT_STEPS + 5)
+    assert progress["startStep"] == saved
+    lost_nodes.append(node_of(driver))
+    cluster.delete(lost_nodes[-1])
+    wait_for_attempt_step(driver, 3, saved + CHECKPOINT_STEPS)
+    status = driver.wait_finished(seconds=180)
     first, second, third = status["stages"]["train"]["attempts"]
-    assert [one["outcome"] for one in (first, second, third)] == ["Interrupted", "Interrupted", "Succeeded"]
+    assert [attempt["outcome"] for attempt in (first, second, third)] == ["Interrupted", "Interrupted", "Succeeded"]
     assert "DeletionByPodGC" in second["message"]
     assert "exitCode" not in second
-    # Nobody asked it to save: it goes on at the last periodic checkpoint.
-    assert third["startStep"] % EVERY == 0
-    assert saved < third["startStep"] <= seen["step"] + EVERY
+    # The deleted node's pod got no SIGTERM, so the third attempt resumes at the last periodic checkpoint.
+    assert third["startStep"] % CHECKPOINT_STEPS == 0
+    assert saved < third["startStep"] <= progress["step"] + CHECKPOINT_STEPS
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (2, 0)
     assert namespace.run("get", "events").count("AttemptInterrupted") == 2
 
-    ours = hashlib.sha256((laptop.workspace / laptop.adapter).read_bytes()).hexdigest()
-    weights = f"/workspace/{laptop.adapter.replace(laptop.identity, status['stages']['train']['identity'])}"
-    theirs = namespace.run_script(f"busybox sha256sum {weights}", claims={"docstrings-workspace": "/workspace"})
-    assert theirs.split()[0] == ours
+    expected = hashlib.sha256((reference_run.workspace / reference_run.adapter).read_bytes()).hexdigest()
+    weights = (
+        f"/workspace/{reference_run.adapter.replace(reference_run.identity, status['stages']['train']['identity'])}"
+    )
+    actual = namespace.run_script(f"busybox sha256sum {weights}", claims={"docstrings-workspace": "/workspace"})
+    assert actual.split()[0] == expected

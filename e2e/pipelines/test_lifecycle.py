@@ -1,4 +1,4 @@
-"""A pipeline's life, seen from outside: objects, conditions, and what is in the workspace."""
+"""The lifecycle of a pipeline: its objects, its conditions, and the content of its workspace."""
 
 import pytest
 
@@ -8,148 +8,150 @@ from testcluster.kube_namespace import KubeNamespace, until
 pytestmark = pytest.mark.usefixtures("operator")
 
 
-def test_stages_run_one_after_the_other_and_conditions_tell(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("simple"))
-    status = story.wait_finished()
-    assert story.condition("Ready")["status"] == "True"
-    assert story.condition("Ready")["reason"] == "AllStagesSucceeded"
-    assert not story.condition("Reconciling")
-    assert not story.condition("Stalled")
+def test_successful_pipeline_reports_stages_and_conditions(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("simple"))
+    status = driver.wait_finished()
+    assert driver.condition("Ready")["status"] == "True"
+    assert driver.condition("Ready")["reason"] == "AllStagesSucceeded"
+    assert not driver.condition("Reconciling")
+    assert not driver.condition("Stalled")
     assert [status["stages"][name]["state"] for name in ("prepare", "train", "evaluate")] == ["Succeeded"] * 3
     assert [status["stages"][name]["reason"] for name in ("push", "deploy")] == ["NotRequested"] * 2
-    assert len(story.jobs()) == 3
-    assert status["observedGeneration"] == story.object["metadata"]["generation"]
+    assert len(driver.jobs()) == 3
+    assert status["observedGeneration"] == driver.object["metadata"]["generation"]
     events = namespace.run("get", "events", "--field-selector=involvedObject.kind=FineTunePipeline")
     assert events.count("StageSucceeded") == 3
     assert events.count("PipelineSucceeded") == 1
 
 
-def test_suspend_saves_and_resume_goes_on_from_there(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("paused", steps={"train": 60}))
-    story.wait_state("train", "Running")
-    story.change(suspend=True)
-    story.until(lambda: story.stage("train")["attempts"][-1]["outcome"] == "Stopped")
-    assert story.condition("Ready")["reason"] == "Suspended"
+def test_suspended_training_saves_and_resumes(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("paused", steps={"train": 60}))
+    driver.wait_state("train", "Running")
+    driver.patch(suspend=True)
+    driver.until(lambda: driver.stage("train")["attempts"][-1]["outcome"] == "Stopped")
+    assert driver.condition("Ready")["reason"] == "Suspended"
     assert namespace.run("get", "pods", "-l", "finetune.dev/stage=train", "-o", "name") == ""
-    first = story.stage("train")["attempts"][0]
+    first = driver.stage("train")["attempts"][0]
     assert first["exitCode"] == 75
-    story.change(suspend=None)
-    story.wait_finished()
-    train = story.stage("train")
+    driver.patch(suspend=None)
+    driver.wait_finished()
+    train = driver.stage("train")
     assert (train["failures"], train["interruptions"], len(train["attempts"])) == (0, 0, 2)
 
 
-def test_cancel_stops_for_good_until_retry(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("cancelled", steps={"train": 60}))
-    story.wait_state("train", "Running")
-    story.annotate("cancel", "1")
-    story.wait_finished("Cancelled")
-    assert story.condition("Ready")["reason"] == "Cancelled"
-    story.annotate("retry", "1")
-    story.wait_finished()
-    assert [job["metadata"]["labels"]["finetune.dev/attempt"] for job in story.jobs("prepare")] == ["1"]
+def test_cancelled_pipeline_runs_again_after_retry(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("cancelled", steps={"train": 60}))
+    driver.wait_state("train", "Running")
+    driver.annotate("cancel", "1")
+    driver.wait_finished("Cancelled")
+    assert driver.condition("Ready")["reason"] == "Cancelled"
+    driver.annotate("retry", "1")
+    driver.wait_finished()
+    assert [job["metadata"]["labels"]["finetune.dev/attempt"] for job in driver.jobs("prepare")] == ["1"]
 
 
-def test_a_failure_is_tried_again_and_the_edit_that_mends_it_goes_on(namespace: KubeNamespace):
+def test_failed_pipeline_continues_after_an_edit(namespace: KubeNamespace):
     broken = {"env": {"FAIL_WITH": "70"}, "retries": {"failures": 0}}
-    story = PipelineDriver.start(namespace, pipeline("mended", train=broken))
-    story.wait_finished("Failed")
-    assert story.condition("Stalled")["reason"] == "RetriesExhausted"
-    assert "the script was told to fail" in story.condition("Ready")["message"]
-    story.change(train={"env": {"FAIL_WITH": None}})
-    story.wait_finished()
-    assert len(story.jobs("prepare")) == 1
+    driver = PipelineDriver.start(namespace, pipeline("repaired", train=broken))
+    driver.wait_finished("Failed")
+    assert driver.condition("Stalled")["reason"] == "RetriesExhausted"
+    assert "FAIL_WITH is set" in driver.condition("Ready")["message"]
+    driver.patch(train={"env": {"FAIL_WITH": None}})
+    driver.wait_finished()
+    assert len(driver.jobs("prepare")) == 1
 
 
-def test_an_edit_of_how_a_stage_runs_resumes_it_and_of_what_it_makes_starts_it_afresh(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("edited", steps={"train": 100}))
-    story.wait_state("train", "Running")
-    before = story.stage("train")["identity"]
-    story.change(train={"resources": {"memory": "48Mi"}})
-    story.until(lambda: len(story.stage("train")["attempts"]) == 2 and story.stage("train")["state"] == "Running")
-    assert story.stage("train")["identity"] == before
-    story.change(seed=1)
-    story.until(lambda: story.stage("train")["identity"] != before)
-    story.wait_finished()
-    assert story.stage("train")["failures"] == 0
+def test_edit_resumes_or_restarts_a_running_stage(namespace: KubeNamespace):
+    """An edit of `resources` keeps the identity and resumes the stage; an edit of `seed` changes it and starts anew."""
+    driver = PipelineDriver.start(namespace, pipeline("edited", steps={"train": 100}))
+    driver.wait_state("train", "Running")
+    before = driver.stage("train")["identity"]
+    driver.patch(train={"resources": {"memory": "48Mi"}})
+    driver.until(lambda: len(driver.stage("train")["attempts"]) == 2 and driver.stage("train")["state"] == "Running")
+    assert driver.stage("train")["identity"] == before
+    driver.patch(seed=1)
+    driver.until(lambda: driver.stage("train")["identity"] != before)
+    driver.wait_finished()
+    assert driver.stage("train")["failures"] == 0
 
 
-def test_time_limits_end_a_stage_and_a_pipeline(namespace: KubeNamespace):
+def test_time_limits_of_stage_and_pipeline_fail_the_pipeline(namespace: KubeNamespace):
     slow = PipelineDriver.start(namespace, pipeline("slow", steps={"train": 900}, train={"timeoutSeconds": 3}))
     slower = PipelineDriver.start(namespace, pipeline("slower", steps={"prepare": 900}, activeDeadlineSeconds=3))
-    for story in (slow, slower):
-        story.wait_finished("Failed")
-        assert story.condition("Ready")["reason"] == "DeadlineExceeded"
+    for driver in (slow, slower):
+        driver.wait_finished("Failed")
+        assert driver.condition("Ready")["reason"] == "DeadlineExceeded"
     assert "timeoutSeconds" in slow.condition("Ready")["message"]
     assert "activeDeadlineSeconds" in slower.condition("Ready")["message"]
 
 
-def test_a_finished_pipeline_goes_when_its_time_is_up(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("brief", ttlSecondsAfterFinished=2))
-    story.until(lambda: not story.object, 90)
-    story.until(lambda: namespace.run("get", "jobs", "-o", "name") == "")
+def test_ttl_deletes_a_finished_pipeline_and_keeps_its_claim(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("brief", ttlSecondsAfterFinished=2))
+    driver.until(lambda: not driver.object, 90)
+    driver.until(lambda: namespace.run("get", "jobs", "-o", "name") == "")
     assert namespace.get("pvc", "brief-workspace")
 
 
-def test_a_finished_pipeline_stays_finished_when_its_jobs_are_deleted(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("kept"))
-    story.wait_finished()
+def test_finished_pipeline_stays_finished_without_its_jobs(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("kept"))
+    driver.wait_finished()
     namespace.run("delete", "jobs", "--all")
-    story.change(activeDeadlineSeconds=3600)
-    story.until(lambda: story.status["observedGeneration"] == story.object["metadata"]["generation"])
-    assert story.status["phase"] == "Succeeded"
-    assert story.jobs() == []
+    driver.patch(activeDeadlineSeconds=3600)
+    driver.until(lambda: driver.status["observedGeneration"] == driver.object["metadata"]["generation"])
+    assert driver.status["phase"] == "Succeeded"
+    assert driver.jobs() == []
 
 
 @pytest.mark.parametrize("propagation", ["background", "foreground", "orphan"])
-def test_deleting_a_pipeline_takes_its_jobs_along_and_leaves_its_work(namespace: KubeNamespace, propagation: str):
-    story = PipelineDriver.start(namespace, pipeline("deleted", steps={"train": 900}))
-    story.wait_state("train", "Running")
+def test_deleted_pipeline_keeps_its_workspace(namespace: KubeNamespace, propagation: str):
+    """Deleting a running pipeline deletes its Jobs, except with --cascade=orphan; a new one uses the same workspace."""
+    driver = PipelineDriver.start(namespace, pipeline("deleted", steps={"train": 900}))
+    driver.wait_state("train", "Running")
     namespace.run("delete", "ftp", "deleted", f"--cascade={propagation}", timeout=90)
     if propagation != "orphan":
-        story.until(lambda: namespace.run("get", "jobs,pods", "-o", "name") == "")
+        driver.until(lambda: namespace.run("get", "jobs,pods", "-o", "name") == "")
     assert namespace.get("pvc", "deleted-workspace")
-    again = PipelineDriver.start(namespace, pipeline("deleted", steps={"train": 5}))
-    again.wait_finished()
+    recreated = PipelineDriver.start(namespace, pipeline("deleted", steps={"train": 5}))
+    recreated.wait_finished()
 
 
-def test_deleting_takes_everything_along_in_whatever_state(namespace: KubeNamespace):
+def test_deletion_removes_jobs_and_pods_in_every_state(namespace: KubeNamespace):
     states = {
-        "homeless": {"prepare": {"placement": {"nodeSelector": {"there": "is-none"}}}},
+        "unschedulable": {"prepare": {"placement": {"nodeSelector": {"there": "is-none"}}}},
         "suspended": {"suspend": True},
         "failed": {"prepare": {"env": {"FAIL_WITH": "65"}}},
         "done": {},
     }
-    stories = {name: PipelineDriver.start(namespace, pipeline(name, **changes)) for name, changes in states.items()}
-    stories["failed"].wait_finished("Failed")
-    stories["done"].wait_finished()
-    stories["homeless"].until(stories["homeless"].jobs)
-    stories["suspended"].until(lambda: stories["suspended"].status.get("phase") == "Suspended")
+    drivers = {name: PipelineDriver.start(namespace, pipeline(name, **changes)) for name, changes in states.items()}
+    drivers["failed"].wait_finished("Failed")
+    drivers["done"].wait_finished()
+    drivers["unschedulable"].until(drivers["unschedulable"].jobs)
+    drivers["suspended"].until(lambda: drivers["suspended"].status.get("phase") == "Suspended")
     namespace.run("delete", "ftp", "--all", timeout=90)
-    ours = "app.kubernetes.io/managed-by=finetune-operator"
-    until(lambda: not namespace.run("get", "jobs,pods", "-l", ours, "-o", "name").strip(), 60)
+    managed = "app.kubernetes.io/managed-by=finetune-operator"
+    until(lambda: not namespace.run("get", "jobs,pods", "-l", managed, "-o", "name").strip(), 60)
     assert "done-workspace" in namespace.run("get", "pvc", "-o", "name")
 
 
-def test_a_workspace_that_is_not_to_stay_goes_with_its_pipeline(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("fleeting", workspace={"whenDeleted": "Delete"}))
-    story.wait_finished()
-    namespace.run("delete", "ftp", "fleeting")
-    story.until(lambda: not namespace.get("pvc", "fleeting-workspace"))
+def test_workspace_with_when_deleted_delete_is_deleted(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("temporary", workspace={"whenDeleted": "Delete"}))
+    driver.wait_finished()
+    namespace.run("delete", "ftp", "temporary")
+    driver.until(lambda: not namespace.get("pvc", "temporary-workspace"))
 
 
-def test_the_fate_of_a_workspace_can_be_changed_later(namespace: KubeNamespace):
-    story = PipelineDriver.start(namespace, pipeline("changed"))
-    story.wait_finished()
-    story.change(workspace={"whenDeleted": "Delete"})
-    story.until(lambda: namespace.get("pvc", "changed-workspace")["metadata"].get("ownerReferences"))
-    story.change(workspace={"whenDeleted": "Retain"})
-    story.until(lambda: not namespace.get("pvc", "changed-workspace")["metadata"].get("ownerReferences"))
+def test_edit_of_when_deleted_changes_owner_of_the_workspace(namespace: KubeNamespace):
+    driver = PipelineDriver.start(namespace, pipeline("changed"))
+    driver.wait_finished()
+    driver.patch(workspace={"whenDeleted": "Delete"})
+    driver.until(lambda: namespace.get("pvc", "changed-workspace")["metadata"].get("ownerReferences"))
+    driver.patch(workspace={"whenDeleted": "Retain"})
+    driver.until(lambda: not namespace.get("pvc", "changed-workspace")["metadata"].get("ownerReferences"))
 
 
-def test_a_name_of_253_characters(namespace: KubeNamespace):
+def test_name_of_253_characters_succeeds(namespace: KubeNamespace):
     name = "n" + "-long" * 50 + "xy"
     assert len(name) == 253
-    story = PipelineDriver.start(namespace, pipeline(name))
-    story.wait_finished()
-    assert all(len(job["metadata"]["name"]) <= 63 for job in story.jobs())
+    driver = PipelineDriver.start(namespace, pipeline(name))
+    driver.wait_finished()
+    assert all(len(job["metadata"]["name"]) <= 63 for job in driver.jobs())

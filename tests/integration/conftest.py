@@ -8,6 +8,6 @@ from testcluster.provider import Provider
 
 @pytest.fixture(scope="package")
 def control_plane() -> Iterator[Provider]:
-    """A real API server with its controllers and scheduler; its only nodes are on paper."""
-    with fixtures.cluster("plane", "none", fake_nodes=3) as made:
-        yield made
+    """A real control plane (API server, controllers, scheduler) whose three nodes are simulated by KWOK."""
+    with fixtures.cluster("plane", "none", kwok_nodes=3) as created:
+        yield created

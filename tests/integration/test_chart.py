@@ -1,4 +1,4 @@
-"""The chart's manifests, rendered by Helm and read; test_chart_is_taken.py asks a live API server about them."""
+"""The chart's manifests as Helm renders them; test_chart_dry_run.py applies them to an API server."""
 
 import copy
 import re
@@ -13,11 +13,11 @@ from support.charts import (
     VARIANTS,
     Object,
     container,
-    of,
+    of_kind,
+    only,
     pod,
-    rendered,
-    text,
-    the,
+    render,
+    render_text,
 )
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
@@ -33,18 +33,18 @@ every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANT
 
 
 def names(objects: list[Object], *kinds: str) -> set[str]:
-    return {one["metadata"]["name"] for one in of(objects, *kinds)}
+    return {one["metadata"]["name"] for one in of_kind(objects, *kinds)}
 
 
-def granted(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
+def grants(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
     for rule in (rule for role in roles for rule in role["rules"]):
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 yield from ((group, resource, verb) for verb in rule["verbs"])
 
 
-def understood(objects: list[Object]):
-    """What the operator's own process makes of the arguments that the chart gives it."""
+def parsed_options(objects: list[Object]):
+    """Parse the container's arguments as the operator's process does."""
     return operator._options(container(objects)["args"])
 
 
@@ -56,7 +56,7 @@ def leaves(values: Object, *path: str) -> Iterator[tuple[str, ...]]:
             yield (*path, key)
 
 
-def at(values: Object, path: tuple[str, ...]) -> object:
+def value_at(values: Object, path: tuple[str, ...]) -> object:
     for key in path:
         values = values[key]
     return values
@@ -70,27 +70,28 @@ LEAVES = list(leaves(DEFAULTS))
 
 
 @every_variant
-def test_helm_has_no_complaints(values):
-    said = helm("lint", "--strict", str(CHART), "--values", "-", given=yaml.safe_dump(values))
-    assert "0 chart(s) failed" in said
-    assert "[WARNING]" not in said
+def test_helm_lint_passes_without_warnings(values):
+    output = helm("lint", "--strict", str(CHART), "--values", "-", given=yaml.safe_dump(values))
+    assert "0 chart(s) failed" in output
+    assert "[WARNING]" not in output
 
 
-def test_what_these_tests_call_everything_is_everything():
-    alike = {path for path in LEAVES if at(EVERYTHING, path) == at(DEFAULTS, path)}
-    assert alike == {("crds", "enabled")}
+def test_everything_variant_changes_every_default():
+    """`crds.enabled` keeps its default: without the CRD, `crds.keep` would change nothing."""
+    equal = {path for path in LEAVES if value_at(EVERYTHING, path) == value_at(DEFAULTS, path)}
+    assert equal == {("crds", "enabled")}
 
 
 @pytest.mark.parametrize("path", [path for path in LEAVES if path != ("crds", "enabled")], ids=".".join)
-def test_no_value_is_accepted_and_ignored(path):
+def test_every_value_changes_the_manifests(path):
     values = copy.deepcopy(EVERYTHING)
     *parents, last = path
-    at(values, tuple(parents))[last] = at(DEFAULTS, path)
-    assert text(values) != text(EVERYTHING)
+    value_at(values, tuple(parents))[last] = value_at(DEFAULTS, path)
+    assert render_text(values) != render_text(EVERYTHING)
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "error"),
     [
         ({"replica": 2}, "'replica' not allowed"),
         ({"replicas": "two"}, "/replicas': got string, want integer"),
@@ -118,53 +119,56 @@ def test_no_value_is_accepted_and_ignored(path):
     ],
     ids=str,
 )
-def test_a_value_that_cannot_be_right_is_refused_by_its_name(values, words):
-    with pytest.raises(TimedOut, match=words):
-        rendered(values)
+def test_invalid_value_is_refused_with_its_path(values, error):
+    with pytest.raises(TimedOut, match=error):
+        render(values)
 
 
-def test_a_value_may_be_taken_back_to_nothing():
-    gone = {"namespaces": None, "priorityClassName": None, "placement": {"spot": None}, "imagePullSecrets": None}
-    assert understood(rendered(gone)).namespaces == ()
+def test_null_removes_a_default():
+    removed = {"namespaces": None, "priorityClassName": None, "placement": {"spot": None}, "imagePullSecrets": None}
+    assert parsed_options(render(removed)).namespaces == ()
 
 
 # ---- the operator's pods
 
 
-def test_there_are_two_replicas_and_a_drain_takes_one_at_a_time():
-    objects = rendered(CLUSTER_WIDE)
-    budget = the(objects, "PodDisruptionBudget")["spec"]
-    assert the(objects, "Deployment")["spec"]["replicas"] == 2
+def test_two_replicas_have_a_disruption_budget_of_one():
+    """A drain evicts one replica at a time."""
+    objects = render(CLUSTER_WIDE)
+    budget = only(objects, "PodDisruptionBudget")["spec"]
+    assert only(objects, "Deployment")["spec"]["replicas"] == 2
     assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
-def test_one_replica_alone_never_holds_up_a_drain():
-    objects = rendered({"replicas": 1})
-    assert the(objects, "Deployment")["spec"]["replicas"] == 1
-    assert of(objects, "PodDisruptionBudget") == []
+def test_single_replica_has_no_disruption_budget():
+    """A budget for a single replica would block a drain forever."""
+    objects = render({"replicas": 1})
+    assert only(objects, "Deployment")["spec"]["replicas"] == 1
+    assert of_kind(objects, "PodDisruptionBudget") == []
 
 
-def test_replicas_would_rather_not_share_a_node_unless_the_user_has_other_plans():
-    wish = pod(rendered(CLUSTER_WIDE))["spec"]["affinity"]["podAntiAffinity"]
-    (term,) = wish["preferredDuringSchedulingIgnoredDuringExecution"]
+def test_replicas_prefer_different_nodes_by_default():
+    """`affinity` in the values replaces that preference."""
+    anti_affinity = pod(render(CLUSTER_WIDE))["spec"]["affinity"]["podAntiAffinity"]
+    (term,) = anti_affinity["preferredDuringSchedulingIgnoredDuringExecution"]
     assert term["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
-    assert pod(rendered(EVERYTHING))["spec"]["affinity"] == EVERYTHING["affinity"]
+    assert pod(render(EVERYTHING))["spec"]["affinity"] == EVERYTHING["affinity"]
 
 
 @every_variant
-def test_whoever_selects_the_operators_pods_finds_them(values):
-    objects = rendered(values)
+def test_every_selector_matches_the_operator_pods(values):
+    objects = render(values)
     labels = pod(objects)["metadata"]["labels"].items()
-    assert the(objects, "Deployment")["spec"]["selector"]["matchLabels"].items() <= labels
-    assert the(objects, "Service")["spec"]["selector"].items() <= labels
-    assert the(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels
+    assert only(objects, "Deployment")["spec"]["selector"]["matchLabels"].items() <= labels
+    assert only(objects, "Service")["spec"]["selector"].items() <= labels
+    assert only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels
 
 
 @every_variant
-def test_the_pod_can_do_nothing_to_its_node(values):
-    objects = rendered(values)
-    spec, inside = pod(objects)["spec"], container(objects)["securityContext"]
-    assert inside == {
+def test_pod_is_unprivileged_and_isolated_from_its_node(values):
+    objects = render(values)
+    spec, context = pod(objects)["spec"], container(objects)["securityContext"]
+    assert context == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
@@ -176,169 +180,176 @@ def test_the_pod_can_do_nothing_to_its_node(values):
     assert [set(volume) for volume in spec["volumes"]] == [{"name", "emptyDir"}]
 
 
-def test_images_are_the_charts_own_version_unless_a_tag_is_given():
+def test_image_tags_default_to_the_app_version():
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    plain, mine = rendered(CLUSTER_WIDE), rendered(EVERYTHING)
-    assert container(plain)["image"] == f"finetune-operator:{version}"
-    assert understood(plain).settings.trainer_image == f"finetune-trainer:{version}"
-    assert container(mine)["image"] == "registry.example/operator:1.2.3"
-    assert understood(mine).settings.trainer_image == "registry.example/trainer:4.5.6"
-    assert pod(mine)["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    default, custom = render(CLUSTER_WIDE), render(EVERYTHING)
+    assert container(default)["image"] == f"finetune-operator:{version}"
+    assert parsed_options(default).settings.trainer_image == f"finetune-trainer:{version}"
+    assert container(custom)["image"] == "registry.example/operator:1.2.3"
+    assert parsed_options(custom).settings.trainer_image == "registry.example/trainer:4.5.6"
+    assert pod(custom)["spec"]["imagePullSecrets"] == [{"name": "pull"}]
 
 
-def test_the_port_is_one_port_everywhere():
-    objects = rendered(EVERYTHING)
-    assert understood(objects).port == 9090
+def test_port_is_the_same_in_container_service_and_probes():
+    objects = render(EVERYTHING)
+    assert parsed_options(objects).port == 9090
     assert container(objects)["ports"] == [{"name": "http", "containerPort": 9090}]
-    assert the(objects, "Service")["spec"]["ports"] == [{"name": "http", "port": 9090, "targetPort": "http"}]
+    assert only(objects, "Service")["spec"]["ports"] == [{"name": "http", "port": 9090, "targetPort": "http"}]
     assert {container(objects)[f"{kind}Probe"]["httpGet"]["port"] for kind in ("liveness", "readiness")} == {"http"}
 
 
-def test_labels_and_annotations_of_the_user_are_beside_our_own():
-    objects = rendered(EVERYTHING)
+def test_user_labels_and_annotations_are_added_to_our_own():
+    objects = render(EVERYTHING)
     meta = pod(objects)["metadata"]
     assert meta["labels"]["team"] == "platform"
     assert meta["annotations"] == {"scrape": "yes"}
-    assert the(objects, "ServiceAccount")["metadata"]["annotations"] == {"cloud.example/role": "reader"}
+    assert only(objects, "ServiceAccount")["metadata"]["annotations"] == {"cloud.example/role": "reader"}
     for one in objects:
         assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == RELEASE, one["kind"]
 
 
-# ---- what the operator is told
+# ---- arguments of the operator
 
 
-def test_without_a_word_from_the_user_the_chart_and_the_operator_mean_the_same_by_spot():
-    assert understood(rendered(CLUSTER_WIDE)).settings.placement_defaults == PlacementDefaults()
+def test_default_placement_equals_the_operators_default():
+    assert parsed_options(render(CLUSTER_WIDE)).settings.placement_defaults == PlacementDefaults()
 
 
 @pytest.mark.parametrize(
-    "word", ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"]
+    "label", ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"]
 )
-def test_placement_reaches_the_operator_unharmed(word):
-    wish = {"onDemand": {"nodeSelector": {"kind": word}}, "spot": {"tolerations": [{"key": "cheap", "value": word}]}}
-    preset = understood(rendered({"placement": wish})).settings.placement_defaults
-    assert preset.on_demand.node_selector == {"kind": word}
-    assert preset.spot.tolerations[0].value == word
+def test_placement_is_passed_unchanged(label):
+    """Quoting in the template keeps every character of a label's value."""
+    placement = {
+        "onDemand": {"nodeSelector": {"kind": label}},
+        "spot": {"tolerations": [{"key": "cheap", "value": label}]},
+    }
+    defaults = parsed_options(render({"placement": placement})).settings.placement_defaults
+    assert defaults.on_demand.node_selector == {"kind": label}
+    assert defaults.spot.tolerations[0].value == label
 
 
-def test_grace_and_namespaces_reach_the_operator():
-    options = understood(rendered(EVERYTHING))
+def test_grace_period_and_namespaces_are_passed():
+    options = parsed_options(render(EVERYTHING))
     assert options.settings.grace_period.total_seconds() == 90
     assert options.namespaces == ("team-a", "team-b")
-    assert understood(rendered(CLUSTER_WIDE)).namespaces == ()
+    assert parsed_options(render(CLUSTER_WIDE)).namespaces == ()
 
 
-# ---- rights
-
-
-@every_variant
-def test_nobody_gets_more_than_the_work_needs(values):
-    rights = set(granted(of(rendered(values), "Role", "ClusterRole")))
-    assert not {group for group, _, _ in rights} & {"*", "rbac.authorization.k8s.io"}
-    assert not {resource for _, resource, _ in rights} & FORBIDDEN_RESOURCES
-    assert not {verb for _, _, verb in rights} & FORBIDDEN_VERBS
-    assert {verb for _, resource, verb in rights if resource == "pods"} == {"list", "watch"}
-    assert "create" not in {verb for _, resource, verb in rights if resource.startswith("finetunepipelines/")}
+# ---- RBAC
 
 
 @every_variant
-def test_the_operator_itself_can_neither_make_nor_edit_pipelines(values):
-    objects = rendered(values)
-    own = [role for role in of(objects, "Role", "ClusterRole") if role["metadata"]["name"] == RELEASE]
-    verbs = {verb for _, resource, verb in granted(own) if resource == "finetunepipelines"}
+def test_roles_grant_no_forbidden_verb_or_resource(values):
+    rules = set(grants(of_kind(render(values), "Role", "ClusterRole")))
+    assert not {group for group, _, _ in rules} & {"*", "rbac.authorization.k8s.io"}
+    assert not {resource for _, resource, _ in rules} & FORBIDDEN_RESOURCES
+    assert not {verb for _, _, verb in rules} & FORBIDDEN_VERBS
+    assert {verb for _, resource, verb in rules if resource == "pods"} == {"list", "watch"}
+    assert "create" not in {verb for _, resource, verb in rules if resource.startswith("finetunepipelines/")}
+
+
+@every_variant
+def test_operator_can_neither_create_nor_edit_pipelines(values):
+    objects = render(values)
+    own = [role for role in of_kind(objects, "Role", "ClusterRole") if role["metadata"]["name"] == RELEASE]
+    verbs = {verb for _, resource, verb in grants(own) if resource == "finetunepipelines"}
     assert verbs == {"get", "list", "watch", "delete"}
 
 
-def test_cluster_wide_means_one_cluster_role_and_no_role_but_the_leases():
-    objects = rendered(CLUSTER_WIDE)
+def test_cluster_wide_release_has_one_role_for_its_lease():
+    objects = render(CLUSTER_WIDE)
     assert names(objects, "ClusterRole") == {RELEASE, f"{RELEASE}-view", f"{RELEASE}-edit"}
     assert names(objects, "ClusterRoleBinding") == {RELEASE}
     assert names(objects, "Role", "RoleBinding") == {f"{RELEASE}-leader"}
 
 
-def test_in_some_namespaces_only_there_is_a_role_in_each_and_none_for_the_cluster():
-    objects = rendered(NAMESPACED)
-    assert of(objects, "ClusterRole", "ClusterRoleBinding") == []
+def test_namespaced_release_has_a_role_in_each_namespace():
+    """There are no ClusterRoles then."""
+    objects = render(NAMESPACED)
+    assert of_kind(objects, "ClusterRole", "ClusterRoleBinding") == []
     for kind in ("Role", "RoleBinding"):
-        there = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in of(objects, kind)}
-        assert there == {("team-a", RELEASE), ("team-b", RELEASE), (NAMESPACE, f"{RELEASE}-leader")}
+        found = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in of_kind(objects, kind)}
+        assert found == {("team-a", RELEASE), ("team-b", RELEASE), (NAMESPACE, f"{RELEASE}-leader")}
 
 
 @every_variant
-def test_every_binding_is_for_the_pods_own_account_and_a_role_that_is_there(values):
-    objects = rendered(values)
+def test_bindings_name_the_service_account_and_existing_roles(values):
+    objects = render(values)
     account = pod(objects)["spec"]["serviceAccountName"]
     assert names(objects, "ServiceAccount") == {account}
-    for binding in of(objects, "RoleBinding", "ClusterRoleBinding"):
+    for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}]
         assert binding["roleRef"]["name"] in names(objects, binding["roleRef"]["kind"])
 
 
 @pytest.mark.parametrize("release", [RELEASE, "mine"])
-def test_a_replica_may_renew_the_lease_it_looks_for_and_no_other(release):
-    objects = rendered(CLUSTER_WIDE, release)
-    (role,) = of(objects, "Role")
-    lease = understood(objects).lease_name
-    renewing = [rule for rule in role["rules"] if "update" in rule["verbs"]]
-    assert [rule["resourceNames"] for rule in renewing] == [[lease]]
+def test_replica_may_update_only_its_own_lease(release):
+    objects = render(CLUSTER_WIDE, release)
+    (role,) = of_kind(objects, "Role")
+    lease = parsed_options(objects).lease_name
+    updating = [rule for rule in role["rules"] if "update" in rule["verbs"]]
+    assert [rule["resourceNames"] for rule in updating] == [[lease]]
     assert role["metadata"]["namespace"] == NAMESPACE
 
 
-def test_people_who_may_view_or_edit_may_do_so_with_pipelines():
-    roles = {role["metadata"]["name"]: role for role in of(rendered(CLUSTER_WIDE), "ClusterRole")}
+def test_user_roles_aggregate_to_view_and_edit():
+    roles = {role["metadata"]["name"]: role for role in of_kind(render(CLUSTER_WIDE), "ClusterRole")}
     view, edit = roles[f"{RELEASE}-view"], roles[f"{RELEASE}-edit"]
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
-    assert {verb for *_, verb in granted([view])} == {"get", "list", "watch"}
-    assert {resource for _, resource, _ in granted([edit])} == {"finetunepipelines"}  # status is the operator's
+    assert {verb for *_, verb in grants([view])} == {"get", "list", "watch"}
+    # Not finetunepipelines/status: only the operator may write the status.
+    assert {resource for _, resource, _ in grants([edit])} == {"finetunepipelines"}
 
 
-# ---- the definition, the monitor, names
+# ---- the CRD, the ServiceMonitor, names, notes
 
 
-def test_the_definition_is_the_one_that_the_models_make():
-    mine, plain = the(rendered(CLUSTER_WIDE), "CustomResourceDefinition"), yaml.safe_load(crdgen.FILE.read_text())
-    assert mine["spec"] == plain["spec"]
-    assert mine["metadata"]["name"] == plain["metadata"]["name"]
+def test_chart_crd_equals_the_generated_crd():
+    rendered_crd = only(render(CLUSTER_WIDE), "CustomResourceDefinition")
+    generated_crd = yaml.safe_load(crdgen.FILE.read_text())
+    assert rendered_crd["spec"] == generated_crd["spec"]
+    assert rendered_crd["metadata"]["name"] == generated_crd["metadata"]["name"]
 
 
 @pytest.mark.parametrize(("keep", "policy"), [(True, "keep"), (False, None)])
-def test_pipelines_outlive_the_chart_unless_the_user_says_otherwise(keep, policy):
-    definition = the(rendered({"crds": {"keep": keep}}), "CustomResourceDefinition")
-    assert definition["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == policy
+def test_crds_keep_sets_the_resource_policy(keep, policy):
+    crd = only(render({"crds": {"keep": keep}}), "CustomResourceDefinition")
+    assert crd["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == policy
 
 
-def test_somebody_else_may_look_after_the_definition():
-    assert of(rendered({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
+def test_crds_enabled_false_renders_no_crd():
+    assert of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
 
 
-def test_a_monitor_is_there_when_it_is_asked_for():
-    assert of(rendered(CLUSTER_WIDE), "ServiceMonitor") == []
-    objects = rendered(EVERYTHING)
-    monitor = the(objects, "ServiceMonitor")
+def test_service_monitor_is_rendered_when_enabled():
+    assert of_kind(render(CLUSTER_WIDE), "ServiceMonitor") == []
+    objects = render(EVERYTHING)
+    monitor = only(objects, "ServiceMonitor")
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     assert monitor["metadata"]["labels"]["watched-by"] == "prometheus"
     assert monitor["spec"]["endpoints"] == [{"port": "http", "interval": "5s"}]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= the(objects, "Service")["metadata"]["labels"].items()
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= only(objects, "Service")["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("release", ["r" * 53, "r" * 52 + "0", f"{'r' * 36}-{'r' * 16}", "a.b", "x"])
-def test_every_name_fits_however_long_the_release_is_called(release):
-    objects = rendered(EVERYTHING | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}}, release)
+def test_names_are_valid_for_any_release_name(release):
+    objects = render(EVERYTHING | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}}, release)
     for one in objects:
         if one["kind"] != "CustomResourceDefinition":
             assert re.fullmatch(DNS_LABEL, one["metadata"]["name"]), (one["kind"], one["metadata"]["name"])
 
 
-def test_two_long_releases_have_two_names():
-    one, other = (the(rendered(CLUSTER_WIDE, "r" * 52 + end), "Deployment") for end in "ab")
+def test_two_long_release_names_give_different_names():
+    one, other = (only(render(CLUSTER_WIDE, "r" * 52 + end), "Deployment") for end in "ab")
     assert one["metadata"]["name"] != other["metadata"]["name"]
 
 
-def test_the_notes_say_what_uninstalling_would_delete():
-    said = [
+def test_notes_warn_when_uninstall_deletes_pipelines():
+    kept, deleted = (
         helm("install", RELEASE, str(CHART), "--dry-run=client", "--set", f"crds.keep={keep}")
         for keep in ("true", "false")
-    ]
-    assert "deletes every FineTunePipeline" not in said[0]
-    assert "deletes every FineTunePipeline" in said[1]
-    assert "in all namespaces" in said[0]
+    )
+    assert "deletes every FineTunePipeline" not in kept
+    assert "deletes every FineTunePipeline" in deleted
+    assert "in all namespaces" in kept

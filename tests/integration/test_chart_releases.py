@@ -1,6 +1,7 @@
-"""The chart's releases on a live API server: installed, changed, taken away, put back. The pods run on paper only."""
+"""Releases of the chart on an API server: install, upgrade, uninstall, reinstall. KWOK simulates the pods."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,103 +11,108 @@ from e2e.pipelines.chart import RELEASE, Operator
 from testcluster.errors import TimedOut
 from testcluster.fixtures import namespace_name
 from testcluster.kube import Kube
-from testcluster.kube_namespace import temporary_namespace, until
+from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
+from testcluster.provider import Provider
 
-DEFINITION = "finetunepipelines.finetune.dev"
+CRD = "finetunepipelines.finetune.dev"
 ROOT = Path(__file__).parents[2]
-ON_PAPER = ("tolerations[0].key=kwok.x-k8s.io/node", "tolerations[0].operator=Exists")
+ON_KWOK_NODES = ("tolerations[0].key=kwok.x-k8s.io/node", "tolerations[0].operator=Exists")
 
 
-def away(operator: Operator) -> None:
+def remove_all(operator: Operator) -> None:
+    """Uninstall the release and delete the CRD."""
     operator.helm("uninstall", operator.release, "--ignore-not-found", "--wait", "--timeout", "1m")
-    operator.kube.run("delete", "crd", DEFINITION, "--ignore-not-found", "--timeout=60s", timeout=70)
+    operator.kube.run("delete", "crd", CRD, "--ignore-not-found", "--timeout=60s", timeout=70)
 
 
 @pytest.fixture
-def operator(control_plane):
-    """No release, no definition; and none afterwards."""
-    made = Operator(control_plane.kube, namespace="finetune-installed")
-    away(made)
-    yield made
-    away(made)
+def operator(control_plane: Provider) -> Iterator[Operator]:
+    """A release that is not installed yet; the cluster has no CRD before the test, and none after it."""
+    not_installed = Operator(control_plane.kube, namespace="finetune-installed")
+    remove_all(not_installed)
+    yield not_installed
+    remove_all(not_installed)
 
 
 @pytest.fixture
 def release(operator: Operator) -> Operator:
-    operator.install(*ON_PAPER)
+    """An installed release."""
+    operator.install(*ON_KWOK_NODES)
     return operator
 
 
 @pytest.fixture
-def team(control_plane, request):
-    with temporary_namespace(control_plane.kube, namespace_name(request.node.name)) as made:
-        yield made
+def team(control_plane: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
+    """A team's namespace."""
+    with temporary_namespace(control_plane.kube, namespace_name(request.node.name)) as created:
+        yield created
 
 
-def definition(kube: Kube) -> str:
-    """Give the definition's uid; empty where there is none."""
-    return kube.run("get", "crd", DEFINITION, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
+def crd_uid(kube: Kube) -> str:
+    """Return the uid of the CRD; empty if there is none."""
+    return kube.run("get", "crd", CRD, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
 
 
-def pipeline(namespace) -> str:
-    """Create a pipeline and give its uid."""
+def create_pipeline(namespace: KubeNamespace) -> str:
+    """Create the demo's pipeline and return its uid."""
     until(lambda: "finetunepipelines" in namespace.run("api-resources", "--api-group=finetune.dev"), 30)
     manifest = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_text())
     return json.loads(namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest)))["metadata"]["uid"]
 
 
 def roles(operator: Operator) -> set[tuple[str, str, str]]:
-    """Give what rights the release has handed out: kind, namespace, name."""
-    kinds, ours = "roles,rolebindings,clusterroles,clusterrolebindings", "app.kubernetes.io/name=finetune-operator"
-    found = operator.kube.json("get", kinds, "--all-namespaces", "-l", ours)["items"]
+    """Return the roles and bindings of the release: kind, namespace, name."""
+    kinds, selector = "roles,rolebindings,clusterroles,clusterrolebindings", "app.kubernetes.io/name=finetune-operator"
+    found = operator.kube.json("get", kinds, "--all-namespaces", "-l", selector)["items"]
     return {(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in found}
 
 
-def test_two_replicas_come_up_and_an_upgrade_replaces_both(release: Operator):
+def test_upgrade_replaces_both_replicas(release: Operator):
     before = set(release.pods())
     assert len(before) == 2
-    release.install(*ON_PAPER, "podAnnotations.release=next")
+    release.install(*ON_KWOK_NODES, "podAnnotations.release=next")
     until(lambda: len(release.pods()) == 2 and before.isdisjoint(release.pods()), 60)
 
 
-def test_pipelines_outlive_the_release_and_the_next_one_takes_them_over(release: Operator, team):
-    kept, uid = definition(release.kube), pipeline(team)
+def test_reinstall_adopts_existing_crd_and_pipelines(release: Operator, team: KubeNamespace):
+    crd, uid = crd_uid(release.kube), create_pipeline(team)
     release.uninstall()
     assert release.pods() == [] or until(lambda: not release.pods(), 30)
-    assert definition(release.kube) == kept
+    assert crd_uid(release.kube) == crd
     assert team.get("ftp", "docstrings")["metadata"]["uid"] == uid
-    release.install(*ON_PAPER)
-    assert definition(release.kube) == kept
-    assert team.get("ftp", "docstrings")["metadata"]["uid"] == uid
-
-
-def test_a_release_that_gives_the_definition_out_of_its_hands_leaves_it_there(release: Operator, team):
-    kept, uid = definition(release.kube), pipeline(team)
-    release.install(*ON_PAPER, "crds.enabled=false")
-    assert definition(release.kube) == kept
+    release.install(*ON_KWOK_NODES)
+    assert crd_uid(release.kube) == crd
     assert team.get("ftp", "docstrings")["metadata"]["uid"] == uid
 
 
-def test_who_does_not_want_to_keep_pipelines_is_rid_of_them(release: Operator):
-    release.install(*ON_PAPER, "crds.keep=false")
+def test_disabling_crds_keeps_crd_and_pipelines(release: Operator, team: KubeNamespace):
+    crd, uid = crd_uid(release.kube), create_pipeline(team)
+    release.install(*ON_KWOK_NODES, "crds.enabled=false")
+    assert crd_uid(release.kube) == crd
+    assert team.get("ftp", "docstrings")["metadata"]["uid"] == uid
+
+
+def test_uninstall_deletes_crd_when_keep_is_false(release: Operator):
+    release.install(*ON_KWOK_NODES, "crds.keep=false")
     release.uninstall()
-    until(lambda: not definition(release.kube), 60)
+    until(lambda: not crd_uid(release.kube), 60)
 
 
-def test_a_definition_that_is_there_already_is_not_taken_from_its_owner(operator: Operator):
+def test_install_refuses_a_crd_that_helm_does_not_own(operator: Operator):
+    """The error names the CRD; with `crds.enabled=false` the release installs beside it."""
     operator.kube.apply((ROOT / "crds" / "finetunepipelines.yaml").read_text())
-    with pytest.raises(TimedOut, match=DEFINITION):
-        operator.install(*ON_PAPER)
-    operator.install(*ON_PAPER, "crds.enabled=false")
+    with pytest.raises(TimedOut, match=CRD):
+        operator.install(*ON_KWOK_NODES)
+    operator.install(*ON_KWOK_NODES, "crds.enabled=false")
     assert len(operator.pods()) == 2
 
 
-def test_rights_follow_when_the_operator_is_narrowed_down_and_widened_again(release: Operator, team):
+def test_roles_follow_a_change_of_namespaces(release: Operator, team: KubeNamespace):
     leader = {(kind, release.namespace, f"{RELEASE}-leader") for kind in ("Role", "RoleBinding")}
-    people = {("ClusterRole", "", f"{RELEASE}-{word}") for word in ("view", "edit")}
-    everywhere = {("ClusterRole", "", RELEASE), ("ClusterRoleBinding", "", RELEASE)}
-    assert roles(release) == leader | people | everywhere
-    release.install(*ON_PAPER, f"namespaces={{{team.namespace}}}", "userRoles.create=false")
-    assert roles(release) == leader | {(kind, team.namespace, RELEASE) for kind in ("Role", "RoleBinding")}
-    release.install(*ON_PAPER)
-    assert roles(release) == leader | people | everywhere
+    users = {("ClusterRole", "", f"{RELEASE}-{suffix}") for suffix in ("view", "edit")}
+    cluster_wide = {("ClusterRole", "", RELEASE), ("ClusterRoleBinding", "", RELEASE)}
+    assert roles(release) == leader | users | cluster_wide
+    release.install(*ON_KWOK_NODES, f"namespaces={{{team.name}}}", "userRoles.create=false")
+    assert roles(release) == leader | {(kind, team.name, RELEASE) for kind in ("Role", "RoleBinding")}
+    release.install(*ON_KWOK_NODES)
+    assert roles(release) == leader | users | cluster_wide

@@ -1,4 +1,4 @@
-"""The chart with one user's values or another's, rendered without a cluster."""
+"""Render the chart with several sets of values, without a cluster."""
 
 from typing import Any
 
@@ -40,39 +40,39 @@ EVERYTHING: Object = {
     "podAnnotations": {"scrape": "yes"},
     "podLabels": {"team": "platform"},
 }
-"""Every value there is, and none as it is by default; a test sees to that."""
+"""Every value of the chart, each different from its default (`test_everything_variant_changes_every_default`)."""
 VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}
 
 
-def text(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> str:
-    """Render what these values, given as a file, make of the chart."""
-    where = ["--namespace", namespace, "--values", "-"]
-    return helm("template", release, str(CHART), *where, given=yaml.safe_dump(values))
+def render_text(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> str:
+    """Return the chart rendered with a values file, as YAML; raises TimedOut with helm's error message."""
+    options = ["--namespace", namespace, "--values", "-"]
+    return helm("template", release, str(CHART), *options, given=yaml.safe_dump(values))
 
 
-def rendered(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
-    """Render it and read it."""
-    return [one for one in yaml.safe_load_all(text(values, release, namespace)) if one]
+def render(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
+    """Return the objects of the chart rendered with a values file."""
+    return [one for one in yaml.safe_load_all(render_text(values, release, namespace)) if one]
 
 
-def of(objects: list[Object], *kinds: str) -> list[Object]:
-    """Pick the objects of some kinds."""
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    """Return the objects of some kinds."""
     return [one for one in objects if one["kind"] in kinds]
 
 
-def the(objects: list[Object], kind: str) -> Object:
-    """Pick the only object of a kind."""
-    (found,) = of(objects, kind)
+def only(objects: list[Object], kind: str) -> Object:
+    """Return the only object of a kind; raises ValueError if there are none or several."""
+    (found,) = of_kind(objects, kind)
     return found
 
 
 def pod(objects: list[Object]) -> Object:
-    """Give the template of the operator's pod."""
-    template: Object = the(objects, "Deployment")["spec"]["template"]
+    """Return the pod template of the operator's Deployment."""
+    template: Object = only(objects, "Deployment")["spec"]["template"]
     return template
 
 
 def container(objects: list[Object]) -> Object:
-    """Give the pod's only container."""
+    """Return the only container of that pod template."""
     (found,) = pod(objects)["spec"]["containers"]
     return dict(found)
