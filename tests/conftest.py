@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The same examples every time where a machine judges a change; other ones each time on a person's.
+# In CI the same examples in every run, so that a failure is caused by the change; locally new examples in each run.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
@@ -12,7 +12,7 @@ if os.environ.get("CI"):
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a random Llama with its tokenizer; shared, so never written to."""
-    from support.models import make_tiny_model  # noqa: PLC0415  torch only where a test asks for a model
+    """Return the folder of a tiny random Llama with its tokenizer. It is shared, so tests must not write to it."""
+    from support.models import make_tiny_model  # noqa: PLC0415  imports torch, which is slow
 
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")

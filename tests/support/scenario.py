@@ -1,4 +1,4 @@
-"""Pipelines in a scenario of their own: a memory cluster, a clock that is moved by hand, and short words for both."""
+"""A test scenario: one pipeline, a MemoryCluster, a clock that the test moves, and short methods for both."""
 
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
@@ -46,9 +46,9 @@ RESULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def merged(whole: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the whole with the changes laid over it, as a JSON merge patch: None takes a field away."""
-    result = dict(whole)
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with the changes applied as a JSON merge patch: None removes a field."""
+    result = dict(base)
     for name, value in changes.items():
         if value is None:
             result.pop(name, None)
@@ -60,17 +60,18 @@ def merged(whole: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def a_pipeline(**changes: Any) -> PipelineSpec:
-    """All five stages with a gate that deploy waits for; changes are by the names in YAML, None removes."""
+    """Return a spec with all five stages and a gate for deploy. Changes use the names in YAML; None removes a field."""
     return PipelineSpec.model_validate(merged(ALL_STAGES, changes))
 
 
 def scores(value: float, stderr: float | None = None, metric: str = "acc") -> dict[str, Any]:
-    """What evaluate has to say of its only task."""
+    """Return the scores of the only task, for a result of evaluate."""
     score = {"value": value} if stderr is None else {"value": value, "stderr": stderr}
     return {"scores": {"exam": {metric: score}}}
 
 
 def a_result(stage: str, identity: str, **changes: Any) -> AnyResult:
+    """Return a valid result of the stage, with changes by the names in JSON."""
     data = {"stage": stage, "identity": identity, "digest": f"sha256:{stage}", **RESULTS[stage], **changes}
     result = TerminationMessage.model_validate({"result": data}).result
     assert result
@@ -82,18 +83,18 @@ def read_status(text: str) -> PipelineStatus:
     return PipelineStatus.model_validate_json(text)
 
 
-def done_now(coroutine: Coroutine[Any, Any, ReconcileResult]) -> ReconcileResult:
-    """Run what never waits, without an event loop."""
+def run_coroutine(coroutine: Coroutine[Any, Any, ReconcileResult]) -> ReconcileResult:
+    """Run a coroutine that never suspends, without the cost of an event loop."""
     try:
         coroutine.send(None)
-    except StopIteration as end:
-        answer: ReconcileResult = end.value
-        return answer
-    raise AssertionError("a memory cluster never waits")
+    except StopIteration as stop:
+        result: ReconcileResult = stop.value
+        return result
+    raise AssertionError("the coroutine suspended; a MemoryCluster never does")
 
 
 class Scenario:
-    """One pipeline, its cluster and the time."""
+    """One pipeline, its cluster and the clock."""
 
     def __init__(self, spec: PipelineSpec | None = None, name: str = "demo", settings: Settings | None = None) -> None:
         self.key = Key("team", name)
@@ -103,26 +104,26 @@ class Scenario:
         self.cluster.submit(self.key, self.spec, UID)
         self.requeue_after: timedelta | None = None
 
-    # Looking.
+    # Reconciling, and reading the status.
 
     def reconcile(self) -> None:
-        self.requeue_after = done_now(reconcile(self.key, self.cluster, self.settings, self.cluster.now)).requeue_after
+        self.requeue_after = run_coroutine(
+            reconcile(self.key, self.cluster, self.settings, self.cluster.now)
+        ).requeue_after
 
     def reconcile_until_stable(self) -> "Scenario":
-        """Reconcile until reconciling once more changes nothing: not a byte, no Job, no event."""
+        """Reconcile until another reconcile changes nothing: no byte of the object, no Job, no event."""
         for _ in range(8):
-            before = self.statuses
+            before = self.change_counts
             self.reconcile()
-            if self.statuses == before:
-                assert self.requeue_after is None or self.requeue_after > timedelta(), (
-                    "it would look again at once, for ever"
-                )
+            if self.change_counts == before:
+                assert self.requeue_after is None or self.requeue_after > timedelta(), "it would requeue in a hot loop"
                 return self
-        raise AssertionError(f"it never settles: {self.cluster.applied[-8:]}")
+        raise AssertionError(f"it does not become stable: {self.cluster.applied[-8:]}")
 
     @property
-    def statuses(self) -> tuple[int, int, int]:
-        """How much reconciling has changed so far."""
+    def change_counts(self) -> tuple[int, int, int]:
+        """Version of the object, number of applied changes, number of emitted events."""
         stored = self.cluster.pipelines[self.key]
         return stored.version, len(self.cluster.applied), len(self.cluster.emitted)
 
@@ -144,8 +145,8 @@ class Scenario:
 
     @property
     def created_jobs(self) -> list[str]:
-        """The stages whose Jobs were made, in order, with the attempt's number."""
-        names = [deed.split()[1] for deed in self.cluster.applied if deed.startswith("create")]
+        """Stage and attempt of all created Jobs in order, for example train-a1."""
+        names = [change.split()[1] for change in self.cluster.applied if change.startswith("create")]
         return ["-".join(name.split("-")[-2:]) for name in names]
 
     def stage(self, name: str) -> StageStatus:
@@ -157,29 +158,29 @@ class Scenario:
         return found
 
     def condition(self, kind: str) -> tuple[str, str] | None:
-        """Its status and reason, or None where it is absent."""
+        """Return status and reason of a condition, or None if it is absent."""
         return next(((c.status, str(c.reason)) for c in self.status.conditions if c.type == kind), None)
 
     @property
     def running(self) -> str | None:
-        """The stage that has a Job."""
+        """The first stage with a running attempt, or None."""
         names = (
             n for n, s in self.status.stages.items() if s.last_attempt and s.last_attempt.outcome == Outcome.RUNNING
         )
         return next(names, None)
 
-    # Things that happen.
+    # Events: time passes, Jobs change, the user edits.
 
     def after(self, seconds: float) -> "Scenario":
         self.cluster.now += timedelta(seconds=seconds)
         return self
 
-    def hold(self, job: str, waiting_for: str) -> None:
-        """Let its pod find no place."""
-        self.cluster.update_job(job, blocker=Blocker(Reason.WAITING_FOR_CAPACITY, waiting_for))
+    def hold(self, job: str, message: str) -> None:
+        """Leave the Job's pod unschedulable."""
+        self.cluster.update_job(job, blocker=Blocker(Reason.WAITING_FOR_CAPACITY, message))
 
     def lose_node(self, job: str, why: str = "its node is gone") -> None:
-        """Take its node away, so that nobody sees how it ended."""
+        """Lose the Job's node, so that its exit code is never observed."""
         self.cluster.fail(job, None, disruption=why)
 
     def run_out_of_memory(self, job: str) -> None:
@@ -200,7 +201,7 @@ class Scenario:
         return self.reconcile_until_stable()
 
     def start(self, stage: str) -> str:
-        """Start the process of the stage's Job and give the Job's name."""
+        """Start the process of the stage's Job and return the Job's name."""
         job = self.reconcile_until_stable().attempt(stage).job
         self.cluster.start(job)
         self.reconcile_until_stable()
@@ -212,18 +213,18 @@ class Scenario:
         return self.reconcile_until_stable()
 
     def run(self, stage: str, **result: Any) -> "Scenario":
-        """Let the stage's Job start and succeed."""
+        """Start the stage's Job, and complete it 60 seconds later."""
         self.start(stage)
         return self.after(60).complete(stage, **result)
 
     def run_before(self, stage: str) -> "Scenario":
-        """Let every stage before this one succeed."""
+        """Run every stage before this one."""
         for name in ORDER[: ORDER.index(stage)]:
             self.run(name)
         return self
 
     def finish(self, **results: dict[str, Any]) -> "Scenario":
-        """Let every Job that is made from now on succeed."""
+        """Run every Job to success until none is running."""
         self.reconcile_until_stable()
         while stage := self.running:
             job = self.attempt(stage).job
@@ -238,12 +239,12 @@ class Scenario:
 
 
 def kstatus(generation: int, status: PipelineStatus) -> str:
-    """What Flux, Argo CD and kubectl plugins make of any custom resource (the generic rules of kstatus)."""
+    """Return the status that kstatus, and thus Flux, derives from any custom resource by its generic rules."""
     if status.observed_generation != generation:
         return "InProgress"
-    true = {condition.type for condition in status.conditions if condition.status == "True"}
-    if "Reconciling" in true:
+    true_types = {condition.type for condition in status.conditions if condition.status == "True"}
+    if "Reconciling" in true_types:
         return "InProgress"
-    if "Stalled" in true:
+    if "Stalled" in true_types:
         return "Failed"
-    return "Current" if "Ready" in true else "InProgress"
+    return "Current" if "Ready" in true_types else "InProgress"

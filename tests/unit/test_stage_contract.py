@@ -1,4 +1,4 @@
-"""The page on the stage contract says all that the contract holds."""
+"""docs/reference/stage-contract.md describes everything that the contract contains."""
 
 from pathlib import Path
 
@@ -28,39 +28,40 @@ COMMON = {*StageResult.model_fields, "stage"}
 
 
 def own_fields(result: type[StageResult]) -> dict[str, bool]:
-    """Give the fields of a stage's result as they are in JSON, and whether they are needed."""
+    """Return the JSON names of the fields of a stage's result, and whether each is required."""
     own = {name: field for name, field in result.model_fields.items() if name not in COMMON}
     return {field.alias or name: field.is_required() for name, field in own.items()}
 
 
-def line_of(stage: str) -> str:
-    """Give the row of a stage in the table of results."""
+def result_row(stage: str) -> str:
+    """Return the row of a stage in the table of results."""
     return next(row for row in PAGE.partition("| stage | fields |")[2].splitlines() if row.startswith(f"| {stage} |"))
 
 
 @pytest.mark.parametrize("result", [PrepareResult, TrainResult, EvaluateResult, PushResult, DeployResult])
-def test_every_field_of_a_result_is_named_and_the_optional_ones_in_parentheses(result):
-    needed, _, optional = line_of(result.model_fields["stage"].default).partition("(")
+def test_page_lists_every_result_field(result):
+    """Required fields come first, optional ones in parentheses."""
+    needed, _, optional = result_row(result.model_fields["stage"].default).partition("(")
     for name, required in own_fields(result).items():
         assert f"`{name}`" in (needed if required else optional), name
 
 
-def test_every_variable_of_the_environment_is_explained():
+def test_page_lists_every_environment_variable():
     names = [value for value in vars(environment).values() if str(value).startswith("FINETUNE_")]
     assert len(names) == 8
     assert [name for name in names if f"| `{name}` |" not in PAGE] == []
 
 
-def test_every_exit_code_has_its_meaning():
+def test_page_lists_every_exit_code():
     table = PAGE.partition("| code | meaning |")[2]
     assert [code for code in ExitCode if str(int(code)) not in table] == []
 
 
-def test_every_field_of_progress_is_named():
+def test_page_lists_every_progress_field():
     assert [field.alias for field in Progress.model_fields.values() if f'"{field.alias}"' not in PAGE] == []
 
 
-def test_places_and_limits_in_a_pod_are_those_of_the_job():
+def test_page_names_paths_and_limits_of_the_job():
     for fact in (job.WORKSPACE, job.CLAIMS, job.TERMINATION_LOG, job.METRICS_PORT, f"{job.USER}:{job.USER}"):
         assert str(fact) in PAGE
     assert f"{TERMINATION_MESSAGE_BYTES:,} bytes" in PAGE

@@ -111,7 +111,7 @@ class _Converter:
     def _additional(self, value: Any, path: str) -> Schema:
         match value:
             case False:
-                # Illegal beside properties. The API server prunes unknown fields or, if validation is strict, rejects them.
+                # Illegal beside properties. The API server prunes unknown fields, or rejects them in strict validation.
                 return {}
             case True:
                 return {"x-kubernetes-preserve-unknown-fields": True}

@@ -1,4 +1,4 @@
-"""Suspend, cancel, retry: what people ask for besides the spec."""
+"""Suspend, cancel and retry."""
 
 import pytest
 from support.scenario import ORDER, Scenario, a_pipeline, kstatus
@@ -7,7 +7,7 @@ from finetune_operator.api.status import Outcome
 
 
 @pytest.mark.parametrize("stage", ORDER)
-def test_suspending_stops_what_runs_and_resuming_starts_it_again(stage):
+def test_suspend_stops_attempt_and_resume_starts_a_new_one(stage):
     scenario = Scenario().run_before(stage)
     job = scenario.start(stage)
     scenario.edit(suspend=True)
@@ -25,7 +25,7 @@ def test_suspending_stops_what_runs_and_resuming_starts_it_again(stage):
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_nothing_starts_between_two_stages_while_suspended():
+def test_suspended_pipeline_starts_no_next_stage():
     scenario = Scenario()
     scenario.start("prepare")
     scenario.edit(suspend=True).complete("prepare")
@@ -33,18 +33,18 @@ def test_nothing_starts_between_two_stages_while_suspended():
     assert scenario.edit(suspend=False).created_jobs == ["prepare-a1", "train-a1"]
 
 
-def test_a_pipeline_that_is_born_suspended_starts_nothing():
+def test_pipeline_created_suspended_starts_nothing():
     scenario = Scenario(a_pipeline(suspend=True)).reconcile_until_stable()
     assert scenario.created_jobs == []
     assert scenario.status.phase == "Suspended"
 
 
-def test_a_finished_pipeline_is_not_suspended():
+def test_suspending_finished_pipeline_keeps_it_ready():
     scenario = Scenario().finish().edit(suspend=True)
     assert scenario.condition("Ready") == ("True", "AllStagesSucceeded")
 
 
-def test_resuming_before_the_old_job_is_gone_waits_for_its_end():
+def test_resume_waits_until_stopping_job_has_ended():
     scenario = Scenario()
     job = scenario.start("prepare")
     scenario.edit(suspend=True).edit(suspend=False)
@@ -53,8 +53,8 @@ def test_resuming_before_the_old_job_is_gone_waits_for_its_end():
     assert scenario.reconcile_until_stable().created_jobs == ["prepare-a1", "prepare-a2"]
 
 
-def killed_before_acting(scenario: Scenario) -> Scenario:
-    """Look once, but die when the status is written and nothing is done yet."""
+def killed_before_apply(scenario: Scenario) -> Scenario:
+    """Reconcile once, but kill the operator after the status is written and before any action."""
     scenario.cluster.inject_fault = lambda moment: 1 / 0 if moment == "before apply" else None
     with pytest.raises(ZeroDivisionError):
         scenario.reconcile()
@@ -62,11 +62,12 @@ def killed_before_acting(scenario: Scenario) -> Scenario:
     return scenario
 
 
-def test_a_stop_that_was_written_down_is_carried_out_even_if_it_is_not_wanted_any_more():
+def test_recorded_stop_is_executed_after_resume():
+    """The operator records a stop, is killed before it sends SIGTERM, and the user resumes meanwhile."""
     scenario = Scenario()
     job = scenario.start("prepare")
     scenario.cluster.edit(scenario.key, a_pipeline(suspend=True))
-    killed_before_acting(scenario)
+    killed_before_apply(scenario)
     assert not scenario.cluster.jobs[job].asked_to_stop
     scenario.edit(suspend=False)
     assert scenario.cluster.jobs[job].asked_to_stop
@@ -74,8 +75,8 @@ def test_a_stop_that_was_written_down_is_carried_out_even_if_it_is_not_wanted_an
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_a_job_that_was_never_made_needs_no_stopping():
-    scenario = killed_before_acting(Scenario())
+def test_stopping_attempt_without_job_ends_it_at_once():
+    scenario = killed_before_apply(Scenario())
     scenario.edit(suspend=True)
     assert scenario.cluster.jobs == {}
     assert scenario.attempt("prepare").outcome == Outcome.STOPPED
@@ -83,7 +84,7 @@ def test_a_job_that_was_never_made_needs_no_stopping():
 
 
 @pytest.mark.parametrize("stage", ORDER)
-def test_cancelling_stops_for_good(stage):
+def test_cancelled_pipeline_stays_stopped_until_retry(stage):
     scenario = Scenario().run_before(stage)
     job = scenario.start(stage)
     scenario.cancel("now")
@@ -98,14 +99,15 @@ def test_cancelling_stops_for_good(stage):
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_a_cancelled_pipeline_stays_so_when_it_is_edited():
+def test_cancelled_pipeline_stays_cancelled_after_edit():
     scenario = Scenario().reconcile_until_stable().cancel("now")
     scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
     scenario.reconcile_until_stable().edit(train={"lora": {"rank": 4}})
     assert scenario.status.phase == "Cancelled"
 
 
-def test_a_new_word_is_needed_to_cancel_or_retry_again():
+def test_handled_token_has_no_effect_until_it_changes():
+    """The annotations stay on the object, so only a new value is a new request."""
     scenario = Scenario().reconcile_until_stable().cancel("1")
     scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
     scenario.reconcile_until_stable().retry("1")
@@ -117,12 +119,12 @@ def test_a_new_word_is_needed_to_cancel_or_retry_again():
     assert scenario.status.cancelled is True
 
 
-def test_cancelling_what_is_finished_changes_nothing():
+def test_cancelling_finished_pipeline_changes_nothing():
     scenario = Scenario().finish().cancel("now")
     assert scenario.status.phase == "Succeeded"
 
 
-def test_a_retry_starts_what_failed_and_nothing_that_succeeded():
+def test_retry_reruns_failed_stage_only():
     scenario = Scenario().run("prepare")
     scenario.cluster.fail(scenario.start("train"), 77)
     scenario.reconcile_until_stable().retry("1")
@@ -131,7 +133,8 @@ def test_a_retry_starts_what_failed_and_nothing_that_succeeded():
 
 
 @pytest.mark.parametrize("code", [65, 66])
-def test_a_retry_of_a_stage_that_did_not_find_what_it_needs_looks_for_that_first(code):
+def test_retry_after_missing_input_reruns_its_producer_first(code):
+    """The producer verifies its output: exit codes 65 and 66 mean damaged or missing input."""
     scenario = Scenario().run("prepare")
     scenario.cluster.fail(scenario.start("train"), code, "there are no packed rows")
     scenario.reconcile_until_stable().retry("1")
@@ -140,7 +143,7 @@ def test_a_retry_of_a_stage_that_did_not_find_what_it_needs_looks_for_that_first
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_what_a_lost_workspace_took_with_it_is_made_again_from_the_start():
+def test_retry_after_lost_workspace_reruns_all_stages():
     scenario = Scenario().run("prepare").run("train")
     scenario.cluster.fail(scenario.start("evaluate"), 66, "there is no adapter")
     scenario.reconcile_until_stable().retry("1")
@@ -148,7 +151,7 @@ def test_what_a_lost_workspace_took_with_it_is_made_again_from_the_start():
     assert scenario.finish().created_jobs[3:6] == ["prepare-a2", "train-a2", "evaluate-a2"]
 
 
-def test_a_retry_gives_fresh_budgets():
+def test_retry_resets_budgets():
     scenario = Scenario(a_pipeline(train={"retries": {"failures": 1}})).run("prepare")
     for token in ("1", "2", "3"):
         for _ in range(2):
@@ -160,7 +163,7 @@ def test_a_retry_gives_fresh_budgets():
     assert scenario.stage("train").failures == 6
 
 
-def test_a_retry_does_not_wait():
+def test_retry_skips_backoff():
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 70)
     assert scenario.reconcile_until_stable().running is None
@@ -168,7 +171,7 @@ def test_a_retry_does_not_wait():
     assert scenario.running == "prepare"
 
 
-def test_a_retry_while_it_runs_still_counts_how_that_ends():
+def test_retry_during_attempt_still_counts_its_outcome():
     scenario = Scenario()
     job = scenario.start("prepare")
     scenario.retry("now")
@@ -179,7 +182,7 @@ def test_a_retry_while_it_runs_still_counts_how_that_ends():
 
 
 @pytest.mark.parametrize("token", ["", "x"])
-def test_every_word_is_obeyed_once_also_an_empty_one(token):
+def test_each_token_is_handled_once_even_an_empty_one(token):
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 65)
     scenario.reconcile_until_stable().retry(token)

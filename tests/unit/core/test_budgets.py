@@ -1,4 +1,4 @@
-"""How often a stage is tried, how long it waits in between and how long it may run in all."""
+"""Retry budgets, backoff, timeouts and the requeue interval."""
 
 from datetime import timedelta
 
@@ -23,34 +23,34 @@ def interrupt(scenario: Scenario, times: int) -> Scenario:
     return scenario
 
 
-def test_failures_and_interruptions_have_budgets_of_their_own():
+def test_failures_and_interruptions_have_separate_budgets():
     scenario = Scenario(a_pipeline(train={"retries": {"failures": 2, "interruptions": 3}})).run("prepare")
     interrupt(fail(scenario, 2).after(1000), 3)
     assert (scenario.stage("train").failures, scenario.stage("train").interruptions) == (2, 3)
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_one_failure_more_than_allowed_ends_it():
+def test_stage_fails_when_failure_budget_is_exceeded():
     scenario = fail(Scenario(a_pipeline(train={"retries": {"failures": 2}})).run("prepare"), 3)
     assert scenario.condition("Stalled") == ("True", "RetriesExhausted")
     assert "failed 3 times" in scenario.stage("train").message
     assert scenario.after(1e6).reconcile_until_stable().created_jobs[-1] == "train-a3"
 
 
-def test_one_interruption_more_than_allowed_ends_it():
+def test_stage_fails_when_interruption_budget_is_exceeded():
     scenario = interrupt(Scenario(a_pipeline(train={"retries": {"interruptions": 2}})).run("prepare"), 3)
     assert scenario.condition("Stalled") == ("True", "RetriesExhausted")
     assert "interrupted 3 times: its node is gone" in scenario.stage("train").message
 
 
-def test_a_larger_budget_lets_it_go_on():
+def test_raised_budget_continues_failed_stage():
     scenario = fail(Scenario(a_pipeline(train={"retries": {"failures": 0}})).run("prepare"), 1)
     assert scenario.status.phase == "Failed"
     scenario.edit(train={"retries": {"failures": 1}})
     assert scenario.after(1000).finish().status.phase == "Succeeded"
 
 
-def test_the_wait_doubles_with_each_failure_up_to_a_limit():
+def test_backoff_doubles_with_each_failure_up_to_limit():
     scenario = Scenario(a_pipeline(train={"retries": {"failures": 100}})).run("prepare")
     waits = []
     for _ in range(9):
@@ -68,7 +68,7 @@ def test_backoff_never_overflows():
     assert Settings().backoff(10**9) == timedelta(minutes=10)
 
 
-def test_attempts_are_numbered_for_ever_and_the_newest_ten_are_kept():
+def test_status_keeps_newest_ten_attempts_and_their_numbers():
     scenario = interrupt(Scenario().run("prepare"), 15)
     numbers = [attempt.number for attempt in scenario.stage("train").attempts]
     assert numbers == list(range(16 - ATTEMPTS_KEPT + 1, 17))
@@ -77,7 +77,7 @@ def test_attempts_are_numbered_for_ever_and_the_newest_ten_are_kept():
     assert len(set(scenario.created_jobs)) == len(scenario.created_jobs)
 
 
-def test_a_stage_is_stopped_when_its_time_is_up():
+def test_stage_is_stopped_after_its_timeout():
     scenario = Scenario(a_pipeline(train={"timeoutSeconds": 100})).run("prepare")
     job = scenario.start("train")
     assert scenario.requeue_after == timedelta(seconds=100)
@@ -92,10 +92,10 @@ def test_a_stage_is_stopped_when_its_time_is_up():
     assert scenario.edit(train={"timeoutSeconds": 500}).finish().status.phase == "Succeeded"
 
 
-def test_only_time_in_which_it_ran_counts_towards_the_timeout():
+def test_timeout_counts_running_time_only():
     scenario = Scenario(a_pipeline(train={"timeoutSeconds": 100})).run("prepare")
     for _ in range(3):
-        scenario.after(1000).reconcile_until_stable()  # waits for a node
+        scenario.after(1000).reconcile_until_stable()  # waiting for a node
         job = scenario.start("train")
         scenario.after(30).lose_node(job)
         scenario.reconcile_until_stable()
@@ -104,7 +104,7 @@ def test_only_time_in_which_it_ran_counts_towards_the_timeout():
     assert scenario.requeue_after == timedelta(seconds=10)
 
 
-def test_all_stages_together_have_a_deadline():
+def test_active_deadline_limits_all_stages_together():
     scenario = Scenario(a_pipeline(activeDeadlineSeconds=100)).run("prepare")  # 60 s
     job = scenario.after(5000).start("train")
     assert scenario.requeue_after == timedelta(seconds=40)
@@ -116,7 +116,7 @@ def test_all_stages_together_have_a_deadline():
     assert scenario.edit(activeDeadlineSeconds=1000).finish().status.phase == "Succeeded"
 
 
-def test_a_retry_after_the_deadline_gets_the_whole_time_again():
+def test_retry_resets_active_deadline():
     scenario = Scenario(a_pipeline(activeDeadlineSeconds=60)).run("prepare")
     assert scenario.condition("Finished") == ("True", "DeadlineExceeded")
     scenario.retry("again")
@@ -124,7 +124,7 @@ def test_a_retry_after_the_deadline_gets_the_whole_time_again():
     assert scenario.condition("Finished") == ("False", "Progressing")
 
 
-def test_what_an_earlier_spec_took_does_not_count_towards_the_timeout():
+def test_timeout_excludes_attempts_of_earlier_spec():
     scenario = Scenario(a_pipeline(train={"timeoutSeconds": 100})).run("prepare")
     job = scenario.start("train")
     scenario.after(90).edit(train={"lora": {"rank": 4}})
@@ -133,14 +133,14 @@ def test_what_an_earlier_spec_took_does_not_count_towards_the_timeout():
     assert scenario.requeue_after == timedelta(seconds=100)
 
 
-def test_running_work_is_looked_at_now_and_then():
+def test_running_pipeline_is_requeued_after_poll_interval():
     scenario = Scenario()
     scenario.reconcile()
     assert scenario.requeue_after == Settings().poll_interval
 
 
 @pytest.mark.parametrize("state", ["finished", "failed", "suspended"])
-def test_where_nothing_can_happen_by_itself_nobody_looks(state):
+def test_idle_pipeline_is_not_requeued(state):
     scenario = Scenario()
     if state == "finished":
         scenario.finish()
@@ -154,13 +154,13 @@ def test_where_nothing_can_happen_by_itself_nobody_looks(state):
     assert scenario.requeue_after is None
 
 
-def test_nothing_starts_after_the_last_stage_that_is_wanted():
+def test_until_starts_no_later_stage():
     scenario = Scenario(settings=Settings(until="train")).finish()
     assert scenario.created_jobs == ["prepare-a1", "train-a1"]
     assert scenario.requeue_after is None
 
 
-def test_a_stage_that_is_not_wanted_is_not_waited_for_either():
+def test_until_requeues_no_backoff_of_later_stage():
     scenario = Scenario(a_pipeline()).run_before("evaluate")
     scenario.cluster.fail(scenario.start("evaluate"), 70)
     scenario.reconcile_until_stable()
@@ -169,11 +169,11 @@ def test_a_stage_that_is_not_wanted_is_not_waited_for_either():
     assert scenario.requeue_after is None
 
 
-def test_an_old_attempt_that_is_slow_to_stop_takes_no_time_from_the_new_ones():
+def test_deadline_excludes_superseded_attempt():
     scenario = Scenario(a_pipeline(activeDeadlineSeconds=200)).run("prepare")
     scenario.start("train")
     scenario.after(95).edit(seed=7)
     job = scenario.start("prepare")
-    scenario.after(60).reconcile_until_stable()  # with the old training, which has not stopped yet, it would be 215
+    scenario.after(60).reconcile_until_stable()  # 215 s if the old training, which is still stopping, counted
     assert not scenario.cluster.jobs[job].asked_to_stop
     assert scenario.requeue_after == timedelta(seconds=140)

@@ -1,4 +1,4 @@
-"""What the status says to machines: conditions, generations, times, and what kstatus makes of them; and events."""
+"""Conditions, generations, times, the derived kstatus, and events."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ import pytest
 from support.scenario import START, Scenario, a_pipeline, kstatus, scores
 
 
-def kinds(scenario: Scenario) -> set[str]:
+def summary_condition_types(scenario: Scenario) -> set[str]:
     return {condition.type for condition in scenario.status.conditions} & {
         "Ready",
         "Reconciling",
@@ -15,7 +15,7 @@ def kinds(scenario: Scenario) -> set[str]:
     }
 
 
-def at_work() -> Scenario:
+def running() -> Scenario:
     scenario = Scenario()
     scenario.start("prepare")
     return scenario
@@ -34,20 +34,20 @@ def failed() -> Scenario:
 
 
 def cancelled() -> Scenario:
-    scenario = at_work().cancel("now")
+    scenario = running().cancel("now")
     scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
     return scenario.reconcile_until_stable()
 
 
-def below() -> Scenario:
+def below_gate() -> Scenario:
     return Scenario().finish(evaluate=scores(0.1))
 
 
-WORKING = {"Ready", "Reconciling", "Finished"}
+IN_PROGRESS = {"Ready", "Reconciling", "Finished"}
 SITUATIONS = {
-    "waiting for a node": (lambda: Scenario().reconcile_until_stable(), WORKING, "False", "False", "InProgress"),
-    "at work": (at_work, WORKING, "False", "False", "InProgress"),
-    "between two attempts": (between_attempts, WORKING, "False", "False", "InProgress"),
+    "waiting for a node": (lambda: Scenario().reconcile_until_stable(), IN_PROGRESS, "False", "False", "InProgress"),
+    "running": (running, IN_PROGRESS, "False", "False", "InProgress"),
+    "between two attempts": (between_attempts, IN_PROGRESS, "False", "False", "InProgress"),
     "suspended": (
         lambda: Scenario(a_pipeline(suspend=True)).reconcile_until_stable(),
         {"Ready", "Finished"},
@@ -56,26 +56,26 @@ SITUATIONS = {
         "InProgress",
     ),
     "succeeded": (lambda: Scenario().finish(), {"Ready", "Finished"}, "True", "True", "Current"),
-    "below the gate": (below, {"Ready", "Finished"}, "False", "True", "InProgress"),
+    "below the gate": (below_gate, {"Ready", "Finished"}, "False", "True", "InProgress"),
     "failed": (failed, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
     "cancelled": (cancelled, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
 }
 
 
 @pytest.mark.parametrize(
-    ("situation", "present", "ready", "finished", "seen_as"), SITUATIONS.values(), ids=SITUATIONS.keys()
+    ("situation", "present", "ready", "finished", "kstatus_result"), SITUATIONS.values(), ids=SITUATIONS.keys()
 )
-def test_conditions_say_how_it_stands(situation, present, ready, finished, seen_as):
+def test_conditions_and_kstatus_in_each_situation(situation, present, ready, finished, kstatus_result):
     scenario = situation()
-    assert kinds(scenario) == present
+    assert summary_condition_types(scenario) == present
     assert scenario.condition("Ready")[0] == ready
     assert scenario.condition("Finished")[0] == finished
     assert all(c.status == "True" for c in scenario.status.conditions if c.type in {"Reconciling", "Stalled"})
     assert {c.observed_generation for c in scenario.status.conditions} == {scenario.generation}
-    assert kstatus(scenario.generation, scenario.status) == seen_as
+    assert kstatus(scenario.generation, scenario.status) == kstatus_result
 
 
-def test_an_edit_is_in_progress_until_it_has_been_seen():
+def test_edit_is_in_progress_until_observed():
     scenario = Scenario().finish()
     scenario.cluster.edit(scenario.key, a_pipeline(seed=7))
     assert kstatus(scenario.generation, scenario.status) == "InProgress"
@@ -84,7 +84,7 @@ def test_an_edit_is_in_progress_until_it_has_been_seen():
     assert {c.observed_generation for c in scenario.status.conditions} == {2}
 
 
-def test_a_condition_keeps_the_time_of_its_last_change():
+def test_condition_keeps_its_last_transition_time():
     scenario = Scenario()
     scenario.reconcile()
     scenario.after(500).finish()
@@ -95,7 +95,7 @@ def test_a_condition_keeps_the_time_of_its_last_change():
     assert {c.type: c.last_transition_time - START for c in scenario.status.conditions} == times
 
 
-def test_a_finished_pipeline_says_since_when_and_one_that_goes_on_does_not():
+def test_finished_at_is_set_only_while_finished():
     scenario = Scenario().finish()
     assert (scenario.status.finished_at - scenario.status.started_at) == timedelta(seconds=300)
     scenario.after(100).edit(seed=7)
@@ -103,7 +103,7 @@ def test_a_finished_pipeline_says_since_when_and_one_that_goes_on_does_not():
     assert scenario.finish().status.finished_at == scenario.cluster.now
 
 
-def test_every_stage_has_a_condition_in_the_past_tense():
+def test_every_stage_has_a_condition():
     scenario = Scenario(a_pipeline(deploy=None)).run("prepare").run("train")
     assert [scenario.condition(kind) for kind in ("Prepared", "Trained", "Evaluated", "Pushed", "Deployed")] == [
         ("True", "StageSucceeded"),
@@ -114,7 +114,7 @@ def test_every_stage_has_a_condition_in_the_past_tense():
     ]
 
 
-def test_events_tell_the_story_once():
+def test_each_change_emits_one_event():
     scenario = Scenario(a_pipeline(push=None, deploy=None))
     scenario.cluster.fail(scenario.start("prepare"), 70, "no space")
     scenario.reconcile_until_stable().after(10).run("prepare")
@@ -139,20 +139,20 @@ def test_events_tell_the_story_once():
 
 @pytest.mark.parametrize(
     ("situation", "last"),
-    [(failed, "PipelineFailed"), (cancelled, "PipelineCancelled"), (below, "PipelineBelowThreshold")],
+    [(failed, "PipelineFailed"), (cancelled, "PipelineCancelled"), (below_gate, "PipelineBelowThreshold")],
 )
-def test_the_last_event_says_how_it_ended(situation, last):
+def test_last_event_names_the_outcome(situation, last):
     assert situation().events[-1] == last
 
 
-def test_another_end_without_any_work_is_told_too():
+def test_gate_edit_that_changes_the_outcome_emits_an_event():
     scenario = Scenario(a_pipeline(evaluate={"gate": {"metric": "f1"}}, push=None, deploy=None)).finish()
     assert scenario.events[-1] == "PipelineFailed"
     scenario.edit(evaluate={"gate": {"metric": "acc"}})
     assert scenario.events[-1] == "PipelineSucceeded"
 
 
-def test_a_pipeline_that_fails_again_after_a_retry_says_so_again():
+def test_second_failure_after_retry_emits_a_second_event():
     scenario = failed().retry("1")
     scenario.cluster.fail(scenario.start("prepare"), 65)
     assert scenario.reconcile_until_stable().events.count("PipelineFailed") == 2

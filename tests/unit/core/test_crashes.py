@@ -1,4 +1,4 @@
-"""The operator may be killed, and its cluster may refuse, before and after everything it asks for."""
+"""Fault injection: the operator is killed, or its cluster fails, before and after every request."""
 
 import contextlib
 import itertools
@@ -7,56 +7,56 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from support.scenario import Scenario, done_now
+from support.scenario import Scenario, run_coroutine
 
 from finetune_operator.errors import ClusterError
 from finetune_operator.reconcile import reconcile
 
-REQUESTS = ("read", "observe", "write_status", "apply", "announce")
+REQUESTS = ("read", "observe", "write_status", "apply", "emit_events")
 
 
 class Killed(BaseException):
-    """The operator's process is gone."""
+    """Simulates the death of the operator's process."""
 
 
-class Trouble:
-    """Raises once, at the n-th moment from now on."""
+class Fault:
+    """Raises an error once, at the n-th moment from now on."""
 
     def __init__(self, moment: int = 0, error: type[BaseException] = Killed) -> None:
-        self.left, self.error = moment, error
+        self.remaining, self.error = moment, error
         self.moments: list[str] = []
 
     def __call__(self, moment: str) -> None:
         self.moments.append(moment)
-        self.left -= 1
-        if self.left == 0:
+        self.remaining -= 1
+        if self.remaining == 0:
             raise self.error(moment)
 
-    def endure(self, look: Callable[[], None]) -> None:
-        """Look, and once more where that was ended by trouble."""
+    def retry(self, reconcile: Callable[[], None]) -> None:
+        """Reconcile, and once more if the fault ended the first try."""
         try:
-            look()
+            reconcile()
         except (Killed, ClusterError):
-            look()
+            reconcile()
 
 
-class TroubleAfterTrouble(Trouble):
-    """Ends every look at its first moment, the next at its second, and so on until one gets through."""
+class FaultAtEveryMoment(Fault):
+    """Ends each reconcile at its first moment, the retry at its second, and so on until one completes."""
 
-    def endure(self, look: Callable[[], None]) -> None:
+    def retry(self, reconcile: Callable[[], None]) -> None:
         for moment in itertools.count(1):
-            self.left = moment
+            self.remaining = moment
             with contextlib.suppress(Killed):
-                look()
-                if self.left > 0:
+                reconcile()
+                if self.remaining > 0:
                     return
 
 
-def a_story(trouble: Trouble) -> Scenario:
-    """A whole pipeline with an eviction, a failure, a suspension and an edit while training runs."""
+def run_pipeline(fault: Fault) -> Scenario:
+    """Run a whole pipeline with an eviction, a failure, a suspension and an edit during training."""
     scenario = Scenario()
-    scenario.cluster.inject_fault = trouble
-    scenario.reconcile = partial(trouble.endure, scenario.reconcile)
+    scenario.cluster.inject_fault = fault
+    scenario.reconcile = partial(fault.retry, scenario.reconcile)
     scenario.run("prepare")
     scenario.cluster.evict(scenario.start("train"), step=70, saved=70)
     job = scenario.start("train")
@@ -74,51 +74,52 @@ def a_story(trouble: Trouble) -> Scenario:
     return scenario.reconcile_until_stable().after(10).finish()
 
 
-def the_end(scenario: Scenario) -> str:
-    """All that is left in the end, without when."""
+def outcome(scenario: Scenario) -> str:
+    """Return all applied changes and the final status as JSON."""
     status = scenario.status.model_dump(mode="json", exclude_none=True)
     return json.dumps([scenario.cluster.applied, status], sort_keys=True)
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> tuple[Scenario, list[str]]:
-    """The story's end, and the names of all its moments."""
-    nothing = Trouble()
-    return a_story(nothing), nothing.moments
+def without_faults() -> tuple[Scenario, list[str]]:
+    """The same pipeline without a fault, and the names of all its moments."""
+    no_fault = Fault()
+    return run_pipeline(no_fault), no_fault.moments
 
 
-def same_end(scenario: Scenario, undisturbed: Scenario) -> bool:
-    told = scenario.cluster.emitted
-    assert len(told) == len(set(told)), "an event was announced twice"
-    assert set(told) <= set(undisturbed.cluster.emitted)
-    return the_end(scenario) == the_end(undisturbed)
+def same_outcome(scenario: Scenario, expected: Scenario) -> bool:
+    events = scenario.cluster.emitted
+    assert len(events) == len(set(events)), "an event was emitted twice"
+    assert set(events) <= set(expected.cluster.emitted)
+    return outcome(scenario) == outcome(expected)
 
 
-def test_an_operator_that_is_killed_in_every_look_at_every_moment_comes_to_the_same_end(undisturbed):
-    trouble = TroubleAfterTrouble()
-    assert same_end(a_story(trouble), undisturbed[0])
-    assert {f"{when} {what}" for what in REQUESTS for when in ("before", "after")} == set(trouble.moments)
+def test_kill_at_every_moment_of_each_reconcile_changes_nothing(without_faults):
+    fault = FaultAtEveryMoment()
+    assert same_outcome(run_pipeline(fault), without_faults[0])
+    assert {f"{when} {request}" for request in REQUESTS for when in ("before", "after")} == set(fault.moments)
 
 
-def test_a_single_trouble_changes_nothing_about_the_end(undisturbed):
-    scenario, moments = undisturbed
-    for moment in range(1, len(moments), 41):  # coprime with the moments of a look, so that all kinds are among them
+def test_single_fault_does_not_change_the_outcome(without_faults):
+    expected, moments = without_faults
+    # 41 is coprime with the number of moments in a reconcile, so that every kind of moment is among them.
+    for moment in range(1, len(moments), 41):
         error = Killed if moment % 2 else ClusterError
-        assert same_end(a_story(Trouble(moment, error)), scenario), f"{error.__name__} {moments[moment - 1]}"
+        assert same_outcome(run_pipeline(Fault(moment, error)), expected), f"{error.__name__} {moments[moment - 1]}"
 
 
-def test_what_was_written_down_is_announced_also_when_what_follows_is_refused():
+def test_events_are_emitted_when_apply_fails():
     scenario = Scenario()
-    scenario.cluster.inject_fault = Trouble(7, ClusterError)
+    scenario.cluster.inject_fault = Fault(7, ClusterError)
     with pytest.raises(ClusterError, match="before apply"):
         scenario.reconcile()
     assert scenario.events == ["AttemptStarted"]
     assert scenario.reconcile_until_stable().events == ["AttemptStarted"]
 
 
-def test_nothing_is_done_or_said_before_it_is_written_down():
+def test_failed_status_write_applies_and_emits_nothing():
     scenario = Scenario()
-    scenario.cluster.inject_fault = Trouble(5, ClusterError)
+    scenario.cluster.inject_fault = Fault(5, ClusterError)
     with pytest.raises(ClusterError, match="before write_status"):
         scenario.reconcile()
     assert scenario.cluster.applied == []
@@ -126,32 +127,32 @@ def test_nothing_is_done_or_said_before_it_is_written_down():
     assert scenario.status.stages == {}
 
 
-def test_a_status_written_by_somebody_else_in_between_is_not_overwritten():
+def test_concurrent_edit_is_a_conflict_and_is_not_overwritten():
     scenario = Scenario()
     edits = iter([scenario.spec.model_copy(update={"seed": 7})])
 
-    def somebody(moment: str) -> None:
+    def edit_before_write(moment: str) -> None:
         if moment == "before write_status" and (spec := next(edits, None)):
             scenario.cluster.edit(scenario.key, spec)
 
-    scenario.cluster.inject_fault = somebody
+    scenario.cluster.inject_fault = edit_before_write
     with pytest.raises(ClusterError, match="changed since"):
-        done_now(reconcile(scenario.key, scenario.cluster, scenario.settings, scenario.cluster.now))
+        run_coroutine(reconcile(scenario.key, scenario.cluster, scenario.settings, scenario.cluster.now))
     assert scenario.cluster.applied == []
     assert scenario.reconcile_until_stable().status.observed_generation == 2
 
 
-def test_what_is_left_of_two_actions_is_done_by_the_next_operator():
+def test_second_of_two_actions_is_applied_after_a_kill():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
     scenario.cluster.edit(scenario.key, scenario.spec.model_copy(update={"seed": 7}))
-    deaths = iter(["after apply"])
+    kills = iter([Killed])
 
-    def between_the_two(moment: str) -> None:
-        if moment == "after apply" and next(deaths, None):
-            raise Killed
+    def kill_after_first_action(moment: str) -> None:
+        if moment == "after apply" and (kill := next(kills, None)):
+            raise kill
 
-    scenario.cluster.inject_fault = between_the_two
+    scenario.cluster.inject_fault = kill_after_first_action
     with pytest.raises(Killed):
         scenario.reconcile()
     assert scenario.created_jobs[-1] == "prepare-a2"

@@ -1,3 +1,5 @@
+"""The generated CustomResourceDefinition, and that its schema and the models accept the same manifests."""
+
 import copy
 import json
 import re
@@ -8,20 +10,21 @@ import yaml
 from jsonschema import Draft4Validator
 from pydantic import ValidationError
 
-from finetune_cli.manifest import yaml_reader as documents
+from finetune_cli.manifest import yaml_reader
 from finetune_operator.api.group import KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.crd import generate as crdgen
+from finetune_operator.crd import generate
 
 ROOT = Path(__file__).parents[3]
-LARGEST_FOR_CLIENT_SIDE_APPLY = 256 * 1024
+CLIENT_SIDE_APPLY_BYTES = 256 * 1024
+"""Limit of an annotation, in which client-side apply stores the whole object."""
 
 
 def manifests():
     files = [*ROOT.glob("examples/**/*.y*ml"), *ROOT.glob("tests/data/*.yaml"), *ROOT.glob("operator/**/template.yaml")]
     for file in files:
-        for document in documents.load(file).documents:
+        for document in yaml_reader.load(file).documents:
             manifest = document.plain()
             if isinstance(manifest, dict) and manifest.get("kind") == KIND:
                 yield pytest.param(manifest, id=f"{file.relative_to(ROOT)}")
@@ -37,7 +40,7 @@ def walk(schema, path="$"):
 
 
 def strict(schema):
-    """What the server does to unknown keys under strict field validation, which is kubectl's default."""
+    """Return the schema with unknown keys forbidden, as in strict field validation (kubectl's default)."""
     schema = copy.deepcopy(schema)
     for _, part in list(walk(schema)):
         if "properties" in part and not part.get("x-kubernetes-preserve-unknown-fields"):
@@ -47,7 +50,7 @@ def strict(schema):
 
 @pytest.fixture(scope="module")
 def definition():
-    return yaml.safe_load(crdgen.FILE.read_text())
+    return yaml.safe_load(generate.FILE.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -61,62 +64,63 @@ def schema(version):
 
 
 @pytest.fixture(scope="module")
-def server(schema):
+def validator(schema):
+    """Validates as the API server does."""
     return Draft4Validator(strict(schema))
 
 
 @pytest.fixture(scope="module")
 def everything():
-    return documents.load(ROOT / "tests/data/everything.yaml").documents[0].plain()
+    return yaml_reader.load(ROOT / "tests/data/everything.yaml").documents[0].plain()
 
 
-def test_the_committed_file_is_what_the_models_say():
-    assert crdgen.FILE.read_text() == crdgen.text()
-    assert crdgen.main(["--check"]) == 0
+def test_committed_files_match_the_models():
+    assert generate.FILE.read_text() == generate.text()
+    assert generate.main(["--check"]) == 0
 
 
-def test_a_file_that_is_out_of_date_is_reported_with_the_command_that_mends_it(tmp_path, monkeypatch, capsys):
+def test_check_of_stale_file_names_the_command_to_run(tmp_path, monkeypatch, capsys):
     stale = tmp_path / "crds" / "stale.yaml"
-    monkeypatch.setattr(crdgen, "FILE", stale)
-    assert crdgen.main([]) == 0
+    monkeypatch.setattr(generate, "FILE", stale)
+    assert generate.main([]) == 0
     stale.write_text(stale.read_text().replace("maximum: 1024", "maximum: 1025"))
-    assert crdgen.main(["--check"]) == 1
-    said = capsys.readouterr().err
-    assert "maximum: 1025" in said
-    assert "make crds" in said
+    assert generate.main(["--check"]) == 1
+    error = capsys.readouterr().err
+    assert "maximum: 1025" in error
+    assert "make crds" in error
 
 
-def test_it_is_small_enough_for_client_side_apply():
-    assert crdgen.FILE.stat().st_size < LARGEST_FOR_CLIENT_SIDE_APPLY
+def test_crd_is_small_enough_for_client_side_apply():
+    assert generate.FILE.stat().st_size < CLIENT_SIDE_APPLY_BYTES
 
 
-def test_kubectl_knows_it_by_its_short_name_and_in_all(definition):
+def test_crd_has_short_name_and_category_all(definition):
     names = definition["spec"]["names"]
     assert definition["metadata"]["name"] == "finetunepipelines.finetune.dev"
     assert (names["shortNames"], names["categories"]) == (["ftp"], ["all"])
 
 
-def test_columns_show_fields_that_the_status_has(version, schema):
+def test_printer_columns_refer_to_status_fields(version, schema):
     assert [column["name"] for column in version["additionalPrinterColumns"] if not column.get("priority")] == [
         "Phase", "Stage", "Progress", "Attempt", "Age",
     ]  # fmt: skip
     for column in version["additionalPrinterColumns"]:
-        place = schema
-        for step in re.sub(r"\[.*?\)\]", "", column["jsonPath"]).strip(".").split("."):
-            if step == "creationTimestamp":
+        part = schema
+        for name in re.sub(r"\[.*?\)\]", "", column["jsonPath"]).strip(".").split("."):
+            if name == "creationTimestamp":
                 break
-            place = place["properties"][step]
-            place = place.get("items", place)
+            part = part["properties"][name]
+            part = part.get("items", part)
         else:
-            assert place["type"] == column["type"]
+            assert part["type"] == column["type"]
 
 
-def test_every_field_of_the_spec_is_explained(schema):
-    silent = [path for path, part in walk(schema["properties"]["spec"]) if "." in path and "description" not in part]
-    assert [path for path in silent if not path.endswith(("items", "additionalProperties"))] == []
+def test_every_field_of_the_spec_has_a_description(schema):
+    missing = [path for path, part in walk(schema["properties"]["spec"]) if "." in path and "description" not in part]
+    assert [path for path in missing if not path.endswith(("items", "additionalProperties"))] == []
 
 
-def test_the_test_manifest_has_every_field_of_the_spec(schema, everything):
+def test_complete_manifest_has_every_field_of_the_spec(schema, everything):
     def missing(part, data, path):
         for name, inner in part.get("properties", {}).items():
             if not isinstance(data, dict) or name not in data:
@@ -124,50 +128,50 @@ def test_the_test_manifest_has_every_field_of_the_spec(schema, everything):
             else:
                 yield from missing(inner, data[name], f"{path}.{name}")
 
-    left_out = set(missing(schema["properties"]["spec"], everything["spec"], "spec"))
-    shared = {path for path in left_out if re.search(r"\.(resources|placement|retries)\.", path)}
-    assert left_out - shared == {"spec.train.epochs"}
+    absent = set(missing(schema["properties"]["spec"], everything["spec"], "spec"))
+    shared = {path for path in absent if re.search(r"\.(resources|placement|retries)\.", path)}
+    assert absent - shared == {"spec.train.epochs"}  # excluded by maxSteps
 
 
-def test_what_is_optional_is_absent_and_never_null(schema):
+def test_schema_has_no_nulls(schema):
     for path, part in walk(schema):
         assert "nullable" not in part, path
         assert part.get("default", 0) is not None, path
         assert "null" not in json.dumps(part.get("default", 0)), path
 
 
-def test_defaults_of_nested_models_are_written_as_users_write_them(schema):
+def test_defaults_of_nested_models_are_in_camel_case(schema):
     train = schema["properties"]["spec"]["properties"]["train"]
     assert train["default"]["lora"]["targetModules"] == ["all-linear"]
     assert train["properties"]["lora"]["default"]["rank"] == 16
 
 
-def test_defaults_are_valid_where_they_stand(schema):
+def test_defaults_are_valid_for_their_schema(schema):
     for path, part in walk(schema):
         if "default" in part:
             assert list(Draft4Validator(strict_part(part)).iter_errors(part["default"])) == [], path
 
 
 def strict_part(part):
-    return strict({"properties": {"it": part}})["properties"]["it"]
+    return strict({"properties": {"field": part}})["properties"]["field"]
 
 
-def test_status_before_the_operators_first_look_is_one_that_the_model_reads(schema):
+def test_default_status_is_readable_by_the_model(schema):
     default = schema["properties"]["status"]["default"]
     assert PipelineStatus.model_validate(default).observed_generation == -1
 
 
-def test_every_stage_can_be_asked_for(schema):
+def test_every_stage_is_a_field_of_the_spec(schema):
     assert {stage.name for stage in STAGES} <= schema["properties"]["spec"]["properties"].keys()
 
 
 @pytest.mark.parametrize("manifest", list(manifests()))
-def test_every_manifest_of_the_project_is_valid_for_the_server_and_for_the_operator(manifest, server):
-    assert [error.message for error in server.iter_errors(manifest)] == []
+def test_project_manifest_is_valid_for_schema_and_model(manifest, validator):
+    assert [error.message for error in validator.iter_errors(manifest)] == []
     PipelineSpec.model_validate(manifest["spec"])
 
 
-BROKEN = [
+INVALID = [
     ("model.uri", "s3 bucket"),
     ("model.uri", ""),
     ("model", None),
@@ -212,14 +216,14 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value"), BROKEN, ids=lambda part: str(part)[:40])
-def test_a_broken_value_is_refused_by_the_server_and_by_the_operator(path, value, everything, server):
+@pytest.mark.parametrize(("path", "value"), INVALID, ids=lambda part: str(part)[:40])
+def test_invalid_value_is_rejected_by_schema_and_model(path, value, everything, validator):
     manifest = copy.deepcopy(everything)
-    place = manifest["spec"]
+    target = manifest["spec"]
     *parents, last = path.split(".")
-    for step in parents:
-        place = place.setdefault(step, {})
-    place[last] = value
-    assert list(server.iter_errors(manifest)) != []
+    for name in parents:
+        target = target.setdefault(name, {})
+    target[last] = value
+    assert list(validator.iter_errors(manifest)) != []
     with pytest.raises(ValidationError):
         PipelineSpec.model_validate_json(json.dumps(manifest["spec"]), strict=True)

@@ -1,4 +1,4 @@
-"""Kubernetes' written rules for structural schemas, and what the converter refuses rather than weaken."""
+"""Kubernetes' rules for structural schemas, and which schemas the converter rejects instead of weakening them."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, StringConstraints
 
-from finetune_operator.crd import generate as crdgen
+from finetune_operator.crd import generate
 from finetune_operator.crd.structural import UnsupportedSchema, structural
 
 JSON_SCHEMA_PROPS = {
@@ -33,7 +33,7 @@ NOT_IN_RE2 = re.compile(r"\(\?[=!<]|\\[1-9]|\(\?>|[*+?}]\+|\\Z|\(\?P=")
 
 
 INT_OR_STRING = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
-"""The only part without a type, and the only anyOf, that a structural schema may have."""
+"""The only part of a structural schema that may have no type and may have anyOf."""
 
 
 def parts(schema, path="$"):
@@ -50,38 +50,38 @@ def parts(schema, path="$"):
 
 @pytest.fixture(scope="module")
 def schema():
-    return yaml.safe_load(crdgen.FILE.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return yaml.safe_load(generate.FILE.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
-def test_every_part_has_a_type_and_only_keywords_that_belong_to_it(schema):
+def test_every_part_has_a_type_and_only_its_keywords(schema):
     for path, part in parts(schema):
         assert part.keys() <= JSON_SCHEMA_PROPS, path
         assert part.keys() <= OF_TYPE[part["type"]] | ANYWHERE, path
         assert part.get("format", "date-time") in FORMATS, path
 
 
-def test_mappings_have_named_or_free_keys_and_never_both(schema):
+def test_mappings_have_named_or_free_keys_but_not_both(schema):
     for path, part in parts(schema):
         assert not {"properties", "additionalProperties"} <= part.keys(), path
         assert isinstance(part.get("additionalProperties", {}), dict), path
         assert part["type"] != "array" or "items" in part, path
 
 
-def test_what_is_required_is_specified_and_has_no_default(schema):
+def test_required_fields_have_a_schema_and_no_default(schema):
     for path, part in parts(schema):
         for name in part.get("required", ()):
             assert "default" not in part["properties"][name], f"{path}.{name}"
 
 
-def test_bounds_are_open_by_a_boolean_beside_a_number(schema):
+def test_exclusive_bounds_are_booleans_beside_a_number(schema):
     for path, part in parts(schema):
         for bound in ("minimum", "maximum"):
-            word = f"exclusive{bound.capitalize()}"
-            assert part.get(word, True) is True, path
-            assert word not in part or bound in part, path
+            exclusive = f"exclusive{bound.capitalize()}"
+            assert part.get(exclusive, True) is True, path
+            assert exclusive not in part or bound in part, path
 
 
-def test_patterns_are_in_the_dialect_of_the_server(schema):
+def test_patterns_are_valid_re2(schema):
     patterns = {part["pattern"] for _, part in parts(schema) if "pattern" in part}
     assert patterns
     for pattern in patterns:
@@ -98,23 +98,24 @@ def test_keys_of_list_maps_are_required_members(schema):
             assert key in part["items"]["required"]
 
 
-def test_lists_have_no_defaults_inside_which_gitops_tools_would_take_for_drift(schema):
+def test_list_items_have_no_defaults(schema):
+    """GitOps tools would report defaults inside list items as drift."""
     for path, part in parts(schema):
-        for inside, item in parts(part["items"]) if "items" in part else ():
-            assert "default" not in item, f"{path}{inside}"
+        for inner_path, item in parts(part["items"]) if "items" in part else ():
+            assert "default" not in item, f"{path}{inner_path}"
 
 
 def test_rules_are_bounded_and_their_messages_fit(schema):
-    found = 0
+    count = 0
     for path, part in parts(schema):
         for rule in part.get("x-kubernetes-validations", ()):
-            found += 1
+            count += 1
             assert 0 < len(rule["message"]) <= 2048, path
             assert "\n" not in rule["message"], path
             if "self.all(" in rule["rule"]:
                 assert "maxProperties" in part or "maxItems" in part, path
             assert rule["rule"].count("(") == rule["rule"].count(")"), path
-    assert found > 5
+    assert count > 5
 
 
 def test_strings_lists_and_mappings_of_the_spec_are_bounded(schema):
@@ -166,7 +167,7 @@ class EnumKeys(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("model", "place"),
+    ("model", "message"),
     [
         (Node, ".child: Node contains itself"),
         (Tags, "$.it: uniqueItems"),
@@ -178,10 +179,10 @@ class EnumKeys(BaseModel):
         (EnumKeys, "$.it: "),
     ],
 )
-def test_what_cannot_be_expressed_is_refused_with_its_place(model, place):
-    with pytest.raises(UnsupportedSchema) as refused:
+def test_unsupported_schema_is_rejected_with_its_path(model, message):
+    with pytest.raises(UnsupportedSchema) as error:
         structural(model.model_json_schema())
-    assert place in str(refused.value)
+    assert message in str(error.value)
 
 
 class Wide(BaseModel):
@@ -191,7 +192,7 @@ class Wide(BaseModel):
     names: dict[Annotated[str, StringConstraints(pattern=r"^\S'$", max_length=9)], int] = Field(max_length=3)
 
 
-def test_what_can_be_expressed_keeps_its_meaning():
+def test_converted_schema_keeps_all_constraints():
     properties = structural(Wide.model_json_schema())["properties"]
     assert properties["above"] == {
         "type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 1, "exclusiveMaximum": True,

@@ -1,4 +1,4 @@
-"""Adding a stage is a file and a line that names it; adding a placement or an engine is a line."""
+"""A new stage is one file and one field of the spec; a new capacity type or engine is one line."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ TRAINER = ROOT / "trainer" / "finetune_trainer"
 MAY_NAME_STAGES = {OPERATOR / "api" / "spec.py", *(OPERATOR / "api" / "stages").glob("*.py")}
 
 NEW_STAGE = '''
-"""Ask the adapter what it must never answer."""
+"""Test the adapter with unsafe prompts."""
 
 from typing import ClassVar, Literal
 
@@ -31,7 +31,7 @@ class SafetyConfig(StageConfig):
 
 
 class Safety(StageSpec):
-    """Asks what must never be answered."""
+    """Tests the adapter with unsafe prompts."""
 
     name: ClassVar[str] = "safety"
     condition: ClassVar[str] = "Safeguarded"
@@ -39,7 +39,7 @@ class Safety(StageSpec):
     pool: ClassVar[str] = "eval"
 
     questions: int = 5
-    """How many."""
+    """Number of prompts."""
 
     def config(self, context: ConfigContext) -> SafetyConfig:
         return SafetyConfig(identity="", train=context.identities["train"], questions=self.questions)
@@ -49,7 +49,7 @@ NEW_PLACEMENT = '    "reserved": lambda _: NodeClass(node_selector={"reserved": 
 
 NEW_ENGINE = '    "llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
 
-STORY = """
+SCRIPT = """
 from support.scenario import RESULTS, Scenario, a_pipeline
 
 from finetune_operator.crd.generate import text
@@ -71,7 +71,7 @@ print("questions" in crd, "reserved" in crd, "llamafile" in crd)
 
 @pytest.fixture
 def extended(tmp_path) -> Path:
-    """A copy of the operator and the trainer with a stage, a placement and an engine more."""
+    """Return a copy of the operator and the trainer with an additional stage, capacity type and engine."""
     trainer = shutil.copytree(TRAINER, tmp_path / TRAINER.name, ignore=shutil.ignore_patterns("__pycache__"))
     vllm = '    "vllm": Engine(_vllm_container, _vllm_process, "vllm"),\n'
     add(trainer / "contract" / "engines.py", after=vllm, line=NEW_ENGINE)
@@ -94,21 +94,21 @@ def extended(tmp_path) -> Path:
 
 def add(path: Path, *, after: str, line: str) -> None:
     text = path.read_text()
-    assert text.count(after) == 1, f"{path} reads otherwise now"
+    assert text.count(after) == 1, f"{path} must contain this line once: {after}"
     path.write_text(text.replace(after, after + line))
 
 
 def test_new_stage_placement_and_engine_need_nothing_else(extended):
     paths = (extended, ROOT / "tests")
-    story = subprocess.run(
-        [sys.executable, "-c", STORY],
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert story.stderr == ""
-    assert story.stdout.splitlines() == [
+    assert process.stderr == ""
+    assert process.stdout.splitlines() == [
         "deploy-a1 evaluate-a1 prepare-a1 push-a1 safety-a1 safety-a2 train-a1",
         "Succeeded True StageSucceeded",
         "{'reserved': 'true'}",
@@ -118,14 +118,14 @@ def test_new_stage_placement_and_engine_need_nothing_else(extended):
 
 
 def names_of_stages(tree: ast.AST) -> list[str]:
-    """Name the stages that code speaks of, as text or as an attribute."""
+    """Return the stage names in the code, as strings and as attributes."""
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     attributes = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return [name for name in (*texts, *attributes) if name in ORDER]
 
 
-def test_no_stage_is_named_outside_its_own_file_and_the_spec():
-    named = {path: names_of_stages(ast.parse(path.read_text())) for path in OPERATOR.rglob("*.py")}
-    assert {path: names for path, names in named.items() if names and path not in MAY_NAME_STAGES} == {}
+def test_no_stage_is_named_outside_its_file_and_the_spec():
+    found = {path: names_of_stages(ast.parse(path.read_text())) for path in OPERATOR.rglob("*.py")}
+    assert {path: names for path, names in found.items() if names and path not in MAY_NAME_STAGES} == {}
     assert names_of_stages(ast.parse("x = spec.train"))
     assert names_of_stages(ast.parse("views['push']"))

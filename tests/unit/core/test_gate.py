@@ -1,4 +1,4 @@
-"""The score that decides what is published and served."""
+"""The gate, which decides what is published and served."""
 
 import math
 
@@ -19,14 +19,14 @@ def gated(gate: dict, **changes) -> Scenario:
         (math.nan, None, 0, False),
         (math.inf, None, 0, True),
         (-math.inf, None, 0, False),
-        (0.61, math.nan, 0, True),  # the error does not matter where no margin is asked for
+        (0.61, math.nan, 0, True),  # without a margin the error does not matter
         (0.61, math.nan, 1, False),
         (0.7, 0.04, 2, True),
         (0.7, 0.05, 2, False),  # 0.7 - 2 * 0.05 is not above 0.6
         (0.7, 0.06, 2, False),
     ],
 )
-def test_the_gate_opens_only_above_the_threshold(value, stderr, standard_errors, passes):
+def test_gate_passes_only_above_the_threshold(value, stderr, standard_errors, passes):
     scenario = gated({"threshold": 0.6, "standardErrors": standard_errors})
     scenario.finish(evaluate=scores(value, stderr))
     assert scenario.status.gate
@@ -35,7 +35,7 @@ def test_the_gate_opens_only_above_the_threshold(value, stderr, standard_errors,
     assert ("deploy-a1" in scenario.created_jobs) is passes
 
 
-def test_below_the_gate_the_pipeline_is_finished_and_not_ready():
+def test_pipeline_below_the_gate_is_finished_and_not_ready():
     scenario = Scenario().finish(evaluate=scores(0.5, 0.02))
     assert scenario.status.phase == "BelowThreshold"
     assert scenario.condition("Finished") == ("True", "BelowThreshold")
@@ -48,11 +48,11 @@ def test_below_the_gate_the_pipeline_is_finished_and_not_ready():
 @pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.parametrize("push", ["Always", "GatePassed"])
 @pytest.mark.parametrize("deploy", ["Always", "GatePassed"])
-def test_each_stage_waits_for_the_gate_only_if_it_is_told_to(push, deploy, passes):
+def test_failed_gate_skips_only_stages_with_gate_passed(push, deploy, passes):
     scenario = Scenario(a_pipeline(push={"when": push}, deploy={"when": deploy}))
     scenario.finish(evaluate=scores(0.7 if passes else 0.5))
     pushed = passes or push == "Always"
-    deployed = pushed and (passes or deploy == "Always")  # what was not pushed cannot be served
+    deployed = pushed and (passes or deploy == "Always")  # a model that was not pushed cannot be served
     states = scenario.states
     assert (states["push"], states["deploy"]) == (
         "Succeeded" if pushed else "Skipped",
@@ -63,17 +63,20 @@ def test_each_stage_waits_for_the_gate_only_if_it_is_told_to(push, deploy, passe
     )
 
 
-def test_without_a_gate_everything_is_published():
+def test_pipeline_without_gate_runs_all_stages():
     scenario = Scenario(a_pipeline(evaluate={"gate": None}, deploy={"when": "Always"})).finish()
     assert scenario.status.gate is None
     assert scenario.status.phase == "Succeeded"
 
 
-def test_a_metric_that_was_not_measured_fails_and_names_those_that_were():
+def test_unmeasured_metric_fails_and_lists_measured_ones():
     scenario = gated({"metric": "f1"}, push={"when": "GatePassed"}).finish()
     assert scenario.status.phase == "Failed"
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
-    assert scenario.stage("evaluate").message == "evaluate.gate.metric: f1 was not measured; measured metrics: acc, acc_norm"
+    assert (
+        scenario.stage("evaluate").message
+        == "evaluate.gate.metric: f1 was not measured; measured metrics: acc, acc_norm"
+    )
     assert scenario.states["push"] == "Pending"
     assert kstatus(scenario.generation, scenario.status) == "Failed"
     scenario.edit(evaluate={"gate": {"metric": "acc"}})
@@ -82,13 +85,13 @@ def test_a_metric_that_was_not_measured_fails_and_names_those_that_were():
     assert "evaluate-a2" not in scenario.created_jobs
 
 
-def test_a_margin_needs_a_standard_error():
+def test_margin_without_standard_error_fails():
     scenario = gated({"standardErrors": 1}).finish(evaluate=scores(0.9))
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
     assert "standardErrors" in scenario.stage("evaluate").message
 
 
-def test_another_threshold_runs_nothing_again_and_decides_anew():
+def test_lower_threshold_deploys_without_reruns():
     scenario = Scenario().finish(evaluate=scores(0.5))
     assert scenario.status.phase == "BelowThreshold"
     before = scenario.created_jobs
@@ -97,7 +100,7 @@ def test_another_threshold_runs_nothing_again_and_decides_anew():
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_a_higher_threshold_after_everything_is_done_undoes_nothing():
+def test_higher_threshold_after_deploy_changes_no_stage():
     scenario = Scenario().finish(evaluate=scores(0.7))
     before = scenario.created_jobs
     scenario.edit(evaluate={"gate": {"threshold": 0.9}}).finish()

@@ -1,10 +1,12 @@
+"""A pipeline without disruptions, from the first reconcile to the end."""
+
 import pytest
 from support.scenario import ORDER, Scenario, a_pipeline, kstatus
 
 from finetune_operator.api.status import Outcome
 
 
-def test_stages_run_one_after_the_other_and_each_once():
+def test_stages_run_once_in_order():
     scenario = Scenario().finish()
     assert scenario.created_jobs == ["prepare-a1", "train-a1", "evaluate-a1", "push-a1", "deploy-a1"]
     assert set(scenario.states.values()) == {"Succeeded"}
@@ -13,7 +15,7 @@ def test_stages_run_one_after_the_other_and_each_once():
     assert scenario.condition("Finished") == ("True", "AllStagesSucceeded")
 
 
-def test_only_what_is_asked_for_runs():
+def test_only_requested_stages_run():
     scenario = Scenario(a_pipeline(evaluate=None, push=None, deploy=None)).finish()
     assert scenario.created_jobs == ["prepare-a1", "train-a1"]
     assert scenario.states == {
@@ -26,7 +28,7 @@ def test_only_what_is_asked_for_runs():
     assert scenario.condition("Ready") == ("True", "AllStagesSucceeded")
 
 
-def test_the_first_look_says_everything_before_the_first_job_runs():
+def test_first_reconcile_writes_the_complete_status():
     scenario = Scenario()
     scenario.reconcile()
     assert [c.type for c in scenario.status.conditions] == [
@@ -44,7 +46,7 @@ def test_the_first_look_says_everything_before_the_first_job_runs():
 
 
 @pytest.mark.parametrize("stage", ORDER)
-def test_status_names_the_stage_that_runs(stage):
+def test_status_shows_running_stage(stage):
     scenario = Scenario().run_before(stage)
     job = scenario.start(stage)
     scenario.cluster.progress(job, step=62, total=100, start_step=0)
@@ -60,27 +62,27 @@ def test_the_published_model_is_in_the_status():
     assert (scenario.status.model.uri, scenario.status.model.digest) == ("pvc://models/demo", "sha256:abc")
 
 
-def test_finished_stays_finished_when_the_jobs_are_deleted():
+def test_finished_pipeline_ignores_deleted_jobs():
     scenario = Scenario().finish()
-    before = scenario.statuses
+    before = scenario.change_counts
     for name in list(scenario.cluster.jobs):
         scenario.cluster.delete_job(name)
     scenario.after(86_400).reconcile_until_stable()
-    assert scenario.statuses == before
+    assert scenario.change_counts == before
 
 
-def test_failed_stays_failed_when_the_jobs_are_deleted():
+def test_failed_pipeline_ignores_deleted_jobs():
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 65)
     before = scenario.reconcile_until_stable().statuses
     for name in list(scenario.cluster.jobs):
         scenario.cluster.delete_job(name)
     scenario.after(86_400).reconcile_until_stable()
-    assert scenario.statuses == before
+    assert scenario.change_counts == before
     assert scenario.status.phase == "Failed"
 
 
-def test_a_pipeline_that_is_gone_is_forgotten():
+def test_deleted_pipeline_is_not_requeued():
     scenario = Scenario()
     del scenario.cluster.pipelines[scenario.key]
     scenario.reconcile()
@@ -88,7 +90,7 @@ def test_a_pipeline_that_is_gone_is_forgotten():
     assert scenario.cluster.jobs == {}
 
 
-def test_two_pipelines_of_one_name_after_another_share_no_job():
+def test_recreated_pipeline_of_same_name_gets_new_jobs():
     scenario = Scenario().run("prepare")
     scenario.cluster.submit(scenario.key, scenario.spec, uid="11111111-2222-3333-4444-555555555555")
     scenario.reconcile_until_stable()

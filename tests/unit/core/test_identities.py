@@ -1,4 +1,4 @@
-"""What is to be made has the same name for as long as it is the same."""
+"""Identities change only if the result changes."""
 
 import json
 from pathlib import Path
@@ -14,35 +14,37 @@ DEFAULTS = Path(__file__).parents[2] / "data" / f"defaults-of-results-{RESULTS_V
 
 
 class LaterRecipe(recipes.TrainRecipe):
-    """The recipe of a later version, which knows one field more."""
+    """The recipe of a later version with one more field."""
 
     sharpness: float = 0.5
 
 
 class LaterConfig(configs.TrainConfig):
+    """The config of that version."""
+
     recipe: LaterRecipe
 
 
-def later(config: configs.TrainConfig, **more: float) -> LaterConfig:
-    said = config.model_dump()
-    return LaterConfig.model_validate({**said, "recipe": {**said["recipe"], **more}})
+def later(config: configs.TrainConfig, **fields: float) -> LaterConfig:
+    data = config.model_dump()
+    return LaterConfig.model_validate({**data, "recipe": {**data["recipe"], **fields}})
 
 
-def training() -> tuple[Train, configs.TrainConfig]:
+def train_spec_and_config() -> tuple[Train, configs.TrainConfig]:
     scenario = Scenario().run("prepare").reconcile_until_stable()
     config = configs.parse_config(scenario.cluster.jobs[scenario.attempt("train").job].template.env["FINETUNE_CONFIG"])
     assert isinstance(config, configs.TrainConfig)
     return scenario.spec.train, config
 
 
-def test_a_field_that_a_later_version_adds_makes_nothing_anew_until_it_is_used():
-    spec, config = training()
-    now = identity_of(spec, config, {})
-    assert identity_of(spec, later(config), {}) == now
-    assert identity_of(spec, later(config, sharpness=0.7), {}) != now
+def test_new_field_at_its_default_keeps_the_identity():
+    spec, config = train_spec_and_config()
+    identity = identity_of(spec, config, {})
+    assert identity_of(spec, later(config), {}) == identity
+    assert identity_of(spec, later(config, sharpness=0.7), {}) != identity
 
 
-def test_saying_what_is_the_default_anyway_makes_nothing_anew():
+def test_explicit_default_keeps_the_identity():
     plain, explicit = Scenario(), Scenario()
     explicit.edit(train={"lora": {"rank": 16}}, prepare={"tooLong": "truncate"})
     assert (
@@ -51,9 +53,9 @@ def test_saying_what_is_the_default_anyway_makes_nothing_anew():
     )
 
 
-def test_a_default_that_changes_is_another_version_of_the_results():
-    """Where this fails: raise RESULTS_VERSION if a default has changed; a new field is only added to the file."""
-    known = {
+def test_changed_default_requires_new_results_version():
+    """If this fails: raise RESULTS_VERSION for a changed default, or add a new field to the file."""
+    defaults = {
         f"{kind.__name__}.{name}": repr(field.get_default(call_default_factory=True))
         for module in (recipes, configs)
         for kind in vars(module).values()
@@ -61,4 +63,4 @@ def test_a_default_that_changes_is_another_version_of_the_results():
         for name, field in kind.model_fields.items()
         if not field.is_required()
     }
-    assert known == json.loads(DEFAULTS.read_text())
+    assert defaults == json.loads(DEFAULTS.read_text())

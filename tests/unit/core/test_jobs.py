@@ -1,4 +1,4 @@
-"""The Job of an attempt: its name, its labels, what its process is told."""
+"""The Job of an attempt: name, labels, config, environment and placement."""
 
 import re
 
@@ -25,23 +25,23 @@ def templates(scenario: Scenario):
 
 
 @given(names, st.integers(1, 10**6), st.sampled_from(ORDER))
-def test_names_fit_whatever_the_pipeline_is_called(pipeline, attempt, stage):
+def test_job_name_is_valid_for_every_pipeline_name(pipeline, attempt, stage):
     name = job_name(pipeline, UID, stage, attempt)
     assert len(name) <= 63
     assert JOB_NAME.fullmatch(name)
 
 
-def test_names_of_long_pipelines_differ():
+def test_job_names_of_long_pipeline_names_differ():
     long = [f"{'a' * 200}.{n}.{'b' * 40}" for n in range(50)]
     found = {job_name(name, UID, stage, n) for name in long for stage in ORDER for n in (1, 2, 11)}
     assert len(found) == 50 * len(ORDER) * 3
 
 
-def test_a_short_pipelines_name_is_told_whole():
+def test_job_name_contains_short_pipeline_name():
     assert job_name("demo", UID, "train", 3) == "demo-0f1e2d3c-train-a3"
 
 
-def test_a_pipeline_with_the_longest_name_runs():
+def test_pipeline_with_longest_name_succeeds():
     scenario = Scenario(name=f"{'a.' * 126}b").finish()
     assert scenario.status.phase == "Succeeded"
     for name, job in scenario.cluster.jobs.items():
@@ -50,7 +50,7 @@ def test_a_pipeline_with_the_longest_name_runs():
         assert all(len(value) <= 63 for value in job.template.labels.values())
 
 
-def test_labels_say_what_a_job_is():
+def test_labels_name_stage_attempt_and_identity():
     train = templates(Scenario())["train"]
     assert (train.labels[STAGE], train.labels[ATTEMPT], train.labels[IDENTITY]) == ("train", "1", train.identity)
 
@@ -58,18 +58,18 @@ def test_labels_say_what_a_job_is():
 @pytest.mark.parametrize(
     "spec", [a_pipeline(), a_pipeline(evaluate=None, deploy=None)], ids=["all", "without evaluate"]
 )
-def test_every_process_can_read_what_it_is_told(spec):
+def test_config_of_every_stage_is_readable(spec):
     for stage, template in templates(Scenario(spec)).items():
         config = parse_config(template.env[CONFIG])
         assert (config.stage, config.identity) == (stage, template.identity)
         assert template.command[-3:] == ("-m", "finetune_trainer", stage)
 
 
-def test_the_same_pipeline_makes_the_same_jobs():
+def test_same_pipeline_has_same_jobs():
     assert templates(Scenario()) == templates(Scenario())
 
 
-def test_a_process_is_told_uris_and_never_where_they_are_mounted():
+def test_config_holds_uris_and_no_mount_paths():
     spec = a_pipeline(dataset={"uri": "pvc://data/train.jsonl"}, workspace={"existingClaim": "scratch"})
     found = templates(Scenario(spec))
     assert all("scratch" not in str(template.env) for template in found.values())
@@ -79,73 +79,76 @@ def test_a_process_is_told_uris_and_never_where_they_are_mounted():
 
 
 @pytest.mark.parametrize("prompt", ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"])
-def test_a_text_that_only_begins_like_a_uri_names_no_claim(prompt):
+def test_text_that_only_starts_like_a_uri_names_no_claim(prompt):
     assert templates(Scenario(a_pipeline(deploy={"prompt": prompt})))["deploy"].claims == ("models",)
 
 
-def test_identities_are_the_same_in_every_pipeline_that_asks_for_the_same():
+def test_same_spec_in_another_pipeline_has_same_identities():
     one, other = Scenario(), Scenario(name="other")
     assert {s: t.identity for s, t in templates(one).items()} == {s: t.identity for s, t in templates(other).items()}
 
 
-def test_an_own_program_takes_the_trainers_place_and_determines_the_result():
-    own = Scenario(a_pipeline(train={"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}))
-    train, ours = templates(own)["train"], templates(Scenario())["train"]
+def test_custom_command_is_part_of_the_identity():
+    custom = Scenario(a_pipeline(train={"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}))
+    train, default = templates(custom)["train"], templates(Scenario())["train"]
     assert (train.image, train.command) == ("mine:1", ("/run", "--fast", "x"))
-    assert train.identity != ours.identity
+    assert train.identity != default.identity
     newer = templates(Scenario(a_pipeline(train={"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]})))
     assert newer["train"].identity != train.identity
 
 
 @pytest.mark.parametrize("stage", ["prepare", "train", "evaluate", "push"])
-def test_arguments_without_a_command_are_refused_before_anything_runs(stage):
+def test_args_without_command_are_rejected(stage):
     with pytest.raises(ValidationError, match=r"args: has no effect without command"):
         a_pipeline(**{stage: {"args": ["--fast"]}})
 
 
-def test_arguments_for_a_clusters_server_do_not_reach_the_trainer_that_serves_on_a_laptop():
+def test_deploy_args_are_not_passed_to_the_trainer():
+    """They are for the engine on a cluster. In a local run the trainer serves the model and takes no arguments."""
     scenario = Scenario(a_pipeline(deploy={"args": ["--fast"]}))
     deploy = templates(scenario)["deploy"]
     assert deploy.args == ("--fast",)
     assert "--fast" not in deploy.command
 
 
-def test_another_image_of_the_trainer_does_not_determine_the_result():
+def test_trainer_image_is_not_part_of_the_identity():
     found = templates(Scenario(a_pipeline(train={"image": "trainer:2"}), settings=Settings(trainer_image="trainer:1")))
     assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer:1")
     assert found["train"].identity == templates(Scenario())["train"].identity
 
 
-def test_the_users_variables_reach_the_process_and_cannot_replace_its_config():
+def test_env_reaches_the_process_but_cannot_set_its_config():
     train = templates(Scenario(a_pipeline(train={"env": {"A": "1"}})))["train"]
     assert train.env["A"] == "1"
     assert parse_config(train.env[CONFIG]).identity == train.identity
-    with pytest.raises(ValidationError, match=r"env: names with the prefix FINETUNE_ are reserved for the stage contract"):
+    with pytest.raises(
+        ValidationError, match=r"env: names with the prefix FINETUNE_ are reserved for the stage contract"
+    ):
         a_pipeline(train={"env": {CONFIG: "{}"}})
 
 
-def test_capacity_decides_where_a_pod_may_run():
-    wish = {"placement": {"capacity": "spot"}, "resources": {"gpu": {"count": 2}}}
-    spot = templates(Scenario(a_pipeline(train=wish)))["train"].placement
+def test_capacity_and_gpu_determine_placement():
+    changes = {"placement": {"capacity": "spot"}, "resources": {"gpu": {"count": 2}}}
+    spot = templates(Scenario(a_pipeline(train=changes)))["train"].placement
     assert (spot.capacity, spot.node_selector) == ("spot", {})
     assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}
     plain = templates(Scenario())["train"].placement
     assert (plain.capacity, plain.tolerations) == ("on-demand", ())
 
 
-def test_whoever_runs_the_operator_says_what_capacity_and_pools_mean():
-    preset = PlacementDefaults.model_validate(
+def test_operator_settings_define_capacity_and_pools():
+    defaults = PlacementDefaults.model_validate(
         {
             "pools": {"training": {"nodeSelector": {"workload": "training"}}},
             "spot": {"nodeSelector": {"lifecycle": "spot"}, "tolerations": [{"key": "cheap", "operator": "Exists"}]},
         }
     )
-    settings = Settings(placement_defaults=preset)
-    asked = {"train": {"placement": {"capacity": "spot"}}}
-    spot = templates(Scenario(a_pipeline(**asked), settings=settings))["train"].placement
+    settings = Settings(placement_defaults=defaults)
+    changes = {"train": {"placement": {"capacity": "spot"}}}
+    spot = templates(Scenario(a_pipeline(**changes), settings=settings))["train"].placement
     assert spot.node_selector == {"workload": "training", "lifecycle": "spot"}
     assert [toleration.key for toleration in spot.tolerations] == ["cheap"]
-    asked["train"]["placement"]["nodeSelector"] = {"mine": "yes"}
-    chosen = templates(Scenario(a_pipeline(**asked), settings=settings))["train"].placement
+    changes["train"]["placement"]["nodeSelector"] = {"mine": "yes"}
+    chosen = templates(Scenario(a_pipeline(**changes), settings=settings))["train"].placement
     assert chosen.node_selector == {"mine": "yes", "lifecycle": "spot"}
-    assert templates(Scenario(a_pipeline(**asked), settings=settings))["prepare"].placement.node_selector == {}
+    assert templates(Scenario(a_pipeline(**changes), settings=settings))["prepare"].placement.node_selector == {}

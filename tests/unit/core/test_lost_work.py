@@ -1,4 +1,4 @@
-"""What interruptions cost: steps that had to be done again, and the seconds they had taken."""
+"""Lost work: the steps that an interruption forces to be repeated, and their duration."""
 
 import pytest
 from support.scenario import Scenario
@@ -8,7 +8,7 @@ from finetune_trainer.contract.environment import CONFIG
 
 
 def train(scenario: Scenario, start: int | None, reached: int, seconds: float = 2.0) -> str:
-    """Let an attempt begin at one step and reach another."""
+    """Start an attempt that begins at step `start` and reaches step `reached`."""
     job = scenario.start("train")
     if start is not None:
         scenario.cluster.progress(job, step=reached, start_step=start, total=1000, step_seconds=seconds)
@@ -30,22 +30,22 @@ def scenario() -> Scenario:
     return Scenario().run("prepare")
 
 
-def test_nothing_is_lost_where_everything_was_saved(scenario):
+def test_saved_steps_are_not_lost(scenario):
     scenario.cluster.evict(train(scenario, 0, 70), step=73, saved=73)
     train(scenario, 73, 80)
     assert lost(scenario) == (0, 0.0)
     assert losses(scenario) == [0, None]
 
 
-def test_what_was_done_after_the_checkpoint_is_lost_with_the_node(scenario):
+def test_steps_after_the_checkpoint_are_lost_with_the_node(scenario):
     scenario.lose_node(train(scenario, 0, 750))
-    assert lost(scenario.reconcile_until_stable()) == (0, 0.0)  # not known yet
+    assert lost(scenario.reconcile_until_stable()) == (0, 0.0)  # unknown until the next attempt reports its start step
     train(scenario, 500, 510)
     assert lost(scenario) == (250, 500.0)
     assert losses(scenario) == [250, None]
 
 
-def test_a_loss_is_counted_once_however_often_it_is_looked_at(scenario):
+def test_lost_steps_are_counted_once(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     job = train(scenario, 500, 510)
     for step in (520, 600, 800):
@@ -63,13 +63,13 @@ def test_losses_of_several_interruptions_add_up(scenario):
     assert lost(scenario) == (370, 720.0)
 
 
-def test_going_back_to_an_older_checkpoint_costs_more(scenario):
+def test_resume_from_older_checkpoint_loses_more_steps(scenario):
     scenario.cluster.evict(train(scenario, 0, 750), step=750, saved=750)
-    train(scenario, 250, 251)  # the newest two were broken
+    train(scenario, 250, 251)  # the two newest checkpoints were corrupt
     assert lost(scenario) == (500, 1000.0)
 
 
-def test_an_attempt_that_got_nowhere_does_not_hide_the_loss_of_the_one_before(scenario):
+def test_attempt_without_steps_keeps_previous_loss_open(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     scenario.lose_node(train(scenario, None, 0))
     scenario.reconcile_until_stable()
@@ -79,7 +79,7 @@ def test_an_attempt_that_got_nowhere_does_not_hide_the_loss_of_the_one_before(sc
     assert lost(scenario) == (250, 500.0)
 
 
-def test_a_process_that_does_not_know_yet_where_it_begins_settles_nothing(scenario):
+def test_progress_without_start_step_settles_nothing(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     job = scenario.start("train")
     scenario.cluster.progress(job, step=0, note="loading the model")
@@ -91,22 +91,22 @@ def test_a_process_that_does_not_know_yet_where_it_begins_settles_nothing(scenar
     assert lost(scenario) == (250, 500.0)
 
 
-def test_the_last_word_of_a_process_counts_more_than_its_last_progress(scenario):
+def test_termination_message_overrides_last_progress(scenario):
     scenario.cluster.evict(train(scenario, 0, 700), step=730, saved=700)
     train(scenario, 700, 701)
     assert losses(scenario) == [30, None]
 
 
-def test_a_loss_is_known_at_the_latest_when_the_next_attempt_ends(scenario):
+def test_loss_is_settled_when_next_attempt_ends(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     job = scenario.start("train")
     scenario.cluster.progress(job, step=510, start_step=500, step_seconds=2.0)
-    scenario.lose_node(job)  # nobody looked in between
+    scenario.lose_node(job)  # both in one reconcile
     scenario.reconcile_until_stable()
     assert lost(scenario) == (250, 500.0)
 
 
-def test_another_training_loses_nothing_of_the_old_one(scenario):
+def test_new_identity_loses_no_steps_of_the_old_one(scenario):
     scenario.cluster.evict(train(scenario, 0, 750), step=750, saved=500)
     scenario.reconcile_until_stable().edit(train={"lora": {"rank": 4}})
     scenario.cluster.evict(scenario.attempt("train").job, why=None)
@@ -114,7 +114,7 @@ def test_another_training_loses_nothing_of_the_old_one(scenario):
     assert lost(scenario) == (0, 0.0)
 
 
-def test_other_resources_or_a_retry_do_not_make_the_past_unhappen(scenario):
+def test_new_resources_and_retry_keep_lost_steps(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     scenario.lose_node(train(scenario, 500, 510))
     scenario.reconcile_until_stable().edit(train={"resources": {"memory": "64Gi"}})
@@ -126,7 +126,7 @@ def test_other_resources_or_a_retry_do_not_make_the_past_unhappen(scenario):
     assert scenario.stage("train").interruptions_counted == 0
 
 
-def test_the_model_card_is_told_what_training_went_through(scenario):
+def test_push_config_contains_lineage_of_training(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     train(scenario, 500, 990)
     scenario.complete("train").run("evaluate")

@@ -1,4 +1,4 @@
-"""Anything may happen in any order, also the operator's death between any two lines."""
+"""Random events in random order, including the death of the operator between any two requests (hypothesis)."""
 
 import contextlib
 
@@ -43,10 +43,12 @@ EDITS = (
 
 
 class Killed(BaseException):
-    """The operator's process is gone."""
+    """Simulates the death of the operator's process."""
 
 
-class Anything(RuleBasedStateMachine):
+class RandomEvents(RuleBasedStateMachine):
+    """Rules are the events; invariants are checked after each of them."""
+
     def __init__(self) -> None:
         super().__init__()
         retries = {"retries": {"failures": 2, "interruptions": 3}}
@@ -59,48 +61,48 @@ class Anything(RuleBasedStateMachine):
         return [name for name, job in self.cluster.jobs.items() if job.live]
 
     @rule(moment=st.integers(0, 14), error=st.sampled_from([Killed, ClusterError]))
-    def look(self, moment: int, error: type[BaseException]) -> None:
-        left = [moment]
+    def reconcile_with_fault(self, moment: int, error: type[BaseException]) -> None:
+        remaining = [moment]
 
-        def trouble(name: str) -> None:
-            left[0] -= 1
-            if left[0] == 0:
+        def fault(name: str) -> None:
+            remaining[0] -= 1
+            if remaining[0] == 0:
                 raise error(name)
 
-        self.cluster.inject_fault = trouble
+        self.cluster.inject_fault = fault
         with contextlib.suppress(Killed, ClusterError):
             self.scenario.reconcile()
         self.cluster.inject_fault = lambda _moment: None
 
     @rule()
-    def look_undisturbed(self) -> None:
+    def reconcile(self) -> None:
         self.scenario.reconcile()
 
     @rule(seconds=st.sampled_from([0, 1, 9, 45, 700, 100_000]))
-    def time_goes_by(self, seconds: int) -> None:
+    def time_passes(self, seconds: int) -> None:
         self.scenario.after(seconds)
 
     @rule(changes=st.sampled_from(EDITS))
-    def somebody_edits(self, changes: dict) -> None:
+    def user_edits(self, changes: dict) -> None:
         data = self.scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-        with contextlib.suppress(ValidationError):  # the API server would refuse it
+        with contextlib.suppress(ValidationError):  # the API server would reject it
             self.scenario.spec = PipelineSpec.model_validate(merged(data, changes))
         self.cluster.edit(self.scenario.key, self.scenario.spec)
 
     @rule(
-        verb=st.sampled_from([CANCEL_ANNOTATION, RETRY_ANNOTATION, RETRY_ANNOTATION]),
+        annotation=st.sampled_from([CANCEL_ANNOTATION, RETRY_ANNOTATION, RETRY_ANNOTATION]),
         token=st.sampled_from(["", *"123"]),
     )
-    def somebody_annotates(self, verb: str, token: str) -> None:
-        self.cluster.annotate(self.scenario.key, verb, token)
+    def user_annotates(self, annotation: str, token: str) -> None:
+        self.cluster.annotate(self.scenario.key, annotation, token)
 
     @rule(digest=st.sampled_from(["sha256:1", "sha256:2"]))
-    def the_data_changes(self, digest: str) -> None:
+    def data_changes(self, digest: str) -> None:
         self.cluster.source_digests["hf://org/data/train.jsonl"] = digest
 
     @precondition(lambda self: self.live)
     @rule(pick=st.randoms(use_true_random=False), step=st.integers(0, 100), saved=st.integers(0, 100))
-    def a_process_starts_and_goes_on(self, pick, step: int, saved: int) -> None:
+    def process_starts_and_reports_progress(self, pick, step: int, saved: int) -> None:
         name = pick.choice(self.live)
         if self.cluster.jobs[name].observed.started_at is None:
             self.cluster.start(name)
@@ -108,22 +110,22 @@ class Anything(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(pick=st.randoms(use_true_random=False), score=st.sampled_from([0.5, 0.6, 0.95, float("nan")]))
-    def a_process_succeeds(self, pick, score: float) -> None:
+    def process_succeeds(self, pick, score: float) -> None:
         name = pick.choice(self.live)
         template = self.cluster.jobs[name].template
-        said = scores(score, pick.choice([None, 0.01])) if template.stage == "evaluate" else RESULTS[template.stage]
-        self.cluster.complete(name, a_result(template.stage, template.identity, **said))
+        fields = scores(score, pick.choice([None, 0.01])) if template.stage == "evaluate" else RESULTS[template.stage]
+        self.cluster.complete(name, a_result(template.stage, template.identity, **fields))
 
     @precondition(lambda self: self.live)
     @rule(pick=st.randoms(use_true_random=False), code=st.sampled_from([1, 64, 65, 66, 69, 70, 75, 77, 137, 143]))
-    def a_process_fails(self, pick, code: int) -> None:
+    def process_fails(self, pick, code: int) -> None:
         self.cluster.fail(pick.choice(self.live), code, pick.choice(["", "x" * 4000]))
 
     @precondition(lambda self: self.live)
     @rule(pick=st.randoms(use_true_random=False), step=st.integers(0, 100))
-    def something_is_taken_away(self, pick, step: int) -> None:
+    def job_is_disrupted(self, pick, step: int) -> None:
         name = pick.choice(self.live)
-        ways = (
+        disruptions = (
             lambda: self.cluster.evict(name, step=step, saved=step // 2),
             lambda: self.cluster.evict(name, why=None),
             lambda: self.scenario.lose_node(name, why="y" * 5000),
@@ -131,30 +133,30 @@ class Anything(RuleBasedStateMachine):
             lambda: self.cluster.complete(name, None),
             lambda: self.cluster.delete_job(name),
         )
-        pick.choice(ways)()
+        pick.choice(disruptions)()
 
     @precondition(lambda self: self.cluster.jobs)
     @rule(pick=st.randoms(use_true_random=False))
-    def a_finished_job_is_tidied_away(self, pick) -> None:
-        over = [name for name in self.cluster.jobs if name not in self.live]
-        if over:
-            self.cluster.delete_job(pick.choice(over))
+    def finished_job_is_deleted(self, pick) -> None:
+        finished = [name for name in self.cluster.jobs if name not in self.live]
+        if finished:
+            self.cluster.delete_job(pick.choice(finished))
 
     @invariant()
-    def the_status_can_be_read_and_written_again(self) -> None:
+    def status_survives_a_round_trip(self) -> None:
         text = self.cluster.pipelines[self.scenario.key].status
         status = PipelineStatus.model_validate_json(text)
         assert text == "{}" or status.model_dump_json(by_alias=True, exclude_none=True) == text
 
     @invariant()
-    def what_is_done_is_not_done_again(self) -> None:
+    def stage_with_result_does_not_run(self) -> None:
         for name, stage in self.scenario.status.stages.items():
             last = stage.last_attempt
             running = last and last.outcome is Outcome.RUNNING and last.identity == stage.identity
             assert not (stage.result and running), f"{name} runs again although it has its result"
 
     @invariant()
-    def what_has_ended_never_changes(self) -> None:
+    def ended_attempts_never_change(self) -> None:
         for stage in self.scenario.status.stages.values():
             numbers = [attempt.number for attempt in stage.attempts]
             assert numbers == sorted(set(numbers))
@@ -165,7 +167,7 @@ class Anything(RuleBasedStateMachine):
                     assert self.ended.setdefault(attempt.job, known) == known
 
     @invariant()
-    def only_the_last_attempt_runs(self) -> None:
+    def only_the_last_attempt_is_running(self) -> None:
         for stage in self.scenario.status.stages.values():
             assert all(attempt.outcome is not Outcome.RUNNING for attempt in stage.attempts[:-1])
 
@@ -177,7 +179,7 @@ class Anything(RuleBasedStateMachine):
             assert stage.active_seconds >= 0
 
     @invariant()
-    def the_conditions_agree(self) -> None:
+    def conditions_are_consistent(self) -> None:
         if not self.scenario.status.conditions:
             return
         scenario, status = self.scenario, self.scenario.status
@@ -194,7 +196,7 @@ class Anything(RuleBasedStateMachine):
         assert status.phase in {"Pending", "Running", "Suspended", "Succeeded", "Failed", "Cancelled", "BelowThreshold"}
 
     def teardown(self) -> None:
-        """From wherever it is, a pipeline comes to an end when nothing happens to it any more."""
+        """Check that the pipeline reaches a stable end from any state, if no further event happens."""
         scenario = self.scenario
         scenario.reconcile_until_stable()
         for _ in range(60):
@@ -202,10 +204,10 @@ class Anything(RuleBasedStateMachine):
             if scenario.requeue_after is None:
                 break
             scenario.after(scenario.requeue_after.total_seconds())
-        before = scenario.statuses
+        before = scenario.change_counts
         scenario.after(1e7).reconcile()
-        assert scenario.statuses == before, "it was not at rest"
-        self.the_conditions_agree()
+        assert scenario.change_counts == before, "the pipeline was not stable"
+        self.conditions_are_consistent()
         finished = scenario.condition("Finished")
         assert finished
         assert finished[0] == "True" or scenario.status.phase == "Suspended"
@@ -217,5 +219,5 @@ class Anything(RuleBasedStateMachine):
         assert set(scenario.states) == set(ORDER)
 
 
-TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
+TestRandomEvents = RandomEvents.TestCase
+TestRandomEvents.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)

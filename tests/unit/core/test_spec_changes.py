@@ -1,15 +1,15 @@
-"""What an edit of the spec runs again, and what it lets stand."""
+"""Edits of the spec: which stages they rerun, and which results they keep."""
 
 import pytest
 from support.scenario import ORDER, Scenario, a_pipeline
 
 from finetune_operator.api.status import Outcome
 
-WHOLE = [f"{stage}-a1" for stage in ORDER]
+FIRST_RUN = [f"{stage}-a1" for stage in ORDER]
 
 
 def rerun(scenario: Scenario, **changes) -> list[str]:
-    """Edit a finished pipeline, let it finish again and give what ran."""
+    """Edit a finished pipeline, run it to its end again, and return the Jobs that this created."""
     before = len(scenario.created_jobs)
     scenario.edit(**changes).finish()
     assert scenario.status.phase == "Succeeded"
@@ -17,7 +17,7 @@ def rerun(scenario: Scenario, **changes) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "again"),
+    ("changes", "stages"),
     [
         ({"evaluate": {"tasks": {"exam": {"limit": 10}}}}, ["evaluate", "push", "deploy"]),
         ({"train": {"lora": {"rank": 4}}}, ["train", "evaluate", "push", "deploy"]),
@@ -26,7 +26,7 @@ def rerun(scenario: Scenario, **changes) -> list[str]:
         ({"model": {"revision": "abc"}}, list(ORDER)),
         ({"push": {"target": "pvc://models/other"}}, ["push", "deploy"]),
         ({"deploy": {"prompt": "Who?"}}, ["deploy"]),
-        ({"deploy": {"resources": {"memory": "64Gi"}}}, ["deploy"]),  # how a server runs is part of what it is
+        ({"deploy": {"resources": {"memory": "64Gi"}}}, ["deploy"]),  # how a server runs is part of its identity
         ({"deploy": {"replicas": 3}}, ["deploy"]),
         ({"evaluate": {"gate": {"threshold": 0.1}}}, []),
         ({"push": {"when": "GatePassed"}}, []),
@@ -37,18 +37,18 @@ def rerun(scenario: Scenario, **changes) -> list[str]:
         ({"workspace": {"size": "1Gi"}}, []),
     ],
 )
-def test_after_the_end_only_what_depends_on_an_edit_runs_again(changes, again):
-    assert rerun(Scenario().finish(), **changes) == [f"{stage}-a2" for stage in again]
+def test_edit_after_the_end_reruns_dependent_stages_only(changes, stages):
+    assert rerun(Scenario().finish(), **changes) == [f"{stage}-a2" for stage in stages]
 
 
 @pytest.mark.parametrize("stage", [stage for stage in ORDER if stage != "deploy"])
-def test_other_resources_stop_the_running_attempt_and_the_next_one_resumes(stage):
+def test_new_resources_stop_the_attempt_and_the_next_resumes(stage):
     scenario = Scenario().run_before(stage)
     job = scenario.start(stage)
     identity = scenario.stage(stage).identity
     scenario.edit(**{stage: {"resources": {"memory": "64Gi"}}})
     assert scenario.cluster.jobs[job].asked_to_stop
-    assert len(scenario.cluster.jobs) == ORDER.index(stage) + 1  # never two at once
+    assert len(scenario.cluster.jobs) == ORDER.index(stage) + 1  # never two live Jobs of a stage
     scenario.cluster.evict(job, step=5, saved=5, why=None)
     scenario.reconcile_until_stable()
     assert scenario.stage(stage).attempts[0].reason == "SpecChanged"
@@ -57,7 +57,7 @@ def test_other_resources_stop_the_running_attempt_and_the_next_one_resumes(stage
     assert scenario.stage(stage).interruptions == 0
 
 
-def test_a_hyperparameter_stops_the_running_attempt_and_the_next_one_begins_elsewhere():
+def test_new_hyperparameter_starts_a_new_identity():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
     identity = scenario.stage("train").identity
@@ -70,7 +70,7 @@ def test_a_hyperparameter_stops_the_running_attempt_and_the_next_one_begins_else
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_what_ends_well_while_it_is_no_longer_wanted_is_not_taken_for_the_new():
+def test_result_of_superseded_attempt_is_ignored():
     scenario = Scenario().run("prepare")
     scenario.start("train")
     scenario.edit(train={"lora": {"rank": 4}}).complete("train")
@@ -79,7 +79,7 @@ def test_what_ends_well_while_it_is_no_longer_wanted_is_not_taken_for_the_new():
     assert scenario.created_jobs[-1] == "train-a2"
 
 
-def test_an_edit_that_is_taken_back_before_anything_ended_needs_a_new_attempt_of_the_same():
+def test_reverted_edit_starts_new_attempt_of_same_identity():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
     identity = scenario.stage("train").identity
@@ -89,31 +89,31 @@ def test_an_edit_that_is_taken_back_before_anything_ended_needs_a_new_attempt_of
     assert (scenario.attempt("train").number, scenario.attempt("train").identity) == (2, identity)
 
 
-def test_going_back_to_an_earlier_value_asks_for_the_earlier_identity():
+def test_reverted_value_has_the_earlier_identity():
     scenario = Scenario().finish()
     identities = {stage: scenario.stage(stage).identity for stage in ORDER}
     assert rerun(scenario, train={"lora": {"rank": 4}}) == ["train-a2", "evaluate-a2", "push-a2", "deploy-a2"]
     assert scenario.stage("train").identity != identities["train"]
-    # Their folders hold their results, so that each of these Jobs only repeats what is there.
+    # The folders still hold the results, so that each of these Jobs only reads its result again.
     assert rerun(scenario, train={"lora": {"rank": 16}}) == ["train-a3", "evaluate-a3", "push-a3", "deploy-a3"]
     assert {stage: scenario.stage(stage).identity for stage in ORDER} == identities
 
 
-def test_data_that_changed_in_place_is_prepared_anew():
+def test_changed_source_digest_reruns_all_stages():
     scenario = Scenario()
     scenario.cluster.source_digests["hf://org/data/train.jsonl"] = "sha256:1"
     scenario.finish()
     scenario.cluster.source_digests["hf://org/data/train.jsonl"] = "sha256:2"
-    assert scenario.finish().created_jobs == WHOLE + [f"{stage}-a2" for stage in ORDER]
+    assert scenario.finish().created_jobs == FIRST_RUN + [f"{stage}-a2" for stage in ORDER]
 
 
-def test_contents_that_no_stage_reads_change_nothing():
+def test_unused_source_digest_reruns_nothing():
     scenario = Scenario().finish()
     scenario.cluster.source_digests["hf://org/else"] = "sha256:1"
-    assert scenario.finish().created_jobs == WHOLE
+    assert scenario.finish().created_jobs == FIRST_RUN
 
 
-def test_a_stage_that_is_taken_away_while_it_runs_is_stopped():
+def test_removed_running_stage_is_stopped():
     scenario = Scenario(a_pipeline(push=None, deploy=None)).run_before("evaluate")
     job = scenario.start("evaluate")
     scenario.edit(evaluate=None)
@@ -124,19 +124,19 @@ def test_a_stage_that_is_taken_away_while_it_runs_is_stopped():
     assert (scenario.states["evaluate"], scenario.status.phase) == ("Skipped", "Succeeded")
 
 
-def test_a_stage_that_is_added_runs_alone():
+def test_added_stage_runs_alone():
     scenario = Scenario(a_pipeline(evaluate=None, push=None, deploy=None)).finish()
     assert rerun(scenario, evaluate={"tasks": {"exam": {}}}) == ["evaluate-a1"]
 
 
-def test_a_stage_that_comes_back_unchanged_is_not_run_again():
+def test_stage_removed_and_readded_is_not_rerun():
     scenario = Scenario(a_pipeline(push=None, deploy=None)).finish()
     evaluate = scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)["evaluate"]
     assert rerun(scenario, evaluate=None) == []
     assert rerun(scenario, evaluate=evaluate) == []
 
 
-def test_a_failed_pipeline_goes_on_when_its_cause_is_mended():
+def test_fixing_the_spec_continues_failed_pipeline():
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 65)
     scenario.reconcile_until_stable().edit(dataset={"maxInvalidFraction": 0.5})
@@ -144,7 +144,7 @@ def test_a_failed_pipeline_goes_on_when_its_cause_is_mended():
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_an_edit_of_another_stage_does_not_restart_a_failed_one():
+def test_edit_of_other_stage_does_not_retry_failed_one():
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 65)
     scenario.reconcile_until_stable().edit(deploy={"prompt": "Who?"})
@@ -153,7 +153,7 @@ def test_an_edit_of_another_stage_does_not_restart_a_failed_one():
 
 
 @pytest.mark.parametrize("stage", ORDER)
-def test_an_edit_in_the_middle_comes_to_the_same_result_as_one_in_the_beginning(stage):
+def test_edit_during_run_gives_same_identities_as_before_it(stage):
     scenario = Scenario().run_before(stage)
     scenario.start(stage)
     scenario.edit(seed=7).finish()
@@ -164,7 +164,7 @@ def test_an_edit_in_the_middle_comes_to_the_same_result_as_one_in_the_beginning(
     }
 
 
-def test_nothing_is_finished_while_an_old_job_is_still_stopping():
+def test_pipeline_is_not_finished_while_old_job_is_stopping():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
     scenario.edit(seed=7)
