@@ -1,7 +1,7 @@
-"""Processes of the train stage that start in milliseconds, to be killed in earnest.
+"""Train stages as real processes that start in milliseconds, so that tests can kill them.
 
-Importing torch, transformers and peft takes seconds. One process does it once and forks for every run; it
-has a single thread when it forks, so the child is as good as a new process.
+Importing torch, transformers and peft takes seconds. The process of prefork.py imports them once and forks for every
+run. It has a single thread when it forks, so a child behaves like a new process.
 """
 
 import json
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class ForkServer:
-    """Starts train stages, one at a time."""
+    """The client of a prefork process; starts train stages, one at a time."""
 
     def __init__(self) -> None:
         variables = os.environ | {
@@ -34,7 +34,11 @@ class ForkServer:
             text=True,
         )
 
-    def start(self, config: Any, environment: Any, log: Path, **disk: float) -> "Forked":
+    def start(self, config: Any, environment: Any, log: Path, **disk: float) -> "ForkedStage":
+        """Start a train stage that writes its output to `log`.
+
+        `disk` may limit its file system: `slow_disk`, seconds that an fsync takes, and `largest_file`, bytes.
+        """
         request = {
             "variables": environment.variables() | {"FINETUNE_CONFIG": config.model_dump_json(by_alias=True)},
             "log": str(log),
@@ -42,47 +46,50 @@ class ForkServer:
         }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return Forked(int(self.answer()), self, log)
+        return ForkedStage(int(self.read_line()), self, log)
 
-    def answer(self) -> str:
+    def read_line(self) -> str:
+        """Read the next line of the prefork process: the pid of a started stage, then its exit code."""
         return self._process.stdout.readline()
 
     def close(self) -> None:
+        """End the prefork process."""
         self._process.stdin.close()
         self._process.wait(10)
 
 
-class Forked:
+class ForkedStage:
     """A running train stage."""
 
     def __init__(self, pid: int, server: ForkServer, log: Path) -> None:
         self.pid, self._server, self.log = pid, server, log
 
     def kill(self, number: int = signal.SIGTERM) -> None:
-        """Nothing happens where it has ended: its parent has not yet been told to forget it."""
+        """Send a signal; do nothing if the process has ended."""
         try:
             os.kill(self.pid, number)
         except ProcessLookupError:
             return
 
     def wait(self) -> int:
-        """Give the exit code; minus the signal's number where one ended it."""
-        return int(self._server.answer())
+        """Wait for the process to end; return its exit code, or the negative number of the signal that killed it."""
+        return int(self._server.read_line())
 
     def is_running(self) -> bool:
+        """Return whether the process has not ended; a zombie has."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return False
         return state != "Z"
 
-    def until(self, moment: Callable[[], bool], seconds: float = 20) -> bool:
-        """Wait for a moment; False where the process ended before it came."""
+    def until(self, condition: Callable[[], bool], seconds: float = 20) -> bool:
+        """Wait until the condition holds; return False if the process ended before that."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if moment():
+            if condition():
                 return True
             if not self.is_running():
                 return False
             time.sleep(0.001)
-        raise TimeoutError("the moment never came")
+        raise TimeoutError(f"the condition did not hold within {seconds} seconds")

@@ -1,4 +1,7 @@
-"""The process that imports torch once and forks for every run; its owner is forkserver.py."""
+"""A process that imports torch once and forks a train stage for every request; forkserver.py starts it.
+
+It reads a JSON object a line from stdin. For each it writes two lines: the child's pid, then its exit code.
+"""
 
 import json
 import os
@@ -9,15 +12,16 @@ from typing import Any
 
 import torch
 import transformers.integrations.sdpa_attention
-import transformers.models.llama.modeling_llama  # noqa: F401  loaded by transformers only when it is needed
+import transformers.models.llama.modeling_llama  # noqa: F401  transformers loads it lazily
 
-import finetune_trainer.stages.train  # noqa: F401  imported here so that the children need not
+import finetune_trainer.stages.train  # noqa: F401  so that no child imports it
 from finetune_trainer.runtime.entrypoint import main
 from finetune_trainer.stop_signal import stop
 
 
 def serve() -> None:
-    stop.install()  # before a child could be killed, as the program does before its imports
+    """Fork for every request until stdin is closed."""
+    stop.install()  # before any child exists: the real program installs it before its imports
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)
@@ -30,12 +34,13 @@ def serve() -> None:
 
 
 def run(request: dict[str, Any]) -> None:
+    """Run the train stage in this child and exit with its code."""
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request["variables"])
     if "slow_disk" in request:
-        slow_down(request["slow_disk"])
+        slow_fsync(request["slow_disk"])
     if "largest_file" in request:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(request["largest_file"]),) * 2)
     code = main(["train"])
@@ -43,7 +48,8 @@ def run(request: dict[str, Any]) -> None:
     os._exit(code)
 
 
-def slow_down(seconds: float) -> None:
+def slow_fsync(seconds: float) -> None:
+    """Make every fsync take that many seconds longer."""
     fsync = os.fsync
 
     def slow(descriptor: int) -> None:

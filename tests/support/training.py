@@ -1,4 +1,4 @@
-"""A workspace with packed rows and a tiny model, and runs of the train stage in it."""
+"""Workspaces with packed rows, and runs of the train stage in them."""
 
 import os
 from collections.abc import Iterable
@@ -21,14 +21,18 @@ IDENTITY = "a" * 16
 
 
 def document(start: int, length: int, *, prompt: int = 3, vocabulary: int = 320) -> Document:
-    """Tokens that count upwards, so that a model can learn them; the first few are not counted."""
+    """Return a document with a learnable pattern: each token is 7 more than the one before, modulo the vocabulary.
+
+    The first `prompt` tokens are not in the loss.
+    """
     tokens = 3 + (start + 7 * np.arange(length, dtype="<i4")) % (vocabulary - 3)
-    counted = np.ones(length, dtype="u1")
-    counted[:prompt] = 0
-    return Document(tokens.astype("<i4"), counted)
+    loss_mask = np.ones(length, dtype="u1")
+    loss_mask[:prompt] = 0
+    return Document(tokens.astype("<i4"), loss_mask)
 
 
 def documents(count: int, *, seed: int = 0, longest: int = 20) -> list[Document]:
+    """Return seeded random documents of 6 tokens to less than `longest`."""
     generator = np.random.Generator(np.random.Philox(seed))
     return [document(int(generator.integers(300)), int(generator.integers(6, longest))) for _ in range(count)]
 
@@ -41,7 +45,7 @@ def write_rows(
     context_length: int = 32,
     prepared: str = PREPARED,
 ) -> Path:
-    """Put packed rows where the stage prepare would have put them."""
+    """Write packed rows into the output folder of a prepare stage and return that folder."""
     output = workspace / "prepare" / prepared / "output"
     with artifacts.atomic_folder(output) as folder:
         with PackedWriter(folder, context_length, 0) as writer:
@@ -54,7 +58,10 @@ def write_rows(
 
 
 def train_config(model: Path, **changes: object) -> TrainConfig:
-    """A config in which everything that draws random numbers is on; changes are by the recipe's field names."""
+    """Return a config that uses random numbers everywhere it can; `changes` are fields of the recipe.
+
+    `checkpoint`, `identity` and `seed` may be changed, too.
+    """
     checkpoint = changes.pop("checkpoint", {"every_steps": 5})
     identity = changes.pop("identity", IDENTITY)
     seed = changes.pop("seed", 11)
@@ -93,12 +100,15 @@ def stage_folder(workspace: Path, identity: str = IDENTITY) -> Path:
 
 
 def adapter_digest(workspace: Path, identity: str = IDENTITY) -> str:
-    """SHA-256 of the adapter's weights."""
+    """Return the SHA-256 of the adapter's weights."""
     return artifacts.digest_file(stage_folder(workspace, identity) / "output" / "adapter_model.safetensors")
 
 
 class StoppingProgress(ProgressReporter):
-    """Asks the stage to stop as soon as a step is finished; with `validating`, when the validation there begins."""
+    """Requests a stop when step `at` is finished or, with `validating`, when the validation at that step begins.
+
+    Keeps all updates in `history`.
+    """
 
     def __init__(self, environment: Environment, stop: StopSignal, at: int | None, *, validating: bool) -> None:
         super().__init__("train", environment)
@@ -115,12 +125,12 @@ class StoppingProgress(ProgressReporter):
 def run_train(
     config: TrainConfig, workspace: Path, *, stop_at: int | None = None, validating: bool = False
 ) -> TrainResult:
-    """Run the stage in this process; raise what it raises."""
-    from finetune_trainer.stages import train  # noqa: PLC0415  torch only where a test trains
+    """Run the stage in this process; an exception of the stage is raised."""
+    from finetune_trainer.stages import train  # noqa: PLC0415  only tests that train import torch
 
     stop = StopSignal()
-    where = environment(workspace)
-    progress = StoppingProgress(where, stop, stop_at, validating=validating)
+    variables = environment(workspace)
+    progress = StoppingProgress(variables, stop, stop_at, validating=validating)
     folder = stage_folder(workspace, config.identity)
     folder.mkdir(parents=True, exist_ok=True)
-    return train.run(config, Context(where, folder, progress, stop))
+    return train.run(config, Context(variables, folder, progress, stop))

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is named and not used; the run goes on from the one before and ends in the same bytes."""
+"""A corrupt checkpoint is named and skipped: training resumes from the one before and ends in the same bytes."""
 
 import json
 import re
@@ -34,11 +34,14 @@ def config_for(model, **changes):
 
 @pytest.fixture(scope="module")
 def stopped(tiny_model, tmp_path_factory):
-    """A workspace whose training was stopped at step 7 after a checkpoint at step 4, and what it should end in."""
+    """A workspace with checkpoints at steps 4 and 7, where training was stopped.
+
+    Also the result and the adapter digest of an uninterrupted run of the same config.
+    """
     workspace = tmp_path_factory.mktemp("stopped")
     write_rows(workspace, documents(60), documents(8, seed=5))
-    whole = config_for(tiny_model, identity="w" * 16)
-    result = run_train(whole, workspace)
+    uninterrupted = config_for(tiny_model, identity="w" * 16)
+    result = run_train(uninterrupted, workspace)
     with pytest.raises(Interrupted):
         run_train(config_for(tiny_model), workspace, stop_at=7)
     return workspace, result, adapter_digest(workspace, "w" * 16)
@@ -51,19 +54,19 @@ def copy(stopped, tmp_path):
     return workspace
 
 
-def sealed_again(change: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Change a checkpoint and make its manifest fit, as a program with a defect would."""
+def resealed(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Change a checkpoint and write a matching manifest, as a program with a bug would."""
 
     def damage(folder: Path) -> None:
-        about = json.loads((folder / "manifest.json").read_text())["about"]
+        metadata = json.loads((folder / "manifest.json").read_text())["about"]
         change(folder)
-        artifacts.seal(folder, about)
+        artifacts.seal(folder, metadata)
 
     return damage
 
 
 def with_tensors(name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]):
-    return sealed_again(lambda folder: save_file(change(load_file(folder / name)), folder / name))
+    return resealed(lambda folder: save_file(change(load_file(folder / name)), folder / name))
 
 
 def with_state(**values: object):
@@ -71,7 +74,7 @@ def with_state(**values: object):
         state = json.loads((folder / "state.json").read_text())
         (folder / "state.json").write_text(json.dumps(state | values))
 
-    return sealed_again(change)
+    return resealed(change)
 
 
 def with_manifest(change: Callable[[dict], object]):
@@ -127,16 +130,19 @@ def first_as(make):
     return change
 
 
-WEIGHTS, MOMENTS, GENERATORS = "adapter_model.safetensors", "optimizer.safetensors", "random.safetensors"
+WEIGHTS, OPTIMIZER, GENERATORS = "adapter_model.safetensors", "optimizer.safetensors", "random.safetensors"
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     **{f"{name} truncated": (truncate(name), rf"{name} (has \d+ bytes|cannot be read)") for name in FILES},
     **{f"{name} empty": (empty(name), rf"{name} (has 0 bytes|cannot be read)") for name in FILES},
     **{f"{name} missing": (missing(name), f"{name} is missing|there is no {name}") for name in FILES},
-    **{f"one bit of {name}": (flip(name), f"{name} does not match the|manifest.json|of another run") for name in FILES},
+    **{
+        f"one bit of {name}": (flip(name), f"{name} does not match the|manifest.json|belongs to another run")
+        for name in FILES
+    },
     "an empty folder": (emptied, "there is no manifest.json"),
-    "a file in place of the folder": (replaced_by_file, "is no folder"),
-    "a file too many": (lambda folder: (folder / "core.123").write_text("x"), "core.123 is not in its manifest"),
+    "a file in place of the folder": (replaced_by_file, "is not a folder"),
+    "an unexpected file": (lambda folder: (folder / "core.123").write_text("x"), "core.123 is not in its manifest"),
     "a folder in place of a file": (
         lambda folder: ((folder / "state.json").unlink(), (folder / "state.json").mkdir()),
         "state.json is missing",
@@ -145,9 +151,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()),
         "directory",
     ),
-    "a manifest that is no JSON": (lambda folder: (folder / "manifest.json").write_text("{]"), "cannot be read"),
+    "a manifest that is not JSON": (lambda folder: (folder / "manifest.json").write_text("{]"), "cannot be read"),
     "a manifest of another shape": (lambda folder: (folder / "manifest.json").write_text("[]"), "cannot be read"),
-    "a manifest nested too deep": (
+    "a manifest nested too deeply": (
         lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
         "recursion|cannot be read",
     ),
@@ -157,81 +163,90 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a manifest of another run": (
         with_manifest(lambda manifest: manifest["about"].update(identity="f" * 16)),
-        "of another run: identity ffffffffffffffff",
+        "belongs to another run: identity ffffffffffffffff",
     ),
     "a manifest of other rows": (
         with_manifest(lambda manifest: manifest["about"].update(rows="sha256:0")),
-        "of another run: rows sha256:0",
+        "belongs to another run: rows sha256:0",
     ),
     "a manifest of another step": (
         with_manifest(lambda manifest: manifest["about"].update(step=8)),
-        "not of the step it is named after: it says 8",
+        "holds step 8, not the step in its name",
     ),
-    "a state of another step": (with_state(step=8), "not of the step it is named after: it says 8"),
-    "a state behind the end": (with_state(step=99), "at step 99, which is not one of 1 to 9"),
-    "a state with a strange counter": (with_state(epoch=1), "state.json cannot be read"),
-    "a state with a loss that is no number": (with_state(best_loss="NaN"), "state.json cannot be read"),
+    "a state of another step": (with_state(step=8), "holds step 8, not the step in its name"),
+    "a state after the last step": (with_state(step=99), "at step 99, this run has steps 1 to 9"),
+    "a state with an unknown counter": (with_state(epoch=1), "state.json cannot be read"),
+    "a state with a loss that is not finite": (with_state(best_loss="NaN"), "state.json cannot be read"),
     "weights of another shape": (with_tensors(WEIGHTS, first_as(lambda t: t[:, :-1].contiguous())), "this run's is"),
-    "weights of another type": (with_tensors(WEIGHTS, first_as(torch.Tensor.double)), "float64"),
-    "weights under another name": (with_tensors(WEIGHTS, first_renamed), "has a strange tensor another"),
-    "weights that are no numbers": (with_tensors(WEIGHTS, first_as(lambda t: t * float("nan"))), "is not finite"),
-    "weights that are text": (sealed_again(lambda folder: (folder / WEIGHTS).write_text("x" * 99)), "cannot be read"),
+    "weights of another dtype": (with_tensors(WEIGHTS, first_as(torch.Tensor.double)), "float64"),
+    "weights under another name": (with_tensors(WEIGHTS, first_renamed), "has an unexpected tensor another"),
+    "weights that are not finite": (with_tensors(WEIGHTS, first_as(lambda t: t * float("nan"))), "is not finite"),
+    "weights that are text": (resealed(lambda folder: (folder / WEIGHTS).write_text("x" * 99)), "cannot be read"),
     "best weights of another shape": (
         with_tensors("best_adapter.safetensors", first_as(lambda t: t[:1].contiguous())),
         "best_adapter.safetensors: .* this run's is",
     ),
-    "best weights that the state speaks of missing": (
-        sealed_again(missing("best_adapter.safetensors")),
+    "best weights missing although the state names their step": (
+        resealed(missing("best_adapter.safetensors")),
         "best_adapter.safetensors cannot be read",
     ),
-    "moments of another shape": (with_tensors(MOMENTS, first_as(lambda t: t[:1].contiguous())), "this run's is"),
-    "one moment missing": (
-        with_tensors(MOMENTS, lambda tensors: {k: v for k, v in tensors.items() if k != min(tensors)}),
+    "optimizer state of another shape": (
+        with_tensors(OPTIMIZER, first_as(lambda t: t[:1].contiguous())),
+        "this run's is",
+    ),
+    "one tensor of the optimizer state missing": (
+        with_tensors(OPTIMIZER, lambda tensors: {k: v for k, v in tensors.items() if k != min(tensors)}),
         "lacks the tensor",
     ),
-    "all moments missing": (with_tensors(MOMENTS, lambda _tensors: {}), "holds no moments"),
-    "a generator of another length": (with_tensors(GENERATORS, first_as(lambda t: t[:-8].contiguous())), "this run's"),
-    "a generator that is none": (with_tensors(GENERATORS, first_as(torch.zeros_like)), "is no generator's state"),
-    "no generator": (with_tensors(GENERATORS, lambda _tensors: {}), "lacks the tensor cpu"),
+    "no optimizer state": (with_tensors(OPTIMIZER, lambda _tensors: {}), "has no optimizer state"),
+    "a generator state of another length": (
+        with_tensors(GENERATORS, first_as(lambda t: t[:-8].contiguous())),
+        "this run's",
+    ),
+    "an invalid generator state": (
+        with_tensors(GENERATORS, first_as(torch.zeros_like)),
+        "holds no valid generator state",
+    ),
+    "no generator state": (with_tensors(GENERATORS, lambda _tensors: {}), "lacks the tensor cpu"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_checkpoint_before_a_damaged_one_is_used(tiny_model, stopped, copy, capsys, damage):
+def test_corrupt_checkpoint_falls_back_to_previous(tiny_model, stopped, copy, capsys, damage):
     checkpoints = stage_folder(copy) / "checkpoints"
     change, reason = DAMAGES[damage]
     change(checkpoints / NEWEST)
     result = run_train(config_for(tiny_model), copy)
-    said = capsys.readouterr().out
-    blame = next(line for line in said.splitlines() if "is broken and not used" in line)
-    assert NEWEST in blame
-    words = blame + said.partition(blame)[2].partition("train: resumed")[0]
-    assert re.search(reason, words, re.DOTALL), words
-    assert "train: resumed from step 4 of 9" in said
+    log = capsys.readouterr().out
+    skipped = next(line for line in log.splitlines() if "is corrupt and was skipped" in line)
+    assert NEWEST in skipped
+    message = skipped + log.partition(skipped)[2].partition("train: resumed")[0]
+    assert re.search(reason, message, re.DOTALL), message
+    assert "train: resumed from step 4 of 9" in log
     assert result == stopped[1].model_copy(update={"identity": result.identity})
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_an_undamaged_one_is_used(tiny_model, stopped, copy, capsys):
+def test_intact_checkpoint_is_loaded(tiny_model, stopped, copy, capsys):
     assert sorted(file.name for file in (stage_folder(copy) / "checkpoints" / NEWEST).iterdir()) == list(FILES)
     run_train(config_for(tiny_model), copy)
-    said = capsys.readouterr().out
-    assert "resumed from step 7 of 9" in said
-    assert "broken" not in said
+    log = capsys.readouterr().out
+    assert "resumed from step 7 of 9" in log
+    assert "corrupt" not in log
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_where_all_are_broken_training_starts_from_the_beginning_and_says_so(tiny_model, stopped, copy, capsys):
+def test_all_checkpoints_corrupt_restarts_from_beginning(tiny_model, stopped, copy, capsys):
     for folder in (stage_folder(copy) / "checkpoints").iterdir():
         flip(WEIGHTS)(folder)
     run_train(config_for(tiny_model), copy)
-    said = capsys.readouterr().out
-    assert said.count("is broken and not used") == 2
-    assert "none of 2 checkpoints can be used: training starts from the beginning" in said
+    log = capsys.readouterr().out
+    assert log.count("is corrupt and was skipped") == 2
+    assert "none of 2 checkpoints is usable: training starts from the beginning" in log
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_a_broken_one_stays_until_a_newer_one_is_whole(tiny_model, copy):
+def test_corrupt_checkpoint_is_kept_until_a_newer_one_exists(tiny_model, copy):
     checkpoints = stage_folder(copy) / "checkpoints"
     flip(WEIGHTS)(checkpoints / NEWEST)
     with pytest.raises(Interrupted):
@@ -243,32 +258,32 @@ def test_a_broken_one_stays_until_a_newer_one_is_whole(tiny_model, copy):
         artifacts.verify(folder)
 
 
-def test_the_number_of_a_name_does_not_make_a_checkpoint_newer(tiny_model, stopped, copy, capsys):
+def test_checkpoint_whose_name_has_another_step_is_skipped(tiny_model, stopped, copy, capsys):
     checkpoints = stage_folder(copy) / "checkpoints"
     shutil.copytree(checkpoints / BEFORE, checkpoints / "step-00000008")
     run_train(config_for(tiny_model), copy)
-    assert "step-00000008 is not of the step it is named after: it says 4" in capsys.readouterr().out
+    assert "step-00000008 holds step 4, not the step in its name" in capsys.readouterr().out
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_what_a_killed_process_left_half_written_is_removed(tiny_model, stopped, copy, capsys):
+def test_unfinished_checkpoint_of_killed_process_is_removed(tiny_model, stopped, copy, capsys):
     checkpoints = stage_folder(copy) / "checkpoints"
     shutil.copytree(checkpoints / NEWEST, checkpoints / ".step-00000008.4711")
     run_train(config_for(tiny_model), copy)
-    assert ".step-00000008.4711 was never finished: removed" in capsys.readouterr().out
+    assert "removed the unfinished checkpoint .step-00000008.4711" in capsys.readouterr().out
     assert not list(checkpoints.glob(".*"))
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_a_file_in_place_of_all_checkpoints_is_moved_aside(tiny_model, stopped, copy, capsys):
+def test_file_in_place_of_checkpoint_folder_is_moved(tiny_model, stopped, copy, capsys):
     checkpoints = stage_folder(copy) / "checkpoints"
     replaced_by_file(checkpoints)
     run_train(config_for(tiny_model), copy)
-    assert "is no folder: it was moved to checkpoints.not-a-folder" in capsys.readouterr().out
+    assert "is not a folder: moved it to checkpoints.not-a-folder" in capsys.readouterr().out
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_what_is_no_checkpoint_is_left_alone(tiny_model, stopped, copy):
+def test_unrelated_entry_in_checkpoint_folder_is_kept(tiny_model, stopped, copy):
     checkpoints = stage_folder(copy) / "checkpoints"
     (checkpoints / "step-latest").symlink_to(checkpoints / NEWEST)
     run_train(config_for(tiny_model), copy)
@@ -276,7 +291,7 @@ def test_what_is_no_checkpoint_is_left_alone(tiny_model, stopped, copy):
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_a_checkpoint_made_with_other_threads_is_used_with_as_many(tiny_model, copy, capsys, monkeypatch):
+def test_resume_restores_thread_count_of_checkpoint(tiny_model, copy, capsys, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     try:
         torch.set_num_threads(2)
@@ -287,11 +302,11 @@ def test_a_checkpoint_made_with_other_threads_is_used_with_as_many(tiny_model, c
     assert "may differ" not in capsys.readouterr().out
 
 
-def test_a_number_of_threads_that_the_user_insists_on_is_said_aloud(tiny_model, copy, capsys, monkeypatch):
+def test_resume_with_other_omp_num_threads_logs_warning(tiny_model, copy, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     try:
         torch.set_num_threads(2)
         run_train(config_for(tiny_model), copy)
     finally:
         torch.set_num_threads(1)
-    assert "made with threads 1, this process has 2: the last bits" in capsys.readouterr().out
+    assert "saved with threads 1, this process has 2: the result may differ in its last bits" in capsys.readouterr().out

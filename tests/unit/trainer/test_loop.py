@@ -1,4 +1,4 @@
-"""The loop at its boundaries: what may change, what may not, and where it stops."""
+"""The training loop: stopping and resuming at step boundaries, checkpoints, progress, and the learning rate."""
 
 import shutil
 
@@ -42,8 +42,8 @@ def workspace(packed, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_model, packed):
-    """The result and the adapter of ten steps with no checkpoint in between."""
+def uninterrupted(tiny_model, packed):
+    """The result and the adapter digest of ten steps without a checkpoint in between."""
     result = run_train(config_for(tiny_model, checkpoint={"every_steps": 1000}, identity="w" * 16), packed)
     return result, adapter_digest(packed, "w" * 16)
 
@@ -54,94 +54,99 @@ def config_for(model, **changes):
     )
 
 
-def folders(workspace):
+def checkpoint_names(workspace):
     return sorted(folder.name for folder in (stage_folder(workspace) / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("rule", [{"every_steps": 1}, {"every_steps": 3, "keep": 3}, {"every_seconds": 1}], ids=str)
-def test_when_checkpoints_are_made_changes_no_byte(tiny_model, workspace, undisturbed, rule):
-    assert run_train(config_for(tiny_model, checkpoint=rule), workspace) == undisturbed[0].model_copy(
+def test_checkpoint_schedule_does_not_change_the_adapter(tiny_model, workspace, uninterrupted, rule):
+    assert run_train(config_for(tiny_model, checkpoint=rule), workspace) == uninterrupted[0].model_copy(
         update={"identity": "a" * 16}
     )
-    assert adapter_digest(workspace) == undisturbed[1]
+    assert adapter_digest(workspace) == uninterrupted[1]
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
-def test_a_run_stopped_at_any_step_ends_in_the_same_bytes(tiny_model, workspace, undisturbed, step):
+def test_run_stopped_at_any_step_resumes_exactly(tiny_model, workspace, uninterrupted, step):
     with pytest.raises(Interrupted) as interrupted:
         run_train(config_for(tiny_model), workspace, stop_at=step)
     assert (interrupted.value.step, interrupted.value.saved_step) == (step, step)
     result = run_train(config_for(tiny_model), workspace)
-    assert result.model_copy(update={"identity": "w" * 16}) == undisturbed[0]
-    assert adapter_digest(workspace) == undisturbed[1]
+    assert result.model_copy(update={"identity": "w" * 16}) == uninterrupted[0]
+    assert adapter_digest(workspace) == uninterrupted[1]
 
 
 @pytest.mark.parametrize("step", [4, 10])
-def test_a_run_stopped_while_it_validates_ends_in_the_same_bytes(tiny_model, workspace, undisturbed, step):
+def test_run_stopped_during_validation_resumes_exactly(tiny_model, workspace, uninterrupted, step):
     with pytest.raises(Interrupted) as interrupted:
         run_train(config_for(tiny_model), workspace, stop_at=step, validating=True)
     assert interrupted.value.saved_step == step
     run_train(config_for(tiny_model), workspace)
-    assert adapter_digest(workspace) == undisturbed[1]
+    assert adapter_digest(workspace) == uninterrupted[1]
 
 
-def test_a_stop_before_the_first_step_leaves_nothing_to_save(tiny_model, workspace, undisturbed):
-    stop, where = StopSignal(), environment(workspace)
+def test_stop_before_the_first_step_saves_no_checkpoint(tiny_model, workspace, uninterrupted):
+    stop, variables = StopSignal(), environment(workspace)
     stop.requested = True
     folder = stage_folder(workspace)
     folder.mkdir(parents=True)
-    progress = StoppingProgress(where, stop, None, validating=False)
+    progress = StoppingProgress(variables, stop, None, validating=False)
     with pytest.raises(Interrupted) as interrupted:
-        train.run(config_for(tiny_model), Context(where, folder, progress, stop))
+        train.run(config_for(tiny_model), Context(variables, folder, progress, stop))
     assert (interrupted.value.step, interrupted.value.saved_step) == (0, None)
-    assert folders(workspace) == []
+    assert checkpoint_names(workspace) == []
     run_train(config_for(tiny_model), workspace)
-    assert adapter_digest(workspace) == undisturbed[1]
+    assert adapter_digest(workspace) == uninterrupted[1]
 
 
-def test_a_stop_at_a_checkpoint_does_not_write_it_again(tiny_model, workspace):
+def test_stop_at_a_saved_step_does_not_save_it_again(tiny_model, workspace):
     with pytest.raises(Interrupted):
         run_train(config_for(tiny_model), workspace, stop_at=6)
-    before = {folder: (stage_folder(workspace) / "checkpoints" / folder).stat().st_ino for folder in folders(workspace)}
-    with pytest.raises(Interrupted):  # asked again before a step was finished
-        run_train_stopped(tiny_model, workspace)
-    after = {folder: (stage_folder(workspace) / "checkpoints" / folder).stat().st_ino for folder in folders(workspace)}
-    assert after == before
+    before = checkpoint_inodes(workspace)
+    with pytest.raises(Interrupted):
+        run_train_with_stop_requested(tiny_model, workspace)
+    assert checkpoint_inodes(workspace) == before
 
 
-def run_train_stopped(model, workspace):
-    stop, where = StopSignal(), environment(workspace)
+def checkpoint_inodes(workspace):
+    return {
+        name: (stage_folder(workspace) / "checkpoints" / name).stat().st_ino for name in checkpoint_names(workspace)
+    }
+
+
+def run_train_with_stop_requested(model, workspace):
+    stop, variables = StopSignal(), environment(workspace)
     stop.requested = True
-    progress = StoppingProgress(where, stop, None, validating=False)
-    return train.run(config_for(model), Context(where, stage_folder(workspace), progress, stop))
+    progress = StoppingProgress(variables, stop, None, validating=False)
+    return train.run(config_for(model), Context(variables, stage_folder(workspace), progress, stop))
 
 
-def test_only_so_many_checkpoints_are_kept(tiny_model, workspace):
+def test_only_the_newest_checkpoints_are_kept(tiny_model, workspace):
     with pytest.raises(Interrupted):
         run_train(config_for(tiny_model, checkpoint={"every_steps": 1, "keep": 2}), workspace, stop_at=9)
-    assert len(folders(workspace)) == 2
-    assert folders(workspace)[-1] == "step-00000009"
+    assert len(checkpoint_names(workspace)) == 2
+    assert checkpoint_names(workspace)[-1] == "step-00000009"
 
 
-def test_accumulation_changes_memory_and_not_the_mean(tiny_model, tmp_path):
-    """Rows with very different numbers of counted tokens: a mean of means would weigh them wrongly."""
+def test_gradient_accumulation_does_not_change_the_loss(tiny_model, tmp_path):
+    """The rows differ widely in their number of targets: a mean of means would weight them wrongly."""
     uneven = [document(9 * i, 32, prompt=2 if i % 2 else 29) for i in range(16)]
     write_rows(tmp_path, uneven, [document(4, 32)])
-    plain = {"max_steps": 4, "validate_every_steps": None, "lora": {"rank": 4, "dropout": 0.0}}
-    at_once = run_train(config_for(tiny_model, **plain, batch_size=4, gradient_accumulation=1), tmp_path)
-    in_parts = run_train(
-        config_for(tiny_model, **plain, batch_size=1, gradient_accumulation=4, identity="b" * 16), tmp_path
+    recipe = {"max_steps": 4, "validate_every_steps": None, "lora": {"rank": 4, "dropout": 0.0}}
+    without = run_train(config_for(tiny_model, **recipe, batch_size=4, gradient_accumulation=1), tmp_path)
+    accumulated = run_train(
+        config_for(tiny_model, **recipe, batch_size=1, gradient_accumulation=4, identity="b" * 16), tmp_path
     )
-    assert in_parts.loss == pytest.approx(at_once.loss, abs=1e-5)
-    assert in_parts.validation_loss == pytest.approx(at_once.validation_loss, abs=1e-5)
+    assert accumulated.loss == pytest.approx(without.loss, abs=1e-5)
+    assert accumulated.validation_loss == pytest.approx(without.validation_loss, abs=1e-5)
 
 
-def test_progress_says_where_it_began_what_is_saved_and_how_fast(tiny_model, workspace):
+def test_progress_reports_start_saved_step_and_throughput(tiny_model, workspace):
     with pytest.raises(Interrupted):
         run_train(config_for(tiny_model), workspace, stop_at=5)
-    stop, where = StopSignal(), environment(workspace)
-    progress = StoppingProgress(where, stop, None, validating=False)
-    train.run(config_for(tiny_model), Context(where, stage_folder(workspace), progress, stop))
+    stop, variables = StopSignal(), environment(workspace)
+    progress = StoppingProgress(variables, stop, None, validating=False)
+    train.run(config_for(tiny_model), Context(variables, stage_folder(workspace), progress, stop))
     now = progress.now
     assert (now.step, now.total, now.start_step) == (10, 10, 5)
     assert now.saved_step in {5, 6, 9}
@@ -154,23 +159,21 @@ def test_progress_says_where_it_began_what_is_saved_and_how_fast(tiny_model, wor
     assert steps == [6, 7, 8, 9, 10]
 
 
-def test_a_disk_that_does_not_take_a_checkpoint_is_said_and_training_goes_on(
-    tiny_model, workspace, undisturbed, capsys, monkeypatch
+def test_checkpoint_write_error_is_logged_and_training_continues(
+    tiny_model, workspace, uninterrupted, capsys, monkeypatch
 ):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
     run_train(config_for(tiny_model), workspace)
-    said = capsys.readouterr().out
-    assert "checkpoint step-00000003 cannot be written: [Errno 28] No space left on device" in said
-    assert adapter_digest(workspace) == undisturbed[1]
-    assert folders(workspace) == []
+    log = capsys.readouterr().out
+    assert "checkpoint step-00000003 cannot be written: [Errno 28] No space left on device" in log
+    assert adapter_digest(workspace) == uninterrupted[1]
+    assert checkpoint_names(workspace) == []
 
 
-def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_that_says_from_where_it_goes_on(
-    tiny_model, workspace, undisturbed, monkeypatch
-):
+def test_write_error_of_checkpoint_on_stop_fails_the_stage(tiny_model, workspace, uninterrupted, monkeypatch):
     with pytest.raises(Interrupted):
         run_train(config_for(tiny_model), workspace, stop_at=4)
 
@@ -179,23 +182,23 @@ def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_that_says_from_wh
 
     with monkeypatch.context() as patch:
         patch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
-        with pytest.raises(ServiceUnavailable, match=r"stop at step 8.*No space left.*goes on from step 4"):
+        with pytest.raises(ServiceUnavailable, match=r"stop requested at step 8.*No space left.*resume from step 4"):
             run_train(config_for(tiny_model), workspace, stop_at=8)
     run_train(config_for(tiny_model), workspace)
-    assert adapter_digest(workspace) == undisturbed[1]
+    assert adapter_digest(workspace) == uninterrupted[1]
 
 
-def test_a_defect_of_the_writer_is_not_swallowed(tiny_model, workspace, monkeypatch):
-    def defect(*_):
-        raise KeyError("defect")
+def test_bug_in_checkpoint_writer_is_raised(tiny_model, workspace, monkeypatch):
+    def raise_key_error(*_):
+        raise KeyError("bug")
 
-    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", defect)
-    for every_steps in (3, 10):  # in the middle, and with the last step
-        with pytest.raises(KeyError, match="defect"):
+    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", raise_key_error)
+    for every_steps in (3, 10):  # during training, and at the last step
+        with pytest.raises(KeyError, match="bug"):
             run_train(config_for(tiny_model, checkpoint={"every_steps": every_steps}), workspace)
 
 
-def test_seconds_alone_make_a_checkpoint_due(tmp_path, monkeypatch):
+def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0])
     rule = train_config("m", checkpoint={"every_steps": 500, "every_seconds": 30}).checkpoint
@@ -209,7 +212,7 @@ def test_seconds_alone_make_a_checkpoint_due(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_the_rate_rises_over_the_warm_up_and_then_follows_the_schedule(schedule):
+def test_learning_rate_warms_up_then_follows_the_schedule(schedule):
     recipe = Optimizer(learning_rate=1.0, schedule=schedule, warmup_fraction=0.2)
     rates = [learning_rate(recipe, step, 20) for step in range(20)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -221,7 +224,7 @@ def test_the_rate_rises_over_the_warm_up_and_then_follows_the_schedule(schedule)
         assert rates[12] == pytest.approx(0.5)
 
 
-def test_early_stopping_counts_validations_in_a_row_and_survives_its_own_json():
+def test_early_stopping_state_survives_serialization():
     rule = train_config("m", early_stopping={"patience": 2, "min_delta": 0.1}).recipe.early_stopping
     state = State()
     for loss, stops in [(5.0, False), (4.95, False), (4.8, False), (4.75, False), (4.74, True)]:

@@ -1,3 +1,5 @@
+"""The packing of documents into rows, and the rows as they are read."""
+
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,14 +13,14 @@ from finetune_trainer.data.packing import SPLITS, Document, PackedRows, PackedWr
 CONTEXT = 16
 PAD = 9
 lengths = st.lists(st.integers(2, CONTEXT), max_size=300)
-anywhere = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+property_test = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def document(number: int, length: int) -> Document:
-    """Tokens that name their document; everything counted but the first."""
-    counted = np.ones(length, dtype=np.uint8)
-    counted[0] = 0
-    return Document(np.arange(length, dtype=np.int32) + 1000 * (number + 1), counted)
+    """Return a document whose tokens tell its number; all of them but the first are in the loss."""
+    loss_mask = np.ones(length, dtype=np.uint8)
+    loss_mask[0] = 0
+    return Document(np.arange(length, dtype=np.int32) + 1000 * (number + 1), loss_mask)
 
 
 def write(folder: Path, documents: list[Document]) -> None:
@@ -29,19 +31,19 @@ def write(folder: Path, documents: list[Document]) -> None:
 
 
 def documents_in(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
-    """Split the rows where positions begin again."""
+    """Return tokens and loss mask of every document, including padding: rows are split where positions restart."""
     found = []
-    for tokens, positions, counted in zip(rows.tokens, rows.positions, rows.loss_mask, strict=True):
+    for tokens, positions, loss_mask in zip(rows.tokens, rows.positions, rows.loss_mask, strict=True):
         starts = [*np.flatnonzero(positions == 0), len(tokens)]
-        for first, behind in pairwise(starts):
-            assert positions[first:behind].tolist() == list(range(behind - first))
-            found.append((tokens[first:behind].tolist(), counted[first:behind].tolist()))
+        for start, end in pairwise(starts):
+            assert positions[start:end].tolist() == list(range(end - start))
+            found.append((tokens[start:end].tolist(), loss_mask[start:end].tolist()))
     return found
 
 
-@anywhere
+@property_test
 @given(lengths=lengths)
-def test_every_document_stands_whole_in_one_row_and_only_once(tmp_path: Path, lengths: list[int]) -> None:
+def test_every_document_is_undivided_in_exactly_one_row(tmp_path: Path, lengths: list[int]) -> None:
     documents = [document(number, length) for number, length in enumerate(lengths)]
     write(tmp_path, documents)
 
@@ -50,14 +52,14 @@ def test_every_document_stands_whole_in_one_row_and_only_once(tmp_path: Path, le
     others = [found for found in documents_in(rows) if found[0][0] != PAD]
 
     assert sorted(others) == sorted((each.tokens.tolist(), each.loss_mask.tolist()) for each in documents)
-    assert all(set(tokens) == {PAD} and not any(counted) for tokens, counted in paddings)
+    assert all(set(tokens) == {PAD} and not any(loss_mask) for tokens, loss_mask in paddings)
     assert rows.token_count == sum(lengths)
     assert len(rows) * CONTEXT == rows.token_count + sum(len(tokens) for tokens, _ in paddings)
 
 
-@anywhere
+@property_test
 @given(lengths=lengths)
-def test_the_same_documents_give_the_same_bytes(tmp_path: Path, lengths: list[int]) -> None:
+def test_same_documents_give_the_same_bytes(tmp_path: Path, lengths: list[int]) -> None:
     for name in ("once", "again"):
         write(tmp_path / name, [document(number, length) for number, length in enumerate(lengths)])
 
@@ -65,7 +67,7 @@ def test_the_same_documents_give_the_same_bytes(tmp_path: Path, lengths: list[in
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
 
 
-def test_rows_are_nearly_full_where_documents_are_short(tmp_path: Path) -> None:
+def test_short_documents_fill_rows_to_97_percent(tmp_path: Path) -> None:
     drawn = np.random.default_rng(0).integers(2, CONTEXT // 2, 2000)
     write(tmp_path, [document(number, int(length)) for number, length in enumerate(drawn)])
 
@@ -73,7 +75,7 @@ def test_rows_are_nearly_full_where_documents_are_short(tmp_path: Path) -> None:
     assert rows.token_count / rows.tokens.size > 0.97
 
 
-def test_a_split_without_documents_has_no_rows(tmp_path: Path) -> None:
+def test_split_without_documents_has_no_rows(tmp_path: Path) -> None:
     write(tmp_path, [])
 
     for split in SPLITS:
@@ -83,7 +85,7 @@ def test_a_split_without_documents_has_no_rows(tmp_path: Path) -> None:
         assert rows.context_length == CONTEXT
 
 
-def test_rows_are_mapped_and_cannot_be_written_to(tmp_path: Path) -> None:
+def test_rows_are_memory_mapped_read_only(tmp_path: Path) -> None:
     write(tmp_path, [document(0, 5)])
     rows = PackedRows(tmp_path, "train")
 
@@ -92,7 +94,7 @@ def test_rows_are_mapped_and_cannot_be_written_to(tmp_path: Path) -> None:
         rows.tokens[0, 0] = 1
 
 
-def test_an_unfinished_folder_has_no_index(tmp_path: Path) -> None:
+def test_failed_writer_leaves_no_index(tmp_path: Path) -> None:
     def fail() -> None:
         with PackedWriter(tmp_path, CONTEXT, PAD) as writer:
             writer.add("train", document(0, 5))

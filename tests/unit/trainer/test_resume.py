@@ -1,4 +1,4 @@
-"""Real processes, really killed: whatever happens to them, the adapter has the undisturbed run's bytes."""
+"""Training processes that are really killed: the adapter always has the bytes of an uninterrupted run."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from finetune_trainer.contract import ExitCode, TerminationMessage
 
 STEPS = 24
 SLOW_DISK = 0.01
-"""Seconds an fsync takes: nine of them to a checkpoint, so that kills meet half-written ones."""
+"""Seconds that each fsync takes. A checkpoint needs nine of them, so that kills hit unfinished checkpoints."""
 
 
 @pytest.fixture(scope="module")
@@ -42,36 +42,38 @@ def config(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server, packed, config):
-    whole = config.model_copy(update={"identity": "w" * 16})
-    assert server.start(whole, environment(packed), packed / "log").wait() == ExitCode.DONE
+def uninterrupted(server, packed, config):
+    other = config.model_copy(update={"identity": "w" * 16})
+    assert server.start(other, environment(packed), packed / "log").wait() == ExitCode.DONE
     return adapter_digest(packed, "w" * 16)
 
 
 @pytest.fixture
 def workspace(packed, tmp_path):
-    return fresh(packed, tmp_path / "workspace")
+    return new_workspace(packed, tmp_path / "workspace")
 
 
-def fresh(packed, workspace):
+def new_workspace(packed, workspace):
     workspace.mkdir()
     shutil.copytree(packed / "prepare", workspace / "prepare")
     return workspace
 
 
-def step_of(workspace: Path) -> int:
+def reported_step(workspace: Path) -> int:
+    """Return the step of the progress file, 0 if there is none."""
     try:
         return json.loads((workspace / "progress.json").read_text())["step"]
     except (OSError, ValueError):
         return 0
 
 
-def half_written(workspace: Path) -> bool:
+def is_saving(workspace: Path) -> bool:
+    """Return whether there is an unfinished checkpoint."""
     return any((stage_folder(workspace) / "checkpoints").glob(".step-*"))
 
 
-class Ordeal:
-    """Runs the stage in a workspace over and over, killing it each time, until it is done."""
+class KilledTraining:
+    """A train stage in a workspace of its own that is started and killed repeatedly, then finished."""
 
     def __init__(self, server: ForkServer, config, workspace: Path) -> None:
         self.server, self.config, self.workspace = server, config, workspace
@@ -82,17 +84,20 @@ class Ordeal:
         return self.server.start(self.config, environment(self.workspace), self.workspace / "log", slow_disk=SLOW_DISK)
 
     def kill(self, moment: str, after: float, number: int) -> int:
-        """Start, wait for a moment and some seconds more, kill; give the exit code."""
+        """Start the stage, wait for a moment and `after` seconds more, send the signal; return the exit code.
+
+        Without a signal where the stage ended before the moment.
+        """
         process = self.start()
         match moment:
             case "start":
-                come = True
+                reached = True
             case "saving":
-                come = process.until(lambda: half_written(self.workspace))
+                reached = process.until(lambda: is_saving(self.workspace))
             case "training":
-                begin = step_of(self.workspace)
-                come = process.until(lambda: step_of(self.workspace) > begin)
-        if come:
+                first = reported_step(self.workspace)
+                reached = process.until(lambda: reported_step(self.workspace) > first)
+        if reached:
             time.sleep(after)
             process.kill(number)
         self.codes.append(process.wait())
@@ -105,8 +110,10 @@ class Ordeal:
 
 
 @pytest.fixture(scope="module")
-def begin(server, packed, config, tmp_path_factory):
-    return lambda: Ordeal(server, config, fresh(packed, tmp_path_factory.mktemp("ordeal") / "workspace"))
+def new_training(server, packed, config, tmp_path_factory):
+    return lambda: KilledTraining(
+        server, config, new_workspace(packed, tmp_path_factory.mktemp("killed") / "workspace")
+    )
 
 
 kills = st.lists(
@@ -128,69 +135,71 @@ kills = st.lists(
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(kills=kills)
-def test_any_kills_at_any_moments_end_in_the_same_bytes(begin, undisturbed, kills):
-    ordeal = begin()
+def test_random_kills_do_not_change_the_adapter(new_training, uninterrupted, kills):
+    training = new_training()
     for moment, after, number in kills:
-        code = ordeal.kill(moment, after, number)
+        code = training.kill(moment, after, number)
         assert code in {ExitCode.DONE, ExitCode.INTERRUPTED, -signal.SIGKILL}
-    assert ordeal.finish() == undisturbed
-    assert "broken" not in (ordeal.workspace / "log").read_text()
+    assert training.finish() == uninterrupted
+    assert "corrupt" not in (training.workspace / "log").read_text()
 
 
-def test_twelve_kills_in_a_row_while_saving_and_between_end_in_the_same_bytes(begin, undisturbed):
-    ordeal = begin()
-    for turn in range(12):
-        moment = ("saving", "training")[turn % 2]
-        ordeal.kill(moment, 0.004 * turn, (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM)[turn % 3])
-        if ordeal.codes[-1] == ExitCode.DONE:
+def test_twelve_consecutive_kills_do_not_change_the_adapter(new_training, uninterrupted):
+    """The kills alternate between writing a checkpoint and training between two checkpoints."""
+    training = new_training()
+    for attempt in range(12):
+        moment = ("saving", "training")[attempt % 2]
+        training.kill(moment, 0.004 * attempt, (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM)[attempt % 3])
+        if training.codes[-1] == ExitCode.DONE:
             break
-    assert len(ordeal.codes) >= 10
-    assert {ExitCode.INTERRUPTED, -signal.SIGKILL} <= set(ordeal.codes)
-    assert ordeal.finish() == undisturbed
+    assert len(training.codes) >= 10
+    assert {ExitCode.INTERRUPTED, -signal.SIGKILL} <= set(training.codes)
+    assert training.finish() == uninterrupted
 
 
-def test_a_stop_while_a_checkpoint_is_written_waits_for_it(begin, undisturbed):
-    ordeal = begin()
-    assert ordeal.kill("saving", 0, signal.SIGTERM) == ExitCode.INTERRUPTED
-    message = TerminationMessage.model_validate_json((ordeal.workspace / "termination.json").read_text())
+def test_sigterm_during_a_save_waits_for_the_checkpoint(new_training, uninterrupted):
+    training = new_training()
+    assert training.kill("saving", 0, signal.SIGTERM) == ExitCode.INTERRUPTED
+    message = TerminationMessage.model_validate_json((training.workspace / "termination.json").read_text())
     assert message.interruption.step == message.interruption.saved_step >= 3
-    folders = sorted(folder.name for folder in (stage_folder(ordeal.workspace) / "checkpoints").iterdir())
+    folders = sorted(folder.name for folder in (stage_folder(training.workspace) / "checkpoints").iterdir())
     assert folders[-1] == f"step-{message.interruption.step:08d}"
     assert "step-00000003" in folders
-    assert ordeal.finish() == undisturbed
+    assert training.finish() == uninterrupted
 
 
-def test_impatient_signals_break_nothing(begin, undisturbed):
-    ordeal = begin()
-    process = ordeal.start()
-    process.until(lambda: step_of(ordeal.workspace) > 4)
+def test_repeated_sigterm_does_not_corrupt_anything(new_training, uninterrupted):
+    training = new_training()
+    process = training.start()
+    process.until(lambda: reported_step(training.workspace) > 4)
     while process.is_running():
         process.kill(signal.SIGTERM)
         time.sleep(0.002)
     assert process.wait() == ExitCode.INTERRUPTED
-    TerminationMessage.model_validate_json((ordeal.workspace / "termination.json").read_text())
-    assert ordeal.finish() == undisturbed
+    TerminationMessage.model_validate_json((training.workspace / "termination.json").read_text())
+    assert training.finish() == uninterrupted
 
 
-def test_a_disk_too_small_for_checkpoints_does_not_stop_the_training(server, config, undisturbed, workspace):
+def test_disk_too_small_for_checkpoints_does_not_stop_training(server, config, uninterrupted, workspace):
     process = server.start(config, environment(workspace), workspace / "log", largest_file=30_000)
     assert process.wait() == ExitCode.DONE
     assert (
         "optimizer.safetensors: Error while serializing: I/O error: File too large" in (workspace / "log").read_text()
     )
-    assert adapter_digest(workspace) == undisturbed
+    assert adapter_digest(workspace) == uninterrupted
 
 
-def test_a_disk_too_small_for_the_last_checkpoint_is_a_failure(server, config, workspace):
+def test_disk_too_small_for_the_last_checkpoint_is_a_failure(server, config, workspace):
     process = server.start(config, environment(workspace), workspace / "log", largest_file=30_000)
-    process.until(lambda: step_of(workspace) > 2)
+    process.until(lambda: reported_step(workspace) > 2)
     process.kill(signal.SIGTERM)
     assert process.wait() == ExitCode.UNAVAILABLE
     message = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
-    assert "enlarge spec.workspace.size; training goes on from the beginning" in message.failure.message
+    assert "enlarge spec.workspace.size; training will start from the beginning" in message.failure.message
 
 
 def start_program(config, workspace: Path) -> subprocess.Popen:
+    """Start the trainer as its image does, with its imports."""
     (workspace / "progress.json").unlink(missing_ok=True)
     variables = environment(workspace).variables() | {
         "FINETUNE_CONFIG": config.model_dump_json(by_alias=True),
@@ -200,20 +209,20 @@ def start_program(config, workspace: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "finetune_trainer", "train"], env=os.environ | variables)
 
 
-def test_the_program_itself_can_be_stopped_while_it_imports_and_while_it_trains(server, config, undisturbed, workspace):
+def test_program_stops_on_sigterm_during_import_and_training(server, config, uninterrupted, workspace):
     importing = start_program(config, workspace)
     while b"finetune_trainer" not in Path(f"/proc/{importing.pid}/cmdline").read_bytes():
         time.sleep(0.01)
     while "libtorch" not in Path(f"/proc/{importing.pid}/maps").read_text():
         time.sleep(0.01)
-    asked = time.monotonic()
+    signalled = time.monotonic()
     importing.terminate()
     assert importing.wait(20) == ExitCode.INTERRUPTED
-    assert time.monotonic() - asked < 5
+    assert time.monotonic() - signalled < 5
     assert TerminationMessage.model_validate_json((workspace / "termination.json").read_text()).interruption
 
     training = start_program(config, workspace)
-    while step_of(workspace) < 2:
+    while reported_step(workspace) < 2:
         assert training.poll() is None
         time.sleep(0.005)
     training.terminate()
@@ -222,6 +231,6 @@ def test_the_program_itself_can_be_stopped_while_it_imports_and_while_it_trains(
     assert first.interruption.saved_step
     assert (first.progress.start_step, first.progress.step) == (0, first.interruption.step)
 
-    assert Ordeal(server, config, workspace).finish() == undisturbed
+    assert KilledTraining(server, config, workspace).finish() == uninterrupted
     last = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
-    assert last.progress.start_step == first.interruption.saved_step  # nothing was lost, and nobody had to ask
+    assert last.progress.start_step == first.interruption.saved_step  # no step was lost

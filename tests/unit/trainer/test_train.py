@@ -1,4 +1,4 @@
-"""The train stage from packed rows to an adapter in its place."""
+"""The train stage: packed rows in, adapter out."""
 
 import json
 
@@ -39,7 +39,7 @@ def workspace(tmp_path):
     return tmp_path
 
 
-def test_training_lowers_the_loss_and_leaves_an_adapter_that_peft_loads(tiny_model, tmp_path):
+def test_training_lowers_the_loss_and_peft_loads_the_adapter(tiny_model, tmp_path):
     write_rows(tmp_path, [document(0, 32)] * 4, [document(0, 32)])
     recipe = {"max_steps": 12, "gradient_accumulation": 1, "validate_every_steps": None}
     result = run_train(train_config(tiny_model, optimizer={"learning_rate": 5e-2}, **recipe), tmp_path)
@@ -61,7 +61,7 @@ def test_training_lowers_the_loss_and_leaves_an_adapter_that_peft_loads(tiny_mod
     assert after < before - 0.1
 
 
-def test_the_result_holds_until_a_byte_of_the_adapter_changes(tiny_model, workspace):
+def test_output_is_valid_until_a_byte_of_it_changes(tiny_model, workspace):
     config = train_config(tiny_model, max_steps=3)
     result = run_train(config, workspace)
     assert result.digest == artifacts.digest_of(stage_folder(workspace) / "output")
@@ -74,7 +74,7 @@ def test_the_result_holds_until_a_byte_of_the_adapter_changes(tiny_model, worksp
     assert not train.is_output_valid(result, config, environment(workspace))
 
 
-def test_two_runs_give_the_same_bytes_in_every_file_wherever_they_run(tiny_model, workspace, tmp_path):
+def test_two_runs_in_different_folders_give_the_same_bytes(tiny_model, workspace, tmp_path):
     config = train_config(tiny_model, max_steps=4, validate_every_steps=2)
     first = run_train(config, workspace)
     elsewhere = tmp_path / "elsewhere"
@@ -86,7 +86,7 @@ def test_two_runs_give_the_same_bytes_in_every_file_wherever_they_run(tiny_model
     assert str(tmp_path / "train") not in json.dumps(settings)
 
 
-def test_another_seed_gives_another_adapter(tiny_model, workspace):
+def test_different_seed_gives_different_adapter(tiny_model, workspace):
     run_train(train_config(tiny_model, max_steps=2), workspace)
     first = adapter_digest(workspace)
     run_train(train_config(tiny_model, max_steps=2, seed=12, identity="b" * 16), workspace)
@@ -103,27 +103,27 @@ def test_another_seed_gives_another_adapter(tiny_model, workspace):
     ],
     ids=str,
 )
-def test_every_option_trains_resumably(tiny_model, workspace, recipe):
-    """Stopped in the middle and gone on with, it ends in the same bytes."""
+def test_every_recipe_option_resumes_exactly(tiny_model, workspace, recipe):
+    """A run that is stopped halfway and resumed ends in the same bytes as an uninterrupted one."""
     config = train_config(tiny_model, max_steps=6, validate_every_steps=None, **recipe)
-    whole = run_train(config, workspace)
+    uninterrupted = run_train(config, workspace)
     digest = adapter_digest(workspace)
     stopped = config.model_copy(update={"identity": "b" * 16})
     with pytest.raises(Interrupted):
         run_train(stopped, workspace, stop_at=3)
     resumed = run_train(stopped, workspace)
     assert adapter_digest(workspace, "b" * 16) == digest
-    assert (resumed.loss, resumed.tokens) == (whole.loss, whole.tokens)
+    assert (resumed.loss, resumed.tokens) == (uninterrupted.loss, uninterrupted.tokens)
 
 
-def test_activation_checkpointing_changes_memory_and_no_byte(tiny_model, workspace):
+def test_activation_checkpointing_does_not_change_the_adapter(tiny_model, workspace):
     run_train(train_config(tiny_model, max_steps=3), workspace)
     first = adapter_digest(workspace)
     run_train(train_config(tiny_model, max_steps=3, gradient_checkpointing=True, identity="b" * 16), workspace)
     assert adapter_digest(workspace, "b" * 16) == first
 
 
-def test_without_validation_rows_the_last_adapter_is_the_result(tiny_model, tmp_path):
+def test_without_validation_rows_last_adapter_is_the_result(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20))
     result = run_train(train_config(tiny_model, max_steps=3, validate_every_steps=1), tmp_path)
     assert result.validation_loss is None
@@ -131,7 +131,7 @@ def test_without_validation_rows_the_last_adapter_is_the_result(tiny_model, tmp_
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_fewer_rows_than_a_batch_are_enough(tiny_model, tmp_path, count):
+def test_fewer_rows_than_a_batch_can_be_trained_on(tiny_model, tmp_path, count):
     write_rows(tmp_path, [document(9 * i, 30) for i in range(count)], [document(1, 20)])
     config = train_config(tiny_model, max_steps=None, epochs=8, batch_size=4, gradient_accumulation=1)
     result = run_train(config, tmp_path)
@@ -140,15 +140,15 @@ def test_fewer_rows_than_a_batch_are_enough(tiny_model, tmp_path, count):
     assert result.validation_loss is not None
 
 
-def test_a_fraction_of_an_epoch_is_a_fraction_of_the_rows(tiny_model, tmp_path):
+def test_fractional_epoch_sees_that_fraction_of_the_rows(tiny_model, tmp_path):
     write_rows(tmp_path, [document(i, 30) for i in range(10)])
     config = train_config(tiny_model, max_steps=None, epochs=0.5, batch_size=2, gradient_accumulation=1)
     result = run_train(config, tmp_path)
     assert (result.steps, result.tokens) == (3, 5 * 30)
 
 
-def overfitting(tmp_path):
-    """Rows to learn by heart, and validation rows of which no token is in them."""
+def overfitting_recipe(tmp_path):
+    """Write training rows to memorize and different validation rows; return a recipe whose validation loss rises."""
     write_rows(tmp_path, [document(0, 32)] * 4, [document(3, 32)] * 2)
     return {
         "max_steps": 24,
@@ -158,8 +158,8 @@ def overfitting(tmp_path):
     }
 
 
-def test_the_adapter_with_the_lowest_validation_loss_is_the_result(tiny_model, tmp_path):
-    config = train_config(tiny_model, **overfitting(tmp_path))
+def test_adapter_with_lowest_validation_loss_is_the_result(tiny_model, tmp_path):
+    config = train_config(tiny_model, **overfitting_recipe(tmp_path))
     result = run_train(config, tmp_path)
     assert result.best_step < result.steps == 24
     base = load_base(tiny_model, torch.float32)
@@ -170,20 +170,20 @@ def test_the_adapter_with_the_lowest_validation_loss_is_the_result(tiny_model, t
     assert loss == pytest.approx(result.validation_loss, abs=1e-6)
 
 
-def test_training_ends_when_the_validation_loss_has_stopped_falling(tiny_model, tmp_path):
-    recipe = overfitting(tmp_path) | {"early_stopping": {"patience": 2}}
+def test_early_stopping_ends_training(tiny_model, tmp_path):
+    recipe = overfitting_recipe(tmp_path) | {"early_stopping": {"patience": 2}}
     result = run_train(train_config(tiny_model, **recipe), tmp_path)
     assert result.steps == result.best_step + 8 < 24
 
 
-def test_tokens_of_another_tokenizer_are_refused(tmp_path):
+def test_tokens_outside_the_vocabulary_are_rejected(tmp_path):
     smaller = make_tiny_model(tmp_path / "model", vocabulary=290)
     write_rows(tmp_path, documents(20))
-    with pytest.raises(DataInvalid, match=r"the model knows 0 to 289: .* another model's tokenizer"):
+    with pytest.raises(DataInvalid, match=r"the model's vocabulary is 0 to 289: .* another model's tokenizer"):
         run_train(train_config(smaller), tmp_path)
 
 
-def test_a_loss_that_is_no_number_ends_the_stage_and_names_the_step(tmp_path):
+def test_loss_that_is_nan_fails_the_stage_naming_the_step(tmp_path):
     model = make_tiny_model(tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     weights["model.embed_tokens.weight"][300] = float("nan")
@@ -197,31 +197,31 @@ def test_a_loss_that_is_no_number_ends_the_stage_and_names_the_step(tmp_path):
         run_train(config, tmp_path)
 
 
-def test_missing_rows_ask_for_prepare(tiny_model, tmp_path):
+def test_missing_packed_rows_are_rejected(tiny_model, tmp_path):
     with pytest.raises(SourceNotFound, match="run the stage prepare first"):
         run_train(train_config(tiny_model), tmp_path)
 
 
-def test_rows_that_changed_since_they_were_packed_are_refused(tiny_model, workspace):
+def test_corrupt_packed_rows_are_rejected(tiny_model, workspace):
     rows = workspace / "prepare" / ("p" * 16) / "output" / "train.tokens.bin"
     rows.write_bytes(b"\x07" + rows.read_bytes()[1:])
     with pytest.raises(DataInvalid, match=r"train.tokens.bin does not match the digest.*run prepare again"):
         run_train(train_config(tiny_model), workspace)
 
 
-def test_no_rows_at_all_are_refused(tiny_model, tmp_path):
+def test_empty_training_split_is_rejected(tiny_model, tmp_path):
     write_rows(tmp_path, [])
     with pytest.raises(DataInvalid, match="no training rows"):
         run_train(train_config(tiny_model), tmp_path)
 
 
-def test_rows_of_which_no_token_counts_are_refused(tiny_model, tmp_path):
+def test_rows_without_any_target_are_rejected(tiny_model, tmp_path):
     write_rows(tmp_path, [document(0, 20, prompt=20)])
-    with pytest.raises(DataInvalid, match="no token of the packed rows counts"):
+    with pytest.raises(DataInvalid, match="no token of the packed rows is a target"):
         run_train(train_config(tiny_model), tmp_path)
 
 
-def test_early_stopping_that_could_never_act_is_refused(tiny_model, tmp_path):
+def test_early_stopping_without_validation_is_rejected(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20))
     with pytest.raises(ConfigInvalid, match=r"set train.validateEverySteps"):
         run_train(train_config(tiny_model, validate_every_steps=None, early_stopping={}), tmp_path)
@@ -229,19 +229,23 @@ def test_early_stopping_that_could_never_act_is_refused(tiny_model, tmp_path):
         run_train(train_config(tiny_model, early_stopping={}), tmp_path)
 
 
-def test_rows_longer_than_the_models_positions_are_refused(tiny_model, tmp_path):
+def test_rows_longer_than_model_positions_are_rejected(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20), context_length=1024)
     with pytest.raises(ConfigInvalid, match=r"set prepare.contextLength to 512 or less"):
         run_train(train_config(tiny_model), tmp_path)
 
 
-def test_the_traced_model_learns_the_same(tmp_path, monkeypatch):
-    """Without the later stages of torch.compile, whose C++ compiler runs for half a minute."""
+def test_compiled_model_has_the_same_loss(tmp_path, monkeypatch):
+    """The eager backend traces the model without the C++ compiler, which would run for half a minute."""
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager"))
     model = make_tiny_model(tmp_path / "model", layers=1)
     write_rows(tmp_path, [document(0, 32)] * 2)
-    once = {"max_steps": 1, "lora": {"rank": 4, "dropout": 0, "target_modules": ["q_proj"]}, "gradient_accumulation": 1}
-    plain = run_train(train_config(model, **once), tmp_path)
-    traced = run_train(train_config(model, **once, compile=True, identity="b" * 16), tmp_path)
-    assert traced.loss == pytest.approx(plain.loss, abs=1e-5)
+    recipe = {
+        "max_steps": 1,
+        "lora": {"rank": 4, "dropout": 0, "target_modules": ["q_proj"]},
+        "gradient_accumulation": 1,
+    }
+    plain = run_train(train_config(model, **recipe), tmp_path)
+    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
+    assert compiled.loss == pytest.approx(plain.loss, abs=1e-5)

@@ -1,4 +1,4 @@
-"""The model as the loop sees it: isolation of packed documents, the loss, the adapter's layers."""
+"""The adapted model: isolation of packed documents, the loss, the adapter's layers, and loading."""
 
 import json
 
@@ -25,7 +25,7 @@ def adapted(tiny_model, *, seed=3, noise=True, **recipe):
     model = AdaptedModel(
         attach_adapter(base, config.recipe.lora, config.model, seed), torch.device("cpu"), config.recipe
     )
-    if noise:  # a new adapter changes nothing; one that has learnt does
+    if noise:  # a new adapter does not change the output; a trained one does
         for parameter in model.trainable.values():
             torch.nn.init.normal_(parameter, std=0.1)
     return model
@@ -42,10 +42,10 @@ def packed(tmp_path, pair):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_packed_document_gets_the_logits_it_gets_alone(tiny_model, packed, pair, batch_size):
+def test_packed_document_has_the_logits_it_has_alone(tiny_model, packed, pair, batch_size):
     model = adapted(tiny_model).model.eval()
     batch = load_batch(packed, np.zeros(batch_size, dtype=int))
-    starts = {int(tokens[0]): at for at, tokens in enumerate([pair[0].tokens, pair[1].tokens])}
+    starts = {int(tokens[0]): index for index, tokens in enumerate([pair[0].tokens, pair[1].tokens])}
     order = [pair[starts[int(packed.tokens[0, 0])]], pair[1 - starts[int(packed.tokens[0, 0])]]]
     second = slice(len(order[0].tokens), len(order[0].tokens) + len(order[1].tokens))
     with torch.no_grad():
@@ -58,15 +58,15 @@ def test_a_packed_document_gets_the_logits_it_gets_alone(tiny_model, packed, pai
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_model_that_lets_documents_see_each_other_is_refused(tiny_model, precision, monkeypatch):
+def test_model_without_document_isolation_is_rejected(tiny_model, precision, monkeypatch):
     model, source = adapted(tiny_model, precision=precision), ModelSource(uri="m")
     check_isolation(model, source)
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None)
-    with pytest.raises(ConfigInvalid, match=r"see each other in this architecture \(LlamaForCausalLM\)"):
+    with pytest.raises(ConfigInvalid, match=r"attend to each other in this architecture \(LlamaForCausalLM\)"):
         check_isolation(model, source)
 
 
-def test_loss_and_gradients_are_those_of_the_documents_one_by_one(tiny_model, packed, pair):
+def test_packed_loss_and_gradients_equal_those_unpacked(tiny_model, packed, pair):
     model = adapted(tiny_model, lora={"rank": 4, "dropout": 0.0})
     ours = model.loss_sum(load_batch(packed, np.array([0])))
     ours.backward()
@@ -84,13 +84,13 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(tiny_model, pa
 
 
 class InOrder(Trainer):
-    """HF's trainer, fed the same rows in the same order."""
+    """HF's Trainer without shuffling, so that it sees the same rows in the same order."""
 
     def _get_train_sampler(self, *_):
         return None
 
 
-def test_five_steps_end_where_hf_trainers_do(tiny_model, tmp_path):
+def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
     rows_folder = write_rows(tmp_path, [document(17 * i, 14) for i in range(40)])
     plain = {"lora": {"rank": 4, "dropout": 0.0}, "max_steps": 5, "validate_every_steps": None}
     optimizer = {"learning_rate": 1e-2, "schedule": "constant", "warmup_fraction": 0.0, "max_grad_norm": 0.5}
@@ -100,9 +100,9 @@ def test_five_steps_end_where_hf_trainers_do(tiny_model, tmp_path):
     ours = PeftModel.from_pretrained(ours, tmp_path / "train" / config.identity / "output")
 
     rows = PackedRows(rows_folder, "train")
-    course = StepSampler.of(config.recipe, len(rows), config.seed)
+    sampler = StepSampler.of(config.recipe, len(rows), config.seed)
     records = []
-    for row in np.concatenate([course.rows_for_step(step) for step in range(5)]):
+    for row in np.concatenate([sampler.rows_for_step(step) for step in range(5)]):
         tokens = rows.tokens[row].astype(np.int64)
         labels = np.where(rows.loss_mask[row], tokens, -100)
         records.append({"input_ids": tokens, "position_ids": rows.positions[row].astype(np.int64), "labels": labels})
@@ -135,7 +135,7 @@ def test_five_steps_end_where_hf_trainers_do(tiny_model, tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
-def test_the_adapter_is_fp32_in_every_variant_and_precision(tiny_model, precision, variant):
+def test_adapter_is_fp32_in_every_variant_and_precision(tiny_model, precision, variant):
     model = adapted(tiny_model, precision=precision, lora={"variant": variant})
     assert {tensor.dtype for tensor in model.adapter.values()} == {torch.float32}
     assert next(p for p in model.model.parameters() if not p.requires_grad).dtype == (
@@ -147,18 +147,18 @@ def test_the_adapter_is_fp32_in_every_variant_and_precision(tiny_model, precisio
     assert bool(magnitudes) == (variant == "dora")
 
 
-def test_the_head_is_computed_only_where_a_token_counts_and_back_to_normal_afterwards(tiny_model, packed):
+def test_head_is_computed_only_at_target_positions(tiny_model, packed):
     model = adapted(tiny_model)
     batch = load_batch(packed, np.array([0]))
-    seen = []
+    computed = []
     head = model.model.get_output_embeddings()
-    head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[:-1].numel()))
+    head.register_forward_hook(lambda _module, _inputs, output: computed.append(output.shape[:-1].numel()))
     model.loss_sum(batch)
     model.model(input_ids=batch.tokens)
-    assert seen == [len(batch.targets), 24]
+    assert computed == [len(batch.targets), 24]  # the second call, outside of the loss, computes all positions
 
 
-def test_a_name_selects_layers_by_its_end_and_a_star_by_pattern(tiny_model):
+def test_target_module_matches_by_suffix_or_pattern(tiny_model):
     def adapted_layers(*names):
         model = adapted(tiny_model, lora={"target_modules": names})
         return {name.split(".lora_")[0].split("model.layers.")[1] for name in model.adapter}
@@ -174,14 +174,14 @@ def test_a_name_selects_layers_by_its_end_and_a_star_by_pattern(tiny_model):
 
 
 @pytest.mark.parametrize("names", [("query",), ("q_proj", "query"), ("all-linear", "q_proj"), ("self_attn",)])
-def test_a_name_that_is_no_layer_is_refused_with_the_names_there_are(tiny_model, names):
+def test_unknown_target_module_is_rejected_listing_layers(tiny_model, names):
     with pytest.raises(ConfigInvalid, match=r"down_proj.*q_proj"):
         adapted(tiny_model, lora={"target_modules": names})
 
 
-def test_a_model_whose_positions_do_not_reach_is_refused(tiny_model):
+def test_model_with_too_few_positions_is_rejected(tiny_model):
     source = ModelSource(uri=f"file://{tiny_model}")
-    with pytest.raises(ConfigInvalid, match="knows 512 positions, the rows have 513"):
+    with pytest.raises(ConfigInvalid, match="supports 512 positions, the packed rows have 513"):
         check_context_length(tiny_model, source, 513)
 
 
@@ -192,7 +192,7 @@ def copy_of(tiny_model, folder):
     return folder
 
 
-def test_a_model_that_brings_code_is_refused(tiny_model, tmp_path):
+def test_model_with_remote_code_is_rejected(tiny_model, tmp_path):
     folder = copy_of(tiny_model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
@@ -203,25 +203,26 @@ def test_a_model_that_brings_code_is_refused(tiny_model, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_weights_in_a_pickle_are_not_read(tiny_model, tmp_path):
+def test_pickled_weights_are_rejected(tiny_model, tmp_path):
     folder = copy_of(tiny_model, tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ConfigInvalid, match="cannot be loaded"):
         load_base(folder, torch.float32)
 
 
-def test_weights_that_lack_a_layer_are_not_filled_up_with_random_numbers(tiny_model, tmp_path):
+def test_weights_that_lack_a_layer_are_rejected(tiny_model, tmp_path):
+    """transformers alone would initialize the missing layer with random values."""
     folder = copy_of(tiny_model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    with pytest.raises(ConfigInvalid, match=r"do not fit its config.json.*layers\.2"):
+    with pytest.raises(ConfigInvalid, match=r"do not match its config.json.*layers\.2"):
         load_base(folder, torch.float32)
 
 
-def test_the_same_seed_gives_the_same_new_adapter(tiny_model):
-    def digest(seed):
+def test_initial_adapter_depends_on_the_seed(tiny_model):
+    def weight_sums(seed):
         base = load_base(tiny_model, torch.float32)
         model = attach_adapter(base, Lora(), ModelSource(uri="m"), seed)
         return [p.sum().item() for name, p in model.named_parameters() if "lora_A" in name]
 
-    assert digest(1) == digest(1) != digest(2)
+    assert weight_sums(1) == weight_sums(1) != weight_sums(2)

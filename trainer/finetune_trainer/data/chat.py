@@ -1,4 +1,4 @@
-"""From a conversation to the text that the model sees, and which parts of it the assistant said."""
+"""Render a conversation to the text that the model sees, and locate the assistant's turns in it."""
 
 import re
 from functools import cached_property
@@ -11,7 +11,7 @@ from finetune_trainer.data.records import InvalidRecord
 
 Message = dict[str, str]
 Span = tuple[int, int]
-"""First character and the one behind the last."""
+"""Half-open character range: the first character and the one after the last."""
 
 DEFAULT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -20,8 +20,8 @@ DEFAULT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '\n\nassistant:' }}{%- endif -%}"
 )
-"""For tokenizers without a chat template: turns as `role: content`, a blank line between two of them, and the
-end-of-text token behind every turn of the assistant."""
+"""For tokenizers without a chat template: turns as `role: content`, separated by a blank line. EOS follows every
+assistant turn."""
 
 _FROZEN_CLOCK = (
     "{%- macro strftime_now(format) -%}"
@@ -30,15 +30,16 @@ _FROZEN_CLOCK = (
     " | replace('%M', '00') | replace('%S', '00') }}"
     "{%- endmacro -%}"
 )
-"""Some templates put today's date into the text. The same data must give the same tokens on every day, so
-the calendar stands still on 26 July 2024, where Llama 3's own template puts it when there is no clock."""
+"""Some templates put today's date into the text, but the same data must give the same tokens on any day.
+
+The date is therefore fixed at 26 July 2024, which Llama 3's own template uses when `strftime_now` is undefined."""
 
 _PLACEHOLDER = "\ue000answer\ue001"
-"""Two characters of private use keep it apart from any words."""
+"""Two private-use characters make it distinct from any real content."""
 
 
 def template_of(tokenizer: Any) -> str:
-    """Give the tokenizer's chat template, or the default one, which writes BOS where the tokenizer would."""
+    """Return the tokenizer's chat template, or the default template, which writes BOS if the tokenizer would."""
     if tokenizer.chat_template:
         return str(tokenizer.get_chat_template())
     writes_bos = tokenizer.bos_token_id is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
@@ -46,71 +47,72 @@ def template_of(tokenizer: Any) -> str:
 
 
 class ChatTemplate:
-    """A tokenizer's way to write a conversation."""
+    """A tokenizer's chat template with a fixed date."""
 
     def __init__(self, tokenizer: Any) -> None:
         template = template_of(tokenizer)
         self._template = _FROZEN_CLOCK + template
-        self._has_marks = re.search(r"{%-?\s*generation\s*-?%}", template) is not None
+        self._has_generation_tag = re.search(r"{%-?\s*generation\s*-?%}", template) is not None
         self._special_tokens = dict(tokenizer.special_tokens_map)
 
     def render(self, messages: list[Message]) -> tuple[str, tuple[Span, ...]]:
-        """Give the text and where in it the assistant speaks, with what ends its turn; raise Unusable.
+        """Return the text and the spans of the assistant's turns, each with the tokens that end the turn.
 
-        Where the template marks the assistant's words with {% generation %}, the marks decide. Elsewhere a turn is
-        what a model that is asked for it would have to write: from the end of the prompt to the end of the turn.
+        The template's {% generation %} tags decide where there are any. Otherwise a turn is the text that a model
+        would have to generate: from the end of the generation prompt to the end of the turn. Raises InvalidRecord.
         """
-        if self._has_marks:
-            text, spans = self._rendered(messages, return_assistant_tokens_mask=True)
+        if self._has_generation_tag:
+            text, spans = self._render(messages, return_assistant_tokens_mask=True)
             return text, tuple(spans)
-        text, _ = self._rendered(messages)
-        turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        return text, tuple(self._turn(text, messages, at) for at in turns)
+        text, _ = self._render(messages)
+        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        return text, tuple(self._turn_span(text, messages, index) for index in turns)
 
-    def _turn(self, text: str, messages: list[Message], at: int) -> Span:
-        """Find a turn by what stands around it when other words are put in its place.
+    def _turn_span(self, text: str, messages: list[Message], index: int) -> Span:
+        """Locate a turn by the text around it, found by rendering a placeholder in its place.
 
-        Looking for the words themselves would fail: templates trim them, and drop the reasoning of earlier turns.
+        Searching for the content itself would fail: templates trim it and drop the reasoning of earlier turns.
         """
-        before, after = self._around(messages, at)
-        prompt = self._prompt(messages[:at])
-        start = next((len(lead) for lead in (prompt, before) if lead and text.startswith(lead)), None)
+        before, after = self._surroundings(messages, index)
+        prompt = self._generation_prompt(messages[:index])
+        start = next((len(prefix) for prefix in (prompt, before) if prefix and text.startswith(prefix)), None)
         end = len(text) - len(after)
         if start is None or end < start or not text.endswith(after):
             raise InvalidRecord(
-                f"messages[{at}]: cannot be found in what the chat template makes of it; "
-                "mark the assistant's words with {% generation %} in the template"
+                f"messages[{index}]: cannot be located in the rendered chat template; "
+                "wrap the assistant's content in {% generation %} in the template"
             )
-        return start, end + next(len(ending) for ending in self._endings if after.startswith(ending))
+        return start, end + next(len(ending) for ending in self._turn_endings if after.startswith(ending))
 
-    def _around(self, messages: list[Message], at: int) -> tuple[str, str]:
-        other = {"role": "assistant", "content": _PLACEHOLDER}
-        text, _ = self._rendered([*messages[:at], other, *messages[at + 1 :]])
+    def _surroundings(self, messages: list[Message], index: int) -> tuple[str, str]:
+        """Return the rendered text before and after one turn's content."""
+        placeholder = {"role": "assistant", "content": _PLACEHOLDER}
+        text, _ = self._render([*messages[:index], placeholder, *messages[index + 1 :]])
         before, found, after = text.partition(_PLACEHOLDER)
         if not found:
-            raise InvalidRecord(f"messages[{at}]: the chat template leaves it out")
+            raise InvalidRecord(f"messages[{index}]: the chat template drops this turn")
         return before, after
 
-    def _prompt(self, messages: list[Message]) -> str | None:
-        """Give what a model is shown when it is asked for the next turn, or None where the template cannot say."""
+    def _generation_prompt(self, messages: list[Message]) -> str | None:
+        """Return the prompt for the next turn, or None if the template cannot render these messages."""
         try:
-            return self._rendered(messages, add_generation_prompt=True)[0] if messages else None
+            return self._render(messages, add_generation_prompt=True)[0] if messages else None
         except InvalidRecord:
             return None
 
     @cached_property
-    def _endings(self) -> tuple[str, ...]:
-        """What may stand behind the assistant's words, without the space at its end; the longest first."""
+    def _turn_endings(self) -> tuple[str, ...]:
+        """The texts that may follow the assistant's content, longest first, without trailing whitespace."""
         exchange = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-        last = self._around(exchange, 1)[1].rstrip()
-        # Some templates write EOS once, behind everything, and not behind every turn.
+        last = self._surroundings(exchange, 1)[1].rstrip()
+        # Some templates write EOS once after the last turn, not after every turn.
         return last, last.removesuffix(self._special_tokens.get("eos_token", "")).rstrip(), ""
 
-    def _rendered(self, messages: list[Message], **options: bool) -> tuple[str, list[Span]]:
+    def _render(self, messages: list[Message], **options: bool) -> tuple[str, list[Span]]:
         try:
             texts, spans = render_jinja_template(
                 [messages], chat_template=self._template, **self._special_tokens, **options
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidRecord(f"the chat template refuses it: {error}") from None
+            raise InvalidRecord(f"the chat template rejected the conversation: {error}") from None
         return texts[0], spans[0] if spans else []

@@ -1,10 +1,11 @@
-"""From a record's fields to one text, and from that to tokens of which some are counted.
+"""Format a record's fields as one text, and tokenize the text with a loss mask.
 
-The rule at the boundary between prompt and completion: both are put together as they are and tokenised as one
-text, just as a log-likelihood evaluation does, so the split never changes the tokens. A token is counted if
-it holds at least one character of the completion. A space between the two therefore belongs to the
-beginning of the completion: at the end of the prompt it would be part of the completion's first token, which
-a model that is given the prompt alone never sees.
+Prompt and completion are concatenated unchanged and tokenized as one text, as log-likelihood evaluation does.
+The split between them therefore never changes the tokens. A token is in the loss if it holds at least one
+character of the completion.
+
+A space between the two belongs at the start of the completion. At the end of the prompt it would become part of
+the completion's first token, and a model that is given the prompt alone never sees that token.
 """
 
 from collections.abc import Iterator
@@ -16,46 +17,57 @@ from tokenizers.processors import Sequence
 
 from finetune_trainer.data.chat import ChatTemplate, Message, Span
 from finetune_trainer.data.packing import Document
-from finetune_trainer.data.records import SHAPES, WANTED, Fields, InvalidRecord, Shape, complete_shapes, kind_of
+from finetune_trainer.data.records import (
+    SHAPES,
+    SUPPORTED_SHAPES,
+    Fields,
+    InvalidRecord,
+    Shape,
+    complete_shapes,
+    kind_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TextExample:
-    """One text to learn from."""
+    """One text to train on."""
 
     text: str
     loss_spans: tuple[Span, ...]
-    """Which characters are to be learnt, in order; the one behind the last stands for EOS."""
+    """Character ranges that are in the loss, in order. The position after the last character stands for EOS."""
     has_special_tokens: bool
-    """Whether BOS and EOS stand in the text already, where they belong (a chat template wrote them)."""
+    """Whether the text already contains BOS and EOS, because a chat template wrote them."""
 
 
 class RecordFormatter:
-    """Makes passages of records, all of which must have the shape of the first."""
+    """Formats records as text examples; all records must have the shape of the first."""
 
     def __init__(self, chat: ChatTemplate) -> None:
         self._chat = chat
         self.shape: Shape | None = None
-        """Of the records so far."""
+        """The shape of the records so far."""
 
     def format(self, fields: Fields) -> TextExample:
-        """Raise Unusable where the fields are not those of the data set's shape, or hold nothing to learn."""
+        """Return the text example of one record.
+
+        Raises InvalidRecord if the fields do not have the data set's shape, or if there is nothing to learn.
+        """
         shape = self._shape_of(fields)
         match shape:
             case "messages":
-                passage = TextExample(*self._chat.render(_messages(fields["messages"])), has_special_tokens=True)
+                example = TextExample(*self._chat.render(_messages(fields["messages"])), has_special_tokens=True)
             case "prompt and completion":
                 prompt, completion = _text(fields, "prompt"), _text(fields, "completion")
-                _not_blank(completion, "completion")
-                passage = TextExample(
+                _check_not_blank(completion, "completion")
+                example = TextExample(
                     prompt + completion, ((len(prompt), len(prompt + completion) + 1),), has_special_tokens=False
                 )
             case "text":
                 text = _text(fields, "text")
-                _not_blank(text, "text")
-                passage = TextExample(text, ((0, len(text) + 1),), has_special_tokens=False)
+                _check_not_blank(text, "text")
+                example = TextExample(text, ((0, len(text) + 1),), has_special_tokens=False)
         self.shape = shape
-        return passage
+        return example
 
     def _shape_of(self, fields: Fields) -> Shape:
         names = {name for name, value in fields.items() if value is not None}
@@ -66,20 +78,20 @@ class RecordFormatter:
             case [shape] if self.shape is None:
                 return shape
             case [shape]:
-                raise InvalidRecord(f"has {shape} where the records before have {self.shape}: one file holds one shape")
+                raise InvalidRecord(f"has {shape} where earlier records have {self.shape}: use one shape per file")
             case []:
-                raise InvalidRecord(_what_is_missing(fields, names, self.shape))
+                raise InvalidRecord(_missing_fields(fields, names, self.shape))
             case _:
-                raise InvalidRecord(f"has {' and also '.join(found)}: leave only one of them in the file")
+                raise InvalidRecord(f"has {' and also '.join(found)}: keep only one of them in the file")
 
 
-def _what_is_missing(fields: Fields, names: set[str], shape: Shape | None) -> str:
+def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str:
     if shape is None and "prompt" in names | fields.keys():
         shape = "prompt and completion"
     for name in SHAPES[shape] if shape else ():
         if name not in names:
             return f"{name} is {'null' if name in fields else 'missing'}"
-    return f"needs {WANTED}; it has {', '.join(sorted(map(str, fields)))[:80] or 'nothing'}"
+    return f"needs {SUPPORTED_SHAPES}; it has {', '.join(sorted(map(str, fields)))[:80] or 'nothing'}"
 
 
 def _text(fields: Fields, name: str, where: str = "") -> str:
@@ -90,18 +102,19 @@ def _text(fields: Fields, name: str, where: str = "") -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise InvalidRecord(
-            f"{where}{name}: character {error.start + 1} is {_what_it_was(value[error.start])}: save the file as UTF-8"
+            f"{where}{name}: character {error.start + 1} is {_describe_surrogate(value[error.start])}: "
+            "save the file as UTF-8"
         ) from None
     return value
 
 
-def _what_it_was(surrogate: str) -> str:
-    escaped_bytes = range(0xDC80, 0xDD00)
+def _describe_surrogate(surrogate: str) -> str:
+    escaped_bytes = range(0xDC80, 0xDD00)  # what errors="surrogateescape" makes of bytes 0x80 to 0xff
     code = ord(surrogate)
-    return f"byte 0x{code - 0xDC00:02x}, not UTF-8" if code in escaped_bytes else f"half a character (\\u{code:04x})"
+    return f"byte 0x{code - 0xDC00:02x}, not UTF-8" if code in escaped_bytes else f"a lone surrogate (\\u{code:04x})"
 
 
-def _not_blank(text: str, name: str) -> None:
+def _check_not_blank(text: str, name: str) -> None:
     if not text.strip():
         raise InvalidRecord(f"{name} is empty: there is nothing to learn")
 
@@ -109,7 +122,7 @@ def _not_blank(text: str, name: str) -> None:
 def _messages(value: object) -> list[Message]:
     if not isinstance(value, list):
         raise InvalidRecord(f"messages must be a list of {{role, content}}, it is {kind_of(value)}")
-    messages = [_message(message, f"messages[{at}]") for at, message in enumerate(value)]
+    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
         raise InvalidRecord(f"no message has the role assistant (roles: {', '.join(roles)[:60] or 'none'})")
@@ -124,38 +137,38 @@ def _message(value: object, where: str) -> Message:
             raise InvalidRecord(f"{where}.{name} is missing")
     message = {"role": _text(value, "role", f"{where}."), "content": _text(value, "content", f"{where}.")}
     if message["role"] == "assistant":
-        _not_blank(message["content"], f"{where}.content")
+        _check_not_blank(message["content"], f"{where}.content")
     return message
 
 
 class Encoder:
-    """Makes documents of passages with a fast tokenizer."""
+    """Tokenizes text examples with a fast tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        _keep_spaces(tokenizer.backend_tokenizer.post_processor)
+        _include_spaces_in_offsets(tokenizer.backend_tokenizer.post_processor)
         self._bos: int | None = tokenizer.bos_token_id
         self._eos: int | None = tokenizer.eos_token_id
         self.boundary_tokens = 0
-        """Passages in which a counted token also holds characters that are not to be learnt."""
+        """Examples in which a token of the loss also holds characters that are not in the loss."""
 
-    def encode(self, passages: list[TextExample]) -> Iterator[Document]:
-        """Give one document for each passage; all must be framed, or none."""
+    def encode(self, examples: list[TextExample]) -> Iterator[Document]:
+        """Yield one document for each example; either all of them have special tokens, or none has."""
         encoded = self._tokenizer(
-            [passage.text for passage in passages],
-            add_special_tokens=not passages[0].has_special_tokens,
+            [example.text for example in examples],
+            add_special_tokens=not examples[0].has_special_tokens,
             return_offsets_mapping=True,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
         )
-        for passage, tokens, offsets in zip(passages, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            if not passage.has_special_tokens:
-                self._frame(tokens, offsets, len(passage.text))
-            yield self._document(passage, tokens, np.array(offsets, dtype=np.int64).reshape(-1, 2))
+        for example, tokens, offsets in zip(examples, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            if not example.has_special_tokens:
+                self._normalize_special_tokens(tokens, offsets, len(example.text))
+            yield self._document(example, tokens, np.array(offsets, dtype=np.int64).reshape(-1, 2))
 
-    def _frame(self, tokens: list[int], offsets: list[Span], length: int) -> None:
-        """Have BOS once, if the tokenizer writes it, and EOS once, standing for the end of the text."""
+    def _normalize_special_tokens(self, tokens: list[int], offsets: list[Span], length: int) -> None:
+        """Remove a second BOS and end with exactly one EOS, whose offset is the position after the text."""
         if self._bos is not None and tokens[:2] == [self._bos, self._bos]:
             del tokens[0], offsets[0]
         if self._eos is not None:
@@ -164,20 +177,20 @@ class Encoder:
             tokens.append(self._eos)
             offsets.append((length, length + 1))
 
-    def _document(self, passage: TextExample, tokens: list[int], offsets: np.ndarray[Any, Any]) -> Document:
+    def _document(self, example: TextExample, tokens: list[int], offsets: np.ndarray[Any, Any]) -> Document:
         starts, ends = offsets[:, 0], offsets[:, 1]
-        counted = np.zeros(len(tokens), dtype=np.uint8)
-        torn = False
-        for first, behind in passage.loss_spans:
-            counted |= (ends > first) & (starts < behind)
-            torn |= bool(((starts < first) & (ends > first)).any())
-        self.boundary_tokens += torn
-        counted[:1] = 0
-        return Document(np.array(tokens, dtype=np.int32), counted)
+        loss_mask = np.zeros(len(tokens), dtype=np.uint8)
+        crosses_boundary = False
+        for start, end in example.loss_spans:
+            loss_mask |= (ends > start) & (starts < end)
+            crosses_boundary |= bool(((starts < start) & (ends > start)).any())
+        self.boundary_tokens += crosses_boundary
+        loss_mask[:1] = 0  # no earlier token predicts the first one
+        return Document(np.array(tokens, dtype=np.int32), loss_mask)
 
 
-def _keep_spaces(processor: Any) -> None:
-    """Have a byte-level tokenizer tell where its tokens are with the spaces in them; changes no token."""
+def _include_spaces_in_offsets(processor: Any) -> None:
+    """Make a byte-level tokenizer count leading spaces in its offsets; the tokens stay the same."""
     parts: Any = processor if isinstance(processor, Sequence) else (processor,)
     for part in parts:
         if hasattr(part, "trim_offsets"):

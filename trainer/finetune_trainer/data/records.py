@@ -1,7 +1,7 @@
-"""From a data set's file to numbered records, one at a time.
+"""Read a data set's file as numbered records, one at a time.
 
-JSON, JSON Lines and CSV are read here and not by a library, because a bad record must be named by its
-line while the good ones around it go on; Parquet is read by pyarrow, batch by batch.
+JSON, JSON Lines and CSV have their own readers here instead of a library's. An invalid record must be named by its
+line, and the valid records around it must still be used. Parquet is read by pyarrow, batch by batch.
 """
 
 import csv
@@ -25,9 +25,9 @@ SHAPES: dict[Shape, tuple[str, ...]] = {
     "prompt and completion": ("prompt", "completion"),
     "text": ("text",),
 }
-WANTED = "messages, prompt and completion, or text"
+SUPPORTED_SHAPES = "messages, prompt and completion, or text"
 
-ENDINGS: dict[str, Format] = {
+FORMAT_BY_EXTENSION: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "json",
@@ -35,9 +35,9 @@ ENDINGS: dict[str, Format] = {
     ".parquet": "parquet",
 }
 LONGEST_RECORD = 64 * 1024 * 1024
-"""Characters; keeps an unclosed quote from pulling the whole file into memory."""
+"""Maximum size in characters (bytes for JSON Lines). Without it an unclosed quote would load the whole file."""
 PARQUET_BATCH = 256
-"""Rows held at a time."""
+"""Rows in memory at a time."""
 JSON_CHUNK = 64 * 1024
 """Characters read at a time."""
 
@@ -54,32 +54,35 @@ KINDS: dict[type, str] = {
 
 
 class InvalidRecord(Exception):
-    """A record that cannot be used; says why, and leaves it to the caller to say where."""
+    """A record cannot be used. The message holds the reason; the caller adds the file and the line."""
 
 
 ReadRecord = tuple[int, Fields | InvalidRecord]
-"""The line that a record begins at (in Parquet: its row), counted from 1, and what was found there."""
+"""The line at which a record begins (in Parquet: its row), counted from 1, and the record or its error."""
 
 
-def format_of(path: Path, wanted: Format) -> Format:
-    """Settle what `auto` means for a file, by its ending; raise ConfigInvalid where that says nothing."""
+def format_of(path: Path, requested: Format) -> Format:
+    """Return the requested format, or for `auto` the one of the file's extension.
+
+    Raises ConfigInvalid for a folder and for an unknown extension.
+    """
     if path.is_dir():
-        raise ConfigInvalid(f"{path} is a folder: let dataset.uri name one file in it")
-    if wanted != "auto":
-        return wanted
+        raise ConfigInvalid(f"{path} is a folder: set dataset.uri to one file in it")
+    if requested != "auto":
+        return requested
     try:
-        return ENDINGS[path.suffix.lower()]
+        return FORMAT_BY_EXTENSION[path.suffix.lower()]
     except KeyError:
         raise ConfigInvalid(
-            f"{path.name}: the ending {path.suffix or '(none)'} says nothing about its format: "
+            f"{path.name}: unknown file extension {path.suffix or '(none)'}: "
             "set dataset.format to jsonl, json, csv or parquet (compressed files must be unpacked)"
         ) from None
 
 
 def read_records(path: Path, form: Format) -> Iterator[ReadRecord]:
-    """Give what the file holds, record by record, in order.
+    """Yield the file's records in order.
 
-    Raises DataInvalid where the file as a whole cannot be read, or where nothing behind a fault can.
+    Raises DataInvalid if the file as a whole cannot be read, or if nothing after a syntax error can be read.
     """
     match form:
         case "jsonl":
@@ -95,7 +98,7 @@ def read_records(path: Path, form: Format) -> Iterator[ReadRecord]:
 
 
 def count_records(path: Path, form: Format) -> int | None:
-    """Give the number of records where it is to be had without reading them, for the progress bar."""
+    """Return the number of records for the progress bar, or None if it takes parsing the file to know."""
     if form == "parquet":
         with _opened(path) as file:
             return int(file.metadata.num_rows)
@@ -106,7 +109,7 @@ def count_records(path: Path, form: Format) -> int | None:
 
 
 def complete_shapes(names: set[str]) -> list[Shape]:
-    """Give the shapes of which all fields are there."""
+    """Return the shapes whose fields are all present."""
     return [shape for shape, fields in SHAPES.items() if names.issuperset(fields)]
 
 
@@ -131,8 +134,8 @@ def _parsed(line: bytes) -> Fields | InvalidRecord:
         return InvalidRecord(f"not JSON: {error.msg} at column {error.colno}")
     except RecursionError:
         return InvalidRecord("nested too deeply")
-    except InvalidRecord as unusable:
-        return unusable
+    except InvalidRecord as error:
+        return error
 
 
 def _fields(value: object) -> Fields:
@@ -142,19 +145,19 @@ def _fields(value: object) -> Fields:
 
 
 def kind_of(value: object) -> str:
-    """Name a value's type in JSON's words."""
+    """Return the name of a value's JSON type, with its article."""
     return KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def _json(path: Path) -> Iterator[ReadRecord]:
-    # A byte that is not UTF-8 becomes a lone surrogate; the record that holds it is refused later, and only that one.
+    # A byte that is not UTF-8 becomes a lone surrogate. Only the record that holds it is rejected later.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         window = _JsonWindow(path.name, file)
         if not window.peek():
             return
         if window.peek() == "{":
             raise window.fault(
-                "the file begins with {, not with [: put the records into one array, "
+                "the file begins with {, not with [: put all records into one array, "
                 "or set dataset.format to jsonl if there is one record a line"
             )
         window.take("[")
@@ -163,14 +166,14 @@ def _json(path: Path) -> Iterator[ReadRecord]:
             value = window.value()
             try:
                 yield line, _fields(value)
-            except InvalidRecord as unusable:
-                yield line, unusable
+            except InvalidRecord as error:
+                yield line, error
             if window.peek() != "]":
                 window.take(",")
 
 
 class _JsonWindow:
-    """The part of a JSON text that is in memory: from the next unread character on."""
+    """A sliding window over a JSON text: the part in memory starts at the next unread character."""
 
     _space = re.compile(r"[ \t\r\n]*")
     _decoder = json.JSONDecoder()
@@ -180,49 +183,52 @@ class _JsonWindow:
         self._name, self._file = name, file
         self._text, self._at, self._ended = "", 0, False
 
-    def fault(self, words: str, at: int | None = None) -> DataInvalid:
+    def fault(self, message: str, at: int | None = None) -> DataInvalid:
+        """Return an error at the current line, or at the line of a character of the window."""
         line = self.line + self._text.count("\n", self._at, at) if at else self.line
-        return DataInvalid(f"{self._name}:{line}: {words}")
+        return DataInvalid(f"{self._name}:{line}: {message}")
 
     def peek(self) -> str:
-        """Give the next character that is no space, or nothing at the end."""
+        """Return the next non-space character, or an empty string at the end of the file."""
         while True:
             space = self._space.match(self._text, self._at)
             self._move(space.end() if space else self._at)
             if self._at < len(self._text) or self._ended:
                 return self._text[self._at : self._at + 1]
-            self._read_on()
+            self._read_chunk()
 
-    def take(self, wanted: str) -> None:
+    def take(self, expected: str) -> None:
+        """Consume one character; raise DataInvalid if it is not the expected one."""
         found = self.peek()
-        if found != wanted:
-            raise self.fault(f"not JSON: expected {wanted} and found {found or 'the end of the file'}")
+        if found != expected:
+            raise self.fault(f"not JSON: expected {expected} and found {found or 'the end of the file'}")
         self._move(self._at + 1)
 
     def value(self) -> object:
+        """Parse and consume one JSON value; raise DataInvalid where that fails."""
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._ended:
-                    raise self.fault(f"not JSON: {error.msg}; nothing behind it can be read", error.pos) from None
+                    raise self.fault(f"not JSON: {error.msg}; nothing after it can be read", error.pos) from None
             except RecursionError:
                 raise self.fault("nested too deeply") from None
             else:
-                # What ends where the window ends may go on behind it.
+                # A value that ends with the window, for example a number, may continue in the next chunk.
                 if end < len(self._text) or self._ended:
                     self._move(end)
                     return value
             if len(self._text) - self._at > LONGEST_RECORD:
                 raise self.fault(f"not JSON, or a record longer than {LONGEST_RECORD >> 20} MiB")
-            self._read_on()
+            self._read_chunk()
 
     def _move(self, at: int) -> None:
         self.line += self._text.count("\n", self._at, at)
         self._at = at
 
-    def _read_on(self) -> None:
-        # Twice as much each time, so that a long record is not parsed a thousand times over.
+    def _read_chunk(self) -> None:
+        # The window doubles each time, so that a long record is not parsed once per chunk.
         unread = self._text[self._at :]
         chunk = self._file.read(max(JSON_CHUNK, len(unread)))
         self._text, self._at, self._ended = unread + chunk, 0, not chunk
@@ -237,8 +243,8 @@ def _csv(path: Path) -> Iterator[ReadRecord]:
             return
         if not complete_shapes(set(header)):
             raise DataInvalid(
-                f"{path.name}:1: the first line must name the columns ({WANTED}, separated by commas); "
-                f"it says {_shortened(','.join(header))}"
+                f"{path.name}:1: the first line must name the columns ({SUPPORTED_SHAPES}, separated by commas); "
+                f"found {_shortened(','.join(header))}"
             )
         yield from _csv_rows(rows, header)
 
@@ -279,12 +285,14 @@ def _parquet(path: Path) -> Iterator[ReadRecord]:
     with _opened(path) as file:
         names = file.schema_arrow.names
         if not complete_shapes(set(names)):
-            raise DataInvalid(f"{path.name}: needs the columns {WANTED}; it has {_shortened(', '.join(names))}")
-        wanted = [name for name in names if any(name in fields for fields in SHAPES.values())]
+            raise DataInvalid(
+                f"{path.name}: needs the columns {SUPPORTED_SHAPES}; it has {_shortened(', '.join(names))}"
+            )
+        columns = [name for name in names if any(name in fields for fields in SHAPES.values())]
         number = 1
-        for batch in file.iter_batches(PARQUET_BATCH, columns=wanted):
-            for found in _rows(batch):
-                yield number, found
+        for batch in file.iter_batches(PARQUET_BATCH, columns=columns):
+            for record in _rows(batch):
+                yield number, record
                 number += 1
 
 
@@ -292,8 +300,8 @@ def _rows(batch: Any) -> list[Fields | InvalidRecord]:
     try:
         rows: list[Fields | InvalidRecord] = batch.to_pylist()
     except UnicodeDecodeError:
-        # Parquet does not check its strings; look for the bad one.
-        return [_rows(batch.slice(at, 1))[0] for at in range(len(batch))] if len(batch) > 1 else [_not_utf8()]
+        # Parquet files may hold invalid UTF-8: convert row by row to find the invalid record.
+        return [_rows(batch.slice(row, 1))[0] for row in range(len(batch))] if len(batch) > 1 else [_not_utf8()]
     return rows
 
 

@@ -1,1 +1,1 @@
-"""Base models: loaded, and merged with an adapter."""
+"""Load base models and merge adapters into them."""

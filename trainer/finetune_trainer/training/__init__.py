@@ -1,1 +1,1 @@
-"""The parts of the train stage: which rows, which model, which step, what is kept."""
+"""The parts of the training loop: batches, model, optimizer, validation, state and checkpoints."""

@@ -1,7 +1,7 @@
-"""Which rows a step sees, and what of them the model is asked to predict.
+"""The step sampler, which chooses the rows of each step, and the batches built from these rows.
 
-The order is a function of the seed and of a row's place in the whole course of training, so there is no
-loader whose position would have to be saved.
+The order of rows is a function of the seed and the step alone. There is no data loader, so a checkpoint holds no
+loader position.
 """
 
 import math
@@ -21,21 +21,21 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed rows as tensors; B rows of L tokens of which N are to be predicted."""
+    """A micro-batch of packed rows: B rows of L tokens, N of which are targets of the loss."""
 
     tokens: torch.Tensor
     """[B, L] int64."""
     positions: torch.Tensor
     """[B, L] int64, 0 at the first token of every document."""
     target_positions: torch.Tensor
-    """[N] int64: places in the flattened [B * L] whose next token counts."""
+    """[N] int64: indices into the flattened [B * L] whose next token is a target of the loss."""
     targets: torch.Tensor
-    """[N] int64: those next tokens."""
+    """[N] int64: these next tokens."""
     size: int
-    """Tokens without padding."""
+    """Number of tokens without padding."""
 
     def to(self, device: torch.device) -> "Batch":
-        """Give the same batch on a device."""
+        """Return the batch on a device."""
         return Batch(
             self.tokens.to(device),
             self.positions.to(device),
@@ -45,74 +45,75 @@ class Batch:
         )
 
 
-def load_batch(rows: PackedRows, chosen: Rows) -> Batch:
-    """Read rows by index."""
-    tokens, positions, counted = rows.tokens[chosen], rows.positions[chosen], rows.loss_mask[chosen]
-    follows = np.zeros(tokens.shape, dtype=bool)
-    # Nothing may be asked to predict the next document's first token.
-    follows[:, :-1] = (counted[:, 1:] != 0) & (positions[:, 1:] != 0)
-    predicting = np.flatnonzero(follows)
-    padding = (tokens == rows.pad_token_id) & (counted == 0)
+def load_batch(rows: PackedRows, indices: Rows) -> Batch:
+    """Read the rows with these indices."""
+    tokens, positions, loss_mask = rows.tokens[indices], rows.positions[indices], rows.loss_mask[indices]
+    predicts = np.zeros(tokens.shape, dtype=bool)
+    # A document's last token must not predict the first token of the next document (position 0).
+    predicts[:, :-1] = (loss_mask[:, 1:] != 0) & (positions[:, 1:] != 0)
+    target_positions = np.flatnonzero(predicts)
+    # The pad token may occur inside a document: only the run of it at the end of a row is padding.
+    padding = (tokens == rows.pad_token_id) & (loss_mask == 0)
     size = tokens.size - int(np.logical_and.accumulate(padding[:, ::-1], axis=1).sum())
     return Batch(
         tokens=torch.from_numpy(tokens.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
-        target_positions=torch.from_numpy(predicting),
-        targets=torch.from_numpy(tokens.reshape(-1)[predicting + 1].astype(np.int64)),
+        target_positions=torch.from_numpy(target_positions),
+        targets=torch.from_numpy(tokens.reshape(-1)[target_positions + 1].astype(np.int64)),
         size=size,
     )
 
 
-def batches(rows: PackedRows, chosen: Rows, batch_size: int) -> Iterator[Batch]:
-    """Read rows by index, so many at a time."""
-    for start in range(0, len(chosen), batch_size):
-        yield load_batch(rows, chosen[start : start + batch_size])
+def batches(rows: PackedRows, indices: Rows, batch_size: int) -> Iterator[Batch]:
+    """Yield the rows with these indices in micro-batches of `batch_size`; the last one may be smaller."""
+    for start in range(0, len(indices), batch_size):
+        yield load_batch(rows, indices[start : start + batch_size])
 
 
 @dataclass(frozen=True)
 class StepSampler:
     """The rows of every optimizer step.
 
-    One permutation follows another without regard to where a step ends, so a step may reach from one pass
-    over the rows into the next, no row is ever left over, and `epochs` times the number of rows is exactly
-    what is seen. Only the very last step may be smaller than the others.
+    Epochs follow one another without a gap: a step may take rows of two epochs, and no row is dropped. Training
+    sees exactly `epochs` times the number of rows. Only the very last step may have fewer rows than the others.
     """
 
     rows: int
+    """Number of rows in the training split."""
     seed: int
     rows_per_step: int
     samples: int
-    """Rows seen from the first step to the last."""
+    """Rows seen from the first step to the last; a row counts once for every epoch that has it."""
 
     @classmethod
     def of(cls, recipe: TrainRecipe, rows: int, seed: int) -> "StepSampler":
-        """Lay out the course that a recipe asks for."""
-        per_step = recipe.batch_size * recipe.gradient_accumulation
-        passes = recipe.effective_epochs()
-        samples = (recipe.max_steps or 0) * per_step if passes is None else max(1, round(passes * rows))
-        return cls(rows, seed, per_step, samples)
+        """Return the sampler of a recipe."""
+        rows_per_step = recipe.batch_size * recipe.gradient_accumulation
+        epochs = recipe.effective_epochs()
+        samples = (recipe.max_steps or 0) * rows_per_step if epochs is None else max(1, round(epochs * rows))
+        return cls(rows, seed, rows_per_step, samples)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in all."""
+        """Total number of optimizer steps."""
         return math.ceil(self.samples / self.rows_per_step)
 
     def rows_for_step(self, step: int) -> Rows:
-        """Give the rows of the step that follows `step` finished ones."""
+        """Return the row indices of a step; `step` counts from 0."""
         first = step * self.rows_per_step
-        places = np.arange(first, min(first + self.rows_per_step, self.samples))
-        epochs, within = np.divmod(places, self.rows)
+        samples = np.arange(first, min(first + self.rows_per_step, self.samples))
+        epochs, offsets = np.divmod(samples, self.rows)
         return np.array(
-            [permutation(self.rows, self.seed, int(e))[w] for e, w in zip(epochs, within, strict=True)], dtype=np.int64
+            [permutation(self.rows, self.seed, int(e))[i] for e, i in zip(epochs, offsets, strict=True)], dtype=np.int64
         )
 
 
 @lru_cache(maxsize=2)
 def permutation(rows: int, seed: int, epoch: int) -> Rows:
-    """Give the order of the rows in one epoch.
+    """Return the order of the rows in one epoch.
 
-    Sorted by the raw stream of Philox (Salmon et al. 2011), which numpy promises to keep; it does not
-    promise that for its own permutations.
+    The rows are sorted by the raw stream of Philox (Salmon et al. 2011). NumPy guarantees that this stream stays the
+    same in later versions. It gives no such guarantee for its own permutations.
     """
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
     return np.argsort(np.random.Philox(key=key).random_raw(rows), kind="stable").astype(np.int64)

@@ -1,14 +1,14 @@
-"""One checkpoint: everything that a run is at a step's boundary, as files that hold no code.
+"""The files of one checkpoint: the complete state of a run at a step boundary, without pickled code.
 
     adapter_model.safetensors   the adapter, in PEFT's format: a checkpoint can be served as it is
     adapter_config.json
-    best_adapter.safetensors    the adapter with the lowest validation loss so far, once there is one
-    optimizer.safetensors       both moments and the step of every parameter
-    random.safetensors          the generators
+    best_adapter.safetensors    the adapter with the lowest validation loss so far, after the first validation
+    optimizer.safetensors       the optimizer state: both moments and the step of every parameter
+    random.safetensors          the states of the random number generators
     state.json                  the counters
-    manifest.json               sizes, SHA-256, and of which run and step this is
+    manifest.json               sizes and SHA-256 of the files, and the run and step of the checkpoint
 
-The best adapter is in each of them, so a checkpoint needs no other one to be whole.
+Every checkpoint holds the best adapter, so none depends on another one.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ RANDOM = "random.safetensors"
 STATE = "state.json"
 
 GPU = frozenset({"cuda"})
-"""Generators that only a machine with an accelerator has."""
+"""Names of generator states that only a machine with an accelerator has."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A boundary, in memory that training does not write to."""
+    """A copy of the state at a step boundary, in memory that training does not write to."""
 
     state: State
     adapter: Tensors
@@ -46,17 +46,17 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and types that a checkpoint of this run must have; the tensors' values do not matter."""
+    """The tensor names, shapes and dtypes that a checkpoint of this run must have; the values are ignored."""
 
     adapter: Tensors
     optimizer: Tensors
     random: Tensors
     steps: int
-    """Optimizer steps in all."""
+    """Total number of optimizer steps of the run."""
 
 
 def write_files(folder: Path, snapshot: Snapshot, adapter_config: bytes) -> None:
-    """Write a snapshot into an empty folder; raise OSError where the disk does not take it."""
+    """Write a snapshot into an empty folder; raise OSError if a file cannot be written."""
     save_tensors(snapshot.adapter, folder / ADAPTER)
     save_tensors(snapshot.optimizer, folder / OPTIMIZER)
     save_tensors(snapshot.random, folder / RANDOM)
@@ -67,20 +67,20 @@ def write_files(folder: Path, snapshot: Snapshot, adapter_config: bytes) -> None
 
 
 def read_files(folder: Path, layout: Layout) -> Snapshot:
-    """Read a snapshot; raise Damaged, saying which file and how, where it cannot be one of this run."""
+    """Read a snapshot; raise CorruptArtifact, naming the file and the problem, unless it matches the layout."""
     state = _state(folder / STATE, layout.steps)
     optimizer = _tensors(folder / OPTIMIZER)
     if not optimizer:
-        raise CorruptArtifact(f"{folder.name}/{OPTIMIZER} holds no moments")
-    # A parameter that never had a gradient has no moments; one that had has all of them.
-    seen = {name.rpartition(".")[0] for name in optimizer}
-    expected = {name: like for name, like in layout.optimizer.items() if name.rpartition(".")[0] in seen}
-    best = None if state.best_step is None else _like(folder / BEST, layout.adapter)
+        raise CorruptArtifact(f"{folder.name}/{OPTIMIZER} has no optimizer state")
+    # A parameter that never had a gradient has no optimizer state; any other one must have all its tensors.
+    with_state = {name.rpartition(".")[0] for name in optimizer}
+    expected = {name: like for name, like in layout.optimizer.items() if name.rpartition(".")[0] in with_state}
+    best = None if state.best_step is None else _checked(folder / BEST, layout.adapter)
     return Snapshot(
         state=state,
-        adapter=_like(folder / ADAPTER, layout.adapter),
-        optimizer=_like(folder / OPTIMIZER, expected, optimizer),
-        random=_generators(folder / RANDOM, layout.random),
+        adapter=_checked(folder / ADAPTER, layout.adapter),
+        optimizer=_checked(folder / OPTIMIZER, expected, optimizer),
+        random=_generator_states(folder / RANDOM, layout.random),
         best=best,
     )
 
@@ -92,7 +92,7 @@ def _state(path: Path, steps: int) -> State:
         raise CorruptArtifact(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
     if not 0 < state.step <= steps:
         raise CorruptArtifact(
-            f"{path.parent.name}/{path.name} is at step {state.step}, which is not one of 1 to {steps}"
+            f"{path.parent.name}/{path.name} is at step {state.step}, this run has steps 1 to {steps}"
         )
     return state
 
@@ -105,13 +105,16 @@ def _tensors(path: Path) -> Tensors:
     return found
 
 
-def _like(path: Path, layout: Tensors, found: Tensors | None = None) -> Tensors:
-    """Raise Damaged unless the tensors have the layout's names, shapes and types and finite values."""
+def _checked(path: Path, layout: Tensors, found: Tensors | None = None) -> Tensors:
+    """Return the file's tensors.
+
+    Raises CorruptArtifact unless they have the layout's names, shapes and dtypes, and finite values.
+    """
     found = _tensors(path) if found is None else found
     where = f"{path.parent.name}/{path.name}"
     if differing := sorted(set(found) ^ set(layout)):
         raise CorruptArtifact(
-            f"{where} {'has a strange' if differing[0] in found else 'lacks the'} tensor {differing[0]}"
+            f"{where} {'has an unexpected' if differing[0] in found else 'lacks the'} tensor {differing[0]}"
         )
     for name, like in layout.items():
         if (found[name].shape, found[name].dtype) != (like.shape, like.dtype):
@@ -124,13 +127,15 @@ def _like(path: Path, layout: Tensors, found: Tensors | None = None) -> Tensors:
     return found
 
 
-def _generators(path: Path, layout: Tensors) -> Tensors:
+def _generator_states(path: Path, layout: Tensors) -> Tensors:
     found = _tensors(path)
-    # A run may go on without the GPU it began with, or with one; the loop's owner says that aloud.
+    # A run may resume without the GPU it began with, or on a new one; `stages.train.resume` logs that.
     common = {name: like for name, like in layout.items() if name == "cpu" or name in found}
-    found = _like(path, common, {name: tensor for name, tensor in found.items() if name not in GPU or name in common})
+    found = _checked(
+        path, common, {name: tensor for name, tensor in found.items() if name not in GPU or name in common}
+    )
     try:
         torch.Generator().set_state(found["cpu"])
     except (RuntimeError, TypeError) as error:
-        raise CorruptArtifact(f"{path.parent.name}/{path.name} is no generator's state: {error}") from None
+        raise CorruptArtifact(f"{path.parent.name}/{path.name} holds no valid generator state: {error}") from None
     return found

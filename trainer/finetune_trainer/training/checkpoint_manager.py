@@ -1,4 +1,4 @@
-"""The folder of checkpoints: when one is due, how it comes to lie there, which one can be used."""
+"""The checkpoint manager: decides when a checkpoint is due, writes it, prunes old ones and loads the latest."""
 
 import re
 import shutil
@@ -16,123 +16,129 @@ from finetune_trainer.training.checkpoint_format import Layout, Snapshot, read_f
 
 STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
 
-BROKEN = (CorruptArtifact, OSError, ValueError, RecursionError)
-"""What reading a folder that anything may have happened to can raise."""
+READ_ERRORS = (CorruptArtifact, OSError, ValueError, RecursionError)
+"""Exceptions that reading a checkpoint folder with arbitrary damage can raise."""
 
 
-def say(words: str) -> None:
-    """Put a line into the log."""
-    progress.log_line(f"train: {words}")
+def log_line(text: str) -> None:
+    """Write a line to the stage's log."""
+    progress.log_line(f"train: {text}")
 
 
 class CheckpointManager:
-    """Saves beside the training, in one thread, one checkpoint at a time.
+    """Saves checkpoints asynchronously, in one background thread, one at a time.
 
-    Training is held up while a snapshot is copied and not while it is written. A folder is named step-…
-    only when it is whole and durable. Close it, or leave its `with`, before the process ends.
+    Training waits while a snapshot is copied, but not while it is written. A folder gets its name step-… only when
+    it is complete and durable. Use it as a context manager: leaving the block waits for the last write.
     """
 
-    def __init__(self, folder: Path, rule: Checkpoint, about: dict[str, str], adapter_config: bytes) -> None:
-        self._folder, self._rule, self._about, self._adapter_config = folder, rule, about, adapter_config
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
-        self._trouble: OSError | None = None
-        self._broken: set[str] = set()
-        self._begun_step = 0
-        self._begun_at = time.monotonic()
+    def __init__(self, folder: Path, rule: Checkpoint, metadata: dict[str, str], adapter_config: bytes) -> None:
+        self._folder, self._rule, self._metadata, self._adapter_config = folder, rule, metadata, adapter_config
+        self._executor = ThreadPoolExecutor(1, "checkpoint")
+        self._pending_write: Future[None] | None = None
+        self._write_error: OSError | None = None
+        """Why the newest checkpoint could not be written."""
+        self._corrupt: set[str] = set()
+        """Names of folders that `load_latest` skipped."""
+        self._last_step = 0
+        """The step of the last snapshot, whether loaded, written or being written."""
+        self._last_time = time.monotonic()
+        """When writing the last snapshot began; at first, when this process began."""
         self.saved_step: int | None = None
-        """The newest step that survives a kill."""
+        """The newest step whose checkpoint is durable, so that it survives a kill."""
         _prepare_folder(folder)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._thread.shutdown(wait=True)
-        if kind is None:
-            self._wait()
+        self._executor.shutdown(wait=True)
+        if kind is None:  # another exception is more important than one of the writer
+            self._wait_for_write()
 
     def load_latest(self, layout: Layout) -> Snapshot | None:
-        """Read the newest checkpoint that is whole and of this run.
+        """Return the latest checkpoint that is complete and belongs to this run, or None if there is none.
 
-        Each one that is not is named in the log with what is wrong with it. None where there is no other.
+        Logs every checkpoint that it skips, with the reason.
         """
-        found = self._latest_first()
-        for folder in found:
+        folders = self._latest_first()
+        for folder in folders:
             try:
                 self._verify(folder)
                 snapshot = read_files(folder, layout)
-                self._is_at(folder, snapshot.state.step)
-            except BROKEN as error:
-                self._broken.add(folder.name)
-                say(f"checkpoint {folder.name} is broken and not used: {error}")
+                self._check_step(folder, snapshot.state.step)
+            except READ_ERRORS as error:
+                self._corrupt.add(folder.name)
+                log_line(f"checkpoint {folder.name} is corrupt and was skipped: {error}")
                 continue
-            self._begun_step = self.saved_step = snapshot.state.step
+            self._last_step = self.saved_step = snapshot.state.step
             return snapshot
-        if found:
-            say(f"none of {len(found)} checkpoints can be used: training starts from the beginning")
+        if folders:
+            log_line(f"none of {len(folders)} checkpoints is usable: training starts from the beginning")
         return None
 
     def _latest_first(self) -> list[Path]:
-        named = [folder for folder in self._folder.iterdir() if STEP_FOLDER.fullmatch(folder.name)]
-        return sorted(named, key=_step_of, reverse=True)
+        folders = [folder for folder in self._folder.iterdir() if STEP_FOLDER.fullmatch(folder.name)]
+        return sorted(folders, key=_step_of, reverse=True)
 
     def _verify(self, folder: Path) -> None:
-        """Raise Damaged unless this is a sealed folder of this run and of the step it is named after."""
+        """Raise CorruptArtifact unless this is a sealed folder of this run and of the step in its name."""
         if not folder.is_dir():
-            raise CorruptArtifact(f"{folder.name} is no folder")
-        about = artifacts.verify(folder)
+            raise CorruptArtifact(f"{folder.name} is not a folder")
+        metadata = artifacts.verify(folder)
         for name in ("identity", "rows"):
-            if about.get(name) != self._about[name]:
+            if metadata.get(name) != self._metadata[name]:
                 raise CorruptArtifact(
-                    f"{folder.name} is of another run: {name} {about.get(name)}, not {self._about[name]}"
+                    f"{folder.name} belongs to another run: {name} {metadata.get(name)}, not {self._metadata[name]}"
                 )
-        self._is_at(folder, about.get("step"))
+        self._check_step(folder, metadata.get("step"))
 
-    def _is_at(self, folder: Path, step: object) -> None:
+    def _check_step(self, folder: Path, step: object) -> None:
         if step != _step_of(folder):
-            raise CorruptArtifact(f"{folder.name} is not of the step it is named after: it says {step}")
+            raise CorruptArtifact(f"{folder.name} holds step {step}, not the step in its name")
 
     def should_save(self, step: int) -> bool:
-        """Say whether a checkpoint is due; while one is being written the next one waits for a later boundary."""
-        if step == self._begun_step or not self._idle():
+        """Return whether a checkpoint is due. While one is being written, the next waits for a later boundary."""
+        if step == self._last_step or self._is_writing():
             return False
         seconds = self._rule.every_seconds
-        passed = step // self._rule.every_steps > self._begun_step // self._rule.every_steps
-        return passed or (seconds is not None and time.monotonic() - self._begun_at >= seconds)
+        # Not `step % every_steps == 0`: a multiple may have passed while the previous checkpoint was written.
+        passed = step // self._rule.every_steps > self._last_step // self._rule.every_steps
+        return passed or (seconds is not None and time.monotonic() - self._last_time >= seconds)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Begin to write a snapshot; a disk that does not take it is said in the log, and training goes on."""
-        self._wait()
-        self._begun_step, self._begun_at, self._trouble = snapshot.state.step, time.monotonic(), None
-        self._writing = self._thread.submit(self._write, snapshot)
+        """Start writing a snapshot in the background. A write error is logged, and training continues."""
+        self._wait_for_write()
+        self._last_step, self._last_time, self._write_error = snapshot.state.step, time.monotonic(), None
+        self._pending_write = self._executor.submit(self._write, snapshot)
 
     def save_blocking(self, step: int, snapshot: Callable[[], Snapshot]) -> int | None:
-        """Have this step on the disk before returning, and give the step that is; None at the very beginning.
+        """Make this step durable and return the newest durable step, or None before the first step.
 
-        Raises ServiceUnavailable where the disk does not take it.
+        Raises ServiceUnavailable if the checkpoint cannot be written.
         """
-        self._wait()
+        self._wait_for_write()
         if step not in {0, self.saved_step}:
             self.save(snapshot())
-            self._wait()
-        if self._trouble:
-            older = f"step {self.saved_step}" if self.saved_step else "the beginning"
+            self._wait_for_write()
+        if self._write_error:
+            restart = f"resume from step {self.saved_step}" if self.saved_step else "start from the beginning"
             raise ServiceUnavailable(
-                f"asked to stop at step {step}, but its checkpoint cannot be written ({self._trouble}): "
-                f"make room in {self._folder} or enlarge spec.workspace.size; training goes on from {older}"
-            ) from self._trouble
+                f"stop requested at step {step}, but its checkpoint cannot be written ({self._write_error}): "
+                f"free space in {self._folder} or enlarge spec.workspace.size; training will {restart}"
+            ) from self._write_error
         return self.saved_step
 
-    def _idle(self) -> bool:
-        if self._writing is not None and self._writing.done():
-            self._wait()
-        return self._writing is None
+    def _is_writing(self) -> bool:
+        if self._pending_write is not None and self._pending_write.done():
+            self._wait_for_write()
+        return self._pending_write is not None
 
-    def _wait(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+    def _wait_for_write(self) -> None:
+        """Wait for the write in progress, if any, and raise its error unless it is an OSError, which is logged."""
+        pending, self._pending_write = self._pending_write, None
+        if pending is not None:
+            pending.result()
 
     def _write(self, snapshot: Snapshot) -> None:
         step = snapshot.state.step
@@ -140,21 +146,21 @@ class CheckpointManager:
         try:
             with artifacts.atomic_folder(folder) as temporary:
                 write_files(temporary, snapshot, self._adapter_config)
-                artifacts.seal(temporary, {**self._about, "step": step})
-                _remove(folder)  # only a broken one can have this name
+                artifacts.seal(temporary, {**self._metadata, "step": step})
+                _remove(folder)  # only a corrupt checkpoint can have this name
         except OSError as error:
-            self._trouble = error
-            say(f"checkpoint {folder.name} cannot be written: {error}; training goes on without it")
+            self._write_error = error
+            log_line(f"checkpoint {folder.name} cannot be written: {error}; training continues without it")
             return
         self.saved_step = step
-        self._broken.discard(folder.name)
+        self._corrupt.discard(folder.name)
         self._prune(step)
 
     def _prune(self, newest: int) -> None:
-        """Keep so many of the newest; broken ones go as soon as a whole one is newer."""
+        """Keep the `keep` newest checkpoints up to `newest`, and remove corrupt ones that are older than `newest`."""
         older = [folder for folder in self._latest_first() if _step_of(folder) <= newest]
-        whole = [folder for folder in older if folder.name not in self._broken]
-        for folder in set(older) - set(whole[: self._rule.keep]):
+        intact = [folder for folder in older if folder.name not in self._corrupt]
+        for folder in set(older) - set(intact[: self._rule.keep]):
             _remove(folder)
 
 
@@ -163,15 +169,15 @@ def _step_of(folder: Path) -> int:
 
 
 def _prepare_folder(folder: Path) -> None:
-    """Make the folder, without what killed processes have left half-written in it."""
+    """Create the folder if needed, and remove unfinished checkpoints of killed processes."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        aside = folder.with_name(f"{folder.name}.not-a-folder")
-        say(f"{folder} is no folder: it was moved to {aside.name}")
-        folder.replace(aside)
+        backup = folder.with_name(f"{folder.name}.not-a-folder")
+        log_line(f"{folder} is not a folder: moved it to {backup.name}")
+        folder.replace(backup)
     folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(".step-*"):
-        say(f"{leftover.name} was never finished: removed")
-        _remove(leftover)
+    for unfinished in folder.glob(".step-*"):
+        log_line(f"removed the unfinished checkpoint {unfinished.name}")
+        _remove(unfinished)
 
 
 def _remove(path: Path) -> None:

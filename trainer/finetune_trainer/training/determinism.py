@@ -1,4 +1,4 @@
-"""Where the numbers are computed, and what must be equal for them to come out equal again."""
+"""Determinism: the device, the random number generators, and the numeric environment that results depend on."""
 
 import os
 import platform
@@ -13,19 +13,19 @@ Tensors = dict[str, torch.Tensor]
 
 
 def prepare_device() -> torch.device:
-    """Choose CUDA where there is one, else the CPU, and have every operation repeat its result bit for bit.
+    """Enable deterministic algorithms and return the CUDA device if there is one, else the CPU.
 
-    On a GPU this asks torch for its deterministic kernels; an operation that has none warns in the log.
+    An operation without a deterministic GPU kernel logs a warning and runs anyway.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS; read at its first use
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # finds bugs, costs a pass over every new tensor
-    torch.backends.cudnn.benchmark = False  # would choose kernels by the clock
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that writes to every new tensor
+    torch.backends.cudnn.benchmark = False  # benchmarking chooses kernels by measured time, which varies
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def numeric_environment(device: torch.device) -> dict[str, str]:
-    """Name everything outside the configuration that can change the last bits of a sum."""
+    """Return everything outside the config that can change the last bits of a floating-point result."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
@@ -37,7 +37,7 @@ def numeric_environment(device: torch.device) -> dict[str, str]:
 
 
 def processor() -> str:
-    """Name the CPU; libraries choose their kernels by it."""
+    """Return the CPU's model name, by which libraries choose their kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -47,16 +47,16 @@ def processor() -> str:
 
 
 def restore_thread_count(recorded: str | None) -> None:
-    """Go on with the number of threads the run began with: another number adds in another order.
+    """Set the thread count that the run began with: another count changes the order of summation.
 
-    OMP_NUM_THREADS, where it is set, is the user's word and wins.
+    If OMP_NUM_THREADS is set, the user has chosen a count, and this does nothing.
     """
     if recorded and recorded.isdigit() and int(recorded) > 0 and not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(recorded))
 
 
 def random_state() -> Tensors:
-    """Copy the state of every generator that training draws from."""
+    """Return a copy of the state of every random number generator that training uses."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -64,7 +64,7 @@ def random_state() -> Tensors:
 
 
 def restore_random_state(state: Tensors) -> None:
-    """Put back what `random_state` copied; raise RuntimeError or TypeError where it is no generator's state."""
+    """Restore a state from `random_state`; raise RuntimeError or TypeError if it is no generator state."""
     torch.set_rng_state(state["cpu"])
     if torch.cuda.is_initialized() and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])

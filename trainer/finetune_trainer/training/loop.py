@@ -29,12 +29,12 @@ from finetune_trainer.training.validation import Validator
 
 
 class Diverged(ConfigInvalid):
-    """The loss or a gradient is no number any more; the same steps again would end the same way."""
+    """The loss or the gradient norm is not finite. Training is deterministic, so a retry would fail the same way."""
 
 
 @dataclass
 class TrainingRun:
-    """All that training consists of."""
+    """Everything that one run of the training loop works with."""
 
     config: TrainConfig
     rows: PackedRows
@@ -49,7 +49,11 @@ class TrainingRun:
     """The adapter with the lowest validation loss so far."""
 
     def snapshot(self, generators: Tensors) -> Snapshot:
-        """Copy the boundary at which the generators were copied; nothing else changes between two boundaries."""
+        """Return a copy of the state at the current step boundary.
+
+        `generators` must have been copied at that boundary: dropout draws from them during a step. Everything else
+        changes only at the end of a step.
+        """
         return Snapshot(
             state=self.state.model_copy(deep=True),
             adapter=copy_to_cpu(self.model.adapter),
@@ -59,95 +63,97 @@ class TrainingRun:
         )
 
     def layout(self) -> Layout:
-        """Say what a checkpoint of this run looks like."""
+        """Return the tensor layout that a checkpoint of this run must have."""
         return Layout(self.model.adapter, optimizer_layout(self.model.trainable), random_state(), self.sampler.steps)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a boundary."""
+        """Restore the state at a step boundary."""
         self.model.load(snapshot.adapter)
         restore_optimizer_tensors(self.optimizer, self.model.trainable, snapshot.optimizer)
         self.state, self.best = snapshot.state, snapshot.best
         restore_random_state(snapshot.random)
 
     def is_finished(self) -> bool:
-        """Say whether there is no further step to take."""
+        """Return whether all steps are done or early stopping ended the run."""
         return self.state.step >= self.sampler.steps or self.state.stopped_early
 
-    def stop_if_asked(self) -> None:
-        """Raise Interrupted where the process was asked to stop."""
+    def raise_if_stop_requested(self) -> None:
+        """Raise Interrupted if the process has received a stop signal."""
         if self.stop.requested:
             raise Interrupted
 
 
 def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
-    """Take steps until the run is finished; raise Interrupted, the last boundary being saved, when asked to stop.
+    """Train until the run is finished. On a stop signal, save the last step boundary and raise Interrupted.
 
-    Every decision is taken from `run.state` at a boundary, so a process that resumes there takes the same ones.
+    Every decision depends only on `run.state` at a step boundary, so a resumed process makes the same decisions.
     """
-    pace = ThroughputMeter(run, checkpoints)
-    boundary = random_state()
+    throughput = ThroughputMeter(run, checkpoints)
+    generators = random_state()
     run.model.model.train()
     try:
         while True:
             if checkpoints.should_save(run.state.step):
-                checkpoints.save(run.snapshot(boundary))
+                checkpoints.save(run.snapshot(generators))
             if run.validator.should_validate(run.state):
                 validate(run)
             if run.is_finished():
                 return
-            with pace:
+            with throughput:
                 train_step(run)
-            boundary = random_state()
+            generators = random_state()
     except Interrupted:
-        # The open step is dropped: weights and moments are still those of the boundary, and so are its generators.
-        saved = checkpoints.save_blocking(run.state.step, lambda: run.snapshot(boundary))
+        # The unfinished step is discarded: weights, optimizer state and `generators` are still those of the boundary.
+        saved = checkpoints.save_blocking(run.state.step, lambda: run.snapshot(generators))
         raise Interrupted(run.state.step, saved) from None
 
 
 def train_step(run: TrainingRun) -> None:
-    """Move from one boundary to the next.
+    """Run one optimizer step.
 
-    The loss is the mean over all counted tokens of the step, however they are spread over its batches, so
-    that accumulation changes memory and nothing else.
+    The loss is the mean over all targets of the step, not a mean of the micro-batches' means. Gradient accumulation
+    therefore changes only the memory use.
     """
     recipe, step = run.config.recipe, run.state.step
-    parts = list(batches(run.rows, run.sampler.rows_for_step(step), recipe.batch_size))
-    counted = sum(len(part.targets) for part in parts)
-    nats = accumulate(run.model, parts, counted, run.stop_if_asked)
+    micro_batches = list(batches(run.rows, run.sampler.rows_for_step(step), recipe.batch_size))
+    targets = sum(len(batch.targets) for batch in micro_batches)
+    loss_sum = accumulate_gradients(run.model, micro_batches, targets, run.raise_if_stop_requested)
     norm = clip_gradients(run.model.trainable, recipe.optimizer.max_grad_norm)
-    if not (math.isfinite(nats) and math.isfinite(norm)):
+    if not (math.isfinite(loss_sum) and math.isfinite(norm)):
         raise Diverged(
-            f"step {step + 1}: the loss is {nats / max(1, counted)}, the gradient's norm {norm}: "
+            f"step {step + 1}: the loss is {loss_sum / max(1, targets)} and the gradient norm {norm}: "
             "lower train.optimizer.learningRate, raise warmupFraction, or use precision fp32"
         )
     set_learning_rate(run.optimizer, learning_rate(recipe.optimizer, step, run.sampler.steps))
     run.optimizer.step()
-    run.state.record_step(nats, counted, sum(part.size for part in parts))
+    run.state.record_step(loss_sum, targets, sum(batch.size for batch in micro_batches))
 
 
-def accumulate(model: AdaptedModel, parts: list[Batch], counted: int, stop_if_asked: Callable[[], None]) -> float:
-    """Leave the gradient of the mean in the parameters; give the sum in nats."""
-    nats = torch.zeros((), device=model.device)
+def accumulate_gradients(
+    model: AdaptedModel, micro_batches: list[Batch], targets: int, raise_if_stop_requested: Callable[[], None]
+) -> float:
+    """Accumulate the gradient of the mean loss over `targets` tokens; return the loss sum."""
+    loss_sum = torch.zeros((), device=model.device)
     for parameter in model.trainable.values():
         parameter.grad = None
-    for part in parts:
-        stop_if_asked()
-        loss = model.loss_sum(part)
-        (loss / max(1, counted)).backward()
-        nats += loss.detach()
-    return float(nats.item())
+    for batch in micro_batches:
+        raise_if_stop_requested()
+        loss = model.loss_sum(batch)
+        (loss / max(1, targets)).backward()
+        loss_sum += loss.detach()
+    return float(loss_sum.item())
 
 
-def clip_gradients(parameters: dict[str, torch.nn.Parameter], most: float) -> float:
-    """Scale the gradients down to a norm of at most `most`, 0 meaning no bound; give the norm they had."""
-    norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(list(parameters.values()), most or math.inf)
+def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -> float:
+    """Clip the total gradient norm to `max_norm`, or not at all if it is 0; return the norm before clipping."""
+    norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(list(parameters.values()), max_norm or math.inf)
     return float(norm.item())
 
 
 def validate(run: TrainingRun) -> None:
-    """Measure the validation loss at this boundary and keep the adapter if it is the best so far."""
+    """Compute the validation loss at this step boundary and keep the adapter if it is the best so far."""
     run.progress.update(step=run.state.step, note="validating")
-    loss = run.validator.loss(run.model, run.stop_if_asked)
+    loss = run.validator.loss(run.model, run.raise_if_stop_requested)
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
         run.best = copy_to_cpu(run.model.adapter)
     stopped = "stopping early" if run.state.stopped_early else ""
@@ -155,13 +161,13 @@ def validate(run: TrainingRun) -> None:
 
 
 class ThroughputMeter:
-    """Times the steps of this process and tells the progress."""
+    """Measures the steps of this process and reports throughput and remaining time as progress."""
 
     def __init__(self, run: TrainingRun, checkpoints: CheckpointManager) -> None:
         self._run, self._checkpoints = run, checkpoints
         self._started = self._seconds = 0.0
         self._start_step, self._start_tokens = run.state.step, run.state.tokens
-        self._told: int | None = None
+        self._reported_saved_step: int | None = None
         run.progress.update(
             step=run.state.step,
             total=run.sampler.steps,
@@ -178,16 +184,16 @@ class ThroughputMeter:
             return
         self._seconds += time.monotonic() - self._started
         state = self._run.state
-        mean = self._seconds / (state.step - self._start_step)
-        # Said only when it changes: it is written out at once, whatever the pace.
+        step_seconds = self._seconds / (state.step - self._start_step)
+        # Only on change: a report with a saved step is written at once, not rate-limited like the others.
         saved = self._checkpoints.saved_step
-        news = {} if saved == self._told else {"saved_step": saved}
-        self._told = saved
+        changed = {} if saved == self._reported_saved_step else {"saved_step": saved}
+        self._reported_saved_step = saved
         self._run.progress.update(
             step=state.step,
             loss=state.recent_losses[-1][0] / max(1, state.recent_losses[-1][1]),
             tokens_per_second=(state.tokens - self._start_tokens) / self._seconds,
-            step_seconds=mean,
-            eta_seconds=mean * (self._run.sampler.steps - state.step),
-            **news,
+            step_seconds=step_seconds,
+            eta_seconds=step_seconds * (self._run.sampler.steps - state.step),
+            **changed,
         )

@@ -1,4 +1,4 @@
-"""The output head, only where a token counts."""
+"""Compute the output head only at the positions that predict a target of the loss."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,21 +8,22 @@ import torch
 
 @contextmanager
 def head_at_positions(
-    places: torch.Tensor, head: torch.nn.Module | None
+    target_positions: torch.Tensor, head: torch.nn.Module | None
 ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Have the output head see only some places of the flattened [B * L]; give what makes [N, vocabulary] of logits.
+    """Restrict the output head to some positions of the flattened [B * L] while the context is open.
 
-    In completion-only training most logits would be computed to be thrown away, and they are the largest
-    tensor there is. The model's own forward still runs, so whatever it does to its logits is done.
+    Yields a function that reshapes the model's logits to [N, vocabulary]. In completion-only training most logits
+    would be discarded, and they are the largest tensor of a step. The model's own forward still runs, so that any
+    scaling or capping of logits that it does still applies. Without a head, all logits are computed, then selected.
     """
     if head is None:
-        yield lambda logits: logits.flatten(0, 1).index_select(0, places)
+        yield lambda logits: logits.flatten(0, 1).index_select(0, target_positions)
         return
 
-    def choose(_module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        return (inputs[0].flatten(0, 1).index_select(0, places).unsqueeze(0),)
+    def select(_module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (inputs[0].flatten(0, 1).index_select(0, target_positions).unsqueeze(0),)
 
-    hook = head.register_forward_pre_hook(choose)
+    hook = head.register_forward_pre_hook(select)
     try:
         yield lambda logits: logits.flatten(0, 1)
     finally:

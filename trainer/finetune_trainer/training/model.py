@@ -1,4 +1,4 @@
-"""The base model with its adapter."""
+"""The frozen base model with its trainable LoRA adapter."""
 
 import fnmatch
 import json
@@ -23,20 +23,23 @@ ADAPTER_CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 
 ISOLATION_TOLERANCE = 0.05
-"""Of the logits' standard deviation: above the rounding of bf16, far below what one document does to another."""
+"""Maximum difference as a share of the logits' standard deviation.
+
+It is larger than the rounding of bf16 and much smaller than the effect of one document on another.
+"""
 
 FILE_MODE = 0o644
-"""safetensors writes for the owner only, but another user's container may be the one that serves."""
+"""safetensors creates files readable by their owner only, but the serving container may run as another user."""
 
 
 class AdaptedModel:
-    """A frozen model and the adapter that learns."""
+    """A frozen base model with a trainable adapter."""
 
     def __init__(self, model: PeftModel, device: torch.device, recipe: TrainRecipe) -> None:
         self.model = model.to(device)
         self.device = device
         self.adapter: Tensors = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        """By the names of PEFT's format; the tensors share their memory with the parameters."""
+        """The adapter's tensors by their names in PEFT's format; they share memory with the parameters."""
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._autocast = recipe.precision == "bf16"
         if recipe.gradient_checkpointing:
@@ -45,30 +48,30 @@ class AdaptedModel:
             self.model.compile()
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
-        """Give the cross-entropy summed over the tokens that count, a scalar in fp32.
+        """Return the cross-entropy summed over the targets of a micro-batch, a scalar in fp32.
 
-        Documents of one row do not see each other because their positions start at 0 again and there is
-        neither an attention mask nor a cache: transformers then builds a block-diagonal causal mask.
+        Documents packed into one row cannot attend to each other. Their positions restart at 0, and there is neither
+        an attention mask nor a cache. For such inputs transformers builds a block-diagonal causal mask.
         """
         batch = batch.to(self.device)
-        with head_at_positions(batch.target_positions, self.model.get_output_embeddings()) as chosen:
-            # The base is held in bf16 and the adapter in fp32; autocast has the adapter's products done in bf16 too.
+        with head_at_positions(batch.target_positions, self.model.get_output_embeddings()) as select:
+            # The base is stored in bf16 and the adapter in fp32; autocast computes the adapter in bf16, too.
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
                 output = self.model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False)
-            logits = chosen(output.logits)
+            logits = select(output.logits)
         return torch.nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
 
     def load(self, adapter: Tensors) -> None:
-        """Take over an adapter of the same layout."""
+        """Copy an adapter with the same names and shapes into the parameters."""
         for name, tensor in self.adapter.items():
             tensor.copy_(adapter[name])
 
 
 def check_isolation(model: AdaptedModel, source: ModelSource) -> None:
-    """Raise ConfigInvalid where a packed document changes what the model makes of the one behind it.
+    """Raise ConfigInvalid if a packed document changes the logits of the document after it.
 
-    Some architectures pay no regard to positions that start again. Two rows that differ in their first
-    document only must have the same logits in their second.
+    Some architectures ignore restarting positions. The check runs two rows that differ only in their first
+    document; the logits of their second document must be equal.
     """
     length = 8
     tokens = torch.arange(2 * length, device=model.device).repeat(2, 1)
@@ -80,13 +83,13 @@ def check_isolation(model: AdaptedModel, source: ModelSource) -> None:
     first, second = logits[:, length:]
     if (first - second).abs().max() > ISOLATION_TOLERANCE * first.std():
         raise ConfigInvalid(
-            f"model {source.uri}: documents packed into one row see each other in this architecture "
+            f"model {source.uri}: documents packed into one row attend to each other in this architecture "
             f"({type(model.model.get_base_model()).__name__}): use another base model"
         )
 
 
 def attach_adapter(base: torch.nn.Module, lora: Lora, source: ModelSource, seed: int) -> PeftModel:
-    """Freeze the model and add a new adapter; raise ConfigInvalid where targetModules names no layer."""
+    """Freeze the model and add a new adapter; raise ConfigInvalid if a name in targetModules matches no layer."""
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -96,49 +99,50 @@ def attach_adapter(base: torch.nn.Module, lora: Lora, source: ModelSource, seed:
         use_rslora=lora.variant == "rslora",
         use_dora=lora.variant == "dora",
     )
-    torch.manual_seed(seed)  # the adapter's first factors, then every dropout, come from here
+    torch.manual_seed(seed)  # determines the adapter's initial weights, then all dropout
     try:
         model = get_peft_model(base, config, autocast_adapter_dtype=True)
     except ValueError as error:
         raise ConfigInvalid(f"train.lora: {error}; {linear_layer_names(base)}") from error
-    # In place of the path on this machine.
+    # PEFT filled in the local path, which would make the adapter's bytes depend on the machine.
     config.base_model_name_or_path, config.revision = source.uri, source.revision
     return model
 
 
 def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
-    """Give what PEFT is to adapt; raise ConfigInvalid for a name that matches no layer."""
+    """Return PEFT's `target_modules` for these names and patterns; raise ConfigInvalid if one matches no layer."""
     if names == (ALL_LINEAR,):
         return ALL_LINEAR
     modules = [name for name, _ in base.named_modules() if name]
-    chosen: set[str] = set()
+    selected: set[str] = set()
     for name in names:
         matching = [m for m in modules if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")]
         if not matching:
-            alone = f"; {ALL_LINEAR} stands alone" if name == ALL_LINEAR else ""
+            hint = f"; {ALL_LINEAR} cannot be combined with other names" if name == ALL_LINEAR else ""
             raise ConfigInvalid(
-                f"train.lora.targetModules: {name} matches no layer of the model{alone}; {linear_layer_names(base)}"
+                f"train.lora.targetModules: {name} matches no layer of the model{hint}; {linear_layer_names(base)}"
             )
-        chosen |= set(matching) if "*" in name else {name}
-    return sorted(chosen)
+        selected |= set(matching) if "*" in name else {name}
+    return sorted(selected)
 
 
 def linear_layer_names(base: torch.nn.Module) -> str:
-    """Name the linear layers of a model by the last part of their names."""
+    """Return a sentence with the names of the model's linear layers, without their parents' names."""
     kinds = (torch.nn.Linear, Conv1D)
     linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, kinds)}
     return f"the model's linear layers are {', '.join(sorted(linear))}"
 
 
 def adapter_config(model: PeftModel) -> bytes:
-    """Give adapter_config.json; the same adapter gives the same bytes in any process."""
+    """Return the bytes of adapter_config.json, which are the same for the same adapter in any process."""
     values: dict[str, Any] = model.peft_config["default"].to_dict() | {"inference_mode": True}
-    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
-    return (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode()
+    # The order of a set of strings differs between processes.
+    sorted_values = {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
+    return (json.dumps(sorted_values, indent=2, sort_keys=True) + "\n").encode()
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Write a safetensors file; raise OSError where the disk does not take it."""
+    """Write a safetensors file; raise OSError if that fails."""
     try:
         save_file(tensors, os.fspath(path), metadata={"format": "pt"})
     except SafetensorError as error:
@@ -147,5 +151,5 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
 
 def copy_to_cpu(tensors: Tensors) -> Tensors:
-    """Copy tensors to memory that training does not write to."""
+    """Return copies of the tensors in CPU memory, which training does not write to."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""AdamW, its rate as a function of the step, and its moments as named tensors."""
+"""AdamW, the learning rate schedule, and the optimizer state as named tensors."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adamw(recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.AdamW:
-    """Build AdamW; vectors (DoRA's magnitudes) are not decayed, as biases never are."""
+    """Return the AdamW of a recipe, without weight decay on vectors (DoRA's magnitudes), as is usual for biases."""
     matrices = [p for p in parameters.values() if p.ndim > 1]
     vectors = [p for p in parameters.values() if p.ndim <= 1]
     return torch.optim.AdamW(
@@ -25,31 +25,32 @@ def adamw(recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> to
 
 
 def learning_rate(recipe: Optimizer, step: int, steps: int) -> float:
-    """Give the rate of the step that follows `step` finished ones, of `steps` in all.
+    """Return the learning rate of a step, counted from 0, in a run of `steps` steps.
 
-    Rises linearly over the warm-up, its first step already above zero; then falls to zero behind the last.
+    The warm-up is linear, and its first step is already above zero. A decaying schedule reaches zero only after the
+    last step, so no step has a rate of zero.
     """
     warmup = math.ceil(recipe.warmup_fraction * steps)
     if step < warmup:
         return recipe.learning_rate * (step + 1) / (warmup + 1)
-    done = (step - warmup) / (steps - warmup)
+    progress = (step - warmup) / (steps - warmup)
     match recipe.schedule:
         case "cosine":
-            return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+            return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
         case "linear":
-            return recipe.learning_rate * (1 - done)
+            return recipe.learning_rate * (1 - progress)
         case "constant":
             return recipe.learning_rate
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use this rate in the next step."""
+    """Set the learning rate of all parameter groups for the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
-    """Name the optimizer's tensors, without copying; a parameter that never had a gradient has none."""
+    """Return the optimizer state as named tensors, not copied; a parameter that never had a gradient has none."""
     return {
         f"{name}.{key}": optimizer.state[parameter][key]
         for name, parameter in parameters.items()
@@ -59,18 +60,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str,
 
 
 def optimizer_layout(parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
-    """Give tensors shaped like the moments of all parameters, with no memory behind them."""
-    like: Tensors = {}
+    """Return meta tensors with the names and shapes of the optimizer state of all parameters."""
+    layout: Tensors = {}
     for name, parameter in parameters.items():
-        like |= {f"{name}.{key}": torch.empty_like(parameter, device="meta") for key in MOMENTS}
-        like[f"{name}.step"] = torch.empty((), dtype=torch.float32, device="meta")
-    return like
+        layout |= {f"{name}.{key}": torch.empty_like(parameter, device="meta") for key in MOMENTS}
+        layout[f"{name}.step"] = torch.empty((), dtype=torch.float32, device="meta")
+    return layout
 
 
 def restore_optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], saved: Tensors
 ) -> None:
-    """Put back what `moments` named."""
+    """Restore an optimizer state from `optimizer_tensors`."""
     for name, parameter in parameters.items():
         if f"{name}.step" in saved:
             optimizer.state[parameter] = {

@@ -1,4 +1,4 @@
-"""The loss on rows that training never sees."""
+"""The loss on the validation rows, which training never sees."""
 
 import math
 from collections.abc import Callable
@@ -14,30 +14,35 @@ from finetune_trainer.training.state import State
 
 
 class Validator:
-    """Measures the validation loss when it is time to."""
+    """Decides when a validation is due and computes its loss."""
 
     def __init__(self, rows: PackedRows, batch_size: int, every_steps: int | None, last_step: int) -> None:
         self._rows, self._batch_size = rows, batch_size
         self._every, self._last_step = every_steps, last_step
 
     def should_validate(self, state: State) -> bool:
-        """Say whether this boundary wants a validation and has not had it."""
+        """Return whether a validation is due at this step boundary and has not run yet."""
         if not len(self._rows) or state.step in {0, state.validated_step}:
             return False
         return state.step == self._last_step or (self._every is not None and state.step % self._every == 0)
 
-    def loss(self, model: AdaptedModel, stop_if_asked: Callable[[], None]) -> float:
-        """Give the mean nats per counted token over all validation rows; draws no random number."""
-        nats, counted = 0.0, 0
+    def loss(self, model: AdaptedModel, raise_if_stop_requested: Callable[[], None]) -> float:
+        """Return the mean cross-entropy per target over all validation rows; uses no random numbers.
+
+        Raises StageError if the loss is not finite.
+        """
+        loss_sum, targets = 0.0, 0
         model.model.eval()
         try:
             with torch.inference_mode():
                 for batch in batches(self._rows, np.arange(len(self._rows)), self._batch_size):
-                    stop_if_asked()
-                    nats += model.loss_sum(batch).item()
-                    counted += len(batch.targets)
+                    raise_if_stop_requested()
+                    loss_sum += model.loss_sum(batch).item()
+                    targets += len(batch.targets)
         finally:
             model.model.train()
-        if not math.isfinite(nats):
-            raise StageError("the validation loss is not finite: lower train.optimizer.learningRate or use fp32")
-        return nats / max(1, counted)
+        if not math.isfinite(loss_sum):
+            raise StageError(
+                f"the validation loss is {loss_sum}: lower train.optimizer.learningRate or use precision fp32"
+            )
+        return loss_sum / max(1, targets)
