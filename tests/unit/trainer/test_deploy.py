@@ -26,7 +26,7 @@ from finetune_trainer.contract import (
 from finetune_trainer.contract.engines import ENGINES
 from finetune_trainer.runtime.artifacts import seal, verify
 from finetune_trainer.runtime.stage_folder import write_termination_message
-from finetune_trainer.stages.deploy import shortened
+from finetune_trainer.stages.deploy import truncate_answer
 from finetune_trainer.stop_signal import stop
 
 
@@ -164,7 +164,7 @@ def test_a_server_that_fails_is_said_with_its_own_words(
     environment: Environment, config: DeployConfig, monkeypatch: pytest.MonkeyPatch, manner: str, words: str
 ) -> None:
     monkeypatch.setitem(ENGINES, "transformers", server_that(manner))
-    monkeypatch.setattr("finetune_trainer.serving.server.READY_SECONDS", 5.0 if manner != "loads" else 0.5)
+    monkeypatch.setattr("finetune_trainer.serving.server.READY_TIMEOUT_SECONDS", 5.0 if manner != "loads" else 0.5)
     message, code = run_here(config, environment)
     assert message.failure
     assert words in message.failure.message
@@ -188,7 +188,7 @@ def test_a_server_that_clings_to_its_life_is_killed(
     environment: Environment, config: DeployConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ENGINES, "transformers", server_that("clings"))
-    monkeypatch.setattr("finetune_trainer.serving.server.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("finetune_trainer.serving.server.STOP_TIMEOUT_SECONDS", 0.2)
     message, code = run_here(config, environment)
     assert code == ExitCode.DONE
     assert isinstance(message.result, DeployResult)
@@ -208,7 +208,7 @@ def test_a_long_answer_is_cut(environment: Environment, config: DeployConfig, mo
 def test_an_answer_of_any_characters_fits_into_a_termination_message(tmp_path: Path, character: str) -> None:
     environment = Environment(tmp_path, termination_log=tmp_path / "log")
     result = DeployResult(
-        identity="d" * 16, digest="sha256:0", url="", answer=shortened(character * 4096), seconds_to_ready=1.0
+        identity="d" * 16, digest="sha256:0", url="", answer=truncate_answer(character * 4096), seconds_to_ready=1.0
     )
     write_termination_message(environment, TerminationMessage(result=result))
     assert environment.termination_log.stat().st_size <= 4096

@@ -167,7 +167,7 @@ def test_perplexity_and_generation_are_measured_and_remembered_too(
         ({"nouns": Task(file="tasks/verbs.yaml")}, "`task: verbs`", ExitCode.CONFIG),
         ({"verbs": Task(file="tasks/none.yaml")}, "none.yaml", ExitCode.NOT_FOUND),
         ({"bad": Task(file="tasks/bad.yaml")}, "evaluate.tasks.bad", ExitCode.CONFIG),
-        ({"lost": Task(file="tasks/lost.yaml")}, "evaluate.tasks.lost: its data is not there", ExitCode.NOT_FOUND),
+        ({"lost": Task(file="tasks/lost.yaml")}, "evaluate.tasks.lost: its data does not exist", ExitCode.NOT_FOUND),
         ({"torn": Task(file="tasks/torn.yaml")}, "evaluate.tasks.torn: its data cannot be read", ExitCode.DATA),
         ({"empty": Task(file="tasks/empty.yaml")}, "evaluate.tasks.empty", ExitCode.DATA),
     ],
@@ -204,8 +204,8 @@ def lm_evals_own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "words", "code"),
     [
         ("arc_esay", "did you mean arc_easy", ExitCode.CONFIG),
-        ("ai2_arc", "evaluate.tasks.ai2_arc: is lm-eval's word for several tasks", ExitCode.CONFIG),
-        ("arc_easy", "evaluate.tasks.arc_easy: its data cannot be fetched", ExitCode.UNAVAILABLE),
+        ("ai2_arc", "evaluate.tasks.ai2_arc: this is a tag for several lm-eval tasks", ExitCode.CONFIG),
+        ("arc_easy", "evaluate.tasks.arc_easy: its data cannot be downloaded", ExitCode.UNAVAILABLE),
     ],
 )
 def test_tasks_of_lm_evals_own_are_known_by_name_and_need_their_data(

@@ -155,7 +155,7 @@ def test_a_space_at_the_end_of_the_prompt_is_said(
     write_jsonl(data, [{"prompt": "Verb: ", "completion": "opens"}, {"prompt": "Verb:", "completion": " opens"}])
     prepare(prepare_config(model), environment)
 
-    assert "in 1 one token spans prompt and completion" in capsys.readouterr().out
+    assert "in 1 records a token spans prompt and completion" in capsys.readouterr().out
 
 
 def test_a_finished_stage_repeats_its_result_and_a_damaged_one_is_done_again(

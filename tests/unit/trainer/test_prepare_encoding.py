@@ -145,7 +145,7 @@ def test_the_calendar_stands_still() -> None:
 
 
 def test_a_template_that_leaves_the_answer_out_is_said() -> None:
-    with pytest.raises(InvalidRecord, match=r"messages\[1\]: the chat template leaves it out"):
+    with pytest.raises(InvalidRecord, match=r"messages\[1\]: the chat template drops this turn"):
         spoken("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TWO_TURNS)
 
 
@@ -188,4 +188,4 @@ def test_what_a_template_refuses_is_an_unusable_record(tmp_path: Path, environme
 
     words, code = refusal(prepare_config(tmp_path / "chat"), environment)
     assert code == ExitCode.DATA
-    assert "data.jsonl:2: the chat template refuses it: no system role" in words
+    assert "data.jsonl:2: the chat template rejected the conversation: no system role" in words

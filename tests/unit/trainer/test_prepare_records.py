@@ -91,7 +91,7 @@ def test_byte_order_marks_blank_lines_and_carriage_returns_are_no_records(
 GOOD = '{"text": "the file"}\n'
 BAD_LINES = [
     (b'{"text": "the fi\xffle"}', "data.jsonl:2: byte 0xff at position 17 is not UTF-8"),
-    (b'{"text": "half \\ud800"}', "data.jsonl:2: text: character 6 is half a character (\\ud800)"),
+    (b'{"text": "half \\ud800"}', "data.jsonl:2: text: character 6 is a lone surrogate (\\ud800)"),
     (b'{"text": "the file"', "data.jsonl:2: not JSON: Expecting ',' delimiter at column 20"),
     (b'["the file"]', "data.jsonl:2: a record is a JSON object {…}, this is a list"),
     (b"null", "data.jsonl:2: a record is a JSON object {…}, this is null"),
@@ -102,11 +102,11 @@ BAD_LINES = [
     (b'{"text": " "}', "data.jsonl:2: text is empty: there is nothing to learn"),
     (
         b'{"prompt": "a", "completion": "b"}',
-        "data.jsonl:2: has prompt and completion where the records before have text: one file holds one shape",
+        "data.jsonl:2: has prompt and completion where earlier records have text: use one shape per file",
     ),
     (
         b'{"text": "a", "prompt": "a", "completion": "b"}',
-        "data.jsonl:2: has prompt and completion and also text: leave only one of them in the file",
+        "data.jsonl:2: has prompt and completion and also text: keep only one of them in the file",
     ),
 ]
 
@@ -120,7 +120,7 @@ def test_a_bad_line_is_named_with_its_reason(
     message, code = refusal(prepare_config(model), environment)
     assert code == ExitCode.DATA
     assert words in message
-    assert "1 of 3 records cannot be used" in message
+    assert "1 of 3 records are invalid" in message
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,13 @@ def test_a_record_that_is_no_record_says_what_it_lacks(
 
 
 WHOLE_FILES = [
-    ("data.jsonl", b"", "data.jsonl: holds no records; put some in, or mend dataset.uri"),
-    ("data.json", b"", "data.json: holds no records"),
-    ("data.json", b" [ ] ", "data.json: holds no records"),
-    ("data.csv", b"", "data.csv: holds no records"),
-    ("data.csv", b"text\n", "data.csv: holds no records"),
+    ("data.jsonl", b"", "data.jsonl has no records; add records or correct dataset.uri"),
+    ("data.json", b"", "data.json has no records"),
+    ("data.json", b" [ ] ", "data.json has no records"),
+    ("data.csv", b"", "data.csv has no records"),
+    ("data.csv", b"text\n", "data.csv has no records"),
     ("data.csv", b"the file,a socket\nx,y\n", "data.csv:1: the first line must name the columns"),
-    ("data.csv", b"text;more\nx;y\n", "separated by commas); it says text;more"),
+    ("data.csv", b"text;more\nx;y\n", "separated by commas); found text;more"),
     ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells where the header names 2"),
     ("data.csv", b'text\n"a\nb"\n"c\n', "data.csv:4: not CSV: unexpected end of data"),
     (
@@ -179,9 +179,9 @@ WHOLE_FILES = [
     (
         "data.xlsx",
         b"",
-        "the ending .xlsx says nothing about its format: set dataset.format to jsonl, json, csv or parquet",
+        "unknown file extension .xlsx: set dataset.format to jsonl, json, csv or parquet",
     ),
-    ("data", b"", "the ending (none) says nothing about its format"),
+    ("data", b"", "unknown file extension (none)"),
     ("data.jsonl.gz", b"", "compressed files must be unpacked"),
 ]
 
@@ -194,7 +194,7 @@ def test_what_is_wrong_with_a_file_is_said_with_the_place(
     (environment.manifest_dir / name).write_bytes(content)
 
     message, code = refusal(prepare_config(model, name), environment)
-    assert code == (ExitCode.CONFIG if "ending" in words or "compressed" in words else ExitCode.DATA)
+    assert code == (ExitCode.CONFIG if "extension" in words or "compressed" in words else ExitCode.DATA)
     assert words in message
 
 
@@ -221,7 +221,7 @@ def test_a_folder_is_no_data_set(model: Path, environment: Environment, here: Pa
 
     message, code = refusal(prepare_config(model, "data"), environment)
     assert code == ExitCode.CONFIG
-    assert "is a folder: let dataset.uri name one file in it" in message
+    assert "is a folder: set dataset.uri to one file in it" in message
 
 
 def test_ten_of_many_bad_records_are_named_and_fit_the_termination_message(
@@ -230,7 +230,7 @@ def test_ten_of_many_bad_records_are_named_and_fit_the_termination_message(
     write_jsonl(here / "data.jsonl", [{"text": "good"}] + [{"x" * 300: 1}] * 50)
 
     message, _ = refusal(prepare_config(model), environment)
-    assert message.splitlines()[0].startswith("50 of 51 records cannot be used, which is more than dataset.maxInvalid")
+    assert message.splitlines()[0].startswith("50 of 51 records are invalid, more than dataset.maxInvalidFraction (0)")
     assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [f"data.jsonl:{n}" for n in range(2, 12)]
     assert len(message.encode()) < 2048
 
@@ -250,7 +250,7 @@ def test_as_many_bad_records_as_allowed_are_counted_and_left_out(
     ("changes", "words"),
     [
         ({"too_long": "drop", "context_length": 16}, "2 records are longer than prepare.contextLength (16); raise it"),
-        ({"validation_fraction": 0.5, "seed": 10}, "all usable records were drawn for validation"),
+        ({"validation_fraction": 0.5, "seed": 10}, "all valid records are in the validation split"),
     ],
 )
 def test_where_nothing_to_train_on_is_left_the_reason_is_said(
@@ -260,7 +260,7 @@ def test_where_nothing_to_train_on_is_left_the_reason_is_said(
 
     message, code = refusal(prepare_config(model, **changes), environment)
     assert code == ExitCode.DATA
-    assert f"nothing to train on is left: {words}" in message
+    assert f"no training rows: {words}" in message
 
 
 def test_a_line_without_end_does_not_fill_the_memory(

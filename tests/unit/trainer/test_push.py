@@ -172,7 +172,7 @@ def test_the_same_model_is_not_written_twice(
     )
     assert pushed(run_differently, environment).digest == first.digest
     assert target.stat().st_ino == written
-    assert capfd.readouterr().out.count("holds this model already") == 2
+    assert capfd.readouterr().out.count("already contains this model") == 2
 
 
 def test_a_result_is_repeated_while_the_target_is_whole_and_made_again_when_it_is_not(
@@ -226,7 +226,7 @@ def test_a_reader_never_misses_the_model_while_another_takes_its_place(
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("names/notes.txt", "was not made by a push"), ("names", "was not made by a push")]
+    ("name", "words"), [("names/notes.txt", "was not written by a push"), ("names", "was not written by a push")]
 )
 def test_what_others_put_at_the_target_is_left_alone(
     environment: Environment, config: PushConfig, target: Path, name: str, words: str
@@ -286,9 +286,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finetune_trainer.stages.push.shutil.disk_usage", lambda _path: full)
 
 
-@pytest.mark.parametrize(
-    ("disk", "words"), [("small_files_only", "cannot be written"), ("full_disk", "1,000 are free")]
-)
+@pytest.mark.parametrize(("disk", "words"), [("small_files_only", "cannot write"), ("full_disk", "1,000 are free")])
 def test_a_full_disk_is_said_and_the_target_is_as_it_was(
     environment: Environment, config: PushConfig, request: pytest.FixtureRequest, disk: str, words: str
 ) -> None:
@@ -298,7 +296,7 @@ def test_a_full_disk_is_said_and_the_target_is_as_it_was(
     request.getfixturevalue(disk)
     message, code = refusal(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
     assert words in message
-    assert "make room" in message
+    assert "free some space" in message
     assert code == ExitCode.UNAVAILABLE
     assert bytes_in(target) == before
     assert [path.name for path in target.parent.iterdir()] == ["names"]
@@ -340,7 +338,7 @@ def test_the_card_tells_where_the_model_comes_from_and_what_it_scores(
         "`sha256:da7a`",
         "| verbs | acc | 0.7500 | 0.0430 |",
         "| Optimizer steps | 120; the adapter is that of step 100 |",
-        "| Interruptions | 2; 7 steps done again, 4 s lost |",
+        "| Interruptions | 2; 7 steps repeated, 4 s lost |",
         "| lora.rank | 4 |",
         "| optimizer.learningRate | 0.0002 |",
         "| seed | 5 |",

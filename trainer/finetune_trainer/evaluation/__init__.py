@@ -1,1 +1,1 @@
-"""lm-eval: tasks, and a cache of the model's responses."""
+"""Evaluation with lm-eval: loading tasks, and a cache of the model's responses."""

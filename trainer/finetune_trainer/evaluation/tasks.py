@@ -1,4 +1,4 @@
-"""lm-eval's tasks by the names of the manifest: its own, or read from files beside the manifest."""
+"""Loading of lm-eval tasks by their names in the manifest: built-in tasks, and tasks from files."""
 
 import contextlib
 import difflib
@@ -14,85 +14,85 @@ from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceU
 from finetune_trainer.runtime.sources import locate_existing
 
 Loaded = dict[str, dict[str, Any]]
-"""What lm_eval.evaluate takes: tasks, groups and group_map, each by name."""
+"""The argument of lm_eval.evaluate: tasks, groups and group_map, each by name."""
 
 
 def load_tasks(tasks: Mapping[str, Task], environment: Environment, seed: int) -> tuple[Loaded, dict[str, range]]:
-    """Give the tasks with their data, and for those with a limit the indices of the questions to ask.
+    """Load the tasks and their data; return them, and the indices of the questions for each task with a limit.
 
-    Raises ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable, naming the field of the manifest.
+    Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable, naming the field of the manifest.
     """
-    # The index of lm-eval's own tasks takes seconds to read; task files need none of it.
+    # Reading the index of lm-eval's built-in tasks takes seconds, so skip it if all tasks are from files.
     manager = TaskManager(include_defaults=any(task.file is None for task in tasks.values()))
-    everything: Loaded = {"tasks": {}, "groups": {}, "group_map": {}}
-    questions: dict[str, range] = {}
-    for name, task in tasks.items():
+    result: Loaded = {"tasks": {}, "groups": {}, "group_map": {}}
+    samples: dict[str, range] = {}
+    for name, recipe in tasks.items():
         with _with_field(f"evaluate.tasks.{name}"):
-            found = _from_file(manager, name, task.file, environment) if task.file else _built_in(manager, name)
-            for member, each in found["tasks"].items():
-                if member in everything["tasks"]:
-                    raise ConfigInvalid(f"{member} is already part of another task; ask for it once")
-                _set_up(each, task, seed)
-                if task.limit is not None:
-                    questions[member] = range(min(task.limit, len(each.eval_docs)))
-        for kind, members in found.items():
-            everything[kind].update(members)
-    return everything, questions
+            loaded = _from_file(manager, name, recipe.file, environment) if recipe.file else _built_in(manager, name)
+            for member, task in loaded["tasks"].items():
+                if member in result["tasks"]:
+                    raise ConfigInvalid(f"{member} is already part of another task; name it only once")
+                _set_up(task, recipe, seed)
+                if recipe.limit is not None:
+                    samples[member] = range(min(recipe.limit, len(task.eval_docs)))
+        for kind, members in loaded.items():
+            result[kind].update(members)
+    return result, samples
 
 
 def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> Loaded:
     file = locate_existing(uri, environment).resolve()
     if not file.is_file():
-        raise ConfigInvalid(f"file {uri} is no file; name the task's YAML file")
-    with contextlib.chdir(file.parent):  # where the paths inside the file start from
-        found: Loaded = manager.load([str(file)])
-    if name not in found["tasks"] and name not in found.get("groups", {}):
-        inside = ", ".join([*found.get("groups", {}), *found["tasks"]])
-        raise ConfigInvalid(f"file {uri} says `task: {inside}`; the name under evaluate.tasks must be the same")
-    return found
+        raise ConfigInvalid(f"{uri} is not a file; name the task's YAML file")
+    with contextlib.chdir(file.parent):  # paths in the task file are relative to its folder
+        loaded: Loaded = manager.load([str(file)])
+    if name not in loaded["tasks"] and name not in loaded.get("groups", {}):
+        names = ", ".join([*loaded.get("groups", {}), *loaded["tasks"]])
+        raise ConfigInvalid(f"{uri} defines `task: {names}`; use the same name under evaluate.tasks")
+    return loaded
 
 
 def _built_in(manager: Any, name: str) -> Loaded:
     if name in manager.all_tags:
-        raise ConfigInvalid("is lm-eval's word for several tasks and has no score of its own; name the tasks")
+        raise ConfigInvalid("this is a tag for several lm-eval tasks and has no score; name the tasks instead")
     if name not in manager.all_tasks:
-        near = difflib.get_close_matches(name, manager.all_tasks, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "give `file:` for a task of your own"
+        matches = difflib.get_close_matches(name, manager.all_tasks, 3)
+        hint = f"did you mean {' or '.join(matches)}?" if matches else "set `file:` to use a custom task"
         raise ConfigInvalid(f"lm-eval has no task of this name; {hint}")
-    found: Loaded = manager.load([name])
-    return found
+    loaded: Loaded = manager.load([name])
+    return loaded
 
 
-def _set_up(task: Any, chosen: Task, seed: int) -> None:
-    if chosen.few_shot is not None:
-        task.set_config(key="num_fewshot", value=chosen.few_shot)
+def _set_up(task: Any, recipe: Task, seed: int) -> None:
+    if recipe.few_shot is not None:
+        task.set_config(key="num_fewshot", value=recipe.few_shot)
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=seed)
     if getattr(task, "UNSAFE_CODE", False):
-        raise ConfigInvalid("this task runs code that the model wrote, which is not allowed here; choose another one")
+        raise ConfigInvalid("this task runs code written by the model, which is not allowed; choose another task")
     if getattr(task, "MULTIMODAL", False):
-        raise ConfigInvalid("this task shows pictures, and the model reads text; choose another one")
+        raise ConfigInvalid("this task contains images, but the model reads text only; choose another task")
     if not len(task.eval_docs):
-        raise DataInvalid("there is no question in its data")
+        raise DataInvalid("its data has no questions")
 
 
 @contextlib.contextmanager
-def _with_field(where: str) -> Iterator[None]:
-    """Name the field in whatever goes wrong while a task and its data are read."""
+def _with_field(field: str) -> Iterator[None]:
+    """Add the manifest's field to every error in the block, and turn errors of libraries into stage errors."""
     try:
         yield
     except (ConfigInvalid, DataInvalid, SourceNotFound) as error:
-        raise type(error)(f"{where}: {error}") from error
-    except StopIteration as error:  # what reading an empty file ends in
-        raise DataInvalid(f"{where}: its data is empty") from error
+        raise type(error)(f"{field}: {error}") from error
+    except StopIteration as error:  # raised by `datasets` for an empty file
+        raise DataInvalid(f"{field}: its data is empty") from error
     except DatasetGenerationError as error:
-        raise DataInvalid(f"{where}: its data cannot be read: {error.__cause__ or error}") from error
+        raise DataInvalid(f"{field}: its data cannot be read: {error.__cause__ or error}") from error
     except FileNotFoundError as error:
-        raise SourceNotFound(f"{where}: its data is not there: {error}") from error
+        raise SourceNotFound(f"{field}: its data does not exist: {error}") from error
     except OSError as error:
         raise ServiceUnavailable(
-            f"{where}: its data cannot be fetched: {error}; a task with `file:` and data beside it needs no network"
+            f"{field}: its data cannot be downloaded: {error}; a task with `file:` and local data needs no network"
         ) from error
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ImportError, AssertionError) as error:
-        raise ConfigInvalid(f"{where}: lm-eval cannot make a task of it: {type(error).__name__}: {error}") from error
+        raise ConfigInvalid(f"{field}: lm-eval cannot load the task: {type(error).__name__}: {error}") from error

@@ -1,1 +1,1 @@
-"""The published model: its card and its metadata."""
+"""The published model: its model card and its metadata."""

@@ -1,4 +1,4 @@
-"""The model's README.md: where it comes from, how it was trained, what it scores."""
+"""The model card, README.md: origin, scores, training, hyperparameters and versions."""
 
 import json
 import os
@@ -26,10 +26,10 @@ LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
 
 
 def card(config: PushConfig, environment: Environment, name: str) -> str:
-    """Give README.md from what the stages before left on the workspace; what one did not leave is not told."""
+    """Return README.md, built from the results and configs of earlier stages; omit what is missing."""
     train_folder = environment.stage_dir("train", config.train)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
-    trained, told = read_result(train_folder), read_config(train_folder)
+    trained, train_config = read_result(train_folder), read_config(train_folder)
     evaluated = read_result(environment.stage_dir("evaluate", config.evaluate)) if config.evaluate else None
     scores = evaluated if isinstance(evaluated, EvaluateResult) else None
     sections = [
@@ -38,14 +38,14 @@ def card(config: PushConfig, environment: Environment, name: str) -> str:
         _origin(config, prepared, train_folder / "output"),
         _evaluation(scores),
         _training(config, trained),
-        _hyper_parameters(told, train_folder / "output"),
+        _hyper_parameters(train_config, train_folder / "output"),
         _versions(),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def front_matter(config: PushConfig, name: str, scores: EvaluateResult | None, environment: Environment) -> str:
-    """Give the card's YAML as the Hugging Face hub reads it, scores as its model-index."""
+    """Return the card's metadata as YAML for the Hugging Face hub; the scores are its model-index."""
     data = ModelCardData(
         base_model=_hub_name(config.model.uri),
         datasets=[_hub_name(config.dataset.uri)],
@@ -63,8 +63,8 @@ def _hub_name(uri: str) -> str:
 
 
 def _eval_results(config: PushConfig, scores: EvaluateResult, environment: Environment) -> list[EvalResult]:
-    asked = read_config(environment.stage_dir("evaluate", config.evaluate or ""))
-    tasks = asked.recipe.tasks if isinstance(asked, EvaluateConfig) else {}
+    evaluate_config = read_config(environment.stage_dir("evaluate", config.evaluate or ""))
+    tasks = evaluate_config.recipe.tasks if isinstance(evaluate_config, EvaluateConfig) else {}
     return [
         EvalResult(
             task_type="text-generation",
@@ -86,10 +86,10 @@ def _origin(config: PushConfig, prepared: AnyResult | None, adapter: Path) -> st
     ]
     if isinstance(prepared, PrepareResult):
         rows += [
-            ("Data set's digest", f"`{prepared.data_digest}`"),
-            ("Records", f"{prepared.records:,} read, {prepared.invalid:,} unusable, {prepared.dropped:,} too long"),
+            ("Data set digest", f"`{prepared.data_digest}`"),
+            ("Records", f"{prepared.records:,} read, {prepared.invalid:,} invalid, {prepared.dropped:,} too long"),
         ]
-    rows.append(("Adapter's digest", f"`{digest_of(adapter)}`"))
+    rows.append(("Adapter digest", f"`{digest_of(adapter)}`"))
     return "A LoRA adapter, merged into its base model.\n\n" + _table(("", ""), rows)
 
 
@@ -105,12 +105,12 @@ def _evaluation(scores: EvaluateResult | None) -> str:
         for task, metrics in scores.scores.items()
         for metric, score in metrics.items()
     ]
-    return "## Evaluation\n\nBy lm-eval.\n\n" + _table(("Task", "Metric", "Value", "Standard error"), rows)
+    return "## Evaluation\n\nMeasured with lm-eval.\n\n" + _table(("Task", "Metric", "Value", "Standard error"), rows)
 
 
 def _training(config: PushConfig, trained: AnyResult | None) -> str:
-    run = config.lineage
-    rows = [("Pipeline", run.pipeline)]
+    lineage = config.lineage
+    rows = [("Pipeline", lineage.pipeline)]
     if isinstance(trained, TrainResult):
         rows += [
             ("Optimizer steps", f"{trained.steps:,}; the adapter is that of step {trained.best_step:,}"),
@@ -120,27 +120,30 @@ def _training(config: PushConfig, trained: AnyResult | None) -> str:
         if trained.validation_loss is not None:
             rows.append(("Validation loss", f"{trained.validation_loss:.4f}"))
     rows.append(
-        ("Interruptions", f"{run.interruptions}; {run.lost_steps} steps done again, {run.lost_seconds:.0f} s lost")
+        (
+            "Interruptions",
+            f"{lineage.interruptions}; {lineage.lost_steps} steps repeated, {lineage.lost_seconds:.0f} s lost",
+        )
     )
     return "## Training\n\n" + _table(("", ""), rows)
 
 
-def _hyper_parameters(told: object, adapter: Path) -> str:
-    if isinstance(told, TrainConfig):
-        recipe = told.recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
-        rows = [("seed", str(told.seed)), *_flat(recipe)]
+def _hyper_parameters(config: object, adapter: Path) -> str:
+    if isinstance(config, TrainConfig):
+        recipe = config.recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
+        rows = [("seed", str(config.seed)), *_flatten(recipe)]
     else:
-        found = json.loads((adapter / "adapter_config.json").read_text())
-        rows = [(key, f"{found[key]}") for key in ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")]
+        settings = json.loads((adapter / "adapter_config.json").read_text())
+        rows = [(key, f"{settings[key]}") for key in ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")]
     return "## Hyper-parameters\n\n" + _table(("", ""), rows)
 
 
-def _flat(values: dict[str, object], above: str = "") -> Iterable[tuple[str, str]]:
+def _flatten(values: dict[str, object], prefix: str = "") -> Iterable[tuple[str, str]]:
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
-            yield above + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield prefix + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _versions() -> str:

@@ -1,4 +1,4 @@
-"""What push leaves at its target: a sealed folder, of which all but the card is the model."""
+"""The artifact that push writes to its target: the model's files and the model card."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ CARD = "README.md"
 
 
 def model_digest(folder: Path) -> str:
-    """Give sha256:… over the published files but the model card: how the run went does not change the model."""
+    """Return sha256:… over the published files except the model card, which describes the run and not the model."""
     files = json.loads((folder / MANIFEST).read_bytes())["files"]
     model = {name: entry for name, entry in files.items() if name != CARD}
     return "sha256:" + hashlib.sha256(canonical_json(model)).hexdigest()
 
 
 def metadata(folder: Path) -> dict[str, object] | None:
-    """Give what the model in a folder is about, or None where none is there, or not all of it."""
+    """Return the `about` of a published model, or None if the folder is not an intact artifact."""
     try:
         return verify(folder)
     except CorruptArtifact:

@@ -1,1 +1,1 @@
-"""The pushed model behind an OpenAI-compatible endpoint of this machine."""
+"""Serving of the pushed model on this machine: an OpenAI-compatible server, and verification of the model."""

@@ -1,4 +1,4 @@
-"""`python -m finetune_trainer.serving MODEL_DIR [--host HOST] [--port N]`: serve until SIGINT or SIGTERM, then 0."""
+"""Serve a model until SIGINT or SIGTERM: `python -m finetune_trainer.serving MODEL_DIR [--host HOST] [--port N]`."""
 
 import sys
 
@@ -13,25 +13,25 @@ from pathlib import Path  # noqa: E402
 from finetune_trainer.contract.engines import ENGINES  # noqa: E402
 from finetune_trainer.exit_codes import ExitCode  # noqa: E402
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable  # noqa: E402
-from finetune_trainer.serving.server import HOST, LOOK_SECONDS, serving  # noqa: E402
+from finetune_trainer.serving.server import HOST, POLL_SECONDS, serving  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
-    """Give the exit code: 0 where it was asked to stop, 69 where the server ended by itself."""
+    """Serve and return the exit code: 0 after a signal, 69 if the server exited by itself."""
     parser = argparse.ArgumentParser(prog="python -m finetune_trainer.serving", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a folder in Hugging Face format")
-    parser.add_argument("--host", default=HOST, help="the address to listen on; 0.0.0.0: all")
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="transformers")
-    chosen = parser.parse_args(arguments)
-    if not (chosen.model / "config.json").is_file():
-        parser.error(f"{chosen.model} holds no config.json, so it is no model in Hugging Face format")
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the model in Hugging Face format")
+    parser.add_argument("--host", default=HOST, help="address to listen on; 0.0.0.0 for all addresses")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 for any free port")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="transformers", help="model server to start")
+    options = parser.parse_args(arguments)
+    if not (options.model / "config.json").is_file():
+        parser.error(f"{options.model} is not a model in Hugging Face format: it has no config.json")
     try:
-        where = {"host": chosen.host, "port": chosen.port}
-        with stop.deferred(), serving(ENGINES[chosen.engine], chosen.model, stop, **where) as server:
-            print(f"serving {server.model} at {server.url}; Ctrl-C stops it", flush=True)
+        address = {"host": options.host, "port": options.port}
+        with stop.deferred(), serving(ENGINES[options.engine], options.model, stop, **address) as server:
+            print(f"serving {server.model} at {server.url}; press Ctrl-C to stop", flush=True)
             while not stop.requested and server.process.poll() is None:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
     except Interrupted:
         return ExitCode.DONE
     except (ConfigInvalid, ServiceUnavailable) as error:

@@ -1,4 +1,4 @@
-"""A model server as a child of this process: started, waited for, asked, and stopped whatever happens."""
+"""A model server as a child process: start it, wait until it is ready, send requests, and stop it in any case."""
 
 import http.client
 import importlib.util
@@ -21,16 +21,20 @@ from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceU
 from finetune_trainer.stop_signal import StopSignal
 
 HOST = "127.0.0.1"
-READY_SECONDS = 600.0
-ANSWER_SECONDS = 600.0
-STOP_SECONDS = 5.0
-LOOK_SECONDS = 0.1
-LAST_LINES = 15
+READY_TIMEOUT_SECONDS = 600.0
+"""Time for the first successful health check; loading a large model takes minutes."""
+ANSWER_TIMEOUT_SECONDS = 600.0
+STOP_TIMEOUT_SECONDS = 5.0
+"""Time between SIGTERM and SIGKILL."""
+POLL_SECONDS = 0.1
+HEALTH_TIMEOUT_SECONDS = 2.0
+LOG_TAIL_LINES = 15
+"""Lines of the server's log in an error message."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that has said that it is healthy."""
+    """A running server that has passed its health check."""
 
     port: int
     model: str
@@ -40,7 +44,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where OpenAI's clients look for the API."""
+        """The base URL of the OpenAI-compatible API."""
         return f"http://{HOST}:{self.port}/v1"
 
 
@@ -48,40 +52,43 @@ class Server:
 def serving(
     engine: Engine, model_folder: Path, stop: StopSignal, log: Path | None = None, *, host: str = HOST, port: int = 0
 ) -> Iterator[Server]:
-    """Start a server, wait until it is ready, and stop it at the end of the block; call inside `stop.deferred()`.
+    """Start a server, wait until it is ready, and stop it at the end of the block. Call inside `stop.deferred()`.
 
-    Its output goes to `log`, or where this process's own goes. Port 0 means any that is free. Whatever the address
-    it listens on, this process asks it on 127.0.0.1.
-    Raises Interrupted, or ServiceUnavailable with the last lines of the log.
+    The server's output goes to `log`, or to this process's stdout. Port 0 means any free port. `host` is the address
+    to listen on; requests of this process always go to 127.0.0.1.
+
+    Raise ConfigInvalid, Interrupted, or ServiceUnavailable with the last lines of the log.
     """
     port = port or free_port()
     launch = launch_spec(engine, model_folder.resolve(), host, port)
     started = time.monotonic()
-    process = start(launch, log)
+    process = start_process(launch, log)
     try:
         _wait_until_ready(process, port, stop, log)
         yield Server(port, launch.model, time.monotonic() - started, process)
     finally:
-        end(process)
+        stop_process(process)
 
 
 def launch_spec(engine: Engine, model_folder: Path, host: str, port: int) -> LaunchSpec:
-    """Return the server's command; raise ConfigInvalid where the engine's package is not installed."""
+    """Return the server's launch spec; raise ConfigInvalid if the engine's package is not installed."""
     if importlib.util.find_spec(engine.package) is None:
-        raise ConfigInvalid(f"deploy.engine: {engine.package} is not installed here; install it, or use transformers")
+        raise ConfigInvalid(
+            f"deploy.engine: the package {engine.package} is not installed; install it or set the engine transformers"
+        )
     return engine.process(model_folder, host, port)
 
 
 def free_port() -> int:
-    """Give a port that nobody listens on just now."""
+    """Return a port on which no process listens at the moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def start(launch: LaunchSpec, log: Path | None) -> subprocess.Popen[bytes]:
-    """Start a child in this process's group that does not outlive this process."""
+def start_process(launch: LaunchSpec, log: Path | None) -> subprocess.Popen[bytes]:
+    """Start a child process in this process's group; the child is killed when this process ends."""
     output = log.open("wb") if log else None
     try:
         return subprocess.Popen(
@@ -97,47 +104,49 @@ def start(launch: LaunchSpec, log: Path | None) -> subprocess.Popen[bytes]:
             output.close()
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the child to end, and make it."""
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """Stop the child process with SIGTERM, and with SIGKILL after STOP_TIMEOUT_SECONDS."""
     process.terminate()
     try:
-        process.wait(STOP_SECONDS)
+        process.wait(STOP_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, stop: StopSignal, log: Path | None) -> None:
-    deadline = time.monotonic() + READY_SECONDS
+    deadline = time.monotonic() + READY_TIMEOUT_SECONDS
     while True:
         if stop.requested:
             raise Interrupted
         if process.poll() is not None:
-            raise ServiceUnavailable(f"the server ended with code {process.returncode} before it was ready{_tail(log)}")
+            raise ServiceUnavailable(
+                f"the server exited with code {process.returncode} before it was ready{_tail(log)}"
+            )
         if _is_healthy(port):
             return
         if time.monotonic() > deadline:
-            raise ServiceUnavailable(f"the server was not ready within {READY_SECONDS:.0f} s{_tail(log)}")
-        time.sleep(LOOK_SECONDS)
+            raise ServiceUnavailable(f"the server was not ready within {READY_TIMEOUT_SECONDS:.0f} s{_tail(log)}")
+        time.sleep(POLL_SECONDS)
 
 
 def _is_healthy(port: int) -> bool:
     try:
-        return _request(port, "GET", "/health", None, timeout=2.0)[0] == http.HTTPStatus.OK
+        return _request(port, "GET", "/health", None, HEALTH_TIMEOUT_SECONDS)[0] == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False
 
 
-def ask(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> str:
-    """Give the greedy continuation of a prompt; raises Interrupted, or ServiceUnavailable where there is no answer."""
+def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> str:
+    """Return the greedy completion of a prompt; raise Interrupted, or ServiceUnavailable if the request fails."""
     body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    pool = ThreadPoolExecutor(1)  # so that a long answer does not keep us from seeing the signal
+    pool = ThreadPoolExecutor(1)  # in the background, so that this thread can check for the stop signal
     try:
-        asked = pool.submit(_request, server.port, "POST", "/v1/completions", body, ANSWER_SECONDS)
-        while not wait([asked], LOOK_SECONDS).done:
+        request = pool.submit(_request, server.port, "POST", "/v1/completions", body, ANSWER_TIMEOUT_SECONDS)
+        while not wait([request], POLL_SECONDS).done:
             if stop.requested:
                 raise Interrupted
-        status, text = asked.result()
+        status, text = request.result()
         if status != http.HTTPStatus.OK:
             raise ServiceUnavailable(f"the server answered the prompt with status {status}: {text[:500]}")
         return str(json.loads(text)["choices"][0]["text"])
@@ -160,6 +169,6 @@ def _request(port: int, method: str, path: str, body: dict[str, Any] | None, tim
 
 def _tail(log: Path | None) -> str:
     if log is None:
-        return "; its log is above"
-    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return "; see its log above"
+    lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
     return f"; the last lines of {log}:\n" + "\n".join(lines)

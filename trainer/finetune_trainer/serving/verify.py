@@ -1,4 +1,4 @@
-"""`python -m finetune_trainer.serving.verify MODEL_DIR [--digest sha256:…]`: 0 where every byte is as it was pushed."""
+"""Verify a pushed model: `python -m finetune_trainer.serving.verify MODEL_DIR [--digest sha256:…]`."""
 
 import argparse
 import sys
@@ -9,31 +9,35 @@ from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, verify
 from finetune_trainer.runtime.errors import SourceNotFound
 
 
-def verified(model: Path, pushed: str | None) -> str | None:
-    """Give the model's digest, None where another program than ours pushed it; raise SourceNotFound if it is not it."""
+def verify_model(model: Path, expected: str | None) -> str | None:
+    """Read every byte of a pushed model and return its digest, or None if it has no manifest.
+
+    A model without a manifest is from a custom push program. Raise SourceNotFound if the model is missing or corrupt,
+    or if its digest is not the expected one.
+    """
     if not model.is_dir():
-        raise SourceNotFound(f"{model}: there is no model; run push again")
+        raise SourceNotFound(f"{model} does not exist; run push again")
     if not (model / MANIFEST).exists():
-        print(f"{model} is not sealed, so it is served unverified", flush=True)
+        print(f"{model} has no {MANIFEST}, so it is served unverified", flush=True)
         return None
     try:
         verify(model)
-    except CorruptArtifact as damage:
-        raise SourceNotFound(f"{model}: the pushed model is damaged: {damage}; run push again") from damage
+    except CorruptArtifact as error:
+        raise SourceNotFound(f"{model}: the pushed model is corrupt: {error}; run push again") from error
     digest = model_digest(model)
-    if pushed and pushed != digest:
-        raise SourceNotFound(f"{model}: holds another model than the one that was pushed, {pushed}; push again")
+    if expected and expected != digest:
+        raise SourceNotFound(f"{model} has the digest {digest}, push published {expected}; run push again")
     return digest
 
 
 def main(arguments: list[str]) -> int:
-    """Give the exit code: 0, or 66 where it is not the model."""
+    """Verify a model and return the exit code: 0, or 66 if the model is missing, corrupt or a different one."""
     parser = argparse.ArgumentParser(prog="python -m finetune_trainer.serving.verify", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR")
-    parser.add_argument("--digest", help="what push said of it")
-    chosen = parser.parse_args(arguments)
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the pushed model")
+    parser.add_argument("--digest", help="expected digest, from the result of push")
+    options = parser.parse_args(arguments)
     try:
-        verified(chosen.model, chosen.digest)
+        verify_model(options.model, options.digest)
     except SourceNotFound as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -1,1 +1,1 @@
-"""The stages, one module each: `run` does the work, `is_output_valid` checks an existing result."""
+"""The stages, one module each: `run` executes the stage, `is_output_valid` checks the output of an earlier run."""

@@ -1,4 +1,4 @@
-"""Stage deploy, on a laptop: the pushed model is served, asked once, and the server is stopped again."""
+"""Stage deploy in a local run: serves the pushed model, sends it one prompt, and stops the server."""
 
 import json
 
@@ -7,48 +7,51 @@ from finetune_trainer.contract.engines import ENGINES
 from finetune_trainer.runtime.artifacts import CorruptArtifact, atomic_folder, seal, verify
 from finetune_trainer.runtime.sources import fetch_model
 from finetune_trainer.runtime.stage_folder import Context
-from finetune_trainer.serving.server import ask, serving
-from finetune_trainer.serving.verify import verified
+from finetune_trainer.serving.server import complete, serving
+from finetune_trainer.serving.verify import verify_model
 
-ANSWER_CHARACTERS = 1024
-ANSWER_BYTES = 2048
-"""Of the answer as JSON; more would not fit into a termination message."""
+MAX_ANSWER_CHARACTERS = 1024
+MAX_ANSWER_BYTES = 2048
+"""Limit of the answer as JSON; a termination message has room for no more."""
 
 
 def run(config: DeployConfig, context: Context) -> DeployResult:
-    """Raise SourceNotFound, ServiceUnavailable or Interrupted; no server outlives the call."""
+    """Run the stage; the server is stopped in any case.
+
+    Raise ConfigInvalid, SourceNotFound, ServiceUnavailable or Interrupted.
+    """
     recipe, stop = config.recipe, context.stop
     context.progress.update(step=0, total=2, note="verifying the pushed model")
     model = fetch_model(config.model.uri, config.model.revision, context.environment)
-    digest = verified(model, config.digest)
+    model_digest = verify_model(model, config.digest)
     context.progress.update(note=f"starting {recipe.engine}")
     with stop.deferred(), serving(ENGINES[recipe.engine], model, stop, context.folder / "server.log") as server:
-        context.progress.update(step=1, note="asking")
-        answer = ask(server, recipe.prompt, recipe.max_tokens, stop)
+        context.progress.update(step=1, note="sending the prompt")
+        answer = complete(server, recipe.prompt, recipe.max_tokens, stop)
     with atomic_folder(context.folder / "output") as folder:
-        proof = {"model": digest, "prompt": recipe.prompt, "answer": answer}
-        (folder / "answer.json").write_text(json.dumps(proof, indent=1))
-        sealed = seal(folder)
+        output = {"model": model_digest, "prompt": recipe.prompt, "answer": answer}
+        (folder / "answer.json").write_text(json.dumps(output, indent=1))
+        digest = seal(folder)
     context.progress.update(step=2, note="stopped the server")
     return DeployResult(
         identity=config.identity,
-        digest=sealed,
+        digest=digest,
         url=server.url,
-        answer=shortened(answer),
+        answer=truncate_answer(answer),
         seconds_to_ready=round(server.seconds_to_ready, 3),
     )
 
 
-def shortened(answer: str) -> str:
-    """Cut an answer for the result: a character may take up to six bytes there. The proof has the whole of it."""
-    answer = answer[:ANSWER_CHARACTERS]
-    while len(json.dumps(answer, ensure_ascii=False).encode()) > ANSWER_BYTES:
+def truncate_answer(answer: str) -> str:
+    """Truncate an answer for the result, where a character takes up to six bytes. answer.json has all of it."""
+    answer = answer[:MAX_ANSWER_CHARACTERS]
+    while len(json.dumps(answer, ensure_ascii=False).encode()) > MAX_ANSWER_BYTES:
         answer = answer[:-1]
     return answer
 
 
 def is_output_valid(_result: DeployResult, config: DeployConfig, environment: Environment) -> bool:
-    """Tell whether the proof is still there; the model's own place is push's business."""
+    """Return whether the output is intact. The model itself is checked by `push`."""
     try:
         verify(environment.stage_dir("deploy", config.identity) / "output")
     except CorruptArtifact:

@@ -1,4 +1,4 @@
-"""Stage evaluate: what the adapter, or the model merged with it, scores in lm-eval's tasks."""
+"""Stage evaluate: measures the adapter, or the merged model, on lm-eval tasks."""
 
 import hashlib
 import json
@@ -35,16 +35,17 @@ from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.training.determinism import prepare_device
 
 BOOTSTRAP_RESAMPLES = 1000
-"""For metrics whose standard error has no formula; the error's own relative error is 1/sqrt(2·1000), 2 %."""
+"""For metrics whose standard error has no formula. The estimate's relative error is 1/sqrt(2·1000), about 2 %."""
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+"""Patterns of the base model's files that affect its responses."""
 
 Output = dict[str, Any]
-"""What lm_eval.evaluate gives."""
+"""The return value of lm_eval.evaluate."""
 
 
 def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
-    """Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable."""
+    """Run the stage. Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable."""
     context.progress.update(note="loading the model and the tasks")
     output = evaluate_model(
         fetch_model(config.model.uri, config.model.revision, context.environment),
@@ -53,10 +54,10 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
         context.environment,
         dtype=config.dtype,
         seed=config.seed,
-        scratch=context.folder,
-        tell=_progress_callback(context.progress),
+        cache_folder=context.folder,
+        on_progress=_progress_callback(context.progress),
     )
-    scores = scores_in(output, config.recipe.tasks)
+    scores = extract_scores(output, config.recipe.tasks)
     with atomic_folder(context.folder / "output") as folder:
         write_output(output, folder)
         digest = seal(folder)
@@ -64,15 +65,15 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
 
 
 def is_output_valid(result: EvaluateResult, config: EvaluateConfig, environment: Environment) -> bool:
-    """Tell whether lm-eval's output is still there and whole."""
+    """Return whether lm-eval's output is intact."""
     return matches_digest(environment.stage_dir("evaluate", config.identity) / "output", result.digest)
 
 
 def scores_of(
     model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, environment: Environment, *, seed: int = 0
 ) -> dict[str, dict[str, Score]]:
-    """Give task -> metric -> score of a model, without an adapter the base model's own; leaves nothing on the disk."""
-    return scores_in(evaluate_model(model_folder, adapter, recipe, environment, seed=seed), recipe.tasks)
+    """Return the scores of a model by task and metric; without an adapter, of the base model. Write no files."""
+    return extract_scores(evaluate_model(model_folder, adapter, recipe, environment, seed=seed), recipe.tasks)
 
 
 def evaluate_model(
@@ -83,27 +84,27 @@ def evaluate_model(
     *,
     dtype: str = "auto",
     seed: int = 0,
-    scratch: Path | None = None,
-    tell: OnProgress = lambda _done, _total, _known: None,
+    cache_folder: Path | None = None,
+    on_progress: OnProgress = lambda _done, _total, _cached: None,
 ) -> Output:
-    """Ask the model everything and give lm-eval's output; with `scratch`, answers in there are not asked for again."""
-    tasks, questions = load_tasks(recipe.tasks, environment, seed)
-    numbers = dtype_of(dtype, model_folder)
+    """Evaluate a model and return lm-eval's output. With `cache_folder`, responses are cached there across runs."""
+    tasks, samples = load_tasks(recipe.tasks, environment, seed)
+    torch_dtype = dtype_of(dtype, model_folder)
     file = None
-    if scratch:
-        file = scratch / f"answers-{cache_key(model_folder, adapter, recipe.model, numbers)}.jsonl"
-    model = CachingLM(_load_lm(model_folder, adapter, recipe, numbers), ResponseCache(file), tell)
+    if cache_folder:
+        file = cache_folder / f"answers-{cache_key(model_folder, adapter, recipe.model, torch_dtype)}.jsonl"
+    model = CachingLM(_load_lm(model_folder, adapter, recipe, torch_dtype), ResponseCache(file), on_progress)
     transformers.set_seed(seed)
-    # lm-eval would bootstrap in forked processes, and those would inherit our handler of SIGTERM.
+    # By default lm-eval bootstraps in forked processes, which would inherit this process's SIGTERM handler.
     os.environ["DISABLE_MULTIPROC"] = "1"
     output: Output = lm_eval.evaluate(
-        lm=model, task_dict=tasks, samples=questions or None, bootstrap_iters=BOOTSTRAP_RESAMPLES
+        lm=model, task_dict=tasks, samples=samples or None, bootstrap_iters=BOOTSTRAP_RESAMPLES
     )
     return output
 
 
 def _load_lm(model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, dtype: torch.dtype) -> Any:
-    """Load what the recipe wants measured, to the accelerator where there is one."""
+    """Load the model that the recipe selects, on the accelerator if there is one."""
     if adapter is None:
         model = load_base(model_folder, dtype)
     elif recipe.model == "adapter":
@@ -117,46 +118,49 @@ def _load_lm(model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, d
 
 
 def cache_key(model_folder: Path, adapter: Path | None, measured: str, dtype: torch.dtype) -> str:
-    """Give 16 hex digits over all that the model's answers depend on, its tokenizer and chat template included."""
+    """Return 16 hex digits of a hash over everything that affects the model's responses.
+
+    That includes the tokenizer, the chat template and the versions of the libraries.
+    """
     files = sorted({path for pattern in MODEL_FILES for path in model_folder.glob(pattern)})
-    about = {
+    inputs = {
         "base": {path.name: digest_file(path) for path in files},
         "adapter": digest_of(adapter) if adapter else None,
         "measured": measured,
         "dtype": str(dtype),
         "libraries": [lm_eval.__version__, transformers.__version__],
     }
-    return hashlib.sha256(canonical_json(about)).hexdigest()[:16]
+    return hashlib.sha256(canonical_json(inputs)).hexdigest()[:16]
 
 
-def scores_in(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
-    """Give the numbers of the tasks asked for; raise ConfigInvalid where a task has none."""
+def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
+    """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
     scores = {task: _scores(output["results"].get(task, {})) for task in tasks}
-    if silent := [task for task, metrics in scores.items() if not metrics]:
-        raise ConfigInvalid(f"evaluate.tasks.{silent[0]}: lm-eval gives no score for it; name tasks that have one")
+    if without_score := [task for task, metrics in scores.items() if not metrics]:
+        raise ConfigInvalid(f"evaluate.tasks.{without_score[0]}: lm-eval reports no score; choose a task that has one")
     return scores
 
 
 def _scores(results: Mapping[str, Any]) -> dict[str, Score]:
-    # lm-eval names a metric "acc,none": the metric, a comma, the filter through which the answers went.
+    # lm-eval names a metric "acc,none": the metric, a comma, and the filter applied to the responses.
     filters: dict[str, list[str]] = {}
     for key in results:
-        metric, comma, filtered = key.partition(",")
+        metric, comma, filter_name = key.partition(",")
         if comma and not metric.endswith("_stderr") and _number(results[key]) is not None:
-            filters.setdefault(metric, []).append(filtered)
+            filters.setdefault(metric, []).append(filter_name)
     return {
-        metric if len(names) == 1 else f"{metric},{filtered}": Score(
-            value=_number(results[f"{metric},{filtered}"]), stderr=_number(results.get(f"{metric}_stderr,{filtered}"))
+        metric if len(names) == 1 else f"{metric},{name}": Score(
+            value=_number(results[f"{metric},{name}"]), stderr=_number(results.get(f"{metric}_stderr,{name}"))
         )
         for metric, names in filters.items()
-        for filtered in names
+        for name in names
     }
 
 
 def _number(value: Any) -> float | None:
-    """Give a finite float of six digits, or None for what lm-eval puts in place of one: 'N/A', nan.
+    """Return a finite float with six significant digits, or None for lm-eval's placeholders 'N/A' and nan.
 
-    results.json has all digits; with six, the scores of sixteen tasks fit into a termination message.
+    With six digits, the scores of sixteen tasks fit into a termination message; results.json has all digits.
     """
     try:
         number = float(value)
@@ -166,25 +170,25 @@ def _number(value: Any) -> float | None:
 
 
 def write_output(output: Output, folder: Path) -> None:
-    """Write results.json, and each task's questions and answers as JSON Lines."""
+    """Write results.json, and one JSON Lines file per task with its questions and responses."""
     samples = output.get("samples") or {}
     rest = {key: value for key, value in output.items() if key != "samples"}
     rest["versions_of_libraries"] = {"lm_eval": lm_eval.__version__, "transformers": transformers.__version__}
     (folder / "results.json").write_text(json.dumps(rest, indent=1, default=handle_non_serializable))
-    for task, answered in samples.items():
-        lines = (json.dumps(sample, default=handle_non_serializable) + "\n" for sample in answered)
+    for task, task_samples in samples.items():
+        lines = (json.dumps(sample, default=handle_non_serializable) + "\n" for sample in task_samples)
         (folder / f"samples-{task}.jsonl").write_text("".join(lines))
 
 
 def _progress_callback(progress: ProgressReporter) -> OnProgress:
-    """Turn counts of requests into progress with an estimate of the time left."""
+    """Return a callback that reports the number of requests with an estimate of the remaining time."""
     started = time.monotonic()
 
-    def tell(done: int, total: int, known: int) -> None:
-        if done == known:  # the first of this kind of request
-            progress.update(note="asking the model")
-        seconds = (time.monotonic() - started) / max(1, done - known)
-        left = (total - done) * seconds if done > known else None
-        progress.update(step=done, total=total, start_step=known, step_seconds=seconds, eta_seconds=left)
+    def report(done: int, total: int, cached: int) -> None:
+        if done == cached:  # no new response yet
+            progress.update(note="evaluating")
+        seconds = (time.monotonic() - started) / max(1, done - cached)
+        remaining = (total - done) * seconds if done > cached else None
+        progress.update(step=done, total=total, start_step=cached, step_seconds=seconds, eta_seconds=remaining)
 
-    return tell
+    return report

@@ -1,6 +1,6 @@
-"""Read the records, tokenise and pack them once, so that training starts, and starts again, without any of it.
+"""Stage prepare: reads, tokenizes and packs the records once, so that every start of training can skip this work.
 
-Everything streams: what is in memory is one batch of records and the rows that are being filled.
+The data is streamed: memory holds one batch of records and the rows that are being filled.
 """
 
 import hashlib
@@ -21,79 +21,82 @@ from finetune_trainer.runtime.stage_folder import Context
 
 OUTPUT = "output"
 MAX_NAMED_RECORDS = 10
-"""Unusable records that are named one by one."""
-LONGEST_REASON = 160
-"""Characters; ten of them fit into a termination message."""
+"""Number of invalid records that are reported one by one."""
+MAX_REASON_CHARACTERS = 160
+"""Limit of one reason; ten of them fit into a termination message."""
 BATCH_RECORDS = 1000
 BATCH_CHARACTERS = 256 * 1024
-"""A batch ends with the record that reaches either."""
+"""A batch ends with the record that reaches one of the two limits."""
 
 
 def run(config: PrepareConfig, context: Context) -> PrepareResult:
-    """Make output/ (see `packed`) in the stage's folder.
+    """Write the packed rows to output/ in the stage's folder; `data.packing` describes the files.
 
-    Raises ConfigInvalid, SourceNotFound, DataInvalid, or what fetching from the hub raises.
+    Raise ConfigInvalid, SourceNotFound, DataInvalid, CredentialsRejected or ServiceUnavailable.
     """
     path = fetch_dataset(config.dataset.uri, config.dataset.revision, context.environment)
-    form = format_of(path, config.dataset.format)
-    context.progress.update(note="reading the tokenizer", total=count_records(path, form))
+    file_format = format_of(path, config.dataset.format)
+    context.progress.update(note="reading the tokenizer", total=count_records(path, file_format))
     tokenizer = load_tokenizer(config, context.environment)
-    tally = RecordStats(path.name, config)
+    stats = RecordStats(path.name, config)
     with atomic_folder(context.folder / OUTPUT) as output:
-        with PackedWriter(output, config.recipe.context_length, padding_of(tokenizer)) as writer:
-            preparation = RecordPacker(config, tokenizer, tally, writer)
-            context.progress.update(note="tokenising and packing")
-            for records in preparation.pack(read_records(path, form)):
+        with PackedWriter(output, config.recipe.context_length, padding_token(tokenizer)) as writer:
+            packer = RecordPacker(config, tokenizer, stats, writer)
+            context.progress.update(note="tokenizing and packing")
+            for records in packer.pack(read_records(path, file_format)):
                 context.progress.update(step=records)
-        tally.raise_if_unusable(writer)
+        stats.raise_if_unusable(writer)
         digest = seal(output)
-    print(f"prepare: {tally.summary(writer, preparation.boundary_tokens)}", flush=True)
-    context.progress.update(step=tally.records, total=tally.records, note="")
+    print(f"prepare: {stats.summary(writer, packer.boundary_tokens)}", flush=True)
+    context.progress.update(step=stats.records, total=stats.records, note="")
     return PrepareResult(
         identity=config.identity,
         digest=digest,
-        records=tally.records,
-        invalid=tally.invalid,
-        truncated=tally.truncated,
-        dropped=tally.dropped,
+        records=stats.records,
+        invalid=stats.invalid,
+        truncated=stats.truncated,
+        dropped=stats.dropped,
         train_rows=writer.rows("train"),
         validation_rows=writer.rows("validation"),
         train_tokens=writer.tokens("train"),
         data_digest=f"sha256:{digest_file(path)}",
-        conversations=preparation.reader.shape == "messages",
+        conversations=packer.formatter.shape == "messages",
     )
 
 
 def is_output_valid(result: StageResult, config: PrepareConfig, environment: Environment) -> bool:
-    """Whether the packed rows are there and whole; reads every byte of them."""
+    """Return whether the packed rows are intact; read every byte of them."""
     return matches_digest(environment.stage_dir("prepare", config.identity) / OUTPUT, result.digest)
 
 
 def load_tokenizer(config: PrepareConfig, environment: Environment) -> Any:
-    """Raise ConfigInvalid where the model has no tokenizer that tells where in the text its tokens are."""
+    """Load the model's tokenizer; raise ConfigInvalid if it has no fast one, which alone returns token offsets."""
     folder = fetch_tokenizer(config.model.uri, config.model.revision, environment)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigInvalid(f"{config.model.uri}: its tokenizer cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
-        raise ConfigInvalid(f"{config.model.uri}: has no fast tokenizer; add its tokenizer.json to the model's folder")
+        raise ConfigInvalid(f"{config.model.uri} has no fast tokenizer; add tokenizer.json to the model's folder")
     return tokenizer
 
 
-def padding_of(tokenizer: Any) -> int:
-    """Give the token that fills up rows; it is never counted, so any will do where there is none."""
+def padding_token(tokenizer: Any) -> int:
+    """Return the id of the token that pads rows. Its loss mask is 0, so any id works if the tokenizer defines none."""
     return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
 
 
 def split_of(seed: int, record: int, validation_fraction: float) -> Split:
-    """Choose by the record's number alone, so that the choice is the same in every run and needs no memory."""
-    drawn = hashlib.sha256(f"{seed}:{record}".encode()).digest()[:8]
-    return "validation" if int.from_bytes(drawn) < validation_fraction * 2**64 else "train"
+    """Return the split of a record, which depends only on the seed and the record's number.
+
+    So a record stays in its split when other records are appended, and no state is needed.
+    """
+    digest = hashlib.sha256(f"{seed}:{record}".encode()).digest()[:8]
+    return "validation" if int.from_bytes(digest) < validation_fraction * 2**64 else "train"
 
 
 class RecordStats:
-    """What became of the records so far."""
+    """Counts of the records read so far, and the first invalid ones by name."""
 
     def __init__(self, file: str, config: PrepareConfig) -> None:
         self.records = self.invalid = self.truncated = self.dropped = 0
@@ -101,81 +104,84 @@ class RecordStats:
         self._recipe = config.recipe
         self._max_invalid_fraction = config.dataset.max_invalid_fraction
         self._validation_fraction = config.dataset.validation_fraction
-        self._named: list[str] = []
+        self._reasons: list[str] = []
 
     def reject(self, line: int, reason: InvalidRecord) -> None:
-        """Count a record that cannot be used, and name it while there are few."""
+        """Count an invalid record; report it if it is among the first MAX_NAMED_RECORDS."""
         self.invalid += 1
-        if len(self._named) < MAX_NAMED_RECORDS:
-            self._named.append(f"{self._file}:{line}: {reason}"[:LONGEST_REASON])
-            print(self._named[-1], flush=True)
+        if len(self._reasons) < MAX_NAMED_RECORDS:
+            self._reasons.append(f"{self._file}:{line}: {reason}"[:MAX_REASON_CHARACTERS])
+            print(self._reasons[-1], flush=True)
 
     def raise_if_unusable(self, writer: PackedWriter) -> None:
-        """Raise DataInvalid where too little is usable, or nothing to train on."""
+        """Raise DataInvalid if too many records are invalid, or if there are no rows for training."""
         if not self.records:
-            raise DataInvalid(f"{self._file}: holds no records; put some in, or mend dataset.uri")
+            raise DataInvalid(f"{self._file} has no records; add records or correct dataset.uri")
         if self.invalid > self._max_invalid_fraction * self.records:
             raise DataInvalid(
-                f"{self.invalid} of {self.records} records cannot be used, which is more than "
-                f"dataset.maxInvalidFraction ({self._max_invalid_fraction:g}) allows: mend them or raise it.\n"
-                + "\n".join(self._named)
+                f"{self.invalid} of {self.records} records are invalid, more than dataset.maxInvalidFraction "
+                f"({self._max_invalid_fraction:g}) allows; correct the records or raise the fraction:\n"
+                + "\n".join(self._reasons)
             )
         if not writer.rows("train"):
-            raise DataInvalid(f"{self._file}: nothing to train on is left: {self._why_nothing(writer)}")
+            raise DataInvalid(f"{self._file}: no training rows: {self._no_training_rows_reason(writer)}")
 
-    def _why_nothing(self, writer: PackedWriter) -> str:
+    def _no_training_rows_reason(self, writer: PackedWriter) -> str:
         length = self._recipe.context_length
         if writer.rows("validation"):
-            return "all usable records were drawn for validation; lower dataset.validationFraction or add records"
+            return "all valid records are in the validation split; lower dataset.validationFraction or add records"
         if self.dropped:
             return f"{self.dropped} records are longer than prepare.contextLength ({length}); raise it"
-        return "no record is usable:\n" + "\n".join(self._named)
+        return "all records are invalid:\n" + "\n".join(self._reasons)
 
-    def _why_no_validation(self) -> str:
-        share = self._validation_fraction
-        why = f"too few records for a share of {share:g}" if share else "none were asked for"
-        return f"no validation rows: {why}"
+    def _no_validation_rows_message(self) -> str:
+        fraction = self._validation_fraction
+        if not fraction:
+            return "no validation rows: dataset.validationFraction is 0"
+        return f"no validation rows: too few records for dataset.validationFraction {fraction:g}"
 
-    def summary(self, writer: PackedWriter, torn: int) -> str:
-        """Say in one line what became of the records."""
+    def summary(self, writer: PackedWriter, boundary_tokens: int) -> str:
+        """Return one line with the counts of rows and records."""
         length = self._recipe.context_length
-        tokens, rows = writer.tokens("train"), writer.rows("train")
+        tokens, rows, validation_rows = writer.tokens("train"), writer.rows("train"), writer.rows("validation")
         parts = [
-            f"{rows} rows of {length} tokens to train on ({tokens / rows / length:.0%} full)",
-            f"{writer.rows('validation')} to validate on" if writer.rows("validation") else self._why_no_validation(),
-            f"{self.invalid} records unusable" if self.invalid else "",
-            f"{self.truncated} cut to {length} tokens" if self.truncated else "",
-            f"{self.dropped} left out as too long" if self.dropped else "",
-            f"in {torn} one token spans prompt and completion: begin completions with the space" if torn else "",
+            f"{rows} training rows of {length} tokens ({tokens / rows / length:.0%} full)",
+            f"{validation_rows} validation rows" if validation_rows else self._no_validation_rows_message(),
+            f"{self.invalid} records invalid" if self.invalid else "",
+            f"{self.truncated} truncated to {length} tokens" if self.truncated else "",
+            f"{self.dropped} dropped as too long" if self.dropped else "",
+            f"in {boundary_tokens} records a token spans prompt and completion: start completions with the space"
+            if boundary_tokens
+            else "",
         ]
         return "; ".join(part for part in parts if part)
 
 
 class RecordPacker:
-    """The way of a record into a row."""
+    """Formats, encodes and packs records in batches."""
 
-    def __init__(self, config: PrepareConfig, tokenizer: Any, tally: RecordStats, writer: PackedWriter) -> None:
+    def __init__(self, config: PrepareConfig, tokenizer: Any, stats: RecordStats, writer: PackedWriter) -> None:
         self._config = config
         self._recipe: PrepareRecipe = config.recipe
-        self.reader = RecordFormatter(ChatTemplate(tokenizer))
+        self.formatter = RecordFormatter(ChatTemplate(tokenizer))
         self._encoder = Encoder(tokenizer)
-        self._stats = tally
+        self._stats = stats
         self._writer = writer
 
     @property
     def boundary_tokens(self) -> int:
-        """Records in which a token spans what is learnt and what is not."""
+        """Number of records in which one token spans text with loss and text without."""
         return self._encoder.boundary_tokens
 
-    def pack(self, found: Iterator[ReadRecord]) -> Iterator[int]:
-        """Pack all that is found; give, from time to time, how many records that were."""
+    def pack(self, records: Iterator[ReadRecord]) -> Iterator[int]:
+        """Pack all records; yield the number of records read so far after each full batch."""
         batch: list[tuple[int, int, TextExample]] = []
         characters = 0
-        for line, fields in found:
-            passage = self._example(line, fields)
-            if passage:
-                batch.append((self._stats.records, line, passage))
-                characters += len(passage.text)
+        for line, fields in records:
+            example = self._example(line, fields)
+            if example:
+                batch.append((self._stats.records, line, example))
+                characters += len(example.text)
             self._stats.records += 1
             if len(batch) == BATCH_RECORDS or characters >= BATCH_CHARACTERS:
                 self._pack_batch(batch)
@@ -188,26 +194,28 @@ class RecordPacker:
         try:
             if isinstance(fields, InvalidRecord):
                 raise fields
-            return self.reader.format(fields)
-        except InvalidRecord as unusable:
-            self._stats.reject(line, unusable)
+            return self.formatter.format(fields)
+        except InvalidRecord as error:
+            self._stats.reject(line, error)
             return None
 
     def _pack_batch(self, batch: list[tuple[int, int, TextExample]]) -> None:
-        documents = self._encoder.encode([passage for _, _, passage in batch])
+        documents = self._encoder.encode([example for _, _, example in batch])
         for (record, line, _), document in zip(batch, documents, strict=True):
             if not document.loss_mask.any():
-                self._stats.reject(line, InvalidRecord("gives no token that could be learnt"))
-            elif fitting := self._fitted(document):
+                self._stats.reject(line, InvalidRecord("has no token to train on"))
+            elif fitting := self._fit(document):
                 self._writer.add(split_of(self._config.seed, record, self._config.dataset.validation_fraction), fitting)
 
-    def _fitted(self, document: Document) -> Document | None:
+    def _fit(self, document: Document) -> Document | None:
+        """Return the document, truncated to the context length if necessary, or None if it is dropped."""
         length = self._recipe.context_length
         if len(document.tokens) <= length:
             return document
-        cut = Document(document.tokens[:length], document.loss_mask[:length])
-        if self._recipe.too_long == "drop" or not cut.loss_mask.any():
+        truncated = Document(document.tokens[:length], document.loss_mask[:length])
+        # Without a token to train on, the truncated document would only take up space in a row.
+        if self._recipe.too_long == "drop" or not truncated.loss_mask.any():
             self._stats.dropped += 1
             return None
         self._stats.truncated += 1
-        return cut
+        return truncated

@@ -1,4 +1,4 @@
-"""Stage push: the adapter merged into its base model, published as one folder that is whole or not there."""
+"""Stage push: merges the adapter into its base model and publishes the merged model as one atomic folder."""
 
 import json
 import shutil
@@ -22,61 +22,65 @@ from finetune_trainer.runtime.sources import fetch_model, locate
 from finetune_trainer.runtime.stage_folder import Context, read_result
 
 SHARD = "5GB"
+"""Maximum size of one safetensors file."""
 FILE_MODE = 0o644
-"""safetensors writes for the owner only, but the one who serves the model may be another user."""
+"""safetensors writes files that only the owner can read, but the model server may run as another user."""
 
 
 class Unchanged(Exception):
-    """The target holds the same model."""
+    """The target already contains the same model."""
 
 
 def run(config: PushConfig, context: Context) -> PushResult:
-    """Raise ConfigInvalid, SourceNotFound or ServiceUnavailable; the target is then as it was."""
-    target = target_of(config.recipe.target, context.environment)
+    """Run the stage. Raise ConfigInvalid, SourceNotFound or ServiceUnavailable; the target is then unchanged."""
+    target = resolve_target(config.recipe.target, context.environment)
     adapter = adapter_folder(context.environment, config.train)
-    made_of: dict[str, object] = {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)}
-    there = metadata(target) == made_of
-    if not there:
+    about: dict[str, object] = {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)}
+    is_published = metadata(target) == about
+    if not is_published:
         try:
-            publish(config, context, adapter, target, made_of)
+            publish(config, context, adapter, target, about)
         except Unchanged:
-            there = True
-    if there:
-        print(f"push: {config.recipe.target} holds this model already, nothing is written", flush=True)
+            is_published = True
+    if is_published:
+        print(f"push: {config.recipe.target} already contains this model; nothing was written", flush=True)
     size = sum(path.stat().st_size for path in files_in(target))
     return PushResult(identity=config.identity, digest=model_digest(target), uri=config.recipe.target, size=size)
 
 
 def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:
-    """Tell whether the target still holds the model of the result, every byte of it."""
-    target = target_of(config.recipe.target, environment)
+    """Return whether the target contains the model of the result; read every byte of it."""
+    target = resolve_target(config.recipe.target, environment)
     return metadata(target) is not None and model_digest(target) == result.digest
 
 
-def target_of(uri: str, environment: Environment) -> Path:
-    """Give the folder to publish to; raise ConfigInvalid where something lies there that is not ours to replace."""
+def resolve_target(uri: str, environment: Environment) -> Path:
+    """Return the folder to publish to; raise ConfigInvalid if it contains files that no push wrote."""
     if uri.startswith("pvc://") and not uri.removeprefix("pvc://").partition("/")[2].strip("/"):
-        raise ConfigInvalid(f"push.target {uri}: a claim's root cannot be replaced as a whole; use pvc://CLAIM/PATH")
+        raise ConfigInvalid(f"push.target {uri}: the root of a claim cannot be replaced; use pvc://CLAIM/PATH")
     target = locate(uri, environment).resolve()
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return target
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
-        ours = manifest["about"]["stage"] == "push"
-        strangers = {path.relative_to(target).as_posix() for path in files_in(target)} - set(manifest["files"])
+        is_pushed = manifest["about"]["stage"] == "push"
+        unexpected = {path.relative_to(target).as_posix() for path in files_in(target)} - set(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
-        ours, strangers = False, set()
-    if not ours:
+        is_pushed, unexpected = False, set()
+    if not is_pushed:
         raise ConfigInvalid(
-            f"push.target {uri}: {target} is there and was not made by a push; move it away or choose another target"
+            f"push.target {uri}: {target} exists and was not written by a push; move it or choose another target"
         )
-    if strangers:
-        raise ConfigInvalid(f"push.target {uri}: {target / min(strangers)} was not made by the push; move it away")
+    if unexpected:
+        raise ConfigInvalid(f"push.target {uri}: {target / min(unexpected)} was not written by a push; move it")
     return target
 
 
-def publish(config: PushConfig, context: Context, adapter: Path, target: Path, made_of: dict[str, object]) -> None:
-    """Merge, write beside the target, and take its place; raise AlreadyThere where it would change nothing."""
+def publish(config: PushConfig, context: Context, adapter: Path, target: Path, about: dict[str, object]) -> None:
+    """Merge the model, write it to a temporary folder and rename that to the target.
+
+    Raise Unchanged, and write nothing, if the target already contains the same model.
+    """
     progress, environment = context.progress, context.environment
     progress.update(step=0, total=2, note="merging")
     base = fetch_model(config.model.uri, config.model.revision, environment)
@@ -84,7 +88,8 @@ def publish(config: PushConfig, context: Context, adapter: Path, target: Path, m
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     if isinstance(prepared, PrepareResult) and prepared.conversations:
-        tokenizer.chat_template = template_of(tokenizer)  # the one it was trained with, also where it had none
+        # The template used in training, which is a default one if the base model has none.
+        tokenizer.chat_template = template_of(tokenizer)
     progress.update(step=1, note="writing")
     with _check_disk_space(model, target, config.recipe.target), atomic_folder(target) as folder:
         model.save_pretrained(folder, max_shard_size=SHARD)
@@ -92,7 +97,7 @@ def publish(config: PushConfig, context: Context, adapter: Path, target: Path, m
         (folder / CARD).write_text(card(config, environment, target.name))
         for path in files_in(folder):
             path.chmod(FILE_MODE)
-        seal(folder, made_of)
+        seal(folder, about)
         if metadata(target) is not None and model_digest(target) == model_digest(folder):
             raise Unchanged
     progress.update(step=2, note="published")
@@ -100,18 +105,18 @@ def publish(config: PushConfig, context: Context, adapter: Path, target: Path, m
 
 @contextmanager
 def _check_disk_space(model: Any, target: Path, uri: str) -> Iterator[None]:
-    """Raise ServiceUnavailable before anything is written where it cannot fit, and where it did not after all."""
+    """Raise ServiceUnavailable if the disk has too little free space, or if a write in the block fails."""
     needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free
     if free < needed:
         raise ServiceUnavailable(
-            f"push.target {uri}: the model needs {needed:,} bytes beside what is there and {free:,} are free; "
-            "make room and start again; nothing was changed"
+            f"push.target {uri}: the model needs {needed:,} more bytes and {free:,} are free; "
+            "free some space and retry; the target is unchanged"
         )
     try:
         yield
     except (OSError, SafetensorError) as error:
         raise ServiceUnavailable(
-            f"push.target {uri}: cannot be written: {error}; make room and start again; nothing was changed"
+            f"push.target {uri}: cannot write: {error}; free some space and retry; the target is unchanged"
         ) from error

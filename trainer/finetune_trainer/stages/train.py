@@ -1,4 +1,4 @@
-"""Train the adapter, from the beginning or from the newest checkpoint that is whole."""
+"""Stage train: trains the adapter, from the start or from the latest valid checkpoint."""
 
 import torch
 
@@ -11,7 +11,7 @@ from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNo
 from finetune_trainer.runtime.sources import fetch_model
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.checkpoint_manager import CheckpointManager, say
+from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
 from finetune_trainer.training.determinism import numeric_environment, prepare_device, restore_thread_count
 from finetune_trainer.training.loop import TrainingRun, train
 from finetune_trainer.training.model import (
@@ -26,14 +26,15 @@ from finetune_trainer.training.model import (
 from finetune_trainer.training.optimizer import adamw
 from finetune_trainer.training.validation import Validator
 
-ROWS_AT_ONCE = 4096
+CHECKED_ROWS = 4096
+"""Rows that `check_tokens` reads at once; it limits the memory."""
 
 
 def run(config: TrainConfig, context: Context) -> TrainResult:
-    """Leave the adapter with the lowest validation loss, in PEFT's format, under `output`.
+    """Run the stage; write the adapter with the lowest validation loss to `output`, in PEFT's format.
 
-    Raises ConfigInvalid, DataInvalid, SourceNotFound or Diverged; Interrupted when asked to stop;
-    ServiceUnavailable where the last boundary could not be saved then.
+    Raise ConfigInvalid, DataInvalid, SourceNotFound or Diverged. On a signal to stop, raise Interrupted, or
+    ServiceUnavailable if the final checkpoint cannot be saved.
     """
     device = prepare_device()
     context.progress.update(note="loading the model")
@@ -44,90 +45,90 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     for split in (rows, validation_rows):
         check_tokens(split, base)
     peft_model = attach_adapter(base, config.recipe.lora, config.model, config.seed)
-    settings = adapter_config(peft_model)
+    peft_config = adapter_config(peft_model)
     model = AdaptedModel(peft_model, device, config.recipe)
     check_isolation(model, config.model)
-    course = StepSampler.of(config.recipe, len(rows), config.seed)
+    sampler = StepSampler.of(config.recipe, len(rows), config.seed)
     run = TrainingRun(
         config=config,
         rows=rows,
-        sampler=course,
+        sampler=sampler,
         model=model,
         optimizer=adamw(config.recipe.optimizer, model.trainable),
         validator=Validator(
-            validation_rows, config.recipe.batch_size, config.recipe.validate_every_steps, course.steps
+            validation_rows, config.recipe.batch_size, config.recipe.validate_every_steps, sampler.steps
         ),
         progress=context.progress,
         stop=context.stop,
     )
     about = {"identity": config.identity, "rows": rows_digest}
-    # From here on SIGTERM is only noted: the loop knows where a boundary is, and the result follows at once.
+    # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
     with (
         context.stop.deferred(),
-        CheckpointManager(context.folder / "checkpoints", config.checkpoint, about, settings) as c,
+        CheckpointManager(context.folder / "checkpoints", config.checkpoint, about, peft_config) as checkpoints,
     ):
-        resume(run, c)
-        train(run, c)
-        return publish(run, context, settings)
+        resume(run, checkpoints)
+        train(run, checkpoints)
+        return publish(run, context, peft_config)
 
 
 def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows, PackedRows, str]:
-    """Open what `prepare` packed, every byte of it verified; give both splits and the digest."""
+    """Verify and open the packed rows of `prepare`; return the training rows, the validation rows and the digest."""
     if config.recipe.early_stopping and not config.recipe.validate_every_steps:
-        raise ConfigInvalid("train.earlyStopping looks at validation losses: set train.validateEverySteps")
+        raise ConfigInvalid("train.earlyStopping needs repeated validation: set train.validateEverySteps")
     folder = environment.stage_dir("prepare", config.prepare) / "output"
     if not folder.is_dir():
-        raise SourceNotFound(f"there are no packed rows in {folder}: run the stage prepare first")
+        raise SourceNotFound(f"{folder} does not exist, so there are no packed rows: run the stage prepare first")
     try:
         artifacts.verify(folder)
-    except CorruptArtifact as damage:
-        raise DataInvalid(f"packed rows: {damage}: delete {folder} and run prepare again") from damage
+    except CorruptArtifact as error:
+        raise DataInvalid(f"the packed rows are corrupt: {error}: delete {folder} and run prepare again") from error
     rows, validation_rows = PackedRows(folder, "train"), PackedRows(folder, "validation")
     if not len(rows):
-        raise DataInvalid(f"{folder} holds no training rows: give the data set usable records")
+        raise DataInvalid(f"{folder} has no training rows: add valid records to the data set")
     if config.recipe.early_stopping and not len(validation_rows):
         raise DataInvalid("train.earlyStopping needs validation rows: raise dataset.validationFraction above 0")
     return rows, validation_rows, artifacts.digest_of(folder)
 
 
 def check_tokens(rows: PackedRows, base: torch.nn.Module) -> None:
-    """Raise DataInvalid where a token is none of the model's, or none counts: that would train on nothing."""
+    """Raise DataInvalid if a token is not in the model's vocabulary, or if no token is a target of the loss."""
     size = base.get_input_embeddings().num_embeddings
     if len(rows) and not rows.loss_mask.any():
-        raise DataInvalid("no token of the packed rows counts for the loss: give the records completions")
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows.tokens[start : start + ROWS_AT_ONCE]
+        raise DataInvalid("no token of the packed rows is a target of the loss: add completions to the records")
+    for start in range(0, len(rows), CHECKED_ROWS):
+        part = rows.tokens[start : start + CHECKED_ROWS]
         if part.max() >= size or part.min() < 0:
-            wrong = int(part.max() if part.max() >= size else part.min())
+            token = int(part.max() if part.max() >= size else part.min())
             raise DataInvalid(
-                f"packed rows hold the token {wrong}, the model knows 0 to {size - 1}: "
-                "they were prepared with another model's tokenizer; run prepare with this model"
+                f"the packed rows contain token {token}, but the model's vocabulary is 0 to {size - 1}: "
+                "they may be from another model's tokenizer; run prepare with this model"
             )
 
 
 def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
-    """Go on from the newest checkpoint that is whole, where there is one, and say so."""
+    """Restore the latest valid checkpoint if there is one, and log differences of the numeric environment."""
     snapshot = checkpoints.load_latest(run.layout())
     if snapshot is not None:
         restore_thread_count(snapshot.state.numerics.get("threads"))
         run.restore(snapshot)
-        say(f"resumed from step {run.state.step} of {run.sampler.steps}")
-    then, now = run.state.numerics, numeric_environment(run.model.device)
-    for name in sorted(then.keys() & now.keys()):
-        if then[name] != now[name]:
-            say(
-                f"the checkpoint was made with {name} {then[name]}, this process has {now[name]}: "
-                "the last bits of the result may differ from an undisturbed run's"
+        log_line(f"resumed from step {run.state.step} of {run.sampler.steps}")
+    saved, current = run.state.numerics, numeric_environment(run.model.device)
+    for name in sorted(saved.keys() & current.keys()):
+        if saved[name] != current[name]:
+            log_line(
+                f"the checkpoint was saved with {name} {saved[name]}, this process has {current[name]}: "
+                "the result may differ in its last bits from that of an uninterrupted run"
             )
-    run.state.numerics = now
+    run.state.numerics = current
 
 
-def publish(run: TrainingRun, context: Context, settings: bytes) -> TrainResult:
-    """Put the best adapter in its place; without validation the last one is the best."""
+def publish(run: TrainingRun, context: Context, peft_config: bytes) -> TrainResult:
+    """Write the adapter with the lowest validation loss to `output`; without validation, the last one."""
     output = context.folder / "output"
     with artifacts.atomic_folder(output) as temporary:
         save_tensors(run.best if run.best is not None else run.model.adapter, temporary / ADAPTER)
-        (temporary / ADAPTER_CONFIG).write_bytes(settings)
+        (temporary / ADAPTER_CONFIG).write_bytes(peft_config)
         digest = artifacts.seal(temporary, {"identity": run.config.identity})
     state = run.state
     return TrainResult(
@@ -142,5 +143,5 @@ def publish(run: TrainingRun, context: Context, settings: bytes) -> TrainResult:
 
 
 def is_output_valid(result: AnyResult, config: TrainConfig, environment: Environment) -> bool:
-    """Say whether the adapter that an earlier result speaks of is there, whole."""
+    """Return whether the adapter is intact; read every byte of it."""
     return artifacts.matches_digest(environment.stage_dir("train", config.identity) / "output", result.digest)
