@@ -5,7 +5,7 @@ from typing import Any
 
 from support.scenario import merged
 
-from finetune_operator.kubernetes.client import AlreadyExists, ApiError
+from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
 
 Object = dict[str, Any]
 

@@ -1,1 +1,4 @@
-"""The commands on a cluster, one module each: `run` gives the exit code. Imported only when a cluster is meant."""
+"""The commands on a cluster, one module each: `run` returns the exit code.
+
+Imported only for a cluster, because the Kubernetes client takes long to import.
+"""

@@ -1,4 +1,4 @@
-"""`finetune retry`, `cancel`, `suspend` and `resume` on a cluster: a word in the object, which the operator obeys."""
+"""`finetune retry`, `cancel`, `suspend` and `resume` on a cluster: patch the object; the operator then acts on it."""
 
 import argparse
 import asyncio
@@ -12,49 +12,52 @@ from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.kubernetes import paths
 
 Patch = tuple[Object | None, str]
-"""What is patched into the object, None where that would change nothing, and what to say."""
+"""The merge patch, None where it would change nothing, and the message to print."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, and say what was asked; nothing is waited for."""
+    """Send the request and print it, without waiting for its effect."""
     if getattr(arguments, "json", False):
-        raise UsageError(f"{arguments.command} --json is for a run on this machine; see `finetune get --json`")
+        raise UsageError(
+            f"{arguments.command} --json works on this machine only; for a cluster, use `finetune get NAME --json`"
+        )
     return asyncio.run(_run(arguments))
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    async with connect(arguments) as reach:
-        patch, words = VERBS[arguments.command](await reach.found())
+    async with connect(arguments) as session:
+        patch, message = VERBS[arguments.command](await session.get_object())
         if patch:
-            await reach.api.patch(paths.pipeline(reach.key), patch)
-        print(f"{reach.key}: {words}")
+            await session.api.patch(paths.pipeline(session.key), patch)
+        print(f"{session.key}: {message}")
     return 0
 
 
-def _retry(found: Object) -> Patch:
-    phase = _phase(found)
+def _retry(pipeline: Object) -> Patch:
+    phase = _phase(pipeline)
     if phase in DONE:
-        return None, f"has finished ({phase}), and nothing in it failed: there is nothing to start again"
-    again = f"starts again at {found['status'].get('stage')}" if phase in {"Failed", "Cancelled"} else "goes on"
-    return _annotated(RETRY_ANNOTATION), f"{again}, with fresh budgets"
+        return None, f"has finished ({phase}) without a failure: there is nothing to start again"
+    finished = phase in {"Failed", "Cancelled"}
+    effect = f"starts again at {pipeline['status'].get('stage')}" if finished else "continues"
+    return _annotation_patch(RETRY_ANNOTATION), f"{effect}, with fresh budgets"
 
 
-def _cancel(found: Object) -> Patch:
-    if (found.get("status") or {}).get("finishedAt"):
-        return None, f"has finished already ({_phase(found)})"
-    return _annotated(CANCEL_ANNOTATION), "is being cancelled; `finetune retry` starts it again"
+def _cancel(pipeline: Object) -> Patch:
+    if (pipeline.get("status") or {}).get("finishedAt"):
+        return None, f"has already finished ({_phase(pipeline)})"
+    return _annotation_patch(CANCEL_ANNOTATION), "is being cancelled; `finetune retry` starts it again"
 
 
-def _suspend(found: Object) -> Patch:
-    if found["spec"].get("suspend"):
-        return None, "is suspended already"
-    return {"spec": {"suspend": True}}, "is being suspended; `finetune resume` lets it go on"
+def _suspend(pipeline: Object) -> Patch:
+    if pipeline["spec"].get("suspend"):
+        return None, "is already suspended"
+    return {"spec": {"suspend": True}}, "is being suspended; `finetune resume` continues it"
 
 
-def _resume(found: Object) -> Patch:
-    if not found["spec"].get("suspend"):
+def _resume(pipeline: Object) -> Patch:
+    if not pipeline["spec"].get("suspend"):
         return None, "is not suspended"
-    return {"spec": {"suspend": False}}, "goes on"
+    return {"spec": {"suspend": False}}, "continues"
 
 
 VERBS: dict[str, Callable[[Object], Patch]] = {
@@ -65,10 +68,10 @@ VERBS: dict[str, Callable[[Object], Patch]] = {
 }
 
 
-def _phase(found: Object) -> str:
-    return str((found.get("status") or {}).get("phase") or "Pending")
+def _phase(pipeline: Object) -> str:
+    return str((pipeline.get("status") or {}).get("phase") or "Pending")
 
 
-def _annotated(annotation: str) -> Object:
+def _annotation_patch(annotation: str) -> Object:
     now = datetime.now(UTC)  # noqa: TID251  an edge
     return {"metadata": {"annotations": {annotation: now.isoformat()}}}

@@ -1,4 +1,4 @@
-"""What applying a manifest would make of the object: asked of the API server, which changes nothing."""
+"""Server-side dry run: the object that applying a manifest would produce."""
 
 import json
 from typing import Any
@@ -7,35 +7,41 @@ from finetune_cli.cluster.session import ClusterSession, Object
 from finetune_cli.manifest.manifest import Manifest
 from finetune_operator.kubernetes import paths
 
-DRY = {"dryRun": "All", "fieldValidation": "Strict"}
+DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""Annotation: what `kubectl apply` applied last, so that it can take away what is not in the manifest any more."""
+"""Annotation with the manifest of the last `kubectl apply`.
+
+`kubectl apply` compares it with the new manifest to find the fields to delete.
+"""
 KUBECTL = "kubectl"
 
 
-async def dry_run(reach: ClusterSession, manifest: Manifest, live: Object | None) -> Object:
-    """Apply in the way in which the object was applied before; raises ApiError with what admission says."""
-    where = paths.pipeline(reach.key)
+async def dry_run(session: ClusterSession, manifest: Manifest, live: Object | None) -> Object:
+    """Return the object after applying the manifest in the way it was applied before: client-side or server-side.
+
+    Raises ApiError with the message of admission.
+    """
+    path = paths.pipeline(session.key)
     meta = {name: value for name, value in manifest.body["metadata"].items() if name in {"labels", "annotations"}}
-    meta |= {"name": reach.name, "namespace": reach.context.namespace}
+    meta |= {"name": session.name, "namespace": session.context.namespace}
     body = {**manifest.body, "metadata": meta}
     last = (live or {"metadata": {}})["metadata"].get("annotations", {}).get(LAST_APPLIED)
     if last:
-        spec = _three_ways(json.loads(last).get("spec") or {}, body["spec"])
-        return await reach.api.patch(where, {**body, "spec": spec}, fieldManager=KUBECTL, **DRY)
-    return await reach.api.apply(where, body, _manager(live), **DRY)
+        spec = _three_way_patch(json.loads(last).get("spec") or {}, body["spec"])
+        return await session.api.patch(path, {**body, "spec": spec}, fieldManager=KUBECTL, **DRY_RUN)
+    return await session.api.apply(path, body, _field_manager(live), **DRY_RUN)
 
 
-def _three_ways(last: Any, new: Any) -> Any:
-    """Write the merge patch of `kubectl apply`: what is new, and null for what was applied last and is not any more."""
+def _three_way_patch(last: Any, new: Any) -> Any:
+    """Return the merge patch of `kubectl apply`: the new fields, and null for those that only `last` has."""
     if not isinstance(last, dict) or not isinstance(new, dict):
         return new
-    gone = {key: None for key in last if key not in new}
-    return gone | {key: _three_ways(last.get(key, {}), value) for key, value in new.items()}
+    removed = {key: None for key in last if key not in new}
+    return removed | {key: _three_way_patch(last.get(key, {}), value) for key, value in new.items()}
 
 
-def _manager(live: Object | None) -> str:
-    """Name whoever applied it last on the server's side, for only he can take away what he gave."""
+def _field_manager(live: Object | None) -> str:
+    """Return the manager of the last server-side apply: only that manager's apply removes the fields it has set."""
     managers = live["metadata"].get("managedFields", []) if live else []
     applied = [one for one in managers if one.get("operation") == "Apply" and not one.get("subresource")]
     last = max(applied, key=lambda one: str(one.get("time", "")), default={"manager": KUBECTL})

@@ -32,49 +32,49 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     if arguments.name and arguments.all_namespaces:
-        raise UsageError("-A lists all pipelines; to see one, name its namespace with -n")
+        raise UsageError("-A lists all pipelines; to show one, give its namespace with -n instead")
     if arguments.watch and (arguments.json or not arguments.name):
-        raise UsageError("-w shows one pipeline again and again: give its name, and no --json")
+        raise UsageError("-w watches one pipeline: give its name, and leave out --json")
     console = Console(highlight=False, soft_wrap=True)
-    async with connect(arguments) as reach:
-        if not reach.name:
-            return await _list(reach, arguments, console)
+    async with connect(arguments) as session:
+        if not session.name:
+            return await _list(session, arguments, console)
         if arguments.watch:
-            return await _watch(reach, console)
+            return await _watch(session, console)
         if arguments.json:
-            print(json.dumps(_whole(await reach.found()), indent=1))
+            print(json.dumps(_without_managed_fields(await session.get_object()), indent=1))
         else:
-            pipeline = await reach.pipeline()
-            console.print(_tree(pipeline, await list_pods(reach)))
+            pipeline = await session.get_pipeline()
+            console.print(_tree(pipeline, await list_pods(session)))
     return 0
 
 
-def _whole(found: Object) -> Object:
-    meta = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
-    return {**found, "metadata": meta}
+def _without_managed_fields(pipeline: Object) -> Object:
+    meta = {name: value for name, value in pipeline["metadata"].items() if name != "managedFields"}
+    return {**pipeline, "metadata": meta}
 
 
-async def _list(reach: ClusterSession, arguments: argparse.Namespace, console: Console) -> int:
-    namespace = None if arguments.all_namespaces else reach.context.namespace
-    found = [_whole(one) async for one in reach.api.list(paths.pipelines(namespace))]
+async def _list(session: ClusterSession, arguments: argparse.Namespace, console: Console) -> int:
+    namespace = None if arguments.all_namespaces else session.context.namespace
+    pipelines = [_without_managed_fields(one) async for one in session.api.list(paths.pipelines(namespace))]
     if arguments.json:
-        print(json.dumps({"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": found}, indent=1))
+        print(json.dumps({"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": pipelines}, indent=1))
         return 0
-    if not found:
+    if not pipelines:
         console.print(f"no pipelines in {f'the namespace {namespace}' if namespace else 'any namespace'}")
         return 0
-    lead = () if namespace else ("NAMESPACE",)
-    rows = [(*lead, *COLUMNS), *((one["metadata"]["namespace"],)[: len(lead)] + _row(one) for one in found)]
+    first = () if namespace else ("NAMESPACE",)
+    rows = [(*first, *COLUMNS), *((one["metadata"]["namespace"],)[: len(first)] + _row(one) for one in pipelines)]
     for line in _aligned(rows):
         console.print(line, markup=False)
     return 0
 
 
-def _row(found: Object) -> tuple[str, ...]:
-    status = found.get("status") or {}
+def _row(pipeline: Object) -> tuple[str, ...]:
+    status = pipeline.get("status") or {}
     reason = next((one["reason"] for one in status.get("conditions") or [] if one["type"] == READY), "")
-    shown = (status.get("phase"), status.get("stage"), status.get("progress"), status.get("attempt"), reason)
-    return (found["metadata"]["name"], *(str(value or "") for value in shown))
+    values = (status.get("phase"), status.get("stage"), status.get("progress"), status.get("attempt"), reason)
+    return (pipeline["metadata"]["name"], *(str(value or "") for value in values))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
@@ -82,45 +82,45 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     return ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-async def _watch(reach: ClusterSession, console: Console) -> int:
-    """Draw it in place on a terminal, and anywhere else anew whenever it has changed."""
-    pipeline, shown = await reach.pipeline(), ""
-    in_place = Live(console=console, auto_refresh=False, vertical_overflow="visible")
-    with in_place if console.is_terminal else nullcontext() as live:
+async def _watch(session: ClusterSession, console: Console) -> int:
+    """Show the pipeline until it has finished: redrawn in place on a terminal, else printed again on every change."""
+    pipeline, printed = await session.get_pipeline(), ""
+    terminal = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+    with terminal if console.is_terminal else nullcontext() as live:
         while True:
-            tree = _tree(pipeline, await with_retries(lambda: list_pods(reach)))
+            tree = _tree(pipeline, await with_retries(lambda: list_pods(session)))
             if live:
                 live.update(tree, refresh=True)
-            elif (drawn := _drawn(tree)) != shown:
-                print(shown := drawn, flush=True)
+            elif (text := _to_text(tree)) != printed:
+                print(printed := text, flush=True)
             if has_finished(pipeline):
                 return exit_code(pipeline.status)
             await asyncio.sleep(POLL_SECONDS)
-            pipeline = await refresh(reach)
+            pipeline = await refresh(session)
 
 
-def _drawn(tree: RenderableType) -> str:
+def _to_text(tree: RenderableType) -> str:
     console = Console(highlight=False, soft_wrap=True)
     with console.capture() as captured:
         console.print(tree)
     return captured.get()
 
 
-def _tree(pipeline: Pipeline, books: ResourceCache) -> RenderableType:
-    """Draw stages, attempts and pods, and below them what came of it."""
+def _tree(pipeline: Pipeline, cache: ResourceCache) -> RenderableType:
+    """Return the tree of stages, attempts and pods, followed by the summary."""
     namespace = pipeline.key.namespace
 
     def pods(attempt: AttemptStatus) -> Sequence[str]:
-        pod = books.pods.get((namespace, attempt.job))
+        pod = cache.pods.get((namespace, attempt.job))
         if pod is None:
             return (f"job {attempt.job}: no pod",)
         return (f"pod {pod.name} on {pod.node or 'no node yet'}: {pod.phase}",)
 
-    lines = [Text(line) for line in _conclusion(pipeline)]
+    lines = [Text(line) for line in _summary(pipeline)]
     return Group(live_table(f"{namespace}/{pipeline.key.name}", pipeline.status, pods), *lines)
 
 
-def _conclusion(pipeline: Pipeline) -> Iterable[str]:
+def _summary(pipeline: Pipeline) -> Iterable[str]:
     status = pipeline.status
     if status.interruptions:
         yield interruptions_line(status)
@@ -130,4 +130,4 @@ def _conclusion(pipeline: Pipeline) -> Iterable[str]:
         yield f"model {status.model.uri}  {status.model.digest}"
         if status.model.endpoint:
             yield f"endpoint {status.model.endpoint}"
-    yield ready_message(status) or "the operator has not looked at it yet"
+    yield ready_message(status) or "not yet reconciled by the operator"

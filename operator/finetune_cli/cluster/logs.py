@@ -11,136 +11,141 @@ from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, 
 from finetune_cli.commands.logs import no_attempt, print_attempt
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.display import attempt_line
+from finetune_cli.exit_codes import FAILED
 from finetune_cli.pipeline_status import has_finished, is_up_to_date
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
+from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.client import ApiError
-from finetune_operator.kubernetes.resources.job import STAGE_CONTAINER
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.pod import Pod
 
-OVER = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
-STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ?(.*)", re.DOTALL)
-"""What the kubelet writes before each line when it is asked to."""
+ENDED_STATES = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
+TIMESTAMPED_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ?(.*)", re.DOTALL)
+"""A line of the pod log API with `timestamps=true`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a log; 1 where there is none."""
+    """Print a log; return FAILED where there is none."""
     return asyncio.run(_run(arguments))
 
 
 async def _run(arguments: argparse.Namespace) -> int:
     if not arguments.name:
         raise UsageError("name the pipeline before the stage, as in: finetune logs NAME train")
-    async with connect(arguments) as reach:
-        pipeline = await reach.pipeline()
-        reader = _Reader(reach, arguments.stage, arguments.attempt)
+    async with connect(arguments) as session:
+        pipeline = await session.get_pipeline()
+        reader = _Reader(session, arguments.stage, arguments.attempt)
         if arguments.follow:
             return await reader.follow(pipeline)
-        chosen = _wanted(_stage(pipeline, arguments.stage), arguments.attempt)
+        chosen = _select(_stage(pipeline, arguments.stage), arguments.attempt)
         if not chosen:
             raise no_attempt(arguments.stage, arguments.attempt, _stage(pipeline, arguments.stage).attempts)
-        return 0 if await reader.print_newest(chosen[-1], pipeline) else 1
+        return 0 if await reader.print_newest(chosen[-1], pipeline) else FAILED
 
 
 def _stage(pipeline: Pipeline, name: str) -> StageStatus:
     return pipeline.status.stages.get(name, StageStatus())
 
 
-def _wanted(stage: StageStatus, number: int | None) -> list[AttemptStatus]:
+def _select(stage: StageStatus, number: int | None) -> list[AttemptStatus]:
     return [attempt for attempt in stage.attempts if number in {None, attempt.number}]
 
 
 @dataclass
 class _Reader:
-    """Prints what a stage's pods have written: the log to standard output, all else to standard error."""
+    """A printer of the logs of a stage's pods: logs go to standard output, messages to standard error."""
 
-    reach: ClusterSession
+    session: ClusterSession
     stage: str
     number: int | None
-    said: str = ""
-    told: set[int] = field(default_factory=set)
-    """Attempts whose log has been printed to its end."""
-    last: dict[str, str] = field(default_factory=dict)
-    """Pod -> the stamp of its line that was printed last."""
+    """The only attempt to print; None for all."""
+    last_message: str = ""
+    printed: set[int] = field(default_factory=set)
+    """Numbers of the attempts whose log is completely printed or not requested."""
+    last_timestamps: dict[str, str] = field(default_factory=dict)
+    """Pod -> the timestamp of its last printed line."""
 
     async def print_newest(self, attempt: AttemptStatus, pipeline: Pipeline) -> bool:
-        """Print what there is of one attempt; False where there is nothing."""
-        pod = await pod_of(self.reach, attempt)
+        """Print the current log of an attempt; False where there is none."""
+        pod = await pod_of(self.session, attempt)
         if pod is None or not pod.started_at:
-            self._say(_no_log(attempt, pod, _stage(pipeline, self.stage)))
+            self._report(_no_log_message(attempt, pod, _stage(pipeline, self.stage)))
             return False
         print_attempt(attempt)
         await self._print(pod, follow=False)
         return True
 
     async def follow(self, pipeline: Pipeline) -> int:
-        """Print the newest attempt and all that come after it, until the stage is over."""
-        older = _wanted(_stage(pipeline, self.stage), self.number)[:-1]
-        self.told = {attempt.number for attempt in older}
+        """Print the newest attempt and all later ones, until the stage has ended."""
+        older = _select(_stage(pipeline, self.stage), self.number)[:-1]
+        self.printed = {attempt.number for attempt in older}
         while True:
             stage = _stage(pipeline, self.stage)
-            new = [attempt for attempt in _wanted(stage, self.number) if attempt.number not in self.told]
-            if new and await self._told_to_its_end(new[0], stage):
-                self.told.add(new[0].number)
-            elif not new and self._is_over(pipeline):
+            new = [attempt for attempt in _select(stage, self.number) if attempt.number not in self.printed]
+            if new and await self._print_completely(new[0], stage):
+                self.printed.add(new[0].number)
+            elif not new and self._has_ended(pipeline):
                 return 0
             else:
                 await asyncio.sleep(POLL_SECONDS)
-            pipeline = await refresh(self.reach)
+            pipeline = await refresh(self.session)
 
-    def _is_over(self, pipeline: Pipeline) -> bool:
-        """Whether no further attempt is to be expected."""
+    def _has_ended(self, pipeline: Pipeline) -> bool:
+        """Whether no further attempt can start; raises UsageError where the selected attempt does not exist."""
         stage = _stage(pipeline, self.stage)
         if self.number is not None:
-            if self.number not in self.told:
+            if self.number not in self.printed:
                 raise no_attempt(self.stage, self.number, stage.attempts)
             return True
-        return has_finished(pipeline) or (stage.state in OVER and is_up_to_date(pipeline))
+        return has_finished(pipeline) or (stage.state in ENDED_STATES and is_up_to_date(pipeline))
 
-    async def _told_to_its_end(self, attempt: AttemptStatus, stage: StageStatus) -> bool:
-        pod = await with_retries(lambda: pod_of(self.reach, attempt))
+    async def _print_completely(self, attempt: AttemptStatus, stage: StageStatus) -> bool:
+        """Print the log until the pod ends; False where the attempt may still start."""
+        pod = await with_retries(lambda: pod_of(self.session, attempt))
         if pod is None or not pod.started_at:
-            self._say(_no_log(attempt, pod, stage))
+            self._report(_no_log_message(attempt, pod, stage))
             return attempt.outcome is not Outcome.RUNNING
         print_attempt(attempt)
-        await self._print_to_the_end(attempt, pod)
+        await self._print_until_finished(attempt, pod)
         return True
 
-    async def _print_to_the_end(self, attempt: AttemptStatus, pod: Pod) -> None:
-        """Go on after whatever cuts the connection, from the line that was printed last."""
+    async def _print_until_finished(self, attempt: AttemptStatus, pod: Pod) -> None:
+        """Print the log until the pod has finished; after a lost connection, continue after the last printed line."""
         while True:
             try:
                 await self._print(pod, follow=True)
             except ApiError as error:
-                self._say(f"the log is cut: {error}")
-            now = await with_retries(lambda: pod_of(self.reach, attempt))
-            if now is None or now.finished:
+                self._report(f"the connection to the log was lost: {error}")
+            current = await with_retries(lambda: pod_of(self.session, attempt))
+            if current is None or current.finished:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
     async def _print(self, pod: Pod, *, follow: bool) -> None:
-        """Print the lines that have not been printed yet."""
-        last = self.last.get(pod.name, "")
+        """Print the lines that are not printed yet."""
+        last = self.last_timestamps.get(pod.name, "")
         query = {"container": STAGE_CONTAINER, "timestamps": "true"} | ({"follow": "true"} if follow else {})
         query |= {"sinceTime": last} if last else {}
-        async for line in self.reach.api.stream_lines(paths.pod_log(self.reach.context.namespace, pod.name), **query):
-            found = STAMP.fullmatch(line)
-            stamp, text = found.groups() if found else ("", line)
-            if stamp and stamp <= last:
-                continue  # sinceTime is good to the second only
-            self.last[pod.name] = last = stamp or last
+        path = paths.pod_log(self.session.context.namespace, pod.name)
+        async for line in self.session.api.stream_lines(path, **query):
+            found = TIMESTAMPED_LINE.fullmatch(line)
+            timestamp, text = found.groups() if found else ("", line)
+            if timestamp and timestamp <= last:
+                continue  # sinceTime has a resolution of one second, so printed lines may come again
+            self.last_timestamps[pod.name] = last = timestamp or last
             print(text, flush=follow)
 
-    def _say(self, words: str) -> None:
-        if words != self.said:
-            print(words, file=sys.stderr, flush=True)
-        self.said = words
+    def _report(self, message: str) -> None:
+        """Print a message to standard error, unless it was the last one."""
+        if message != self.last_message:
+            print(message, file=sys.stderr, flush=True)
+        self.last_message = message
 
 
-def _no_log(attempt: AttemptStatus, pod: Pod | None, stage: StageStatus) -> str:
+def _no_log_message(attempt: AttemptStatus, pod: Pod | None, stage: StageStatus) -> str:
     if attempt.outcome is Outcome.RUNNING:
-        why = f"{stage.reason}: {stage.message}" if stage.message else "its pod is on its way"
-        return f"attempt {attempt.number} has not started: {why}"
-    what = "never started" if pod else "is gone, and its log with it"
-    return f"the pod of attempt {attempt.number} {what}; what is known of it: {attempt_line(attempt)}"
+        reason = f"{stage.reason}: {stage.message}" if stage.message else "its pod is not running yet"
+        return f"attempt {attempt.number} has not started: {reason}"
+    problem = "never started" if pod else "no longer exists, and its log is lost"
+    return f"the pod of attempt {attempt.number} {problem}; its status: {attempt_line(attempt)}"

@@ -1,4 +1,4 @@
-"""`finetune plan` on a cluster: a dry run of the manifest on the server, and then the operator's own judgement."""
+"""`finetune plan` on a cluster: a server-side dry run of the manifest, then the operator's own assessment of it."""
 
 import argparse
 import asyncio
@@ -27,31 +27,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    async with connect(arguments) as reach:
-        live, after = await _before_and_after(reach)
+    async with connect(arguments) as session:
+        live, after = await _before_and_after(session)
         before = parse_pipeline(live) if live else None
-        observed = await _observed(reach, before) if before else Observation()
+        observed = await _observe(session, before) if before else Observation()
     now = datetime.now(UTC)  # noqa: TID251  an edge
-    stages = forecast(before, after, observed, now, _in_attempts)
+    stages = forecast(before, after, observed, now, _find_in_attempts)
     if arguments.json:
         print_json(stages, change=_change(before, after))
         return 0
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{reach.key}: {_change(before, after)}", style="dim", markup=False)
+    console.print(f"{session.key}: {_change(before, after)}", style="dim", markup=False)
     show(stages, console)
     return 0
 
 
-async def _before_and_after(reach: ClusterSession) -> tuple[dict[str, object] | None, Pipeline]:
-    if reach.manifest is None:
-        found = await reach.found()
-        return found, parse_pipeline(found)
-    live = await reach.api.get(paths.pipeline(reach.key))
-    return live, parse_pipeline(await dry_run(reach, reach.manifest, live))
+async def _before_and_after(session: ClusterSession) -> tuple[dict[str, object] | None, Pipeline]:
+    if session.manifest is None:
+        live = await session.get_object()
+        return live, parse_pipeline(live)
+    current = await session.api.get(paths.pipeline(session.key))
+    return current, parse_pipeline(await dry_run(session, session.manifest, current))
 
 
-async def _observed(reach: ClusterSession, pipeline: Pipeline) -> Observation:
-    return await KubernetesCluster(reach.api, await list_pods(reach), NoProgress(), NoProbe()).observe_children(
+async def _observe(session: ClusterSession, pipeline: Pipeline) -> Observation:
+    return await KubernetesCluster(session.api, await list_pods(session), NoProgress(), NoProbe()).observe_children(
         pipeline
     )
 
@@ -62,18 +62,18 @@ def _change(before: Pipeline | None, after: Pipeline) -> str:
     return "unchanged" if before.spec == after.spec else "would be changed"
 
 
-def _in_attempts(_name: str, stage: StageAssessment) -> KeptWork | None:
-    """Tell from the attempts what the workspace holds, for nobody but its pods can look into it."""
+def _find_in_attempts(_name: str, stage: StageAssessment) -> KeptWork | None:
+    """Return the kept work as the attempts' status shows it; only pods can read the workspace itself."""
     if stage.spec and stage.spec.runs_server:
-        return None  # its result was its server, and that is gone
-    mine = [attempt for attempt in stage.status.attempts if attempt.identity == stage.status.identity]
-    if done := next((attempt for attempt in mine if attempt.outcome is Outcome.SUCCEEDED), None):
-        return KeptWork("reuse", f"attempt {done.number} made it: its result is in the workspace")
-    worked = next((attempt for attempt in reversed(mine) if _has_work(attempt)), None)
-    return KeptWork("resume", f"goes on from what attempt {worked.number} has kept") if worked else None
+        return None  # its result was its server, which no longer runs
+    same_identity = [attempt for attempt in stage.status.attempts if attempt.identity == stage.status.identity]
+    if done := next((attempt for attempt in same_identity if attempt.outcome is Outcome.SUCCEEDED), None):
+        return KeptWork("reuse", f"the result of attempt {done.number} is in the workspace")
+    latest = next((attempt for attempt in reversed(same_identity) if _has_work(attempt)), None)
+    return KeptWork("resume", f"resumes from the work of attempt {latest.number}") if latest else None
 
 
 def _has_work(attempt: AttemptStatus) -> bool:
-    """Whether it got anywhere; one that is still running saves when it is asked to stop."""
+    """Whether the attempt has saved work; a running attempt counts, because it saves when it is stopped."""
     running = attempt.outcome is Outcome.RUNNING and attempt.started_at is not None
     return running or bool(attempt.last_step)

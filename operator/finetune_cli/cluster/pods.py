@@ -8,17 +8,17 @@ from finetune_operator.kubernetes.cache import JOB_NAME, ResourceCache
 from finetune_operator.kubernetes.translate.pod import Pod
 
 
-async def list_pods(reach: ClusterSession, job: str | None = None) -> ResourceCache:
-    """Look at all pods that the operator has made in the namespace, or at those of one attempt."""
-    books = ResourceCache()
+async def list_pods(session: ClusterSession, job: str | None = None) -> ResourceCache:
+    """Return the pods of one attempt's Job or server; without `job`, all pods of the operator in the namespace."""
+    cache = ResourceCache()
     selectors = (f"{JOB_NAME}={job}", f"{SERVER}={job}") if job else (f"{MANAGED_BY}={MANAGED_BY_VALUE}",)
     for selector in selectors:
-        async for pod in reach.api.list(paths.pods(reach.context.namespace), labelSelector=selector):
-            books.update_pod(pod)
-    return books
+        async for pod in session.api.list(paths.pods(session.context.namespace), labelSelector=selector):
+            cache.update_pod(pod)
+    return cache
 
 
-async def pod_of(reach: ClusterSession, attempt: AttemptStatus) -> Pod | None:
-    """Give an attempt's pod, if it is still there."""
-    books = await list_pods(reach, attempt.job)
-    return next(books.all_pods(), None)
+async def pod_of(session: ClusterSession, attempt: AttemptStatus) -> Pod | None:
+    """Return the pod of an attempt, or None where it no longer exists."""
+    cache = await list_pods(session, attempt.job)
+    return next(cache.all_pods(), None)

@@ -19,94 +19,103 @@ from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, PATTERNS
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.client import ApiError, KubernetesClient, load_configuration, open_client
+from finetune_operator.kubernetes.client import KubernetesClient, load_configuration, open_client
 from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 Object = dict[str, Any]
 T = TypeVar("T")
 API_RETRY_SECONDS = 60.0
-"""How long an API server may be away while something is followed."""
+"""How long requests that fail are retried while a command waits for or follows a pipeline."""
 POLL_SECONDS = 1.0
+"""Interval at which a command that waits or follows reads the pipeline."""
 
 
 @dataclass(frozen=True)
 class ClusterSession:
-    """A cluster within reach, and what is meant in it."""
+    """A connection to a cluster, with the selected pipeline; `name` is empty where none is selected."""
 
     api: KubernetesClient
     context: Context
     name: str = ""
     manifest: Manifest | None = None
-    """Where the pipeline was named by its file."""
+    """Set where the argument is a manifest file."""
 
     @property
     def key(self) -> Key:
-        """Which pipeline."""
+        """Namespace and name of the pipeline."""
         return Key(self.context.namespace, self.name)
 
-    async def found(self) -> Object:
-        """Give the object as the API server has it; raises Refused where there is none of this name."""
+    async def get_object(self) -> Object:
+        """Return the object from the API server; raises UsageError where it does not exist."""
         found = await self.api.get(paths.pipeline(self.key))
         if found is None:
-            raise UsageError(await self._no_such())
+            raise UsageError(await self._not_found_message())
         return found
 
-    async def pipeline(self) -> Pipeline:
-        """Give it as it was read."""
-        return parse_pipeline(await self.found())
+    async def get_pipeline(self) -> Pipeline:
+        """Return the parsed object; raises UsageError where it does not exist."""
+        return parse_pipeline(await self.get_object())
 
-    async def _no_such(self) -> str:
+    async def _not_found_message(self) -> str:
         namespace = self.context.namespace
         names = [one["metadata"]["name"] async for one in self.api.list(paths.pipelines(namespace))]
-        words = f"there is no pipeline {self.name} in the namespace {namespace}"
+        message = f"there is no pipeline {self.name} in the namespace {namespace}"
         if not names:
-            return f"{words}, nor any other: choose the namespace with -n; `finetune get -A` lists all"
-        meant = closest_match(self.name, names)
-        return f"{words}; did you mean {meant}?" if meant else f"{words}; there are {', '.join(sorted(names)[:10])}"
+            return f"{message}, which has no pipelines; choose another with -n, or list all with `finetune get -A`"
+        match = closest_match(self.name, names)
+        hint = f"did you mean {match}?" if match else f"its pipelines are {', '.join(sorted(names)[:10])}"
+        return f"{message}; {hint}"
 
 
 @asynccontextmanager
 async def connect(arguments: argparse.Namespace) -> AsyncIterator[ClusterSession]:
-    """Connect to the cluster that the arguments mean; what it refuses is raised as Refused or ClusterError."""
+    """Connect to the cluster that the arguments select; its errors are raised as UsageError or ClusterError."""
     manifest = read(Path(arguments.name)) if arguments.name and is_manifest(arguments.name) else None
     name = manifest.name if manifest else arguments.name or ""
     if name and not re.fullmatch(DNS_SUBDOMAIN, name):
-        raise UsageError(f"{name!r} is no file and no pipeline's name, which {PATTERNS[DNS_SUBDOMAIN]}")
-    where = read_context(arguments.context)
-    where = Context(where.context, _namespace(arguments.namespace, manifest) or where.namespace)
+        raise UsageError(f"{name!r} is neither a file nor a pipeline's name: a name {PATTERNS[DNS_SUBDOMAIN]}")
+    context = read_context(arguments.context)
+    context = Context(context.name, _namespace(arguments.namespace, manifest) or context.namespace)
     try:
-        async with open_client(await load_configuration(where.context)) as api:
-            yield ClusterSession(api, where, name, manifest)
+        async with open_client(await load_configuration(context.name)) as api:
+            yield ClusterSession(api, context, name, manifest)
     except ApiError as error:
-        raise describe_api_error(error, where) from error
+        raise describe_api_error(error, context) from error
 
 
 def _namespace(given: str | None, manifest: Manifest | None) -> str | None:
+    """Return the namespace of -n or of the manifest; raises UsageError where they differ."""
     if given and not re.fullmatch(DNS_LABEL, given):
         raise UsageError(f"--namespace {given!r}: {PATTERNS[DNS_LABEL]}")
-    written = manifest.body["metadata"].get("namespace") if manifest else None
-    if given and written and given != written:
-        raise UsageError(f"{manifest.path if manifest else ''} is for the namespace {written}, and -n says {given}")
-    return given or written
+    in_manifest = manifest.body["metadata"].get("namespace") if manifest else None
+    if given and in_manifest and given != in_manifest:
+        path = manifest.path if manifest else ""
+        raise UsageError(f"-n {given} contradicts metadata.namespace {in_manifest} in {path}; remove or change one")
+    return given or in_manifest
 
 
-async def with_retries(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask again for a while where the API server does not answer or has no time; a refusal is raised at once."""
+async def with_retries(request: Callable[[], Awaitable[T]]) -> T:
+    """Retry a request for API_RETRY_SECONDS on connection errors, 429 and 5xx; other errors are raised at once."""
     loop = asyncio.get_running_loop()
-    until = loop.time() + API_RETRY_SECONDS
+    deadline = loop.time() + API_RETRY_SECONDS
     while True:
         try:
-            return await ask()
+            return await request()
         except ApiError as error:
-            busy = error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            if not (error.status == 0 or busy) or loop.time() > until:
+            overloaded = (
+                error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            )
+            if not (error.status == 0 or overloaded) or loop.time() > deadline:
                 raise
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def refresh(reach: ClusterSession) -> Pipeline:
-    """Look again at a pipeline that was there; raises ClusterError where it is gone."""
-    found = await with_retries(lambda: reach.api.get(paths.pipeline(reach.key)))
+async def refresh(session: ClusterSession) -> Pipeline:
+    """Read a known pipeline again; raises ClusterError where it was deleted."""
+    found = await with_retries(lambda: session.api.get(paths.pipeline(session.key)))
     if found is None:
-        raise ClusterError(f"{reach.name} is gone: somebody deleted it, or spec.ttlSecondsAfterFinished did")
+        raise ClusterError(
+            f"{session.name} no longer exists: a user or spec.ttlSecondsAfterFinished may have deleted it"
+        )
     return parse_pipeline(found)

@@ -12,56 +12,59 @@ from finetune_operator.api.conditions import FINISHED, READY, STALLED
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
 
-UNITS = {"h": 3600, "m": 60, "s": 1}
+UNIT_SECONDS = {"h": 3600, "m": 60, "s": 1}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Wait, and say in a number how it ended; 1 where time was up before."""
+    """Wait and return the exit code, which is FAILED on a timeout."""
     return asyncio.run(_run(arguments, _seconds(arguments.timeout)))
 
 
-async def _run(arguments: argparse.Namespace, seconds: float | None) -> int:
-    async with connect(arguments) as reach:
-        pipeline = await reach.pipeline()
+async def _run(arguments: argparse.Namespace, timeout_seconds: float | None) -> int:
+    async with connect(arguments) as session:
+        pipeline = await session.get_pipeline()
         try:
-            async with asyncio.timeout(seconds):
-                while (code := _verdict(pipeline, arguments.condition)) is None:
+            async with asyncio.timeout(timeout_seconds):
+                while (code := _exit_code(pipeline, arguments.condition)) is None:
                     await asyncio.sleep(POLL_SECONDS)
-                    pipeline = await refresh(reach)
+                    pipeline = await refresh(session)
         except TimeoutError:
             raise ClusterError(
-                f"{_matches(reach, pipeline)} (not {arguments.condition} after {arguments.timeout})"
+                f"{_summary(session, pipeline)} (not {arguments.condition} after {arguments.timeout})"
             ) from None
-        print(_matches(reach, pipeline))
+        print(_summary(session, pipeline))
         return code
 
 
-def _verdict(pipeline: Pipeline, condition: str) -> int | None:
-    """Give the exit code, or None while there is something to wait for."""
-    true = {one.type for one in pipeline.status.conditions if one.status == "True"}
+def _exit_code(pipeline: Pipeline, condition: str) -> int | None:
+    """Return the exit code, or None while the pipeline may still reach the condition."""
+    true_conditions = {one.type for one in pipeline.status.conditions if one.status == "True"}
     if has_finished(pipeline):
         return exit_code(pipeline.status)
-    if condition == READY and READY in true and is_up_to_date(pipeline):
+    if condition == READY and READY in true_conditions and is_up_to_date(pipeline):
         return 0
-    return FAILED if _is_refused(pipeline) and FINISHED not in true else None
+    return FAILED if _is_stalled(pipeline) and FINISHED not in true_conditions else None
 
 
-def _is_refused(pipeline: Pipeline) -> bool:
-    """Whether the operator cannot use the object as it is now; of that only the conditions tell, not the status."""
-    told = pipeline.status.conditions
-    return any(one.type == STALLED and one.observed_generation == pipeline.generation for one in told)
+def _is_stalled(pipeline: Pipeline) -> bool:
+    """Whether the operator rejects the current spec.
+
+    It then sets observedGeneration of the conditions only, and leaves that of the status.
+    """
+    conditions = pipeline.status.conditions
+    return any(one.type == STALLED and one.observed_generation == pipeline.generation for one in conditions)
 
 
-def _matches(reach: ClusterSession, pipeline: Pipeline) -> str:
-    said = ready_message(pipeline.status) or "the operator has not looked at it yet"
-    return f"{reach.key}: {pipeline.status.phase}: {said}"
+def _summary(session: ClusterSession, pipeline: Pipeline) -> str:
+    message = ready_message(pipeline.status) or "not yet reconciled by the operator"
+    return f"{session.key}: {pipeline.status.phase}: {message}"
 
 
 def _seconds(text: str | None) -> float | None:
-    """Read 90s, 30m or 1h30m; raises Refused."""
+    """Parse 90s, 30m or 1h30m; raises UsageError."""
     if text is None:
         return None
     found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     if not text or not found:
-        raise UsageError(f"--timeout {text!r}: write it as 90s, 30m or 1h30m")
-    return sum(int(number) * unit for number, unit in zip(found.groups("0"), UNITS.values(), strict=True))
+        raise UsageError(f"--timeout {text!r}: must be a duration such as 90s, 30m or 1h30m")
+    return sum(int(number) * unit for number, unit in zip(found.groups("0"), UNIT_SECONDS.values(), strict=True))

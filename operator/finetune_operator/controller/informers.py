@@ -22,7 +22,8 @@ from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
-from finetune_operator.kubernetes.client import ApiError, KubernetesClient, Object
+from finetune_operator.kubernetes.client import KubernetesClient, Object
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGED_BY_VALUE}"
 CHILDREN = {

@@ -12,7 +12,8 @@ from typing import Any
 
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.client import AlreadyExists, KubernetesClient
+from finetune_operator.kubernetes.client import KubernetesClient
+from finetune_operator.kubernetes.translate.api_errors import AlreadyExists
 
 LEASE_DURATION = 15.0
 """Seconds without a renewal after which another replica may take over."""

@@ -21,6 +21,8 @@ MAX_LABEL_LENGTH = 63
 """Limit of Kubernetes for label values and host names of pods."""
 MAX_NAME_LENGTH = 253
 """Limit of Kubernetes for object names."""
+STAGE_CONTAINER = "stage"
+"""The container of a pod in which a stage or its server runs."""
 
 
 def job_name(pipeline: str, uid: str, stage: str, attempt: int) -> str:

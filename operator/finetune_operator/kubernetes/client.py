@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -13,6 +13,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
 
 Object = dict[str, Any]
 TIMEOUT_SECONDS = 15.0
@@ -21,18 +22,6 @@ PAGE = 500
 """Objects in one page of a list."""
 HALVED_SECONDS = 1.0
 """Shortest time between two halvings: all requests in flight get the same 429, and it counts once."""
-
-
-class ApiError(ClusterError):
-    """The API server rejected the request, or did not answer (status 0)."""
-
-    def __init__(self, status: int, message: str, reason: str = "", details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.details = status, reason, details or {}
-
-
-class AlreadyExists(ApiError):
-    """An object of this name exists."""
 
 
 class NotLeader(ClusterError):

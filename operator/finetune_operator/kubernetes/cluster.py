@@ -24,13 +24,19 @@ from finetune_operator.core.plan import Action, CreateJob, DeletePipeline, StopJ
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import JOB_NAME, ResourceCache
-from finetune_operator.kubernetes.client import AlreadyExists, ApiError, KubernetesClient
+from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.probe import NoProbe, ServerProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
 from finetune_operator.kubernetes.servers import Servers, replica_failure
-from finetune_operator.kubernetes.translate.api_errors import Blocked, classify_api_error, describe_validation_error
+from finetune_operator.kubernetes.translate.api_errors import (
+    AlreadyExists,
+    ApiError,
+    Blocked,
+    classify_api_error,
+    describe_validation_error,
+)
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
 from finetune_operator.kubernetes.workspaces import Workspaces
 

@@ -13,11 +13,11 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import ResourceCache
-from finetune_operator.kubernetes.client import AlreadyExists, KubernetesClient
+from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.probe import NoProbe, ProbeResult, ServerProbe
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
 from finetune_operator.kubernetes.resources.server import build_deployment, build_service, launch_of, serving_of, url_of
-from finetune_operator.kubernetes.translate.api_errors import Blocked
+from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 from finetune_operator.kubernetes.translate.diagnose import diagnose
 from finetune_operator.kubernetes.translate.pod import Pod, time_of
 from finetune_trainer.contract import DeployResult, Failure, TerminationMessage

@@ -16,9 +16,9 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import NamespacedName, ResourceCache, owner_key
-from finetune_operator.kubernetes.client import ApiError, KubernetesClient
+from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.resources import claim
-from finetune_operator.kubernetes.translate.api_errors import Blocked, classify_api_error
+from finetune_operator.kubernetes.translate.api_errors import ApiError, Blocked, classify_api_error
 from finetune_operator.kubernetes.translate.job import is_finished
 
 Object = dict[str, Any]

@@ -14,7 +14,7 @@ from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.cache import ResourceCache
-from finetune_operator.kubernetes.client import ApiError
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 NAME = "demo-train-a1"
 PIPELINE = {"metadata": {"namespace": "team", "name": "demo", "uid": "uid-1"}}

@@ -8,7 +8,7 @@ import pytest
 from finetune_operator.controller import leader_election
 from finetune_operator.controller.leader_election import LeaderElector
 from finetune_operator.errors import Conflict
-from finetune_operator.kubernetes.client import AlreadyExists, ApiError
+from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
 
 
 class FakeLeaseApi:

@@ -14,11 +14,11 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import CreateJob, StopJob, SwitchTraffic
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes.cache import ResourceCache
-from finetune_operator.kubernetes.client import ApiError
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.kubernetes.resources.owner_references import owner_references
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/team/deployments"

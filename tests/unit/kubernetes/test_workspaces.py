@@ -17,11 +17,11 @@ from finetune_operator.core.plan import CreateJob, DeletePipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.cache import ResourceCache
-from finetune_operator.kubernetes.client import ApiError
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.kubernetes.resources.claim import build_claim
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.reconcile import reconcile
 
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"

@@ -9,8 +9,9 @@ from http import HTTPStatus
 
 import aiohttp
 
+from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_operator.kubernetes.pods.http import BackgroundRequests, Enqueue, ignore, request, url_host
-from finetune_operator.kubernetes.resources.job import METRICS_PORT, STAGE_CONTAINER
+from finetune_operator.kubernetes.resources.job import METRICS_PORT
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import PROGRESS_BYTES, Progress
 from finetune_trainer.contract import environment as names

@@ -7,6 +7,7 @@ from typing import Any
 from finetune_operator.api.group import GROUP
 from finetune_operator.api.stages.base import Resources
 from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.claim import claim_name
 from finetune_operator.kubernetes.resources.owner_references import owner_references
@@ -14,7 +15,6 @@ from finetune_trainer.contract import environment as names
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
 Object = dict[str, Any]
-STAGE_CONTAINER = "stage"
 PIPELINE_NAME = f"{GROUP}/pipeline-name"
 """Annotation: the whole name; a label holds only 63 characters."""
 WORKSPACE = PurePosixPath("/workspace")

@@ -11,13 +11,20 @@ from typing import Any
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
 from finetune_operator.core.job_template import TRAINER, JobTemplate
-from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, PIPELINE, SERVER, STAGE, service_name
+from finetune_operator.core.metadata import (
+    MANAGED_BY,
+    MANAGED_BY_VALUE,
+    PIPELINE,
+    SERVER,
+    STAGE,
+    STAGE_CONTAINER,
+    service_name,
+)
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.job import (
     CLAIMS,
     PIPELINE_NAME,
     RESTRICTED_SECURITY_CONTEXT,
-    STAGE_CONTAINER,
     common_pod_spec,
     escape_expansion,
     resources_of,

@@ -1,13 +1,27 @@
-"""Rejections of the API server as blockers that name the fix: pure."""
+"""Errors of the API server, and its rejections as blockers that name the fix: pure."""
 
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 from pydantic import ValidationError
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker
-from finetune_operator.kubernetes.client import ApiError
+from finetune_operator.errors import ClusterError
+
+
+class ApiError(ClusterError):
+    """The API server rejected the request, or did not answer (status 0)."""
+
+    def __init__(self, status: int, message: str, reason: str = "", details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.details = status, reason, details or {}
+
+
+class AlreadyExists(ApiError):
+    """An object of this name exists."""
 
 
 class Blocked(Exception):

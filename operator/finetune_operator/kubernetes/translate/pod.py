@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_operator.kubernetes.resources.job import STAGE_CONTAINER
+from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_trainer.contract import Failure, TerminationMessage
 
 Object = dict[str, Any]
