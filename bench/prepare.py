@@ -1,10 +1,12 @@
-"""Does prepare's memory stay flat? The stage on 10,000 and on 1,000,000 records: peak memory, records/s, ratio.
+"""Measure whether the memory of the prepare stage depends on the size of the data set.
 
     python bench/prepare.py [--records 10000 1000000] [--format jsonl]
 
-Each run is a process of its own, as in a pod; its peak is what the kernel counted for it (VmHWM), most of which are
-the imports: the first figure, a run with 10 records, shows how much. The seconds are those of the whole stage (reading,
-tokenising, packing, digests, fsync) without the imports.
+Prints peak memory and records per second for three sizes, and the ratio of the peaks of the last two.
+
+Each run is a process of its own, as in a pod. The peak is the kernel's VmHWM of that process. Most of it is the
+imports; the first run, with 10 records, shows how much. The seconds cover the whole stage without the imports:
+reading, tokenizing, packing, digests and fsync.
 """
 
 import argparse
@@ -42,27 +44,29 @@ from transformers import AutoTokenizer
 from finetune_trainer.runtime.entrypoint import main
 AutoTokenizer.from_pretrained(sys.argv[1])
 import finetune_trainer.stages.prepare
-begin, used = time.perf_counter(), time.process_time()
+start, cpu_start = time.perf_counter(), time.process_time()
 code = main(["prepare"])
-seconds = time.perf_counter() - begin
-print(seconds, time.process_time() - used, re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+seconds = time.perf_counter() - start
+print(seconds, time.process_time() - cpu_start, re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 sys.exit(code)
 """
 
 
 def records() -> Iterator[dict[str, str]]:
+    """Yield records of different lengths, without end."""
     number = 0
     while True:
         verb = VERBS[number % 4]
-        words = "long " * (number % 23)
+        padding = "long " * (number % 23)
         yield {
-            "prompt": f"Reader {number} {verb} a {words}file {number * 7919 % 100_003}.\nVerb:",
+            "prompt": f"Reader {number} {verb} a {padding}file {number * 7919 % 100_003}.\nVerb:",
             "completion": f" {verb}",
         }
         number += 1
 
 
 def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Write a data set in the format of the file's extension."""
     rows = iter(rows)
     if path.suffix == ".parquet":
         schema = pa.schema({"prompt": pa.string(), "completion": pa.string()})
@@ -84,11 +88,12 @@ def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
 
 
 def make_tokenizer(folder: Path) -> None:
+    """Train a byte-level BPE tokenizer on the first records and save it as a model folder without weights."""
     bpe = ByteLevelBPETokenizer()
     texts = (row["prompt"] + row["completion"] for row in islice(records(), 2000))
     bpe.train_from_iterator(texts, vocab_size=2048, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"])
     PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer,  # noqa: SLF001  the library's own way from one to the other
+        tokenizer_object=bpe._tokenizer,  # noqa: SLF001  tokenizers offers no public conversion
         pad_token="<pad>",  # noqa: S106  a token of text
         bos_token="<bos>",  # noqa: S106
         eos_token="<eos>",  # noqa: S106
@@ -97,7 +102,7 @@ def make_tokenizer(folder: Path) -> None:
 
 
 def measure(folder: Path, count: int, form: str) -> tuple[float, float, float]:
-    """Give peak memory in MiB, seconds, and seconds of processor time of one run."""
+    """Run the stage once; return peak memory in MiB, wall-clock seconds and CPU seconds."""
     write(folder / f"data.{form}", islice(records(), count))
     config = PrepareConfig(
         identity=f"{count}",
@@ -109,23 +114,23 @@ def measure(folder: Path, count: int, form: str) -> tuple[float, float, float]:
     variables = os.environ | environment.variables() | {CONFIG: config.model_dump_json(), "HF_HUB_OFFLINE": "1"}
     variables["PYTHONPATH"] = str(ROOT / "trainer")
     command = [sys.executable, "-c", RUNNER, str(folder / "model")]
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
-    *_, seconds, used, peak = done.stdout.split()
-    return int(peak) / 1024, float(seconds), float(used)
+    completed = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    *_, seconds, cpu_seconds, peak = completed.stdout.split()
+    return int(peak) / 1024, float(seconds), float(cpu_seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, nargs=2, default=(10_000, 1_000_000))
+    parser.add_argument("--records", type=int, nargs=2, default=(10_000, 1_000_000), help="sizes to compare")
     parser.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), default="jsonl")
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         make_tokenizer(Path(name) / "model")
         peaks = []
-        for count in (10, *wanted.records):
-            peak, seconds, used = measure(Path(name), count, wanted.format)
+        for count in (10, *options.records):
+            peak, seconds, cpu_seconds = measure(Path(name), count, options.format)
             peaks.append(peak)
-            rates = f"{count / seconds:,.0f} records/s, {count / used:,.0f} per second of one core"
+            rates = f"{count / seconds:,.0f} records/s, {count / cpu_seconds:,.0f} per CPU second"
             print(f"{count:>9,} records: peak {peak:,.0f} MiB, {seconds:.1f} s: {rates}", flush=True)
         print(f"peak memory: ratio {peaks[2] / peaks[1]:.3f}, difference {peaks[2] - peaks[1]:,.0f} MiB")
 

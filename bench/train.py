@@ -1,14 +1,18 @@
-"""Our training loop beside HF's Trainer and TRL's SFTTrainer, on this machine's CPU.
+"""Compare this trainer's loop with HF's Trainer and TRL's SFTTrainer on this machine's CPU.
 
     python bench/train.py [--repeats 5] [--steps 6] [--counted 0.25] [--precision fp32] [--clock wall]
 
-Same model (26 million weights, made on the spot), same packed rows in the same order, same batch, precision, LoRA,
-optimizer and clipping; the contestants take turns, so that a machine busy with other things is busy for all of them.
-The clock runs from the end of a run's first step to the end of its last. Prints tokens a second, the ratios of ours to
-each of theirs in the same turn (median, least and most), how long a checkpoint holds training up, and how long SIGTERM
-takes until the process has saved and gone.
+All three train the same model (26 million parameters, initialized here) on the same packed rows in the same order,
+with the same batch size, precision, LoRA, optimizer and gradient clipping. They run in turns, so that other load on the
+machine slows all of them. A run is timed from the end of its first step to the end of its last.
 
-TRL runs with gradient_checkpointing=False, which is not its default, because the others do without.
+Prints, each as median, minimum and maximum:
+
+- throughput in tokens per second, and the ratio of ours to each of the others in the same turn;
+- how long a checkpoint pauses training;
+- the time from SIGTERM until the process has saved a checkpoint and exited.
+
+TRL runs with gradient_checkpointing=False, which is not its default, because the others run without it.
 """
 
 import argparse
@@ -66,6 +70,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def make_model(folder: Path) -> Path:
+    """Save a randomly initialized Llama with a word-level tokenizer."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -78,26 +83,26 @@ def make_model(folder: Path) -> Path:
         tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(config)
-    print(f"model: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M weights")
+    print(f"model: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
     model.save_pretrained(folder)
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, "w0"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    word_level = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, "w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=word_level)
     tokenizer.add_special_tokens({"pad_token": "w0", "eos_token": "w1"})
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def make_rows(workspace: Path, count: int, counted: float) -> Path:
-    """Full rows of two documents each, the last part of each of which counts."""
+def make_rows(workspace: Path, count: int, target_fraction: float) -> Path:
+    """Write full rows of two documents each; the last `target_fraction` of each document is in the loss."""
     random = np.random.Generator(np.random.Philox(1))
-    flags = (np.arange(CONTEXT // 2) >= CONTEXT // 2 * (1 - counted)).astype("u1")
-    flags[0] = 0
+    loss_mask = (np.arange(CONTEXT // 2) >= CONTEXT // 2 * (1 - target_fraction)).astype("u1")
+    loss_mask[0] = 0
     output = workspace / "prepare" / "rows" / "output"
     with artifacts.atomic_folder(output) as folder:
         with PackedWriter(folder, CONTEXT, 0) as writer:
             for _ in range(2 * count):
                 tokens = random.integers(2, VOCABULARY, CONTEXT // 2, dtype="<i4")
-                writer.add("train", Document(tokens, flags))
+                writer.add("train", Document(tokens, loss_mask))
         artifacts.seal(folder)
     return output
 
@@ -105,8 +110,8 @@ def make_rows(workspace: Path, count: int, counted: float) -> Path:
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-class Clock(ProgressReporter):
-    """Notes when each step ends."""
+class StepTimes(ProgressReporter):
+    """Records the time at the end of each step of our loop."""
 
     def __init__(self, environment: Environment, clock: str) -> None:
         super().__init__("train", environment)
@@ -114,33 +119,33 @@ class Clock(ProgressReporter):
         self.ends: list[float] = []
 
     def update(self, **fields: object) -> None:
-        """Note it."""
+        """Record the time if a step has ended."""
         if "loss" in fields:
             self.ends.append(CLOCKS[self.clock]())
 
 
-class StepEnds(TrainerCallback):
-    """The same for their trainers."""
+class StepTimesCallback(TrainerCallback):
+    """Records the time at the end of each step of HF's and TRL's trainers."""
 
     def __init__(self, clock: str) -> None:
         self.clock = clock
         self.ends: list[float] = []
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        """Note it."""
+        """Record the time."""
         self.ends.append(CLOCKS[self.clock]())
 
 
-class Arena:
-    """What all contestants share."""
+class Benchmark:
+    """The model, the rows and the options that all three trainers share."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
         self.model = make_model(folder / "model")
-        self.rows = PackedRows(make_rows(folder, 64, options.loss_mask), "train")
+        self.rows = PackedRows(make_rows(folder, 64, options.target_fraction), "train")
 
     def config(self, identity: str, *, steps: int, rank: int = 16, every: int = 10**6) -> TrainConfig:
-        """Give what all of them are to do."""
+        """Return the train config that all three follow."""
         recipe = {
             "max_steps": steps,
             "batch_size": BATCH,
@@ -159,27 +164,27 @@ class Arena:
         )
 
     def ours(self, steps: int, **changes: int) -> list[float]:
-        """Train with our loop; give when each step ended."""
+        """Train with our loop; return the times at which the steps ended."""
         config = self.config("ours", steps=steps, **changes)
         environment = Environment(self.folder)
         folder = environment.stage_dir("train", "ours")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        clock = Clock(environment, self.options.clock)
-        train.run(config, Context(environment, folder, clock, StopSignal()))
-        return clock.ends
+        times = StepTimes(environment, self.options.clock)
+        train.run(config, Context(environment, folder, times, StopSignal()))
+        return times.ends
 
     def theirs(
-        self, make: Callable[..., Trainer], arguments: type[TrainingArguments], steps: int, **more: object
+        self, make: Callable[..., Trainer], arguments: type[TrainingArguments], steps: int, **changes: object
     ) -> list[float]:
-        """Train with one of theirs; give when each step ended."""
-        rank = more.pop("rank", 16)
+        """Train with HF's or TRL's trainer; return the times at which the steps ended."""
+        rank = changes.pop("rank", 16)
         config = self.config("theirs", steps=steps, rank=rank)
         base = load_base(self.model, dtype_of(config.recipe.precision, self.model), config.model.uri)
         model = attach_adapter(base, config.recipe.lora, config.model, 0)
-        course = StepSampler.of(config.recipe, len(self.rows), 0)
-        order = np.concatenate([course.rows_for_step(step) for step in range(steps)])
-        ends = StepEnds(self.options.clock)
+        sampler = StepSampler.of(config.recipe, len(self.rows), 0)
+        order = np.concatenate([sampler.rows_for_step(step) for step in range(steps)])
+        times = StepTimesCallback(self.options.clock)
         settings = {
             "output_dir": str(self.folder / "theirs"),
             "max_steps": steps,
@@ -199,33 +204,33 @@ class Arena:
         }
         trainer = make(
             model=model,
-            args=arguments(**(settings | more)),
+            args=arguments(**(settings | changes)),
             train_dataset=[self.record(row) for row in order],
             data_collator=lambda records: {k: torch.stack([r[k] for r in records]) for k in records[0]},
-            callbacks=[ends],
+            callbacks=[times],
         )
         trainer.train()
-        return ends.ends
+        return times.ends
 
     def record(self, row: int) -> dict[str, torch.Tensor]:
-        """Give one of our rows as their collators want it."""
+        """Return one of our rows in the format that HF's and TRL's trainers expect."""
         tokens = torch.from_numpy(self.rows.tokens[row].astype(np.int64))
         labels = tokens.masked_fill(torch.from_numpy(self.rows.loss_mask[row] == 0), -100)
         positions = torch.from_numpy(self.rows.positions[row].astype(np.int64))
         return {"input_ids": tokens, "labels": labels, "position_ids": positions}
 
-    def hf(self, steps: int, **more: object) -> list[float]:
+    def hf(self, steps: int, **changes: object) -> list[float]:
         """Train with transformers.Trainer."""
-        return self.theirs(InOrder, TrainingArguments, steps, **more)
+        return self.theirs(InOrder, TrainingArguments, steps, **changes)
 
     def trl(self, steps: int) -> list[float]:
         """Train with trl.SFTTrainer."""
         tokenizer = PreTrainedTokenizerFast.from_pretrained(self.model)
         return self.theirs(
-            lambda train_dataset, **parts: InOrderSFT(
+            lambda train_dataset, **arguments: InOrderSFT(
                 train_dataset=Dataset.from_list(train_dataset).with_format("torch"),
                 processing_class=tokenizer,
-                **parts,
+                **arguments,
             ),
             SFTConfig,
             steps,
@@ -235,26 +240,27 @@ class Arena:
 
 
 class InOrder(Trainer):
-    """HF's trainer without its shuffling, so that it sees our rows in our order."""
+    """HF's Trainer without shuffling, so that it sees our rows in our order."""
 
     def _get_train_sampler(self, *_: object) -> None:
         return None
 
 
 class InOrderSFT(SFTTrainer):
-    """TRL's, likewise."""
+    """TRL's SFTTrainer without shuffling."""
 
     def _get_train_sampler(self, *_: object) -> None:
         return None
 
 
-def throughput(arena: Arena, repeats: int, steps: int) -> None:
-    contestants = {"ours": arena.ours, "HF Trainer": arena.hf, "TRL SFTTrainer": arena.trl}
-    names = list(contestants)
+def throughput(benchmark: Benchmark, repeats: int, steps: int) -> None:
+    """Print tokens per second of each trainer and the ratios of ours to the others."""
+    trainers = {"ours": benchmark.ours, "HF Trainer": benchmark.hf, "TRL SFTTrainer": benchmark.trl}
+    names = list(trainers)
     speeds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
         for name in names[turn % 3 :] + names[: turn % 3]:
-            ends = quietly(lambda name=name: contestants[name](steps + 1))
+            ends = quietly(lambda name=name: trainers[name](steps + 1))
             speeds[name].append(steps * BATCH * CONTEXT / (ends[-1] - ends[0]))
     for name in names:
         print(f"{name:15} {spread(speeds[name], ',.0f')} tokens/s")
@@ -263,25 +269,29 @@ def throughput(arena: Arena, repeats: int, steps: int) -> None:
         print(f"ours / {name:15} {spread(ratios, '.2f')}")
 
 
-def pauses(arena: Arena, steps: int) -> None:
-    """Time what the loop waits for, in ours, and the whole save, in HF's, with an adapter of rank 128."""
+def pauses(benchmark: Benchmark, steps: int) -> None:
+    """Print how long a checkpoint of an adapter of rank 128 pauses training.
+
+    In our loop that is the time of the snapshot and of starting to write it, in HF's Trainer the whole save.
+    """
     for turn in range(2):
         ours: list[float] = []
         with timed(TrainingRun, "snapshot", ours), timed(CheckpointManager, "save", ours):
-            quietly(lambda: arena.ours(steps, rank=128, every=2))
-        held = [a + b for a, b in zip(ours[::2], ours[1::2], strict=True)]
+            quietly(lambda: benchmark.ours(steps, rank=128, every=2))
+        paused = [a + b for a, b in zip(ours[::2], ours[1::2], strict=True)]
         theirs: list[float] = []
         with timed(Trainer, "_save_checkpoint", theirs):
-            quietly(lambda: arena.hf(steps, rank=128, save_strategy="steps", save_steps=2))
-        folder = max((arena.folder / "train" / "ours" / "checkpoints").glob("step-*"))
+            quietly(lambda: benchmark.hf(steps, rank=128, save_strategy="steps", save_steps=2))
+        folder = max((benchmark.folder / "train" / "ours" / "checkpoints").glob("step-*"))
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        print(f"a checkpoint of {size:.0f} MB holds training up (turn {turn + 1}):")
-        for name, seconds in (("ours", held), ("HF Trainer", theirs)):
+        print(f"a checkpoint of {size:.0f} MB pauses training for (turn {turn + 1}):")
+        for name, seconds in (("ours", paused), ("HF Trainer", theirs)):
             print(f"  {name:15} {spread([1e3 * each for each in seconds], '.1f')} ms")
 
 
 @contextlib.contextmanager
 def timed(owner: type, name: str, seconds: list[float]) -> Iterator[None]:
+    """Append the duration of every call of a method to `seconds` while the context is open."""
     original = getattr(owner, name)
 
     def wrapped(*arguments: object, **named: object) -> object:
@@ -298,14 +308,16 @@ def timed(owner: type, name: str, seconds: list[float]) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def stopping(arena: Arena, repeats: int) -> None:
-    """Time a real process from SIGTERM to its end, when the last boundary is durable."""
+def stopping(benchmark: Benchmark, repeats: int) -> None:
+    """Print the time from SIGTERM to the exit of a real process, which saves the last step boundary first."""
     seconds = []
     for turn in range(repeats):
         environment = Environment(
-            arena.folder, termination_log=arena.folder / "termination", progress_file=arena.folder / f"progress{turn}"
+            benchmark.folder,
+            termination_log=benchmark.folder / "termination",
+            progress_file=benchmark.folder / f"progress{turn}",
         )
-        config = arena.config(f"stopped{turn}", steps=10**4)
+        config = benchmark.config(f"stopped{turn}", steps=10**4)
         variables = environment.variables() | {
             "FINETUNE_CONFIG": config.model_dump_json(by_alias=True),
             "PYTHONPATH": str(ROOT / "trainer"),
@@ -318,19 +330,21 @@ def stopping(arena: Arena, repeats: int) -> None:
         ):
             time.sleep(0.05)
         time.sleep(0.1 * turn)
-        asked = time.perf_counter()
+        signalled = time.perf_counter()
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 75
-        seconds.append(time.perf_counter() - asked)
+        seconds.append(time.perf_counter() - signalled)
     print(f"SIGTERM to durable exit: {spread(seconds, '.2f')} s")
 
 
 def quietly(work: Callable[[], list[float]]) -> list[float]:
+    """Run a function and discard its output."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return work()
 
 
 def spread(values: list[float], form: str) -> str:
+    """Return median, minimum and maximum."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
@@ -338,22 +352,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--counted", type=float, default=0.25, help="share of tokens that the loss counts")
+    parser.add_argument(
+        "--counted", dest="target_fraction", type=float, default=0.25, help="fraction of the tokens in the loss"
+    )
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu: seconds of work, on a machine that is busy"
+        "--clock", choices=CLOCKS, default="wall", help="cpu: CPU seconds, for a machine with other load"
     )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.precision}")
-    print(f"{BATCH} rows of {CONTEXT} tokens a step, {options.loss_mask:.0%} of them counted")
+    print(f"{BATCH} rows of {CONTEXT} tokens per step, {options.target_fraction:.0%} of them in the loss")
     print(f"{options.repeats} turns, {options.clock} clock")
     with tempfile.TemporaryDirectory() as folder:
-        arena = Arena(Path(folder), options)
-        throughput(arena, options.repeats, options.steps)
-        pauses(arena, options.steps)
-        stopping(arena, 3)
+        benchmark = Benchmark(Path(folder), options)
+        throughput(benchmark, options.repeats, options.steps)
+        pauses(benchmark, options.steps)
+        stopping(benchmark, 3)
 
 
 if __name__ == "__main__":
