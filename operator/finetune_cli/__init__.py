@@ -1,1 +1,1 @@
-"""The command line: `finetune`, and the same program as the kubectl plugin `kubectl-finetune`."""
+"""The command line `finetune`. The kubectl plugin `kubectl-finetune` is the same program."""

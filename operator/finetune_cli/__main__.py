@@ -1,4 +1,4 @@
-"""`finetune COMMAND …`: a command is a module in `commands/` and a line in COMMANDS."""
+"""Entry point of `finetune COMMAND`. A command is a module in `commands/` and an entry in COMMANDS."""
 
 import argparse
 import importlib
@@ -16,21 +16,21 @@ COMMANDS = {
     **dict.fromkeys(("cancel", "suspend", "resume"), "verbs"),
     "wait": "wait",
 }
-"""Command -> its module in `commands/`, in the order of the help."""
+"""Command -> its module in `commands/`, in the order of `finetune --help`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code; 2 for anything wrong with what the user wrote."""
+    """Run one command and return its exit code, which is INVALID for wrong arguments and invalid manifests."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = _run(arguments)
-        if sys.stdout is not None:  # closed by whoever started us
-            sys.stdout.flush()
+        if sys.stdout is not None:  # None where the parent process closed it
+            sys.stdout.flush()  # here, so that a closed pipe is handled below and not at interpreter exit
     except InvalidManifest as invalid:
         print(invalid, file=sys.stderr)
         code = INVALID
-    except UsageError as refused:
-        print(f"finetune: {refused}", file=sys.stderr)
+    except UsageError as error:
+        print(f"finetune: {error}", file=sys.stderr)
         code = INVALID
     except BrokenPipeError:
         code = _exit_on_closed_pipe()
@@ -39,37 +39,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except SystemExit as leaving:
-        if not isinstance(leaving.__context__, BrokenPipeError):  # rich's way to say it
+    except SystemExit as system_exit:
+        # rich turns a BrokenPipeError into SystemExit.
+        if not isinstance(system_exit.__context__, BrokenPipeError):
             raise
         code = _exit_on_closed_pipe()
     return code
 
 
 def _exit_on_closed_pipe() -> int:
-    """Go quietly: whoever read our output has gone, and Python would complain once more on its way out."""
+    """Redirect stdout to /dev/null and return PIPE_CLOSED.
+
+    Without the redirection, Python's flush at exit would print the error a second time.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED
 
 
 def _run(arguments: Sequence[str]) -> int:
     parser = _parser(arguments)
-    chosen = parser.parse_args(arguments)
-    if chosen.version:
+    parsed = parser.parse_args(arguments)
+    if parsed.version:
         print(f"finetune {version('finetune-operator')}")
         return 0
-    if chosen.command is None:
+    if parsed.command is None:
         parser.print_usage(sys.stderr)
         return INVALID
-    code: int = chosen.run(chosen)
+    code: int = parsed.run(parsed)
     return code
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="finetune", description="Fine-tune a model from one manifest.")
-    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    # Only the command that was named is imported, so that none waits for another's libraries.
+    # Import only the command's own module, so that no command waits for the libraries of another.
     named = [module for name, module in COMMANDS.items() if name in arguments[:1]]
     for module in named or dict.fromkeys(COMMANDS.values()):
         importlib.import_module(f"finetune_cli.commands.{module}").register(commands)

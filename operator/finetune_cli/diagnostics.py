@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, and where."""
+"""Errors in a manifest with their positions, and errors in the arguments of a command."""
 
 import difflib
 import json
@@ -9,54 +9,56 @@ from pathlib import Path
 from typing_extensions import override
 
 SHOWN_CHARACTERS = 60
+MATCHED_CHARACTERS = 200
+"""difflib takes quadratic time, so it compares no more than this much of a word."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing to mend."""
+    """One error or warning in a manifest."""
 
     file: Path
     line: int | None
-    """From 1; None where the file as a whole is meant."""
+    """From 1; None where the diagnostic is about the whole file."""
     path: str
-    """spec.train.lora.rank; empty where the document as a whole is meant."""
+    """For example spec.train.lora.rank; empty where the diagnostic is about the whole document."""
     message: str
 
     @override
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else str(self.file)
-        return ": ".join(part for part in (place, self.path, self.message) if part)
+        position = f"{self.file}:{self.line}" if self.line else str(self.file)
+        return ": ".join(part for part in (position, self.path, self.message) if part)
 
 
 class InvalidManifest(Exception):
-    """The manifest cannot be used; `problems` says everything that is wrong with it."""
+    """The manifest cannot be used; `diagnostics` holds all its errors."""
 
-    def __init__(self, problems: Iterable[Diagnostic]) -> None:
-        self.diagnostics = tuple(problems)
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
         super().__init__("\n".join(map(str, self.diagnostics)))
 
 
-def sort_diagnostics(problems: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Sort as an editor shows them: by line, each once."""
-    return sorted(set(problems), key=lambda problem: (problem.line or 0, problem.path, problem.message))
+def sort_diagnostics(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Return the diagnostics without duplicates, sorted by line, path and message."""
+    return sorted(set(diagnostics), key=lambda one: (one.line or 0, one.path, one.message))
 
 
 def closest_match(word: str, known: Iterable[str]) -> str | None:
-    """Give the known word that was probably meant, or None."""
-    by_folded = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower()[:200], by_folded, n=1, cutoff=0.6)
-    return by_folded[near[0]] if near else None
+    """Return the known word that is most similar to `word`, ignoring case; None where none is similar."""
+    by_lower_case = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower()[:MATCHED_CHARACTERS], by_lower_case, n=1, cutoff=0.6)
+    return by_lower_case[matches[0]] if matches else None
 
 
 def quoted(value: object) -> str:
-    """Show a value as it would stand in the file, cut where it is long."""
+    """Return a value as a message shows it: quoted text, JSON, or its kind; shortened to SHOWN_CHARACTERS."""
     match value:
         case None:
             return "nothing"
         case str():
             text = f"'{value}'" if value.isprintable() else ascii(value)
         case dict():
-            return "keys and values"
+            return "a mapping"
         case list():
             return "a list"
         case _:
@@ -65,4 +67,4 @@ def quoted(value: object) -> str:
 
 
 class UsageError(Exception):
-    """The command cannot begin with these arguments; says why and what to do."""
+    """The command cannot start with these arguments; the message says why and how to fix it."""

@@ -1,4 +1,4 @@
-"""A run as people see it: a table that stays in place on a terminal, lines anywhere else."""
+"""Output of a pipeline's status: a live table on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,13 +29,14 @@ MARKS: dict[StageState, tuple[str, str]] = {
 }
 
 PROGRESS_SECONDS = 5.0
+"""Shortest time between two lines of progress."""
 
 AttemptDetails = Callable[[AttemptStatus], Sequence[str]]
-"""What is to be said under an attempt: of its pods."""
+"""Returns the lines to print under an attempt, for example about its pod."""
 
 
 class Display(Protocol):
-    """Where a run is shown."""
+    """Output of a run; a context manager that is entered before the first event."""
 
     def __enter__(self) -> Self: ...
 
@@ -44,20 +45,20 @@ class Display(Protocol):
     ) -> None: ...
 
     def event(self, event: Event) -> None:
-        """Say what has just become true."""
+        """Print an event."""
 
     def update(self, status: PipelineStatus) -> None:
-        """Show how things stand."""
+        """Show the current status."""
 
 
 class LineOutput:
-    """One line for each thing that happens, and one now and then for progress."""
+    """One line for each event, and a line of progress every PROGRESS_SECONDS at most."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.began = time.monotonic()
-        self.said = 0.0
-        self.last = ""
+        self.started = time.monotonic()
+        self.last_progress_at = 0.0
+        self.last_progress = ""
 
     def __enter__(self) -> Self:
         return self
@@ -68,28 +69,30 @@ class LineOutput:
         pass
 
     def event(self, event: Event) -> None:
-        """Say it, with the time since the beginning."""
+        """Print the event with the time since the start."""
         self._line(f"{event.reason}: {event.message}")
 
     def update(self, status: PipelineStatus) -> None:
-        """Say how far the running stage is, if that is news."""
+        """Print the progress of the running stage if it has changed."""
         stage = status.stages.get(status.stage)
         now = time.monotonic()
-        if stage is None or stage.state is not StageState.RUNNING or now - self.said < PROGRESS_SECONDS:
+        if stage is None or stage.state is not StageState.RUNNING:
             return
-        told = numbers(stage.progress)
-        words = "  ".join(filter(None, [status.stage, percent(stage), told]))
-        if told and words != self.last:
-            self.said, self.last = now, words
-            self._line(words)
+        if now - self.last_progress_at < PROGRESS_SECONDS:
+            return
+        progress = format_progress(stage.progress)
+        text = "  ".join(filter(None, [status.stage, percent(stage), progress]))
+        if progress and text != self.last_progress:
+            self.last_progress_at, self.last_progress = now, text
+            self._line(text)
 
-    def _line(self, words: str) -> None:
-        passed = timedelta(seconds=int(time.monotonic() - self.began))
-        self.console.print(f"[{passed}] {words}", markup=False, highlight=False, soft_wrap=True)
+    def _line(self, text: str) -> None:
+        elapsed = timedelta(seconds=int(time.monotonic() - self.started))
+        self.console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveTable:
-    """A table of stages that is drawn again and again in the same place."""
+    """A table of stages that is redrawn in place."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.title = title
@@ -105,42 +108,46 @@ class LiveTable:
         self.live.stop()
 
     def event(self, event: Event) -> None:
-        """Let bad news scroll by above the table; the table shows the rest."""
+        """Print a warning above the table; the table itself shows all other events."""
         if event.type == "Warning":
             self.live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
 
     def update(self, status: PipelineStatus) -> None:
-        """Draw the table anew."""
+        """Redraw the table."""
         self.live.update(live_table(self.title, status))
 
 
-def live_table(title: str, status: PipelineStatus, below: AttemptDetails = lambda _: ()) -> RenderableType:
-    """Give the pipeline as a tree: its stages, the attempts that have something to tell, and what lies `below` them."""
+def live_table(title: str, status: PipelineStatus, details: AttemptDetails = lambda _: ()) -> RenderableType:
+    """Return the pipeline as a tree of stages and attempts, with the lines of `details` under each attempt.
+
+    An attempt that succeeded or runs, and did not resume earlier work, is left out unless it has details.
+    """
     lines: list[RenderableType] = [Text(f"{title}  {status.phase}", style="bold")]
-    for name in (kind.name for kind in STAGES if kind.name in status.stages):  # an API server sorts them by name
+    # In the order of STAGES: an API server returns status.stages sorted by name.
+    for name in (kind.name for kind in STAGES if kind.name in status.stages):
         stage = status.stages[name]
         lines.append(_stage_line(name, stage))
         for attempt in stage.attempts:
-            under = below(attempt)
-            if under or _has_details(attempt):
+            details_lines = details(attempt)
+            if details_lines or _is_notable(attempt):
                 lines.append(Text(f"  ↳ {attempt_line(attempt)}", style="dim"))
-            lines += [Text(f"      {words}", style="dim") for words in under]
+            lines += [Text(f"      {text}", style="dim") for text in details_lines]
     return Group(*lines)
 
 
 def _stage_line(name: str, stage: StageStatus) -> RenderableType:
     mark, style = MARKS[stage.state]
-    parts = (Text(mark, style=style), Text(f"{name:<9}", style="bold"), Text(summary(stage), style))
+    parts = (Text(mark, style=style), Text(f"{name:<9}", style="bold"), Text(stage_summary(stage), style))
     bar = _bar(stage)
     if bar is None:
-        return Text(" ").join(parts)  # a cell of a table would cut a long message
+        return Text(" ").join(parts)  # a table cell would truncate a long message
     line = Table.grid(padding=(0, 1))
     line.add_row(*parts[:2], bar, parts[2])
     return line
 
 
-def _has_details(attempt: AttemptStatus) -> bool:
-    """Whether it did not simply succeed."""
+def _is_notable(attempt: AttemptStatus) -> bool:
+    """Whether the attempt failed, was interrupted or resumed earlier work."""
     return attempt.outcome not in {Outcome.SUCCEEDED, Outcome.RUNNING} or bool(attempt.start_step)
 
 
@@ -151,32 +158,32 @@ def _bar(stage: StageStatus) -> RenderableType | None:
     return ProgressBar(total=progress.total, completed=progress.step, width=24)
 
 
-def summary(stage: StageStatus) -> str:
-    """Say in a line what a stage is."""
+def stage_summary(stage: StageStatus) -> str:
+    """Return a stage's state in one line, with its progress, duration or reason."""
     match stage.state:
         case StageState.RUNNING:
-            parts = [numbers(stage.progress) or "starting", _why(stage)]
+            parts = [format_progress(stage.progress) or "starting", _reason(stage)]
         case StageState.SUCCEEDED:
-            parts = ["done", _took(stage), stage.message]
+            parts = ["done", _duration(stage), stage.message]
         case StageState.QUEUED | StageState.FAILED:
-            parts = [stage.state.lower(), _why(stage)]
+            parts = [stage.state.lower(), _reason(stage)]
         case StageState.PENDING | StageState.SKIPPED:
-            parts = [stage.state.lower(), stage.message or _why(stage)]
+            parts = [stage.state.lower(), stage.message or _reason(stage)]
     return "  ".join(filter(None, parts))
 
 
-def _why(stage: StageStatus) -> str:
-    """Give the reason and, where there is one, its message."""
+def _reason(stage: StageStatus) -> str:
+    """Return the stage's reason and message; the reason Progressing adds nothing and is left out."""
     reason = "" if stage.reason is Reason.PROGRESSING else stage.reason
     return ": ".join(filter(None, [reason, stage.message]))
 
 
-def _took(stage: StageStatus) -> str:
+def _duration(stage: StageStatus) -> str:
     return f"in {stage.active_seconds:.0f} s" if stage.active_seconds else ""
 
 
-def numbers(progress: Progress | None) -> str:
-    """Say step, loss, speed and what is left."""
+def format_progress(progress: Progress | None) -> str:
+    """Return step, loss, tokens per second, remaining seconds and note, as far as they are known."""
     if progress is None:
         return ""
     parts = (
@@ -190,34 +197,34 @@ def numbers(progress: Progress | None) -> str:
 
 
 def attempt_line(attempt: AttemptStatus) -> str:
-    """Tell one attempt: where it began, how it ended, what was lost."""
-    began = f"attempt {attempt.number}" + (f" resumed at {attempt.start_step}" if attempt.start_step else "")
+    """Return one attempt in a line: the step it resumed at, its outcome, its message and the lost steps."""
+    start = f"attempt {attempt.number}" + (f" resumed at {attempt.start_step}" if attempt.start_step else "")
     if attempt.outcome is Outcome.RUNNING:
-        return began
+        return start
     at = f" at {attempt.last_step}" if attempt.last_step is not None else ""
-    parts = [f"{began}, {attempt.outcome.lower()}{at}", _exit_code(attempt), attempt.message]
+    parts = [f"{start}, {attempt.outcome.lower()}{at}", _exit_code(attempt), attempt.message]
     if attempt.lost_steps is not None:
         parts.append(f"{attempt.lost_steps} steps lost ({attempt.lost_seconds or 0:.1f} s)")
     return "; ".join(part for part in parts if part)
 
 
 def _exit_code(attempt: AttemptStatus) -> str:
-    words = f"exit code {attempt.exit_code}"
-    return words if attempt.exit_code and words not in attempt.message else ""
+    text = f"exit code {attempt.exit_code}"
+    return text if attempt.exit_code and text not in attempt.message else ""
 
 
 def gate_line(gate: GateStatus) -> str:
-    """Say which way the gate is."""
+    """Return whether the gate is open, with the reason."""
     return f"gate {'open' if gate.passed else 'closed'}: {gate.message}"
 
 
 def interruptions_line(status: PipelineStatus) -> str:
-    """Say what all interruptions together have cost."""
-    times = f"{status.interruptions} interruption{'s' if status.interruptions > 1 else ''}"
-    return f"{times}; {status.lost_steps} steps ({status.lost_seconds:.1f} s) had to be done again"
+    """Return the number of interruptions and the steps and seconds of work that they cost."""
+    count = f"{status.interruptions} interruption{'s' if status.interruptions > 1 else ''}"
+    return f"{count}; {status.lost_steps} steps lost ({status.lost_seconds:.1f} s)"
 
 
 def display_for(title: str, *, to_stderr: bool) -> Display:
-    """Choose by where the output goes."""
+    """Return a live table if the output is a terminal, else line output."""
     console = Console(stderr=to_stderr)
     return LiveTable(console, title) if console.is_terminal else LineOutput(console)

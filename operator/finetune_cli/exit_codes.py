@@ -1,8 +1,11 @@
-"""Exit codes of `finetune`; 0 is what everybody expects."""
+"""Exit codes of `finetune`. Success is 0."""
 
 FAILED = 1
 INVALID = 2
-"""Something that the user wrote."""
+"""Wrong arguments or an invalid manifest."""
 BELOW_GATE = 3
+"""The pipeline has finished, and its score is below the gate's threshold."""
 INTERRUPTED = 130
+"""128 + SIGINT, as in a shell."""
 PIPE_CLOSED = 141
+"""128 + SIGPIPE, as in a shell: the process that read stdout has closed it."""

@@ -1,4 +1,4 @@
-"""What would be done, stage by stage, and why: said before anything runs."""
+"""Forecast: the planned action of each stage and its reason, before anything runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,16 @@ from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Pipeline
 
 PlannedAction = Literal["reuse", "run", "resume", "skip", "stay"]
-DISTANT = ("image", "resources", "placement")
-"""What a stage says to a cluster and a laptop cannot obey."""
+"""`stay`: the stage neither has a result nor starts; it has failed, is suspended or waits for such a stage."""
+CLUSTER_ONLY_FIELDS = ("image", "resources", "placement")
+"""Fields of a stage that have no effect in a run on this machine."""
+MAX_CHANGES = 3
+"""So many changed fields are named; the rest is counted."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """One stage."""
+    """The planned action of one stage."""
 
     stage: str
     action: PlannedAction
@@ -29,59 +32,63 @@ class Forecast:
 
 @dataclass(frozen=True)
 class KeptWork:
-    """What an earlier attempt left of a stage's work."""
+    """Work of an earlier attempt that the stage would reuse or resume from."""
 
     action: Literal["reuse", "resume"]
-    words: str
+    reason: str
 
 
 FindKeptWork = Callable[[str, StageAssessment], KeptWork | None]
+"""Returns the kept work of a stage, given its name and assessment; None where there is none."""
 
 
 def forecast(
-    before: Pipeline | None, after: Pipeline, observed: Observation, now: datetime, keeps: FindKeptWork
+    before: Pipeline | None, after: Pipeline, observed: Observation, now: datetime, find_kept_work: FindKeptWork
 ) -> list[Forecast]:
-    """Say of every stage what becomes of it where `before` gives way to `after`; `keeps` knows the workspace."""
-    view = assess(after, observed, now)
+    """Return the planned action of every stage if `after` replaced `before`, in the order of the stages."""
+    assessment = assess(after, observed, now)
     old = assess(before, observed, now).stages if before else {}
-    found: list[Forecast] = []
-    for name in view.stages:
-        doing, why = _of_stage(name, view, old.get(name), found, suspended=after.spec.suspend, keeps=keeps)
-        found.append(Forecast(name, doing, why, view.stages[name].status.identity))
-    return found
+    forecasts: list[Forecast] = []
+    for name in assessment.stages:
+        action, why = _plan_stage(
+            name, assessment, old.get(name), forecasts, suspended=after.spec.suspend, find_kept_work=find_kept_work
+        )
+        forecasts.append(Forecast(name, action, why, assessment.stages[name].status.identity))
+    return forecasts
 
 
-def _of_stage(
+def _plan_stage(
     name: str,
-    view: PipelineAssessment,
+    assessment: PipelineAssessment,
     old: StageAssessment | None,
-    found: Sequence[Forecast],
+    earlier: Sequence[Forecast],
     *,
     suspended: bool,
-    keeps: FindKeptWork,
+    find_kept_work: FindKeptWork,
 ) -> tuple[PlannedAction, str]:
-    stage = view.stages[name]
+    """Return action and reason of one stage; `earlier` holds the forecasts of the stages before it."""
+    stage = assessment.stages[name]
     if settled := _settled(stage):
         return settled
     needs = stage.spec.needs if stage.spec else ()
-    stays = [need for need in needs if need in _forecast_stage(found, "stay")]
-    if held := "spec.suspend is true" if suspended else f"waits for {stays[0]}" if stays else "":
-        return "stay", held
+    blocked = [need for need in needs if need in _stages_with(earlier, "stay")]
+    if why := "spec.suspend is true" if suspended else f"waits for {blocked[0]}" if blocked else "":
+        return "stay", why
     if running := _running(stage):
         return "run", running
-    again = [need for need in needs if need in _forecast_stage(found, "run", "resume")]
-    return _to_do(name, stage, old, again, keeps(name, stage))
+    rerun = [need for need in needs if need in _stages_with(earlier, "run", "resume")]
+    return _start(name, stage, old, rerun, find_kept_work(name, stage))
 
 
-def _forecast_stage(found: Sequence[Forecast], *doing: PlannedAction) -> set[str]:
-    return {one.stage for one in found if one.action in doing}
+def _stages_with(forecasts: Sequence[Forecast], *actions: PlannedAction) -> set[str]:
+    return {one.stage for one in forecasts if one.action in actions}
 
 
 def _settled(now: StageAssessment) -> tuple[PlannedAction, str] | None:
-    """Tell the stage that will not start a process."""
+    """Return action and reason of a stage that will not start a process; None for the others."""
     match now.status.state:
         case StageState.SUCCEEDED:
-            return "reuse", f"done already{_took(now.status.active_seconds)}"
+            return "reuse", f"already done{_duration(now.status.active_seconds)}"
         case StageState.SKIPPED:
             return "skip", now.status.message
         case StageState.FAILED:
@@ -91,40 +98,42 @@ def _settled(now: StageAssessment) -> tuple[PlannedAction, str] | None:
 
 
 def _running(now: StageAssessment) -> str:
-    """Tell of the attempt that is running and what it should be."""
+    """Return the reason for a stage whose current attempt already runs the new spec; empty for the others."""
     last = now.status.last_attempt
     if last is None or last.outcome is not Outcome.RUNNING or last.stopping:
         return ""
     if (last.identity, last.execution) != (now.status.identity, now.status.execution):
         return ""
-    words = now.status.message and f": {now.status.message}"
-    return f"attempt {last.number} is {'running' if now.status.state is StageState.RUNNING else 'waiting'}{words}"
+    detail = now.status.message and f": {now.status.message}"
+    return f"attempt {last.number} is {'running' if now.status.state is StageState.RUNNING else 'waiting'}{detail}"
 
 
-def _to_do(
-    name: str, now: StageAssessment, old: StageAssessment | None, again: list[str], kept: KeptWork | None
+def _start(
+    name: str, now: StageAssessment, old: StageAssessment | None, rerun: list[str], kept: KeptWork | None
 ) -> tuple[PlannedAction, str]:
-    why = _why(name, now, old, again)
+    why = _start_reason(name, now, old, rerun)
     if kept is None:
         return "run", why
-    return kept.action, kept.words if kept.action == "reuse" else f"{why}; {kept.words}"
+    return kept.action, kept.reason if kept.action == "reuse" else f"{why}; {kept.reason}"
 
 
-def _took(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f", took {seconds:.0f} s" if seconds else ""
 
 
-def _why(name: str, now: StageAssessment, old: StageAssessment | None, waits_for: list[str]) -> str:
+def _start_reason(name: str, now: StageAssessment, old: StageAssessment | None, rerun: list[str]) -> str:
+    """Return why a stage starts: its own changed fields first, then the needed stages that run before it."""
     if old is None or old.config is None or not old.status.identity:
-        return f"after {waits_for[-1]}" if waits_for else "not run yet"
-    if changes := list(_changes(f"spec.{name}", _own_changes(now.spec), _own_changes(old.spec))):
-        return ", ".join(changes[:3]) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")  # noqa: PLR2004
-    if waits_for:
-        return f"{waits_for[-1]} is run again" if old.status.attempts or old.status.result else f"after {waits_for[-1]}"
+        return f"after {rerun[-1]}" if rerun else "not run yet"
+    if changes := list(_changes(f"spec.{name}", _set_fields(now.spec), _set_fields(old.spec))):
+        more = f" and {len(changes) - MAX_CHANGES} more" if len(changes) > MAX_CHANGES else ""
+        return ", ".join(changes[:MAX_CHANGES]) + more
+    if rerun:
+        return f"{rerun[-1]} runs again" if old.status.attempts or old.status.result else f"after {rerun[-1]}"
     return "a source has changed" if now.status.identity != old.status.identity else "not finished yet"
 
 
-def _own_changes(spec: StageSpec | None) -> dict[str, Any]:
+def _set_fields(spec: StageSpec | None) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=True, exclude_none=True) if spec else {}
 
 
@@ -133,14 +142,18 @@ def _changes(path: str, new: Any, old: Any) -> Iterator[str]:
         for key in sorted({*new, *old}):
             yield from _changes(f"{path}.{key}", new.get(key), old.get(key))
     elif new != old:
-        yield f"{path}: {_said(old)} → {_said(new)}"
+        yield f"{path}: {_format(old)} → {_format(new)}"
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     return "absent" if value is None else str(value)
 
 
 def without_effect(spec: PipelineSpec) -> list[str]:
-    """Name the fields that were written for a cluster and change nothing on a laptop."""
-    stages = spec.stages().items()
-    return [f"spec.{name}.{field}" for name, stage in stages for field in DISTANT if field in stage.model_fields_set]
+    """Return the paths of the fields that the manifest sets and that only a cluster uses."""
+    return [
+        f"spec.{name}.{field}"
+        for name, stage in spec.stages().items()
+        for field in CLUSTER_ONLY_FIELDS
+        if field in stage.model_fields_set
+    ]

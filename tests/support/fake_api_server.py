@@ -1,4 +1,4 @@
-"""A small API server of pipelines that live in memory clusters: enough of Kubernetes for the command line."""
+"""A fake API server over in-memory clusters, with the requests that the command line sends."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 from pydantic import ValidationError
-from support.pods import a_job, a_pod, ended, made_by, over, running
+from support.pods import a_job, a_pod, controller_reference, job_condition, running, terminated
 from support.scenario import Scenario, merged
 
 from finetune_operator.api.spec import PipelineSpec
@@ -27,41 +27,43 @@ PIPELINES = "finetunepipelines"
 
 
 class FakeApiServer:
-    """What it keeps, and how it misbehaves."""
+    """The objects that the server returns, and the errors that it injects."""
 
     def __init__(self) -> None:
         self.scenarios: dict[Key, Scenario] = {}
-        self.gone: set[str] = set()
-        """Jobs whose pods are no more."""
+        self.deleted_pods: set[str] = set()
+        """Jobs whose pods no longer exist."""
         self.nodes: dict[str, str] = {}
+        """Job -> the node of its pod; spot-1 where absent."""
         self.logs: dict[str, list[str]] = {}
-        """Job -> what its process has written."""
-        self.cuts: list[str] = []
-        """Jobs whose log's connection breaks once, after its first line."""
+        """Job -> the lines that its process has written."""
+        self.interrupted_logs: list[str] = []
+        """Jobs whose log connection breaks once, after the first line."""
         self.forbidden: set[tuple[str, str]] = set()
-        """Verb and resource."""
+        """Verbs and resources that RBAC forbids."""
         self.installed = True
-        self.missing: set[str] = set()
-        """Namespaces that are not there."""
+        """Whether the CRD is installed."""
+        self.missing_namespaces: set[str] = set()
         self.last_applied: dict[Key, Object] = {}
-        self.admission = ""
-        """What a webhook has against any change."""
-        self.asked: list[str] = []
-        self.busy = 0
-        """So many answers are 503."""
+        self.admission_error = ""
+        """The message with which a webhook rejects every change."""
+        self.requests: list[str] = []
+        """Method and path of every request."""
+        self.unavailable = 0
+        """So many of the next responses are 503."""
 
     def add(self, scenario: Scenario, namespace: str = "team") -> Scenario:
-        """Take a pipeline in."""
+        """Serve the pipeline of a scenario."""
         self.scenarios[Key(namespace, scenario.key.name)] = scenario
         return scenario
 
     def pipeline(self, key: Key) -> Object:
-        """Give the object."""
+        """Return the pipeline object."""
         scenario = self.scenarios[key]
         stored: StoredPipeline = scenario.cluster.pipelines[scenario.key]
-        notes = dict(stored.annotations)
+        annotations = dict(stored.annotations)
         if key in self.last_applied:
-            notes["kubectl.kubernetes.io/last-applied-configuration"] = json.dumps(self.last_applied[key])
+            annotations["kubectl.kubernetes.io/last-applied-configuration"] = json.dumps(self.last_applied[key])
         return {
             "apiVersion": "finetune.dev/v1alpha1",
             "kind": "FineTunePipeline",
@@ -71,59 +73,59 @@ class FakeApiServer:
                 "uid": stored.uid,
                 "generation": stored.generation,
                 "resourceVersion": str(stored.version),
-                "annotations": notes,
-                "managedFields": [{"manager": "somebody", "operation": "Apply"}],
+                "annotations": annotations,
+                "managedFields": [{"manager": "flux", "operation": "Apply"}],
             },
             "spec": json.loads(stored.spec),
             "status": json.loads(stored.status),
         }
 
-    def patched(self, key: Key, body: Object, query: dict[str, str], kind: str) -> Object:
-        """Change a pipeline, or say what it would be; raises Refusal."""
-        if self.admission:
-            raise Rejection(422, "Invalid", self.admission)
-        if key.namespace in self.missing:
-            raise Rejection(404, "NotFound", f'namespaces "{key.namespace}" not found')
-        known = key in self.scenarios
-        before = self.pipeline(key) if known else {"metadata": {"uid": "dry", "generation": 1}, "spec": {}}
-        whole = kind.startswith("application/apply") or not known
-        spec = body.get("spec", {}) if whole else merged(before["spec"], body.get("spec", {}))
+    def patch(self, key: Key, body: Object, query: dict[str, str], kind: str) -> Object:
+        """Patch a pipeline and return it; with `dryRun`, return the patched object only. Raises ErrorResponse."""
+        if self.admission_error:
+            raise ErrorResponse(422, "Invalid", self.admission_error)
+        if key.namespace in self.missing_namespaces:
+            raise ErrorResponse(404, "NotFound", f'namespaces "{key.namespace}" not found')
+        exists = key in self.scenarios
+        before = self.pipeline(key) if exists else {"metadata": {"uid": "dry", "generation": 1}, "spec": {}}
+        replaces = kind.startswith("application/apply") or not exists
+        spec = body.get("spec", {}) if replaces else merged(before["spec"], body.get("spec", {}))
         try:
-            read = PipelineSpec.model_validate(spec)
+            parsed = PipelineSpec.model_validate(spec)
         except ValidationError as error:
-            raise Rejection(422, "Invalid", f"spec: {error.errors()[0]['msg']}") from error
+            raise ErrorResponse(422, "Invalid", f"spec: {error.errors()[0]['msg']}") from error
         if query.get("dryRun"):
             meta = {**before["metadata"], "name": key.name, "namespace": key.namespace}
             return {**before, "metadata": meta, "spec": spec}
         scenario = self.scenarios[key]
-        scenario.cluster.edit(scenario.key, read)
+        scenario.cluster.edit(scenario.key, parsed)
         for name, value in body.get("metadata", {}).get("annotations", {}).items():
             scenario.cluster.annotate(scenario.key, name, value)
         scenario.reconcile_until_stable()
         return self.pipeline(key)
 
     def job(self, namespace: str, name: str) -> Object | None:
-        """Give a Job."""
+        """Return a Job, or None where it does not exist."""
         found = self._jobs(namespace).get(name)
         if found is None:
             return None
-        conditions = {JobState.COMPLETE: [over("Complete")], JobState.FAILED: [over("Failed")]}
+        conditions = {JobState.COMPLETE: [job_condition("Complete")], JobState.FAILED: [job_condition("Failed")]}
         return a_job(*conditions.get(found.observed.state, []), name=name, ownerReferences=[{"uid": found.owner}])
 
     def deployment(self, namespace: str, name: str) -> Object | None:
-        """Give the Deployment of an attempt that starts a server, while it starts."""
+        """Return the Deployment of an attempt whose server is starting; None for all others."""
         found = self._jobs(namespace).get(name)
         if found is None or not (found.live and found.template.serving):
             return None
-        said = {SERVING_ANNOTATION: json.dumps(asdict(found.template.serving))}
+        annotations = {SERVING_ANNOTATION: json.dumps(asdict(found.template.serving))}
         labels, owners = found.template.labels, [{"uid": found.owner}]
-        made = a_job(name=name, labels=labels, annotations=said, ownerReferences=owners)
-        return {**made, "spec": {"replicas": 1}, "status": {}}
+        job = a_job(name=name, labels=labels, annotations=annotations, ownerReferences=owners)
+        return {**job, "spec": {"replicas": 1}, "status": {}}
 
     def pods(self, namespace: str) -> Iterator[Object]:
-        """Give all pods that are left."""
+        """Yield all pods that exist in a namespace."""
         for name, job in self._jobs(namespace).items():
-            if name not in self.gone:
+            if name not in self.deleted_pods:
                 yield self._pod(namespace, name, job)
 
     def _jobs(self, namespace: str) -> dict[str, MemoryJob]:
@@ -141,17 +143,17 @@ class FakeApiServer:
             case JobState.RUNNING:
                 pod = a_pod(running())
             case JobState.COMPLETE | JobState.FAILED:
-                good = job.observed.state is JobState.COMPLETE
-                pod = a_pod(ended(job.observed.exit_code or 0), phase="Succeeded" if good else "Failed")
+                succeeded = job.observed.state is JobState.COMPLETE
+                pod = a_pod(terminated(job.observed.exit_code or 0), phase="Succeeded" if succeeded else "Failed")
         pod["metadata"] |= {"name": f"{name}-xyz", "namespace": namespace, "uid": f"uid-{name}"}
-        pod["metadata"]["ownerReferences"] = [made_by("Job", name)]
+        pod["metadata"]["ownerReferences"] = [controller_reference("Job", name)]
         pod["metadata"]["labels"] = {**job.template.labels, "batch.kubernetes.io/job-name": name}
         pod["spec"]["nodeName"] = self.nodes.get(name, "spot-1") if job.observed.started_at else ""
         return pod
 
 
-class Rejection(Exception):
-    """An answer that is none."""
+class ErrorResponse(Exception):
+    """A response with an error status."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -166,94 +168,94 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._answer("GET")
+        self._handle("GET")
 
     def do_PATCH(self) -> None:
-        self._answer("PATCH")
+        self._handle("PATCH")
 
-    def _answer(self, method: str) -> None:
+    def _handle(self, method: str) -> None:
         api, url = self.server.api, urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        api.asked.append(f"{method} {self.path}")
+        api.requests.append(f"{method} {self.path}")
         try:
-            self._check()
-            where = [part for part in url.path.split("/") if part]
-            found = self._found(method, where, dict(parse_qsl(url.query)), json.loads(body) if body else {})
-        except Rejection as refusal:
-            self._say({"kind": "Status", "reason": refusal.reason, "message": str(refusal)}, refusal.status)
+            self._authenticate()
+            path = [part for part in url.path.split("/") if part]
+            response = self._route(method, path, dict(parse_qsl(url.query)), json.loads(body) if body else {})
+        except ErrorResponse as error:
+            self._send({"kind": "Status", "reason": error.reason, "message": str(error)}, error.status)
         else:
-            if found is not None:
-                self._say(found, 200)
+            if response is not None:  # a log was already sent
+                self._send(response, 200)
 
-    def _check(self) -> None:
+    def _authenticate(self) -> None:
         api = self.server.api
-        if api.busy:
-            api.busy -= 1
-            raise Rejection(503, "ServiceUnavailable", "not now")
+        if api.unavailable:
+            api.unavailable -= 1
+            raise ErrorResponse(503, "ServiceUnavailable", "overloaded")
         if self.headers.get("Authorization") != "Bearer sesame":
-            raise Rejection(401, "Unauthorized", "Unauthorized")
+            raise ErrorResponse(401, "Unauthorized", "Unauthorized")
 
-    def _found(self, method: str, where: list[str], query: dict[str, str], body: Object) -> Object | None:
-        group, rest = (where[1], where[3:]) if where[0] == "apis" else ("", where[2:])
+    def _route(self, method: str, path: list[str], query: dict[str, str], body: Object) -> Object | None:
+        group, rest = (path[1], path[3:]) if path[0] == "apis" else ("", path[2:])
         namespace, rest = (rest[1], rest[2:]) if rest[0] == "namespaces" else ("", rest)
-        plural, name, below = (*rest, "", "")[:3]
-        self._allow(method, group, plural, name, namespace)
-        match plural, name, below:
+        plural, name, subresource = (*rest, "", "")[:3]
+        self._authorize(method, group, plural, name, namespace)
+        match plural, name, subresource:
             case "finetunepipelines", "", "":
                 keys = [key for key in sorted(self.server.api.scenarios) if namespace in {"", key.namespace}]
-                return _listed([self.server.api.pipeline(key) for key in keys])
+                return _list([self.server.api.pipeline(key) for key in keys])
             case "finetunepipelines", _, "":
                 return self._pipeline(method, Key(namespace, name), query, body)
             case "jobs" | "deployments", _, "":
-                found = self.server.api.job if plural == "jobs" else self.server.api.deployment
-                if child := found(namespace, name):
+                get = self.server.api.job if plural == "jobs" else self.server.api.deployment
+                if child := get(namespace, name):
                     return child
             case "pods", "", "":
                 label, _, value = query["labelSelector"].partition("=")
                 pods = self.server.api.pods(namespace)
-                return _listed([pod for pod in pods if pod["metadata"]["labels"].get(label) == value])
+                return _list([pod for pod in pods if pod["metadata"]["labels"].get(label) == value])
             case "pods", _, "log":
                 self._log(name.removesuffix("-xyz"), query)
                 return None
             case "events", "", "":
-                return _listed([])
-        raise Rejection(404, "NotFound", f'{plural} "{name}" not found')
+                return _list([])
+        raise ErrorResponse(404, "NotFound", f'{plural} "{name}" not found')
 
-    def _allow(self, method: str, group: str, plural: str, name: str, namespace: str) -> None:
+    def _authorize(self, method: str, group: str, plural: str, name: str, namespace: str) -> None:
         api = self.server.api
         if plural == PIPELINES and not api.installed:
-            raise Rejection(404, "", "404 page not found")
+            raise ErrorResponse(404, "", "404 page not found")
         verb = "patch" if method == "PATCH" else "get" if name else "list"
         if (verb, plural) in api.forbidden:
-            where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-            words = f'{plural}.{group} "{name}" is forbidden: User "bob" cannot {verb} resource "{plural}" '
-            raise Rejection(403, "Forbidden", f'{words}in API group "{group}" {where}')
+            scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+            message = f'{plural}.{group} "{name}" is forbidden: User "bob" cannot {verb} resource "{plural}" '
+            raise ErrorResponse(403, "Forbidden", f'{message}in API group "{group}" {scope}')
 
     def _pipeline(self, method: str, key: Key, query: dict[str, str], body: Object) -> Object:
         api = self.server.api
         if method == "PATCH" and (key in api.scenarios or query.get("dryRun")):
-            return api.patched(key, body, query, self.headers["Content-Type"])
+            return api.patch(key, body, query, self.headers["Content-Type"])
         if key in api.scenarios and api.scenarios[key].key in api.scenarios[key].cluster.pipelines:
             return api.pipeline(key)
-        raise Rejection(404, "NotFound", f'{PIPELINES}.finetune.dev "{key.name}" not found')
+        raise ErrorResponse(404, "NotFound", f'{PIPELINES}.finetune.dev "{key.name}" not found')
 
     def _log(self, job: str, query: dict[str, str]) -> None:
-        """Write what there is and, when it is followed, what comes, until the process has ended."""
+        """Send the log; with `follow`, also new lines until the process has ended, for 20 s at most."""
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        told, until = 0, time.monotonic() + 20
-        while time.monotonic() < until:
-            alive = query.get("follow") == "true" and self._runs(job)
+        sent, deadline = 0, time.monotonic() + 20
+        while time.monotonic() < deadline:
+            is_running = query.get("follow") == "true" and self._is_running(job)
             lines = self.server.api.logs.get(job, [])
-            for number, line in enumerate(lines[told:], told):
+            for number, line in enumerate(lines[sent:], sent):
                 self._chunk(f"2030-01-01T00:00:{number // 2:02}.{number:09}Z {line}\n".encode())
-                if job in self.server.api.cuts:
-                    self.server.api.cuts.remove(job)
+                if job in self.server.api.interrupted_logs:
+                    self.server.api.interrupted_logs.remove(job)
                     self.close_connection = True
                     return
-            told = len(lines)
-            if not alive:
+            sent = len(lines)
+            if not is_running:
                 break
             time.sleep(0.02)
         self._chunk(b"")
@@ -261,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _chunk(self, text: bytes) -> None:
         self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
 
-    def _runs(self, job: str) -> bool:
+    def _is_running(self, job: str) -> bool:
         found = [
             scenario.cluster.jobs[job]
             for scenario in self.server.api.scenarios.values()
@@ -269,16 +271,16 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         return bool(found) and found[0].live
 
-    def _say(self, answer: Object, status: int) -> None:
-        plain = status == 404 and not answer["reason"]
-        text = answer["message"].encode() if plain else json.dumps(answer, sort_keys=True).encode()
+    def _send(self, response: Object, status: int) -> None:
+        is_plain_text = status == 404 and not response["reason"]  # as for a resource that is not installed
+        text = response["message"].encode() if is_plain_text else json.dumps(response, sort_keys=True).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
 
 
-def _listed(items: list[Object]) -> Object:
+def _list(items: list[Object]) -> Object:
     return {"metadata": {}, "items": items}
 
 
@@ -293,7 +295,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving() -> Iterator[tuple[FakeApiServer, str]]:
-    """Have one for a while, and its URL."""
+    """Run a fake API server; yields it and its URL."""
     api = FakeApiServer()
     server = _Server(api)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -307,14 +309,17 @@ def serving() -> Iterator[tuple[FakeApiServer, str]]:
 
 
 def kubeconfig(url: str, **namespaces: str | None) -> str:
-    """Write one with a context for each, the first being current; and one whose server is not there."""
+    """Return a kubeconfig with a context for each namespace, the first being the current one.
+
+    Two more contexts fail: `unreachable` has no server, and the user of `unauthorized` has a wrong token.
+    """
     contexts = [
-        {"name": name, "context": {"cluster": "it", "user": "me", **({"namespace": space} if space else {})}}
+        {"name": name, "context": {"cluster": "fake", "user": "bob", **({"namespace": space} if space else {})}}
         for name, space in namespaces.items()
     ]
-    contexts.append({"name": "dead", "context": {"cluster": "nothing", "user": "me"}})
-    contexts.append({"name": "stranger", "context": {"cluster": "it", "user": "nobody"}})
-    servers = {"it": url, "nothing": "http://127.0.0.1:1"}
+    contexts.append({"name": "unreachable", "context": {"cluster": "none", "user": "bob"}})
+    contexts.append({"name": "unauthorized", "context": {"cluster": "fake", "user": "eve"}})
+    servers = {"fake": url, "none": "http://127.0.0.1:1"}
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
@@ -322,6 +327,6 @@ def kubeconfig(url: str, **namespaces: str | None) -> str:
             "current-context": contexts[0]["name"],
             "contexts": contexts,
             "clusters": [{"name": name, "cluster": {"server": server}} for name, server in servers.items()],
-            "users": [{"name": "me", "user": {"token": "sesame"}}, {"name": "nobody", "user": {"token": "x"}}],
+            "users": [{"name": "bob", "user": {"token": "sesame"}}, {"name": "eve", "user": {"token": "wrong"}}],
         }
     )

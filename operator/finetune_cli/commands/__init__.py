@@ -1,11 +1,11 @@
-"""The commands, one module each: `register` adds its arguments and sets `run`, which gives the exit code."""
+"""The commands, one module each: `register` adds the arguments and sets `run`, which returns the exit code."""
 
 import argparse
 from typing import Protocol
 
 
 class Commands(Protocol):
-    """What argparse hands to `register`; its own name for it is private."""
+    """The object that argparse passes to `register`; argparse's own class is private."""
 
-    def add_parser(self, name: str, *, help: str, description: str) -> argparse.ArgumentParser:  # noqa: A002  argparse's word
-        """Give the parser for one command."""
+    def add_parser(self, name: str, *, help: str, description: str) -> argparse.ArgumentParser:  # noqa: A002  the name is argparse's
+        """Add a command and return its parser."""

@@ -1,4 +1,4 @@
-"""`finetune get`: a pipeline as a tree of stages and attempts; on a cluster also of pods."""
+"""`finetune get`: print a pipeline as a tree of stages and attempts, on a cluster with their pods."""
 
 import argparse
 import json
@@ -9,36 +9,39 @@ from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_clust
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.display import live_table
+from finetune_cli.exit_codes import FAILED
 from finetune_cli.pipeline_status import ready_message
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.pipeline_file import PipelineFile, to_object
 
 DESCRIPTION = """\
-Show a pipeline: stages, attempts, what was lost, and why something waits. NAME is a pipeline on a cluster, with its
-pods; FILE a run on this machine. Without either: the only run in .finetune or, where there is none, all pipelines of
-the namespace. With -w the exit code is that of `finetune wait`.
+Show a pipeline: its stages and attempts, the lost steps, and the reason why a stage waits. NAME is a pipeline on a
+cluster, shown with its pods. FILE is the manifest of a run on this machine. Without either, show the only run in
+.finetune; if there is none, list the pipelines of the namespace. With -w, the exit code is that of `finetune wait`.
 """
 
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("get", help="show a pipeline, or all of a namespace", description=DESCRIPTION)
+    parser = commands.add_parser("get", help="show a pipeline, or list those of a namespace", description=DESCRIPTION)
     add_run_arguments(parser)
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces")
-    parser.add_argument("-w", "--watch", action="store_true", help="on a cluster: show it again until it has finished")
-    parser.add_argument("--json", action="store_true", help="print the whole object")
+    parser.add_argument(
+        "-w", "--watch", action="store_true", help="on a cluster: update the output until the pipeline has finished"
+    )
+    parser.add_argument("--json", action="store_true", help="print the whole object as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show it."""
+    """Show a pipeline; return FAILED where the work folder holds none."""
     if targets_cluster(arguments.name, arguments):
         return run_on_cluster("get", arguments)
     if arguments.watch:
-        raise UsageError("-w is for a cluster: `finetune run` shows how a run on this machine goes")
+        raise UsageError("-w works on clusters only: `finetune run` shows the progress of a run on this machine")
     pipeline = PipelineFile(find_workdir(arguments.name, arguments.workdir)).read()
     if pipeline is None:
-        return 1
+        return FAILED
     if arguments.json:
         print(json.dumps(to_object(pipeline), indent=1))
     else:

@@ -1,4 +1,4 @@
-"""`finetune logs`: what a stage's attempts printed, one after the other."""
+"""`finetune logs`: print the logs of a stage's attempts, oldest first."""
 
 import argparse
 import sys
@@ -16,8 +16,9 @@ from finetune_operator.local.pipeline_file import PipelineFile
 from finetune_operator.local.runner import LOG
 
 DESCRIPTION = """\
-Print what a stage wrote. On this machine (FILE, or the only run in .finetune): all its attempts, oldest first; -f waits
-for more until the newest ends. On a cluster (NAME): the newest attempt; -f goes on with the next until the stage ends.
+Print the log of a stage. On this machine (FILE, or the only run in .finetune): all attempts, oldest first; -f follows
+the newest attempt until it ends. On a cluster (NAME): the newest attempt; -f follows it and all later attempts until
+the stage ends.
 """
 POLL_SECONDS = 0.2
 
@@ -26,9 +27,9 @@ def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("logs", help="print a stage's log", description=DESCRIPTION)
     add_run_arguments(parser)
-    parser.add_argument("stage", choices=[stage.name for stage in STAGES])
-    parser.add_argument("--attempt", type=int, help="only this one")
-    parser.add_argument("-f", "--follow", action="store_true", help="wait for more")
+    parser.add_argument("stage", choices=[stage.name for stage in STAGES], help="stage whose log is printed")
+    parser.add_argument("--attempt", type=int, metavar="N", help="print only attempt N")
+    parser.add_argument("-f", "--follow", action="store_true", help="print new lines as they are written")
     parser.set_defaults(run=run)
 
 
@@ -48,13 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def no_attempt(stage: str, number: int | None, attempts: Sequence[AttemptStatus]) -> UsageError:
-    """Say which attempts there are."""
-    numbers = ", ".join(str(attempt.number) for attempt in attempts) or "none yet"
-    return UsageError(f"{stage} has no attempt{f' {number}' if number else ''}: there are {numbers}")
+    """Return the error for a stage without attempts, or without the attempt of this number."""
+    if not attempts:
+        return UsageError(f"{stage} has no attempts yet")
+    numbers = ", ".join(str(attempt.number) for attempt in attempts)
+    return UsageError(f"{stage} has no attempt {number}; its attempts are {numbers}")
 
 
 def print_attempt(attempt: AttemptStatus) -> None:
-    """Say whose log follows, where it is in nobody's way."""
+    """Print the attempt whose log follows to stderr, so that stdout holds the log alone."""
     print(f"--- attempt {attempt.number}: {attempt.job}", file=sys.stderr, flush=True)
 
 
@@ -69,11 +72,12 @@ def _print(folder: Path, attempt: AttemptStatus, *, follow: bool) -> None:
     try:
         with (folder / LOG).open(errors="replace") as log:
             while True:
-                alive = follow and is_locked(folder)  # before reading, so that its last words are not missed
+                # Check before reading: lines that the process writes before it exits are then read too.
+                is_running = follow and is_locked(folder)
                 sys.stdout.write(log.read())
                 sys.stdout.flush()
-                if not alive:
+                if not is_running:
                     return
                 time.sleep(POLL_SECONDS)
     except FileNotFoundError:
-        print(f"{folder / LOG} is not there", file=sys.stderr)
+        print(f"{folder / LOG} does not exist; the attempt may not have started", file=sys.stderr)

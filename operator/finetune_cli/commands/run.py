@@ -1,4 +1,4 @@
-"""`finetune run` and, with fresh budgets, `finetune retry`: the pipeline on this machine."""
+"""`finetune run`: run a pipeline on this machine; `finetune retry` does the same with fresh budgets."""
 
 import argparse
 import asyncio
@@ -26,9 +26,9 @@ from finetune_operator.core.settings import Settings
 from finetune_trainer.contract.environment import GIT_SHA
 
 DESCRIPTION = """\
-Run a pipeline on this machine: each stage is a process, each volume a folder. All of it lives in one work folder;
-running the command again goes on where it stopped, and finished stages are not run again. Ctrl-C stops as an
-eviction would. Exit code: 0 done, 1 failed, 2 the manifest is invalid, 3 done but below the gate, 130 interrupted.
+Run a pipeline on this machine: each stage is a process, each volume a folder. The run is kept in one work folder.
+Running the command again continues where it stopped; finished stages do not run again. Ctrl-C stops the stage as an
+eviction would. Exit code: 0 done, 1 failed, 2 invalid manifest, 3 done but below the gate, 130 interrupted.
 """
 
 
@@ -40,79 +40,81 @@ def register(commands: Commands) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` and `retry` have in common."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="the manifest")
+    """Add the arguments that `run` and `retry` share."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="manifest of the pipeline")
     add_local_arguments(parser)
     stages = [stage.name for stage in STAGES]
-    parser.add_argument("--until", choices=stages, help="stop when this stage is done")
-    help_evict = "take the stage's node away, with notice, when it has done so many steps (SIGTERM, then SIGKILL)"
-    help_kill = "lose the stage's node without notice (SIGKILL)"
-    for kind, words in (("evict", help_evict), ("kill", help_kill)):
-        parser.add_argument(f"--{kind}", action="append", default=[], metavar="STAGE@STEP", help=words)
-    parser.add_argument("--keep-serving", action="store_true", help="serve the model after deploy, until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="print the status object at the end, and nothing else")
+    parser.add_argument("--until", choices=stages, help="stop after this stage")
+    help_evict = "evict the stage when it has reached this step: SIGTERM, then SIGKILL; may be given several times"
+    help_kill = "kill the stage at this step without notice (SIGKILL), as the loss of its node would"
+    for kind, text in (("evict", help_evict), ("kill", help_kill)):
+        parser.add_argument(f"--{kind}", action="append", default=[], metavar="STAGE@STEP", help=text)
+    parser.add_argument(
+        "--keep-serving", action="store_true", help="serve the published model after the run, until Ctrl-C"
+    )
+    parser.add_argument("--json", action="store_true", help="print only the final status, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run until the end and give the exit code."""
+    """Run the pipeline until it has finished or is stopped, and return the exit code."""
     manifest = read(arguments.file)
-    drills = [fault("evict")(text) for text in arguments.evict] + [fault("kill")(text) for text in arguments.kill]
+    faults = [fault("evict")(text) for text in arguments.evict] + [fault("kill")(text) for text in arguments.kill]
     workdir = workdir_for(manifest, arguments.workdir)
-    with display_for(manifest.name, to_stderr=arguments.json) as view:
-        laptop = LocalRun.create(manifest, workdir, view.event)
-        with laptop.locked():
-            laptop.cluster.folders.link_claims(claims(arguments.claim))
-            laptop.check_claims()
-            laptop.check_sources()
+    with display_for(manifest.name, to_stderr=arguments.json) as display:
+        local_run = LocalRun.create(manifest, workdir, display.event)
+        with local_run.locked():
+            local_run.cluster.folders.link_claims(claims(arguments.claim))
+            local_run.check_claims()
+            local_run.check_sources()
             if commit := commit_of(manifest.path.parent):
                 os.environ.setdefault(GIT_SHA, commit)
             now = datetime.now(UTC)  # noqa: TID251  an edge
-            laptop.apply_manifest(retry=now.isoformat() if arguments.retry else None)
-            status = asyncio.run(laptop.run(Settings(until=arguments.until), drills, view.update))
+            local_run.apply_manifest(retry=now.isoformat() if arguments.retry else None)
+            status = asyncio.run(local_run.run(Settings(until=arguments.until), faults, display.update))
     if arguments.json:
         print(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1))
     else:
-        conclude(laptop, status, arguments)
-    if arguments.keep_serving and status.phase == "Succeeded" and not keep_serving(laptop):
+        print_summary(local_run, status, arguments)
+    if arguments.keep_serving and status.phase == "Succeeded" and not keep_serving(local_run):
         return FAILED
-    return exit_code(status, laptop, arguments.until)
+    return exit_code(status, local_run, arguments.until)
 
 
 def commit_of(folder: Path) -> str | None:
-    """Give the commit that a folder is at, with -dirty behind it where files differ; None where there is none."""
+    """Return the git commit of a folder, with the suffix -dirty for uncommitted changes; None outside a repository."""
     command = ("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        described = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip() or None
+    return described.stdout.strip() or None
 
 
-def exit_code(status: PipelineStatus, laptop: LocalRun, until: str | None) -> int:
-    """Say in a number how it ended."""
+def exit_code(status: PipelineStatus, local_run: LocalRun, until: str | None) -> int:
+    """Return the exit code: 0, FAILED, BELOW_GATE or INTERRUPTED."""
     if status.finished_at and status.phase not in DONE:
         return FAILED
-    if not status.finished_at and (laptop.cluster.stopping or not is_until_reached(status, until)):
+    if not status.finished_at and (local_run.cluster.stopping or not is_until_reached(status, until)):
         return INTERRUPTED
     return below_gate(status)
 
 
-def conclude(laptop: LocalRun, status: PipelineStatus, arguments: argparse.Namespace) -> None:
-    """Say at the end what there is, what it cost, and what to do next."""
+def print_summary(local_run: LocalRun, status: PipelineStatus, arguments: argparse.Namespace) -> None:
+    """Print the final status, the cost of interruptions, the model, and the command to run next."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(live_table(laptop.key.name, status))
+    console.print(live_table(local_run.key.name, status))
     if status.interruptions:
         console.print(interruptions_line(status))
     if status.gate:
         console.print(gate_line(status.gate), markup=False)
     if status.model:
         console.print(f"model: {status.model.uri} ({status.model.digest[:19]}…)", markup=False)
-    places = shlex.join([str(arguments.file), "--workdir", str(laptop.workdir)])
+    next_arguments = shlex.join([str(arguments.file), "--workdir", str(local_run.workdir)])
     if status.finished_at:
         console.print(f"{status.phase}: {ready_message(status)}", markup=False)
         if status.phase == "Failed":
-            console.print(f"mend it, then: finetune retry {places}", markup=False)
-    elif laptop.cluster.stopping:
-        console.print(f"stopped. To go on: finetune run {places}", markup=False)
-    elif laptop.manifest.spec.suspend:
-        console.print("nothing is started: spec.suspend is true")
+            console.print(f"After fixing the cause: finetune retry {next_arguments}", markup=False)
+    elif local_run.cluster.stopping:
+        console.print(f"Stopped. To continue: finetune run {next_arguments}", markup=False)
+    elif local_run.manifest.spec.suspend:
+        console.print("Nothing was started: spec.suspend is true")

@@ -1,4 +1,4 @@
-"""`finetune validate`: everything that is wrong with a manifest, at once."""
+"""`finetune validate`: report all errors of a manifest at once."""
 
 import argparse
 import json
@@ -7,52 +7,55 @@ from typing import Any
 
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import Diagnostic
+from finetune_cli.exit_codes import INVALID
 from finetune_cli.manifest.manifest import ReadResult, read_all
 
 DESCRIPTION = """\
-Check manifests and report everything that is wrong with them, as FILE:LINE: FIELD: what and how to mend it.
-A file may hold several pipelines, divided by ---. Findings go to standard output. Exit code: 0 valid, 2 not.
+Check manifests and print all errors, one a line: FILE:LINE: FIELD: the error and its fix. A file may hold several
+pipelines, separated by ---. The errors go to standard output. Exit code: 0 all valid, 2 at least one invalid.
 """
 
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("validate", help="check manifests, all errors at once", description=DESCRIPTION)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser = commands.add_parser(
+        "validate", help="check manifests and print all errors at once", description=DESCRIPTION
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="manifest to check")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check every file; give 0 if all are valid and 2 otherwise."""
-    readings = {file: read_all(file) for file in arguments.files}
+    """Check every file; return 0 if all are valid, else INVALID."""
+    results = {file: read_all(file) for file in arguments.files}
     if arguments.json:
-        print(json.dumps({"files": [_as_json(file, reading) for file, reading in readings.items()]}, indent=2))
+        print(json.dumps({"files": [_as_json(file, result) for file, result in results.items()]}, indent=2))
     else:
-        for file, reading in readings.items():
-            _print(file, reading)
-    return 2 if any(reading.diagnostics for reading in readings.values()) else 0
+        for file, result in results.items():
+            _print(file, result)
+    return INVALID if any(result.diagnostics for result in results.values()) else 0
 
 
-def _print(file: Path, reading: ReadResult) -> None:
-    for note in reading.warnings:
-        print(f"{note} (note)")
-    for problem in reading.diagnostics:
-        print(problem)
-    if not reading.diagnostics:
-        several = f", {len(reading.manifests)} pipelines" if len(reading.manifests) > 1 else ""
-        print(f"{file}: valid{several}")
+def _print(file: Path, result: ReadResult) -> None:
+    for warning in result.warnings:
+        print(f"{warning} (note)")
+    for diagnostic in result.diagnostics:
+        print(diagnostic)
+    if not result.diagnostics:
+        count = f", {len(result.manifests)} pipelines" if len(result.manifests) > 1 else ""
+        print(f"{file}: valid{count}")
 
 
-def _as_json(file: Path, reading: ReadResult) -> dict[str, Any]:
+def _as_json(file: Path, result: ReadResult) -> dict[str, Any]:
     return {
         "file": str(file),
-        "valid": not reading.diagnostics,
-        "pipelines": [manifest.name for manifest in reading.manifests],
-        "problems": [_problem(problem) for problem in reading.diagnostics],
-        "notes": [_problem(note) for note in reading.warnings],
+        "valid": not result.diagnostics,
+        "pipelines": [manifest.name for manifest in result.manifests],
+        "problems": [_diagnostic_as_json(diagnostic) for diagnostic in result.diagnostics],
+        "notes": [_diagnostic_as_json(warning) for warning in result.warnings],
     }
 
 
-def _problem(problem: Diagnostic) -> dict[str, Any]:
-    return {"line": problem.line, "path": problem.path, "message": problem.message}
+def _diagnostic_as_json(diagnostic: Diagnostic) -> dict[str, Any]:
+    return {"line": diagnostic.line, "path": diagnostic.path, "message": diagnostic.message}

@@ -1,4 +1,4 @@
-"""`finetune cancel`, `suspend` and `resume`: requests to the operator of a cluster; they differ in words only."""
+"""`finetune cancel`, `suspend` and `resume`: requests to the operator, which share their arguments."""
 
 import argparse
 from dataclasses import dataclass
@@ -15,31 +15,31 @@ class Verb:
     help: str
     description: str
     local_equivalent: str
-    """What does the same to a run on this machine."""
+    """How to get the same effect for a run on this machine; part of an error message."""
 
 
 VERBS = (
     Verb(
         name="cancel",
-        help="stop a pipeline on a cluster for good",
-        description="Stop what is running, as an eviction would, and start nothing more until `finetune retry`.",
-        local_equivalent="Ctrl-C in `finetune run` stops it",
+        help="stop a pipeline on a cluster until it is retried",
+        description="Stop the running stage, as an eviction would, and start no stage until `finetune retry`.",
+        local_equivalent="Ctrl-C in `finetune run` stops the run",
     ),
     Verb(
         name="suspend",
-        help="stop a pipeline on a cluster for a while",
-        description="Stop what is running, as an eviction would, and start nothing until `finetune resume`"
-        " (spec.suspend).",
-        local_equivalent="Ctrl-C in `finetune run` stops it, and running it again goes on",
+        help="stop a pipeline on a cluster until it is resumed",
+        description="Set spec.suspend: stop the running stage, as an eviction would, and start no stage until"
+        " `finetune resume`.",
+        local_equivalent="Ctrl-C in `finetune run` stops the run, and `finetune run` continues it",
     ),
     Verb(
         name="resume",
-        help="let a suspended pipeline go on",
-        description="Take a suspension back (spec.suspend): the stage that was stopped goes on where it was.",
-        local_equivalent="`finetune run` goes on where it was",
+        help="resume a suspended pipeline on a cluster",
+        description="Clear spec.suspend: the stage that was stopped resumes where it stopped.",
+        local_equivalent="`finetune run` continues a stopped run",
     ),
 )
-NAMES = "NAME is a pipeline on a cluster; with -n or --context a FILE names it too."
+NAMES = "NAME is a pipeline on a cluster; with -n or --context, it may be the manifest FILE instead."
 
 
 def register(commands: Commands) -> None:
@@ -51,6 +51,6 @@ def register(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Send the request; nothing is waited for."""
+    """Send the request and return without waiting for its effect."""
     require_cluster(arguments, arguments.local_equivalent)
     return run_on_cluster("annotate", arguments)

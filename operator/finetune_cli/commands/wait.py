@@ -1,4 +1,4 @@
-"""`finetune wait`: until a pipeline on a cluster has finished."""
+"""`finetune wait`: wait until a pipeline on a cluster has finished."""
 
 import argparse
 
@@ -6,9 +6,9 @@ from finetune_cli.arguments import add_name, require_cluster, run_on_cluster
 from finetune_cli.commands import Commands
 
 DESCRIPTION = """\
-Wait until a pipeline on a cluster has finished, well or not (Finished), or until all that was asked for is done
-(Ready; a pipeline that ends otherwise ends the waiting, too). Exit code: 0 done, 1 failed or time is up, 2 wrong input,
-3 finished below the gate.
+Wait until a pipeline on a cluster has the condition Finished (it succeeded or failed), or Ready (all its stages are
+done). A pipeline that can no longer become Ready also ends the wait. Exit code: 0 done, 1 failed or timed out, 2 wrong
+arguments, 3 finished below the gate.
 """
 
 
@@ -19,12 +19,18 @@ def register(commands: Commands) -> None:
     )
     add_name(parser)
     conditions = ("Finished", "Ready")
-    parser.add_argument("--for", choices=conditions, default="Finished", dest="condition", help="default: Finished")
-    parser.add_argument("--timeout", metavar="30m", help="as 90s, 30m, 1h30m (default: as long as it takes)")
+    parser.add_argument(
+        "--for",
+        choices=conditions,
+        default="Finished",
+        dest="condition",
+        help="condition to wait for (default: Finished)",
+    )
+    parser.add_argument("--timeout", metavar="30m", help="longest wait, as 90s, 30m or 1h30m (default: unlimited)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Wait, and say in a number how it ended."""
-    require_cluster(arguments, "`finetune run` ends when it has ended")
+    """Wait and return the exit code."""
+    require_cluster(arguments, "`finetune run` returns when the pipeline has finished")
     return run_on_cluster("wait", arguments)

@@ -1,1 +1,1 @@
-"""The manifest: YAML with positions, checked against the API, every problem reported as file:line: field."""
+"""Reading of manifests: YAML with line numbers, checked against the API; errors are reported as file:line: field."""

@@ -1,4 +1,4 @@
-"""A manifest file as a pipeline, or everything that is wrong with it."""
+"""Reads a manifest file into pipelines, or reports all its errors."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from finetune_cli.diagnostics import Diagnostic, InvalidManifest, closest_match, quoted, sort_diagnostics
-from finetune_cli.manifest import messages as words
-from finetune_cli.manifest import yaml_reader as documents
+from finetune_cli.manifest import yaml_reader
+from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, describe
 from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
 from finetune_cli.manifest.yaml_reader import YamlNode
 from finetune_operator.api.group import API_VERSION, KIND
@@ -18,27 +18,29 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import LabelKey, LabelValue
 from finetune_trainer.contract import ContractModel
 
-DnsSubdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=words.DNS_SUBDOMAIN)]
-DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=words.DNS_LABEL)]
-
+DnsSubdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=DNS_LABEL)]
 
 KEY_STEP = "[key]"
-"""What pydantic adds to the place of an error that is in a mapping's key."""
+"""Pydantic appends this step to the location of an error in a mapping's key."""
 RULE_ERROR = "rule"
-"""Rules are judged apart, so that they are even when other fields are wrong."""
+"""Pydantic's type of a broken rule.
+
+These errors are dropped: rules are checked separately, so that they are reported even where other fields are wrong.
+"""
 
 
-def _exactly(word: str) -> Callable[[str], str]:
+def _exactly(expected: str) -> Callable[[str], str]:
     def check(value: str) -> str:
-        if value != word:
-            raise ValueError(f"must be {word}")
+        if value != expected:
+            raise ValueError(f"must be {expected}")
         return value
 
     return check
 
 
 class Metadata(ContractModel):
-    """Kubernetes' own part of the object; what the operator does not look at may be anything."""
+    """Object metadata as Kubernetes defines it. Fields that the operator does not use may hold anything."""
 
     name: DnsSubdomain
     namespace: DnsLabel = "default"
@@ -58,7 +60,7 @@ class Metadata(ContractModel):
 
 
 class Envelope(ContractModel):
-    """The whole document."""
+    """One document of a manifest file."""
 
     api_version: Annotated[str, AfterValidator(_exactly(API_VERSION))]
     kind: Annotated[str, AfterValidator(_exactly(KIND))]
@@ -69,22 +71,22 @@ class Envelope(ContractModel):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What one document asks for."""
+    """The pipeline of one valid document."""
 
     path: Path
     line: int
-    """Where its document begins in the file."""
+    """First line of the document in the file."""
     name: str
     namespace: str
     annotations: dict[str, str]
     spec: PipelineSpec
     body: dict[str, Any]
-    """The document as it was written, without its status."""
+    """The document as parsed from YAML, without its status."""
 
 
 @dataclass
 class ReadResult:
-    """What a file holds: manifests that can be used, everything that is wrong, and what is worth knowing."""
+    """The valid manifests of a file, its errors, and its warnings."""
 
     manifests: list[Manifest] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -92,81 +94,82 @@ class ReadResult:
 
 
 def read(path: Path) -> Manifest:
-    """Give the one pipeline in a file; raises ManifestInvalid with every problem."""
-    reading = read_all(path)
-    for second in reading.manifests[1:]:
-        message = "a second pipeline; this command takes one a file"
-        reading.diagnostics.append(Diagnostic(path, second.line, "", message))
-    if reading.diagnostics:
-        raise InvalidManifest(sort_diagnostics(reading.diagnostics))
-    return reading.manifests[0]
+    """Return the only pipeline of a file; raises InvalidManifest with all errors."""
+    result = read_all(path)
+    for extra in result.manifests[1:]:
+        message = "a second pipeline; this command accepts one pipeline per file"
+        result.diagnostics.append(Diagnostic(path, extra.line, "", message))
+    if result.diagnostics:
+        raise InvalidManifest(sort_diagnostics(result.diagnostics))
+    return result.manifests[0]
 
 
 def read_all(path: Path) -> ReadResult:
-    """Read every document of a file; nothing is raised."""
-    text = documents.load(path)
-    reading = ReadResult(diagnostics=text.diagnostics)
-    for document in text.documents:
-        _check(path, document, reading)
-    reading.diagnostics = sort_diagnostics(reading.diagnostics)
-    return reading
+    """Return all manifests, errors and warnings of a file; raises nothing."""
+    file = yaml_reader.load(path)
+    result = ReadResult(diagnostics=file.diagnostics)
+    for document in file.documents:
+        _check(path, document, result)
+    result.diagnostics = sort_diagnostics(result.diagnostics)
+    return result
 
 
-def _check(file: Path, document: YamlNode, reading: ReadResult) -> None:
+def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
     if not isinstance(document.data, dict):
-        message = f"must be keys and values: apiVersion, kind, metadata, spec (got {quoted(document.plain())})"
-        reading.diagnostics.append(Diagnostic(file, document.line, "", message))
+        message = f"must be a mapping with apiVersion, kind, metadata and spec (got {quoted(document.plain())})"
+        result.diagnostics.append(Diagnostic(file, document.line, "", message))
         return
     status = document.data.pop("status", None)
     if status:
-        reading.warnings.append(Diagnostic(file, status.line, "status", "is ignored, as kubectl apply ignores it"))
-    stranger = _wrong_kind(file, document)
-    if stranger:
-        reading.diagnostics.append(stranger)
+        result.warnings.append(Diagnostic(file, status.line, "status", "is ignored, as kubectl apply ignores it"))
+    if wrong_kind := _wrong_kind(file, document):
+        result.diagnostics.append(wrong_kind)
         return
-    mending = SchemaChecker(file, document)
-    mending.check(Envelope, document)
-    envelope, wrong = _parsed(mending)
-    problems = [*mending.problems, *wrong, *_broken_rules(mending)]
-    reading.diagnostics += problems
-    if envelope and not problems and not document.broken:
-        about = envelope.metadata
-        reading.manifests.append(
-            Manifest(
-                file, document.line, about.name, about.namespace, about.annotations, envelope.spec, document.plain()
-            )
+    checker = SchemaChecker(file, document)
+    checker.check(Envelope, document)
+    envelope, invalid = _parse(checker)
+    diagnostics = [*checker.diagnostics, *invalid, *_broken_rules(checker)]
+    result.diagnostics += diagnostics
+    if envelope and not diagnostics and not document.broken:
+        meta = envelope.metadata
+        result.manifests.append(
+            Manifest(file, document.line, meta.name, meta.namespace, meta.annotations, envelope.spec, document.plain())
         )
 
 
 def _wrong_kind(file: Path, document: YamlNode) -> Diagnostic | None:
-    """Say that the document is of another kind, whose keys are none of our business."""
+    """Return an error for a document of another kind, whose keys are then not checked.
+
+    A misspelled FineTunePipeline is not another kind.
+    """
     kind = document.follow(("kind",))[1:]
     if not kind or not isinstance(kind[0].data, str) or closest_match(kind[0].data, [KIND]):
         return None
     return Diagnostic(file, kind[0].line, "kind", f"must be {KIND} (got {quoted(kind[0].data)})")
 
 
-def _parsed(mending: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
-    # Strictly and as JSON: Kubernetes takes no "8" for 8, as pydantic would by itself.
-    text = json.dumps(mending.document.plain())
+def _parse(checker: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
+    # Strict and from JSON: Kubernetes rejects "8" for 8, and pydantic's default mode accepts it.
+    text = json.dumps(checker.document.plain())
     try:
         return Envelope.model_validate_json(text, strict=True), []
     except ValidationError as invalid:
-        return None, list(_translated(mending, invalid))
+        return None, list(_diagnostics_of(checker, invalid))
 
 
-def _translated(mending: SchemaChecker, invalid: ValidationError) -> Iterator[Diagnostic]:
+def _diagnostics_of(checker: SchemaChecker, invalid: ValidationError) -> Iterator[Diagnostic]:
     for error in invalid.errors(include_url=False):
         location = tuple(step for step in error["loc"] if step != KEY_STEP)
-        if error["type"] == RULE_ERROR or location in mending.reported:
+        if error["type"] == RULE_ERROR or location in checker.reported:
             continue
-        value = mending.document.follow(location)[-1]
-        path = format_path(mending.document, location)
-        yield Diagnostic(mending.file, value.line, path, words.describe(error, value))
+        value = checker.document.follow(location)[-1]
+        path = format_path(checker.document, location)
+        yield Diagnostic(checker.file, value.line, path, describe(error, value))
 
 
-def _broken_rules(mending: SchemaChecker) -> Iterator[Diagnostic]:
-    document = mending.document
+def _broken_rules(checker: SchemaChecker) -> Iterator[Diagnostic]:
+    document = checker.document
     for location, rule in broken_rules(Envelope, document.plain()):
-        place = (*location, *rule.field.split("."))
-        yield Diagnostic(mending.file, document.follow(place)[-1].line, format_path(document, place), rule.message)
+        field_location = (*location, *rule.field.split("."))
+        line = document.follow(field_location)[-1].line
+        yield Diagnostic(checker.file, line, format_path(document, field_location), rule.message)

@@ -1,4 +1,4 @@
-"""Pydantic's errors in plain words: one table, and one for patterns."""
+"""Messages for pydantic's errors: one table by type of error, one by pattern."""
 
 import re
 from collections.abc import Callable
@@ -13,64 +13,65 @@ DNS_LABEL = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
 
 PATTERNS = {
-    DNS_LABEL: "must be lower-case letters, digits and -, with a letter or digit at both ends",
-    DNS_SUBDOMAIN: "must be lower-case letters, digits, - and ., with a letter or digit at both ends",
-    r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$": "must be lower-case letters, digits, - and ., as names in Kubernetes are",
+    # The keys are the patterns of the API's schema, exactly as written there.
+    DNS_LABEL: "must consist of lower-case letters, digits and -, with a letter or digit at both ends",
+    DNS_SUBDOMAIN: "must consist of lower-case letters, digits, - and ., with a letter or digit at both ends",
+    r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$": "must consist of lower-case letters, digits, - and ., as Kubernetes names do",
     r"^((hf|file)://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$": (
-        "must be hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH or a path beside the manifest, without spaces"
+        "must be hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH or a path relative to the manifest, without spaces"
     ),
     r"^(file://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$": (
-        "must be pvc://CLAIM/PATH, file:///PATH or a path beside the manifest, without spaces"
+        "must be pvc://CLAIM/PATH, file:///PATH or a path relative to the manifest, without spaces"
     ),
     r"^\S+$": "must be one word, without spaces",
-    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must be letters, digits, _, . and -, with a letter or digit first",
-    r"^[A-Za-z0-9_.*-]+$": "must be letters, digits, _, ., - and *",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must consist of letters, digits, _, . and -, with a letter or digit first",
+    r"^[A-Za-z0-9_.*-]+$": "must consist of letters, digits, _, ., - and *",
     r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$": "must be a quantity such as 2, 500m or 16Gi",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be letters, digits and _, with no digit first",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "must consist of letters, digits and _, with no digit first",
     r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$": (
-        "must be a label's key: letters, digits, _, ., - and /, with a letter or digit at both ends"
+        "must be a label key: letters, digits, _, ., - and /, with a letter or digit at both ends"
     ),
     r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$": (
-        "must be a label's value: letters, digits, _, . and -, with a letter or digit at both ends"
+        "must be a label value: letters, digits, _, . and -, with a letter or digit at both ends"
     ),
 }
 
 
 def describe(error: ErrorDetails, value: YamlNode) -> str:
-    """Say what is wrong with a value and, where that helps, what it was."""
+    """Return the message for an error: the expected value and, where it helps, the observed one."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return "is required"
     if kind == "string_type":
-        return _text_wanted(value)
+        return _string_expected(value)
     if kind in {"literal_error", "enum"}:
         return _one_of(re.findall(r"'([^']*)'", context["expected"]), error["input"])
     if kind == "value_error":
-        return _refused(str(context["error"]), error["input"])
-    words = _MESSAGES.get(kind)
-    said = words(context) if words else error["msg"]
-    return f"{said} (got {quoted(error['input'])})"
+        return _validator_message(str(context["error"]), error["input"])
+    format_message = _MESSAGES.get(kind)
+    expected = format_message(context) if format_message else error["msg"]
+    return f"{expected} (got {quoted(error['input'])})"
 
 
 _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "greater_than_equal": lambda found: f"must be at least {_number(found['ge'])}",
-    "greater_than": lambda found: f"must be more than {_number(found['gt'])}",
-    "less_than_equal": lambda found: f"must be at most {_number(found['le'])}",
-    "less_than": lambda found: f"must be less than {_number(found['lt'])}",
-    "int_type": lambda _: "must be a whole number",
-    "int_from_float": lambda _: "must be a whole number",
+    "greater_than_equal": lambda context: f"must be at least {_number(context['ge'])}",
+    "greater_than": lambda context: f"must be more than {_number(context['gt'])}",
+    "less_than_equal": lambda context: f"must be at most {_number(context['le'])}",
+    "less_than": lambda context: f"must be less than {_number(context['lt'])}",
+    "int_type": lambda _: "must be an integer",
+    "int_from_float": lambda _: "must be an integer",
     "float_type": lambda _: "must be a number",
     "finite_number": lambda _: "must be a finite number",
     "bool_type": lambda _: "must be true or false",
-    "model_type": lambda _: "must be keys and values",
-    "dict_type": lambda _: "must be keys and values",
+    "model_type": lambda _: "must be a mapping",
+    "dict_type": lambda _: "must be a mapping",
     "tuple_type": lambda _: "must be a list",
     "list_type": lambda _: "must be a list",
-    "string_too_short": lambda found: f"must have at least {_count(found['min_length'], 'character')}",
-    "string_too_long": lambda found: f"must have at most {_count(found['max_length'], 'character')}",
-    "too_short": lambda found: f"must have at least {_count(found['min_length'], 'entry', 'entries')}",
-    "too_long": lambda found: f"must have at most {_count(found['max_length'], 'entry', 'entries')}",
-    "string_pattern_mismatch": lambda found: PATTERNS.get(found["pattern"], f"must match {found['pattern']}"),
+    "string_too_short": lambda context: f"must have at least {_count(context['min_length'], 'character')}",
+    "string_too_long": lambda context: f"must have at most {_count(context['max_length'], 'character')}",
+    "too_short": lambda context: f"must have at least {_count(context['min_length'], 'entry', 'entries')}",
+    "too_long": lambda context: f"must have at most {_count(context['max_length'], 'entry', 'entries')}",
+    "string_pattern_mismatch": lambda context: PATTERNS.get(context["pattern"], f"must match {context['pattern']}"),
 }
 
 
@@ -82,25 +83,25 @@ def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
-def _text_wanted(value: YamlNode) -> str:
+def _string_expected(value: YamlNode) -> str:
     match value.data:
         case bool() if value.source.lower() not in {"true", "false"}:
-            return f'must be text, but {value.source} without quotes means {quoted(value.data)}; write "{value.source}"'
+            return f'must be a string, but unquoted {value.source} means {quoted(value.data)}; write "{value.source}"'
         case bool() | int() | float():
-            return f'must be text (got {quoted(value.data)}); put it in quotes: "{value.source}"'
+            return f'must be a string (got {quoted(value.data)}); put it in quotes: "{value.source}"'
         case _:
-            return f"must be text (got {quoted(value.plain())})"
+            return f"must be a string (got {quoted(value.plain())})"
 
 
 def _one_of(choices: list[str], got: Any) -> str:
-    wanted = f"must be {choices[0]}" if len(choices) == 1 else f"must be one of {', '.join(choices)}"
-    meant = closest_match(got, choices) if isinstance(got, str) else None
-    hint = f"; did you mean {meant}?" if meant and len(choices) > 1 else ""
-    return f"{wanted} (got {quoted(got)}){hint}"
+    expected = f"must be {choices[0]}" if len(choices) == 1 else f"must be one of {', '.join(choices)}"
+    match = closest_match(got, choices) if isinstance(got, str) else None
+    hint = f"; did you mean {match}?" if match and len(choices) > 1 else ""
+    return f"{expected} (got {quoted(got)}){hint}"
 
 
-def _refused(why: str, got: Any) -> str:
-    """Say what a validator of our own said; `must be one of a, b` gains a did-you-mean."""
-    if why.startswith("must be one of "):
-        return _one_of(why.removeprefix("must be one of ").split(", "), got)
-    return f"{why} (got {quoted(got)})"
+def _validator_message(message: str, got: Any) -> str:
+    """Return the message of a validator of the API; `must be one of a, b` gains a did-you-mean."""
+    if message.startswith("must be one of "):
+        return _one_of(message.removeprefix("must be one of ").split(", "), got)
+    return f"{message} (got {quoted(got)})"

@@ -1,4 +1,4 @@
-"""PyYAML's complaints in plain words."""
+"""Messages for PyYAML's errors."""
 
 import re
 from pathlib import Path
@@ -9,47 +9,52 @@ from yaml.reader import ReaderError
 
 from finetune_cli.diagnostics import Diagnostic
 
-# Pattern over "context: problem", the words for it, and whether the place is where the construct began.
-_WORDS: tuple[tuple[str, str, bool], ...] = (
-    (r"found character '\\t'", "a tab here; YAML is indented with spaces only", False),
+# Pattern over PyYAML's "context: problem", the message for it, and whether to report the line where the construct
+# begins instead of the line where parsing failed. The first pattern that matches wins.
+_MESSAGES: tuple[tuple[str, str, bool], ...] = (
+    (r"found character '\\t'", "a tab; YAML is indented with spaces only", False),
     (r"found character '(.)' that cannot start", r"a value cannot begin with \1; put it in quotes", False),
-    (r"mapping values are not allowed", "a second ': ' in one value; put it in quotes, or mend the indentation", False),
+    (r"mapping values are not allowed", "a second ': ' in one value; put it in quotes, or fix the indentation", False),
     (r"could not find expected ':'", "a key without ': ' after it", True),
     (r"quoted scalar: found unexpected (end of stream|document)", "this quote is never closed", True),
     (r"expected ',' or '\]', but got '<stream end>'", "this [ is never closed", True),
     (r"expected ',' or '}', but got '<stream end>'", "this { is never closed", True),
     (r"expected ',' or '(.)', but got (.*)", r"expected a comma or \1, found \2", False),
-    (r"expected <block end>, but found '([\]},])'", r"a \1 without its beginning", False),
-    (r"expected <block end>, but found '<scalar>'", "text after a value that was already complete", False),
+    (r"expected <block end>, but found '([\]},])'", r"a \1 without its opening bracket", False),
+    (r"expected <block end>, but found '<scalar>'", "text after a complete value", False),
     (r"expected <block end>", "indented differently from the lines it belongs to", False),
-    (r"sequence entries are not allowed", "a list begins on the line after its key", False),
-    (r"found undefined alias '(.*)'", r"*\1 refers to &\1, which does not come before it", False),
+    (r"sequence entries are not allowed", "a list must begin on the line after its key", False),
+    (r"found undefined alias '(.*)'", r"*\1 refers to &\1, which is not defined before it", False),
     (r"found duplicate anchor '(.*)'; .*", r"&\1 is defined twice", False),
-    (r"unknown escape character '(.*)'", r"\\\1 is no escape in double quotes; write \\\\ or use single quotes", False),
+    (
+        r"unknown escape character '(.*)'",
+        r"\\\1 is not an escape in double quotes; write \\\\ or use single quotes",
+        False,
+    ),
     (r"expected '<document start>'", "text after the end of a document; begin the next one with ---", False),
 )
 
 
-def problem(file: Path, text: str, error: yaml.YAMLError) -> Diagnostic:
-    """Say what stops the file from being YAML, and in which line."""
+def diagnostic(file: Path, text: str, error: yaml.YAMLError) -> Diagnostic:
+    """Return the diagnostic for a file that is not YAML, with its line."""
     if isinstance(error, ReaderError):
         message = f"character U+{int(error.character):04X} is not allowed in YAML; remove it"
         return Diagnostic(file, _line(text, error.position), "", message)
     if not isinstance(error, yaml.MarkedYAMLError):
         return Diagnostic(file, None, "", f"is not YAML: {error}")
-    complaint = f"{error.context or ''}: {error.problem or ''}".removeprefix(": ")
-    for pattern, words, at_start in _WORDS:
-        if found := re.search(pattern, complaint, re.DOTALL):
-            mark = error.context_mark if at_start else error.problem_mark
-            return Diagnostic(file, _marked(text, mark or error.problem_mark), "", f"not YAML: {found.expand(words)}")
-    return Diagnostic(file, _marked(text, error.problem_mark), "", f"not YAML: {complaint}")
+    detail = f"{error.context or ''}: {error.problem or ''}".removeprefix(": ")
+    for pattern, template, at_start in _MESSAGES:
+        if found := re.search(pattern, detail, re.DOTALL):
+            mark = (error.context_mark if at_start else None) or error.problem_mark
+            return Diagnostic(file, _line_of_mark(text, mark), "", f"not YAML: {found.expand(template)}")
+    return Diagnostic(file, _line_of_mark(text, error.problem_mark), "", f"not YAML: {detail}")
 
 
-def _marked(text: str, mark: Mark | None) -> int:
+def _line_of_mark(text: str, mark: Mark | None) -> int:
     return _line(text, mark.index) if mark else 1
 
 
 def _line(text: str, index: int) -> int:
-    """Count lines as an editor does; the end of the text belongs to its last line."""
+    """Return the line, counted as editors do; the end of the text belongs to its last line."""
     before = text[: min(index, len(text.rstrip("\r\n")))]
     return before.count("\n") + 1

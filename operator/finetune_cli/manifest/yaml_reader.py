@@ -1,7 +1,7 @@
-"""YAML with the line of everything, read as Kubernetes reads it.
+"""Reads YAML into a tree of values with their lines, as Kubernetes reads it.
 
-This follows the Go library behind kubectl where PyYAML does not: 2e-4 is a number, 1:30 and 2024-01-01 are text,
-y and n without quotes are true and false as yes, no, on and off are.
+It follows the Go library behind kubectl where PyYAML differs. 2e-4 is a number; 1:30 and 2024-01-01 are strings.
+Unquoted y and n are true and false, as are yes, no, on and off.
 """
 
 import re
@@ -17,11 +17,13 @@ from yaml.composer import ComposerError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from finetune_cli.diagnostics import Diagnostic, quoted
-from finetune_cli.manifest import yaml_errors as syntax
+from finetune_cli.manifest import yaml_errors
 
-LARGEST_FILE = 256 * 1024
-DEEPEST = 64
-MOST_NODES = 50_000
+MAX_FILE_BYTES = 256 * 1024
+"""`kubectl apply` stores the manifest in an annotation, and Kubernetes limits annotations to this size."""
+MAX_DEPTH = 64
+MAX_NODES = 50_000
+"""Values in a document with its aliases written out; more is an alias bomb."""
 INTEGER_BITS = 64
 TRUE, FALSE = {"y", "yes", "on", "true"}, {"n", "no", "off", "false"}
 
@@ -31,19 +33,19 @@ MERGE = f"{TAG}merge"
 
 @dataclass
 class YamlNode:
-    """A scalar, mapping or list, and where it stands."""
+    """A scalar, mapping or list with its line."""
 
     line: int
-    written: str
-    """Its key as it was written, or [3] in a list."""
+    key: str
+    """Its key as the file spells it, or [3] for an item of a list."""
     data: "str | int | float | bool | dict[str, YamlNode] | list[YamlNode] | None"
     source: str = ""
-    """A scalar as it was written, without quotes."""
+    """A scalar as the file spells it, without quotes."""
     broken: bool = False
-    """It, or in a whole document something in it, could not be read; that has been said."""
+    """This value, or for a document's root any value below it, could not be read; the error is reported already."""
 
     def plain(self) -> Any:
-        """Give the data alone."""
+        """Return the data without lines, as plain dicts, lists and scalars."""
         match self.data:
             case dict():
                 return {key: value.plain() for key, value in self.data.items()}
@@ -53,7 +55,7 @@ class YamlNode:
                 return self.data
 
     def follow(self, path: tuple[str | int, ...]) -> "list[YamlNode]":
-        """Give the values on the way along a path, as far as they exist, this one first."""
+        """Return the values along a path, as far as they exist, starting with this one."""
         found = [self]
         for step in path:
             match found[-1].data, step:
@@ -68,21 +70,21 @@ class YamlNode:
 
 @dataclass
 class YamlFile:
-    """A file's documents and all that is wrong with it as YAML."""
+    """The documents of a file and its YAML errors."""
 
     documents: list[YamlNode] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML's own way: the resolvers of a loader class
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML keeps a loader's resolvers in the class
     depth = 0
 
     @override
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         self.depth += 1
-        if self.depth > DEEPEST:
-            raise ComposerError(problem=f"nested more than {DEEPEST} levels deep", problem_mark=self.get_mark())
+        if self.depth > MAX_DEPTH:
+            raise ComposerError(problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=self.get_mark())
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -103,47 +105,47 @@ for _tag, _pattern, _first in (
 
 
 def load(file: Path) -> YamlFile:
-    """Read a file; whatever is wrong becomes a Problem, never an exception."""
+    """Read a file. Every error becomes a Diagnostic; none is raised."""
     try:
         with file.open("rb") as stream:
-            content = stream.read(LARGEST_FILE + 1)
+            content = stream.read(MAX_FILE_BYTES + 1)
     except IsADirectoryError:
-        return YamlFile(diagnostics=[Diagnostic(file, None, "", "is a folder; name the manifest in it")])
+        return YamlFile(diagnostics=[Diagnostic(file, None, "", "is a folder; give the manifest file in it")])
     except FileNotFoundError:
-        return YamlFile(diagnostics=[Diagnostic(file, None, "", "no such file; `finetune init` writes one")])
+        return YamlFile(diagnostics=[Diagnostic(file, None, "", "no such file; `finetune init` writes a manifest")])
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return YamlFile(diagnostics=[Diagnostic(file, None, "", f"cannot be read: {why}")])
-    if len(content) > LARGEST_FILE:
-        message = f"is larger than {LARGEST_FILE // 1024} KiB; a manifest is a few KiB, and kubectl apply takes no more"
+    if len(content) > MAX_FILE_BYTES:
+        message = f"is larger than {MAX_FILE_BYTES // 1024} KiB, the limit of kubectl apply; a manifest has a few KiB"
         return YamlFile(diagnostics=[Diagnostic(file, None, "", message)])
     return parse(file, content)
 
 
 def parse(file: Path, content: bytes) -> YamlFile:
-    """Read a file's bytes into documents."""
-    text = YamlFile()
+    """Parse the bytes of a file into documents."""
+    result = YamlFile()
     try:
         decoded = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         message = f"is not UTF-8: byte 0x{content[error.start]:02x}; save the file as UTF-8"
-        text.diagnostics.append(Diagnostic(file, line, "", message))
-        return text
+        result.diagnostics.append(Diagnostic(file, line, "", message))
+        return result
     newlines = [found.start() for found in re.finditer("\n", decoded)]
     try:
         for node in _nodes(decoded):
-            walk = _TreeBuilder(file, newlines)
-            document = walk.value(node, "", walk.line(node), ())
-            document.broken = bool(walk.problems)
-            text.diagnostics += walk.problems
-            if document.data is not None and not walk.stopped:
-                text.documents.append(document)
+            builder = _TreeBuilder(file, newlines)
+            document = builder.value(node, "", builder.line(node), ())
+            document.broken = bool(builder.diagnostics)
+            result.diagnostics += builder.diagnostics
+            if document.data is not None and not builder.stopped:
+                result.documents.append(document)
     except yaml.YAMLError as error:
-        text.diagnostics.append(syntax.problem(file, decoded, error))
-    if not text.documents and not text.diagnostics:
-        text.diagnostics.append(Diagnostic(file, 1, "", "is empty; `finetune init` writes a manifest to start from"))
-    return text
+        result.diagnostics.append(yaml_errors.diagnostic(file, decoded, error))
+    if not result.documents and not result.diagnostics:
+        result.diagnostics.append(Diagnostic(file, 1, "", "is empty; `finetune init` writes a manifest to start from"))
+    return result
 
 
 def _nodes(text: str) -> Iterator[Node]:
@@ -158,99 +160,99 @@ def _nodes(text: str) -> Iterator[Node]:
 
 
 class _TreeBuilder:
-    """Turns one document's node graph into a tree; aliases are written out, within limits."""
+    """A converter of one document's node graph into a tree; aliases are written out, up to MAX_NODES and MAX_DEPTH."""
 
     def __init__(self, file: Path, newlines: list[int]) -> None:
         self.file = file
         self.newlines = newlines
-        self.problems: list[Diagnostic] = []
-        self.left = MOST_NODES
+        self.diagnostics: list[Diagnostic] = []
+        self.nodes_left = MAX_NODES
         self.stopped = False
 
-    def report(self, line: int, trail: tuple[str, ...], message: str) -> None:
-        self.problems.append(Diagnostic(self.file, line, joined(trail), message))
+    def report(self, line: int, path: tuple[str, ...], message: str) -> None:
+        self.diagnostics.append(Diagnostic(self.file, line, join_path(path), message))
 
     def line(self, node: Node) -> int:
-        """Count as editors do; PyYAML's own count takes other characters for line ends as well."""
+        """Return the line as editors count it; PyYAML also counts other characters, such as U+2028, as line ends."""
         return bisect(self.newlines, node.start_mark.index - 1) + 1
 
-    def value(self, node: Node, written: str, line: int, trail: tuple[str, ...]) -> YamlNode:
-        self.left -= 1
-        if self.left < 0 or len(trail) > DEEPEST:
-            self._stop(line, trail)
-            return YamlNode(line, written, None, broken=True)
+    def value(self, node: Node, key: str, line: int, path: tuple[str, ...]) -> YamlNode:
+        self.nodes_left -= 1
+        if self.nodes_left < 0 or len(path) > MAX_DEPTH:
+            self._stop(line, path)
+            return YamlNode(line, key, None, broken=True)
         match node:
             case MappingNode():
-                return YamlNode(line, written, self._mapping(node, trail))
+                return YamlNode(line, key, self._mapping(node, path))
             case SequenceNode():
-                return YamlNode(line, written, self._list(node, trail))
+                return YamlNode(line, key, self._list(node, path))
             case _:
-                return self._scalar(node, written, line, trail)
+                return self._scalar(node, key, line, path)
 
-    def _stop(self, line: int, trail: tuple[str, ...]) -> None:
+    def _stop(self, line: int, path: tuple[str, ...]) -> None:
         if self.stopped:
             return
-        self.stopped, self.left = True, 0
-        if len(trail) > DEEPEST:
-            self.report(line, (), f"an alias contains itself, or lies more than {DEEPEST} levels deep")
+        self.stopped, self.nodes_left = True, 0
+        if len(path) > MAX_DEPTH:
+            self.report(line, (), f"an alias contains itself or is nested more than {MAX_DEPTH} levels deep")
         else:
-            self.report(line, (), f"has more than {MOST_NODES:,} values, aliases written out")
+            self.report(line, (), f"has more than {MAX_NODES:,} values with its aliases written out")
 
-    def _list(self, node: SequenceNode, trail: tuple[str, ...]) -> list[YamlNode]:
+    def _list(self, node: SequenceNode, path: tuple[str, ...]) -> list[YamlNode]:
         items = []
         for index, item in enumerate(node.value):
-            written = f"[{index}]"
-            items.append(self.value(item, written, self.line(item), (*trail, written)))
+            key = f"[{index}]"
+            items.append(self.value(item, key, self.line(item), (*path, key)))
         return items
 
-    def _mapping(self, node: MappingNode, trail: tuple[str, ...]) -> dict[str, YamlNode]:
+    def _mapping(self, node: MappingNode, path: tuple[str, ...]) -> dict[str, YamlNode]:
         own: dict[str, YamlNode] = {}
         merged: dict[str, YamlNode] = {}
         for key, content in node.value:
             line = self.line(key)
             if key.tag == MERGE:
-                merged = self._merge(content, line, trail) | merged
-            elif (name := self._key(key, line, trail)) is None:
+                merged = self._merge(content, line, path) | merged
+            elif (name := self._key(key, line, path)) is None:
                 continue
             elif name in own:
-                self.report(line, (*trail, name), f"is given twice, first in line {own[name].line}; keep one")
+                self.report(line, (*path, name), f"is given twice, first in line {own[name].line}; keep one")
             else:
-                own[name] = self.value(content, name, line, (*trail, name))
+                own[name] = self.value(content, name, line, (*path, name))
         return merged | own
 
-    def _key(self, key: Node, line: int, trail: tuple[str, ...]) -> str | None:
+    def _key(self, key: Node, line: int, path: tuple[str, ...]) -> str | None:
         if not isinstance(key, ScalarNode):
-            self.report(line, trail, "a key must be text; {{ }} of a template, or a list, cannot be one")
+            self.report(line, path, "a key must be a string; a list or the {{ }} of a template cannot be a key")
             return None
         if key.tag == f"{TAG}str":
             return str(key.value)
         shown = key.value or "nothing"
-        self.report(line, trail, f'a key must be text: put quotes around it ("{shown}")')
+        self.report(line, path, f'a key must be a string; put it in quotes: "{shown}"')
         return None
 
-    def _merge(self, content: Node, line: int, trail: tuple[str, ...]) -> dict[str, YamlNode]:
+    def _merge(self, content: Node, line: int, path: tuple[str, ...]) -> dict[str, YamlNode]:
         parts = content.value if isinstance(content, SequenceNode) else [content]
         merged: dict[str, YamlNode] = {}
         for part in parts:
             if not isinstance(part, MappingNode):
-                self.report(line, trail, "<< must be followed by an alias of a mapping, as in <<: *common")
+                self.report(line, path, "<< needs an alias of a mapping, as in <<: *common")
                 continue
-            value = self.value(part, "<<", line, (*trail, "<<"))
+            value = self.value(part, "<<", line, (*path, "<<"))
             merged = (value.data if isinstance(value.data, dict) else {}) | merged
         return merged
 
-    def _scalar(self, node: Node, written: str, line: int, trail: tuple[str, ...]) -> YamlNode:
+    def _scalar(self, node: Node, key: str, line: int, path: tuple[str, ...]) -> YamlNode:
         try:
-            return YamlNode(line, written, _READERS.get(node.tag, _unknown)(node.value), source=node.value)
+            return YamlNode(line, key, _READERS.get(node.tag, _reject_tag)(node.value), source=node.value)
         except ValueError as error:
-            self.report(line, trail, f"{error} (got {quoted(node.value)})")
-            return YamlNode(line, written, None, broken=True)
+            self.report(line, path, f"{error} (got {quoted(node.value)})")
+            return YamlNode(line, key, None, broken=True)
 
 
-def joined(trail: tuple[str, ...]) -> str:
-    """Write a path: spec.train.args[3], and [key] for a key that holds dots or other marks."""
+def join_path(path: tuple[str, ...]) -> str:
+    """Return a path such as spec.train.args[3]; a key with dots or other marks becomes [key]."""
     text = ""
-    for step in trail:
+    for step in path:
         if step.startswith("["):
             text += step
         elif re.fullmatch(r"[A-Za-z0-9_-]+", step):
@@ -260,29 +262,29 @@ def joined(trail: tuple[str, ...]) -> str:
     return text
 
 
-def _unknown(_: str) -> None:
-    raise ValueError("has a tag (!…) that means nothing here; remove it")
+def _reject_tag(_: str) -> None:
+    raise ValueError("has a tag (!…), which is not supported; remove it")
 
 
-def _text(value: str) -> str:
+def _read_string(value: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError("half of a UTF-16 pair is not a character")
+        raise ValueError("holds half of a UTF-16 surrogate pair, which is not a character")
     return value
 
 
-def _whole(value: str) -> int:
+def _read_int(value: str) -> int:
     digits = value.replace("_", "").lower()
     octal = re.fullmatch(r"([-+]?)0o?([0-7]+)", digits)
     try:
         number = int(octal[1] + octal[2], 8) if octal else int(digits, 0)
     except ValueError:
-        raise ValueError("must be a whole number") from None
+        raise ValueError("must be an integer") from None
     if number.bit_length() >= INTEGER_BITS:
-        raise ValueError(f"is larger than the {INTEGER_BITS} bits that Kubernetes keeps")
+        raise ValueError(f"must fit into a signed {INTEGER_BITS}-bit integer")
     return number
 
 
-def _real(value: str) -> float:
+def _read_float(value: str) -> float:
     try:
         number = float(value.replace("_", ""))
     except ValueError:
@@ -292,18 +294,18 @@ def _real(value: str) -> float:
     return number
 
 
-def _truth(value: str) -> bool:
-    word = value.lower()
-    if word not in TRUE | FALSE:
+def _read_bool(value: str) -> bool:
+    lower = value.lower()
+    if lower not in TRUE | FALSE:
         raise ValueError("must be true or false")
-    return word in TRUE
+    return lower in TRUE
 
 
 _READERS: dict[str, Callable[[str], str | int | float | bool | None]] = {
-    f"{TAG}str": _text,
-    MERGE: _text,
-    f"{TAG}int": _whole,
-    f"{TAG}float": _real,
-    f"{TAG}bool": _truth,
+    f"{TAG}str": _read_string,
+    MERGE: _read_string,
+    f"{TAG}int": _read_int,
+    f"{TAG}float": _read_float,
+    f"{TAG}bool": _read_bool,
     f"{TAG}null": lambda _: None,
 }

@@ -5,7 +5,8 @@ from support.scenario import Scenario
 
 
 @pytest.fixture
-def terminal(tmp_path, monkeypatch, capsys):
+def cli(tmp_path, monkeypatch, capsys):
+    """A command line in an empty folder; its kubeconfig has the contexts `here` (namespace team) and `plain` (none)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("finetune_cli.cluster.session.API_RETRY_SECONDS", 3)
     with serving() as (api, url):
@@ -16,5 +17,6 @@ def terminal(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def scenario(terminal):
-    return terminal.api.add(Scenario().reconcile_until_stable())
+def scenario(cli):
+    """The pipeline team/demo on the fake API server."""
+    return cli.api.add(Scenario().reconcile_until_stable())

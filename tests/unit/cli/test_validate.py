@@ -6,18 +6,18 @@ import yaml
 
 from finetune_cli.__main__ import main
 from finetune_cli.diagnostics import InvalidManifest
-from finetune_cli.manifest import messages as words
 from finetune_cli.manifest.manifest import read, read_all
+from finetune_cli.manifest.messages import PATTERNS
 from finetune_operator.api.stages.base import GatedSpec
-from finetune_operator.crd import generate as crdgen
+from finetune_operator.crd import generate
 from finetune_trainer.contract.recipes import URI_PATTERN
 
 ROOT = Path(__file__).parents[3]
-LEAST = """\
+MINIMAL = """\
 apiVersion: finetune.dev/v1alpha1
 kind: FineTunePipeline
 metadata:
-  name: least
+  name: minimal
 spec:
   model: {uri: base}
   dataset: {uri: data.jsonl}
@@ -25,26 +25,26 @@ spec:
 
 
 @pytest.fixture
-def complaints(tmp_path, monkeypatch):
-    """Give what is said of a manifest's text, without the file's name."""
+def diagnose(tmp_path, monkeypatch):
+    """A function that returns the diagnostics of a manifest's text, without the file's name."""
     monkeypatch.chdir(tmp_path)
 
-    def say(text):
+    def diagnose(text):
         file = Path("pipeline.yaml")
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return [str(problem).removeprefix("pipeline.yaml:") for problem in read_all(file).diagnostics]
+        return [str(diagnostic).removeprefix("pipeline.yaml:") for diagnostic in read_all(file).diagnostics]
 
-    return say
+    return diagnose
 
 
-def test_a_valid_manifest_says_so_and_exits_with_0(tmp_path, capsys):
+def test_valid_manifest_is_reported_and_exits_with_0(tmp_path, capsys):
     file = tmp_path / "pipeline.yaml"
-    file.write_text(LEAST)
+    file.write_text(MINIMAL)
     assert main(["validate", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}: valid\n"
 
 
-def test_every_problem_of_a_file_is_reported_at_once_in_order_of_lines(complaints):
+def test_all_errors_of_a_file_are_reported_in_line_order(diagnose):
     text = """\
 apiVersion: finetune.dev/v1
 kind: FineTunePipline
@@ -66,20 +66,20 @@ spec:
     placement: {capacity: spot}
     when: GatePassed
 """
-    assert complaints(text) == [
+    assert diagnose(text) == [
         "1: apiVersion: must be finetune.dev/v1alpha1 (got 'finetune.dev/v1')",
         "2: kind: must be FineTunePipeline (got 'FineTunePipline')",
         "4: metadata.nmae: unknown key; did you mean name?",
-        f"6: spec.model.uri: {words.PATTERNS[URI_PATTERN]} (got 's3://bucket/model')",
+        f"6: spec.model.uri: {PATTERNS[URI_PATTERN]} (got 's3://bucket/model')",
         "7: spec.dataset.uri: is required",
         "8: spec.dataset.format: must be one of auto, jsonl, json, csv, parquet (got 'jsnol'); did you mean jsonl?",
         "10: spec.train.lora.rank: must be at least 1 (got 0)",
         "11: spec.train.optmizer: unknown key; did you mean optimizer?",
         "11: spec.train.optmizer.learningRate: must be at most 1 (got 2)",
+        "13: spec.train.maxSteps: must be an integer (got 'ten')",
         "13: spec.train.maxSteps: set epochs or maxSteps, not both",
-        "13: spec.train.maxSteps: must be a whole number (got 'ten')",
         "14: spec.train.compile: must be true or false (got 'yes')",
-        '16: spec.train.env.PORT: must be text (got 8080); put it in quotes: "8080"',
+        '16: spec.train.env.PORT: must be a string (got 8080); put it in quotes: "8080"',
         "17: spec.push.target: is required",
         f"18: spec.push.placement.capacity: {GatedSpec.rules[0].message}",
         "19: spec.push.when: GatePassed needs a gate: add evaluate.gate, or set push.when to Always",
@@ -87,16 +87,16 @@ spec:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
-        ("train: {lora: {rank: 8.5}}", "spec.train.lora.rank: must be a whole number (got 8.5)"),
-        ("train: {lora: {rank: '8'}}", "spec.train.lora.rank: must be a whole number (got '8')"),
-        ("train: {lora: {rank: true}}", "spec.train.lora.rank: must be a whole number (got true)"),
+        ("train: {lora: {rank: 8.5}}", "spec.train.lora.rank: must be an integer (got 8.5)"),
+        ("train: {lora: {rank: '8'}}", "spec.train.lora.rank: must be an integer (got '8')"),
+        ("train: {lora: {rank: true}}", "spec.train.lora.rank: must be an integer (got true)"),
         ("train: {lora: {alpha: 0}}", "spec.train.lora.alpha: must be more than 0 (got 0)"),
         ("train: {lora: {dropout: 1}}", "spec.train.lora.dropout: must be less than 1 (got 1)"),
         ("train: {lora: {dropout: .nan}}", "spec.train.lora.dropout: must be a finite number (got '.nan')"),
-        ("train: {lora: 16}", "spec.train.lora: must be keys and values (got 16)"),
-        ("train: {lora: [rank]}", "spec.train.lora: must be keys and values (got a list)"),
+        ("train: {lora: 16}", "spec.train.lora: must be a mapping (got 16)"),
+        ("train: {lora: [rank]}", "spec.train.lora: must be a mapping (got a list)"),
         ("train: {lora: {targetModules: q_proj}}", "spec.train.lora.targetModules: must be a list (got 'q_proj')"),
         (
             "train: {lora: {targetModules: []}}",
@@ -104,37 +104,37 @@ spec:
         ),
         (
             "train: {command: [x], args: [a, no]}",
-            'spec.train.args[1]: must be text, but no without quotes means false; write "no"',
+            'spec.train.args[1]: must be a string, but unquoted no means false; write "no"',
         ),
         (
             "train: {command: [x], args: [a, y]}",
-            'spec.train.args[1]: must be text, but y without quotes means true; write "y"',
+            'spec.train.args[1]: must be a string, but unquoted y means true; write "y"',
         ),
         (
             "train: {command: [x], args: [a, 1e5]}",
-            'spec.train.args[1]: must be text (got 100000.0); put it in quotes: "1e5"',
+            'spec.train.args[1]: must be a string (got 100000.0); put it in quotes: "1e5"',
         ),
-        ("train: {command: [x], args: [a, {b: c}]}", "spec.train.args[1]: must be text (got keys and values)"),
+        ("train: {command: [x], args: [a, {b: c}]}", "spec.train.args[1]: must be a string (got a mapping)"),
         ("train: {rank: 8}", "spec.train.rank: unknown key; did you mean lora.rank?"),
         ("train: {max_steps: 8}", "spec.train.max_steps: unknown key; did you mean maxSteps?"),
         ("train: {epochs: 10000000}", "spec.train.epochs: must be at most 10,000 (got 10000000)"),
-        ("train:", "spec.train: is empty; give it a value or remove the key"),
-        ("train: {command: [x, ~]}", "spec.train.command[1]: is empty; give it a value or remove the key"),
+        ("train:", "spec.train: is empty; set a value or remove the key"),
+        ("train: {command: [x, ~]}", "spec.train.command[1]: is empty; set a value or remove the key"),
         (
             "train: {env: {A-B: x}}",
-            "spec.train.env.A-B: must be letters, digits and _, with no digit first (got 'A-B')",
+            "spec.train.env.A-B: must consist of letters, digits and _, with no digit first (got 'A-B')",
         ),
         (
             "train: {placement: {nodeSelector: {'a/b': c d}}}",
-            "spec.train.placement.nodeSelector[a/b]: must be a label's value: letters, digits, _, . and -, with",
+            "spec.train.placement.nodeSelector[a/b]: must be a label value: letters, digits, _, . and -, with",
         ),
         (
             "train: {placement: {capacity: spto}}",
             "spec.train.placement.capacity: must be one of on-demand, spot (got 'spto'); did you mean spot?",
         ),
         ("seed: 99999999999", "spec.seed: must be at most 2,147,483,647 (got 99999999999)"),
-        ("seed: 0x" + "f" * 99, "spec.seed: is larger than the 64 bits that Kubernetes keeps (got '0xfff"),
-        ("evaluate: {tasks: {}}", "spec.evaluate.tasks: must have at least 1 entry (got keys and values)"),
+        ("seed: 0x" + "f" * 99, "spec.seed: must fit into a signed 64-bit integer (got '0xfff"),
+        ("evaluate: {tasks: {}}", "spec.evaluate.tasks: must have at least 1 entry (got a mapping)"),
         (
             "evaluate: {tasks: {a: {}}, gate: {task: b, threshold: 1}}",
             "spec.evaluate.gate.task: must be a name under evaluate.tasks",
@@ -143,93 +143,100 @@ spec:
             "deploy: {when: Always}",
             "spec.deploy: needs push, because the published model is served: add push.target",
         ),
-        ("zzzz: 1", "spec.zzzz: unknown key; there are model, dataset, seed,"),
-        ("seed: &s 1\n  train: {image: *s}", 'spec.train.image: must be text (got 1); put it in quotes: "1"'),
-        ("seed: !!python/object:os.system 1", "spec.seed: has a tag (!…) that means nothing here; remove it"),
-        ('train: {image: "\\ud800"}', "spec.train.image: half of a UTF-16 pair is not a character"),
+        ("zzzz: 1", "spec.zzzz: unknown key; known keys are model, dataset, seed,"),
+        ("seed: &s 1\n  train: {image: *s}", 'spec.train.image: must be a string (got 1); put it in quotes: "1"'),
+        ("seed: !!python/object:os.system 1", "spec.seed: has a tag (!…), which is not supported; remove it"),
+        (
+            'train: {image: "\\ud800"}',
+            "spec.train.image: holds half of a UTF-16 surrogate pair, which is not a character",
+        ),
     ],
 )
-def test_a_wrong_value_is_named_in_plain_words(line, said, complaints):
-    found = complaints(f"{LEAST}  {line}\n")
+def test_wrong_value_is_reported_with_line_and_path(line, message, diagnose):
+    diagnostics = diagnose(f"{MINIMAL}  {line}\n")
     expected_line = 9 if "\n" in line else 8
-    assert found[0].startswith(f"{expected_line}: {said}")
-    assert len(found) == 1
+    assert diagnostics[0].startswith(f"{expected_line}: {message}")
+    assert len(diagnostics) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        ("My_Model", "metadata.name: must be lower-case letters, digits, - and ., with a letter or digit at both ends"),
-        ("a..b", "metadata.name: must be lower-case letters"),
+        (
+            "My_Model",
+            "metadata.name: must consist of lower-case letters, digits, - and ., with a letter or digit at both ends",
+        ),
+        ("a..b", "metadata.name: must consist of lower-case letters"),
         ("a" * 254, "metadata.name: must have at most 253 characters"),
-        ("12", 'metadata.name: must be text (got 12); put it in quotes: "12"'),
-        ("", "metadata.name: is empty; give it a value or remove the key"),
+        ("12", 'metadata.name: must be a string (got 12); put it in quotes: "12"'),
+        ("", "metadata.name: is empty; set a value or remove the key"),
     ],
 )
-def test_a_name_that_kubernetes_would_refuse_is_refused_here(name, said, complaints):
-    (found,) = complaints(LEAST.replace("name: least", f"name: {name}"))
-    assert found.startswith(f"4: {said}")
+def test_name_that_kubernetes_rejects_is_an_error(name, message, diagnose):
+    (diagnostic,) = diagnose(MINIMAL.replace("name: minimal", f"name: {name}"))
+    assert diagnostic.startswith(f"4: {message}")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "1: is empty; `finetune init` writes a manifest to start from"),
         ("# nothing\n---\n", "1: is empty; `finetune init` writes a manifest to start from"),
-        ("- a\n", "1: must be keys and values: apiVersion, kind, metadata, spec (got a list)"),
-        ("hello", "1: must be keys and values: apiVersion, kind, metadata, spec (got 'hello')"),
-        ("a: 1\nb:\n\t- c\n", "3: not YAML: a tab here; YAML is indented with spaces only"),
-        ("a: 1\nb: c: d\n", "2: not YAML: a second ': ' in one value; put it in quotes, or mend the indentation"),
+        ("- a\n", "1: must be a mapping with apiVersion, kind, metadata and spec (got a list)"),
+        ("hello", "1: must be a mapping with apiVersion, kind, metadata and spec (got 'hello')"),
+        ("a: 1\nb:\n\t- c\n", "3: not YAML: a tab; YAML is indented with spaces only"),
+        ("a: 1\nb: c: d\n", "2: not YAML: a second ': ' in one value; put it in quotes, or fix the indentation"),
         ("a: 1\nb\nc: 1\n", "2: not YAML: a key without ': ' after it"),
         ("a: [1,\nb: 2\n", "1: not YAML: this [ is never closed"),
         ("a: 'x\nb: 2\n", "1: not YAML: this quote is never closed"),
         ("a:\n    b: 1\n  c: 2\n", "3: not YAML: indented differently from the lines it belongs to"),
-        ("a: *b\n", "1: not YAML: *b refers to &b, which does not come before it"),
+        ("a: *b\n", "1: not YAML: *b refers to &b, which is not defined before it"),
         ("a: @b\n", "1: not YAML: a value cannot begin with @; put it in quotes"),
-        ('a: "\\q"\n', "1: not YAML: \\q is no escape in double quotes"),
+        ('a: "\\q"\n', "1: not YAML: \\q is not an escape in double quotes"),
         (b"a: 1\nb: \xff\n", "2: is not UTF-8: byte 0xff; save the file as UTF-8"),
         (b"a: 1\nb: \x00\n", "2: character U+0000 is not allowed in YAML; remove it"),
         ("[" * 100_000, "1: not YAML: nested more than 64 levels deep"),
-        ("a: &a [*a, *a]", "1: an alias contains itself, or lies more than 64 levels deep"),
+        ("a: &a [*a, *a]", "1: an alias contains itself or is nested more than 64 levels deep"),
         (b"a" * 10_000_000, " is larger than 256 KiB"),
         ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\n", "2: kind: must be FineTunePipeline (got 'ConfigMap')"),
         ("apiVersion: apps/v1\nspec: {}\n", "1: apiVersion: must be finetune.dev/v1alpha1 (got 'apps/v1')"),
     ],
 )
-def test_a_file_that_is_no_manifest_is_told_why(text, said, complaints):
-    assert complaints(text)[0].startswith(said)
+def test_unreadable_file_is_reported_with_the_reason(text, message, diagnose):
+    assert diagnose(text)[0].startswith(message)
 
 
-def test_an_alias_bomb_is_defused(complaints):
+def test_alias_bomb_is_rejected(diagnose):
+    """Each alias refers nine times to the one before: written out, the document would have 9^29 values."""
     levels = (f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 30))
-    (found,) = complaints("\n".join(["a0: &a0 [x, x]", *levels]))
-    assert found.endswith("has more than 50,000 values, aliases written out")
+    (diagnostic,) = diagnose("\n".join(["a0: &a0 [x, x]", *levels]))
+    assert diagnostic.endswith("has more than 50,000 values with its aliases written out")
 
 
-def test_a_key_given_twice_names_both_lines(complaints):
-    assert complaints(f"{LEAST}  seed: 1\n  seed: 2\n") == ["9: spec.seed: is given twice, first in line 8; keep one"]
+def test_duplicate_key_is_reported_with_both_lines(diagnose):
+    assert diagnose(f"{MINIMAL}  seed: 1\n  seed: 2\n") == ["9: spec.seed: is given twice, first in line 8; keep one"]
 
 
-def test_a_key_that_yaml_takes_for_something_else_must_be_quoted(complaints):
-    assert complaints(f"{LEAST}  train: {{env: {{on: x}}}}\n") == [
-        '8: spec.train.env: a key must be text: put quotes around it ("on")'
+def test_key_that_is_not_a_string_must_be_quoted(diagnose):
+    assert diagnose(f"{MINIMAL}  train: {{env: {{on: x}}}}\n") == [
+        '8: spec.train.env: a key must be a string; put it in quotes: "on"'
     ]
 
 
-def test_aliases_and_merges_are_followed(tmp_path):
+def test_aliases_and_merge_keys_are_resolved(tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(
-        f"{LEAST}  prepare: &common {{env: {{A: a}}, retries: {{failures: 7}}}}\n"
+        f"{MINIMAL}  prepare: &common {{env: {{A: a}}, retries: {{failures: 7}}}}\n"
         "  train: {<<: *common, env: {A: b}, maxSteps: 5}\n"
     )
     spec = read(file).spec
     assert (spec.train.retries.failures, spec.train.env, spec.train.max_steps) == (7, {"A": "b"}, 5)
 
 
-def test_numbers_are_read_as_kubernetes_reads_them(tmp_path):
+def test_numbers_are_parsed_as_in_kubernetes(tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(
-        f"{LEAST}  seed: 0x1F\n"
+        f"{MINIMAL}  seed: 0x1F\n"
         "  train: {maxSteps: 1_000, optimizer: {learningRate: 2e-4}, command: [x], args: [1:30]}\n"
     )
     spec = read(file).spec
@@ -237,9 +244,9 @@ def test_numbers_are_read_as_kubernetes_reads_them(tmp_path):
     assert spec.train.args == ("1:30",)
 
 
-def test_a_status_is_ignored_and_said_to_be(tmp_path, capsys):
+def test_status_is_ignored_with_a_note(tmp_path, capsys):
     file = tmp_path / "pipeline.yaml"
-    file.write_text(f"{LEAST}status: {{phase: Succeeded}}\n")
+    file.write_text(f"{MINIMAL}status: {{phase: Succeeded}}\n")
     assert main(["validate", str(file)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{file}:8: status: is ignored, as kubectl apply ignores it (note)",
@@ -247,40 +254,40 @@ def test_a_status_is_ignored_and_said_to_be(tmp_path, capsys):
     ]
 
 
-def test_what_kubectl_get_prints_can_be_given_back(complaints):
-    about = "name: least\n  creationTimestamp: null\n  generation: 3\n  uid: x\n  managedFields: [{a: 1}]"
-    assert complaints(LEAST.replace("name: least", about)) == []
+def test_metadata_from_kubectl_get_is_accepted(diagnose):
+    metadata = "name: minimal\n  creationTimestamp: null\n  generation: 3\n  uid: x\n  managedFields: [{a: 1}]"
+    assert diagnose(MINIMAL.replace("name: minimal", metadata)) == []
 
 
-def test_validate_takes_several_pipelines_in_one_file_and_run_takes_one(tmp_path, capsys):
+def test_validate_accepts_several_pipelines_and_read_only_one(tmp_path, capsys):
     file = tmp_path / "pipeline.yaml"
-    file.write_text(f"{LEAST}---\n---\n{LEAST}")
+    file.write_text(f"{MINIMAL}---\n---\n{MINIMAL}")
     assert main(["validate", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}: valid, 2 pipelines\n"
-    with pytest.raises(InvalidManifest) as refused:
+    with pytest.raises(InvalidManifest) as raised:
         read(file)
-    assert str(refused.value) == f"{file}:10: a second pipeline; this command takes one a file"
+    assert str(raised.value) == f"{file}:10: a second pipeline; this command accepts one pipeline per file"
 
 
-def test_a_broken_document_does_not_spoil_its_neighbours(tmp_path):
+def test_invalid_document_does_not_affect_the_others(tmp_path):
     file = tmp_path / "pipeline.yaml"
-    file.write_text(f"{LEAST.replace('uri: base', 'url: base')}---\n{LEAST}---\na: [\n")
-    reading = read_all(file)
-    assert [manifest.line for manifest in reading.manifests] == [9]
-    assert [problem.line for problem in reading.diagnostics] == [6, 17]
+    file.write_text(f"{MINIMAL.replace('uri: base', 'url: base')}---\n{MINIMAL}---\na: [\n")
+    result = read_all(file)
+    assert [manifest.line for manifest in result.manifests] == [9]
+    assert [diagnostic.line for diagnostic in result.diagnostics] == [6, 17]
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path, capsys):
+def test_missing_file_and_folder_are_reported(tmp_path, capsys):
     assert main(["validate", str(tmp_path / "none.yaml"), str(tmp_path)]) == 2
     assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path}/none.yaml: no such file; `finetune init` writes one",
-        f"{tmp_path}: is a folder; name the manifest in it",
+        f"{tmp_path}/none.yaml: no such file; `finetune init` writes a manifest",
+        f"{tmp_path}: is a folder; give the manifest file in it",
     ]
 
 
-def test_findings_can_be_had_as_json(tmp_path, capsys):
+def test_validate_json_lists_diagnostics_per_file(tmp_path, capsys):
     file = tmp_path / "pipeline.yaml"
-    file.write_text(f"{LEAST}  seed: -1\n")
+    file.write_text(f"{MINIMAL}  seed: -1\n")
     assert main(["validate", "--json", str(file)]) == 2
     assert json.loads(capsys.readouterr().out) == {
         "files": [
@@ -295,25 +302,25 @@ def test_findings_can_be_had_as_json(tmp_path, capsys):
     }
 
 
-def test_a_manifest_gives_name_namespace_annotations_and_spec():
+def test_read_returns_name_namespace_annotations_and_spec():
     manifest = read(ROOT / "tests/data/everything.yaml")
     assert (manifest.name, manifest.namespace) == ("everything", "research")
     assert manifest.annotations == {"finetune.dev/retry": "1"}
     assert manifest.spec.train.lora.variant == "dora"
 
 
-def test_every_pattern_of_the_schema_has_plain_words():
-    def patterns(part):
-        match part:
+def test_every_pattern_of_the_schema_has_a_message():
+    def patterns(schema):
+        match schema:
             case dict():
-                if isinstance(part.get("pattern"), str):
-                    yield part["pattern"]
-                for inner in part.values():
+                if isinstance(schema.get("pattern"), str):
+                    yield schema["pattern"]
+                for inner in schema.values():
                     yield from patterns(inner)
             case list():
-                for inner in part:
+                for inner in schema:
                     yield from patterns(inner)
 
-    found = set(patterns(yaml.safe_load(crdgen.FILE.read_text())))
+    found = set(patterns(yaml.safe_load(generate.FILE.read_text())))
     assert found
-    assert found <= words.PATTERNS.keys()
+    assert found <= PATTERNS.keys()

@@ -1,4 +1,4 @@
-"""Whatever is in the file: a verdict, never a traceback."""
+"""Validation of random files: it always ends with a result, never with a traceback."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from finetune_cli.__main__ import main
 
 VALID = [file.read_bytes() for file in sorted(Path(__file__).parents[2].glob("data/*.yaml"))]
-NONSENSE = [
+FRAGMENTS = [
     b"", b"\t", b":", b": ", b"- ", b"[", b"]", b"{", b"}", b"'", b'"', b"&a ", b"*a ", b"<<: ", b"!!binary ", b"!x ",
     b"|\n", b">\n", b"%", b"@", b"`", b"#", b"---\n", b"...\n", b"? ", b"~", b"null", b"yes", b".inf", b"1e999", b"0x",
     b"0b", b"1_", b"-0", b"9" * 40, b"\xff", b"\x00", b"\xef\xbb\xbf", b"\r", b"\r\n", b"\n\n", b"\xc2\x85",
@@ -24,19 +24,21 @@ NONSENSE = [
 
 @st.composite
 def mutations(draw):
-    """Give a valid manifest with a few cuts, repeats, swaps and insertions."""
+    """Draw a valid manifest with a few deletions, repetitions, replacements and insertions."""
     content = draw(st.sampled_from(VALID))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(content)))
         end = min(len(content), start + draw(st.integers(0, 60)))
-        piece = draw(st.one_of(st.sampled_from(NONSENSE), st.binary(max_size=6), st.just(content[start:end] * 2)))
-        content = content[:start] + piece + content[end:]
+        replacement = draw(
+            st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=6), st.just(content[start:end] * 2))
+        )
+        content = content[:start] + replacement + content[end:]
     return content
 
 
 @st.composite
 def wrong_values(draw):
-    """Give a valid manifest where some values are of another type; it stays YAML."""
+    """Draw a valid manifest with some values of another type; it is still YAML."""
     lines = draw(st.sampled_from(VALID)).decode().splitlines()
     values = st.one_of(
         st.sampled_from(["", "~", "[]", "{}", "-1", "0", "1.5", "true", "x", "[a, [b]]", "{a: {b: c}}", "1e400", '""']),
@@ -48,41 +50,42 @@ def wrong_values(draw):
     return "\n".join(lines).encode()
 
 
-def verdict(content):
-    """Validate these bytes; give the exit code and what was said."""
+def validate(content):
+    """Validate these bytes; return the exit code and the printed lines."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "pipeline.yaml")
         file.write_bytes(content)
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             code = main(["validate", str(file)])
-        return code, said.getvalue().replace(str(file), "FILE").splitlines()
+        return code, output.getvalue().replace(str(file), "FILE").splitlines()
 
 
-def assert_sound(content):
-    code, said = verdict(content)
-    lines = max(1, len(content.decode("utf-8", "replace").rstrip("\r\n").split("\n")))
-    assert said
+def assert_result_is_consistent(content):
+    """Check that exit code and output agree, and that every diagnostic has a line inside the file."""
+    code, output = validate(content)
+    line_count = max(1, len(content.decode("utf-8", "replace").rstrip("\r\n").split("\n")))
+    assert output
     assert code in {0, 2}
-    assert (code == 0) == said[-1].startswith("FILE: valid")
-    for problem in said:
-        place = re.match(r"FILE:(\d+): ", problem)
-        assert problem.startswith("FILE: valid") or (place and 1 <= int(place[1]) <= lines), problem
+    assert (code == 0) == output[-1].startswith("FILE: valid")
+    for printed in output:
+        position = re.match(r"FILE:(\d+): ", printed)
+        assert printed.startswith("FILE: valid") or (position and 1 <= int(position[1]) <= line_count), printed
 
 
 @settings(max_examples=150, deadline=None)
 @given(mutations())
-def test_random_damage_gets_a_verdict_with_lines_inside_the_file(content):
-    assert_sound(content)
+def test_mutated_manifest_gets_diagnostics_inside_the_file(content):
+    assert_result_is_consistent(content)
 
 
 @settings(max_examples=100, deadline=None)
 @given(wrong_values())
-def test_random_values_get_a_verdict_with_lines_inside_the_file(content):
-    assert_sound(content)
+def test_wrong_values_get_diagnostics_inside_the_file(content):
+    assert_result_is_consistent(content)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))))
-def test_random_bytes_get_a_verdict_with_lines_inside_the_file(content):
-    assert_sound(content)
+def test_random_bytes_get_diagnostics_inside_the_file(content):
+    assert_result_is_consistent(content)
