@@ -1,1 +1,1 @@
-"""A Kubernetes cluster on this machine, with nodes that can be evicted, cut off and killed; see README.md."""
+"""Kubernetes on one machine for tests, with nodes that can be evicted, partitioned and killed; see README.md."""

@@ -1,7 +1,7 @@
-"""The programs a cluster is made of: built from Go modules, once, and kept outside the checkout.
+"""The programs of a cluster: built once from Go modules and cached outside the checkout.
 
-modules/ holds one small module a project, with go.mod and go.sum, so that what is built is what is committed. The
-versions stand in go.mod and nowhere else.
+modules/ has one small module for each project. Its committed go.mod and go.sum pin what is built, and go.mod is the
+only place with a version.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from testcluster.state import cache
 
 MODULES = Path(__file__).with_name("modules")
 _LOG_LINES = 20
-"""Lines of the compiler that are shown when it fails."""
+"""Number of lines of compiler output in an error."""
 _FLAGS = ("-mod=readonly", "-trimpath", "-buildvcs=false")
-"""go.sum decides; no path of this machine gets in; no version control is asked."""
+"""go.mod and go.sum are not changed; programs contain no paths of this machine and no version control data."""
 _UNREACHABLE = re.compile(r'dial tcp|(Get|read) "?http|reading http\S+: 5\d\d|module lookup disabled')
 
 
 @dataclass(frozen=True)
 class Binary:
-    """One program: where it comes from, how it is built, and how it is asked for its version."""
+    """A program: its source, its build options, and the arguments that make it print its version."""
 
     module: str
     package: str
-    ask: tuple[str, ...] = ("--version",)
+    version_arguments: tuple[str, ...] = ("--version",)
     cgo: bool = False
     tags: str = ""
-    of: str = ""
-    """For a main of our own: the module whose version it bears."""
+    version_module: str = ""
+    """For a main package of this repository: the module whose version the program has."""
 
 
-def _kubernetes(name: str, *ask: str) -> Binary:
-    return Binary("kubernetes", f"k8s.io/kubernetes/cmd/{name}", ask or ("--version",))
+def _kubernetes(name: str, *version_arguments: str) -> Binary:
+    return Binary("kubernetes", f"k8s.io/kubernetes/cmd/{name}", version_arguments or ("--version",))
 
 
 def _containerd(name: str) -> Binary:
     return Binary("containerd", f"github.com/containerd/containerd/v2/cmd/{name}")
 
 
-# In the order in which they are begun: first the quick ones, of which one needs more than Go.
+# In build order: the quick ones first. Of these, runc also needs a C compiler and libseccomp.
 BINARIES: dict[str, Binary] = {
     "pause": Binary("pause", "."),
     "runc": Binary("runc", "github.com/opencontainers/runc", cgo=True, tags="seccomp"),
@@ -69,8 +69,8 @@ BINARIES: dict[str, Binary] = {
     "containerd": _containerd("containerd"),
     "containerd-shim-runc-v2": _containerd("containerd-shim-runc-v2"),
     "ctr": _containerd("ctr"),
-    "registry": Binary("registry", ".", of="github.com/distribution/distribution/v3"),
-    "coredns": Binary("coredns", ".", of="github.com/coredns/coredns"),
+    "registry": Binary("registry", ".", version_module="github.com/distribution/distribution/v3"),
+    "coredns": Binary("coredns", ".", version_module="github.com/coredns/coredns"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kind": Binary("kind", "sigs.k8s.io/kind"),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),
@@ -78,37 +78,39 @@ BINARIES: dict[str, Binary] = {
 
 
 def version(binary: Binary) -> str:
-    """Read a program's version, without its v, from its module's go.mod; a program of our own is version 1."""
+    """Return the version of a program, without `v`, from its module's go.mod; `1` for `pause`, which is our own."""
     required = re.findall(r"^(?:require )?\s*(\S+/\S+) v(\S+)", _go_mod(binary), re.MULTILINE)
-    whole = f"{binary.of or binary.package}/"
-    providing = {path: known for path, known in required if whole.startswith(f"{path}/")}
+    package = f"{binary.version_module or binary.package}/"
+    # Of several modules whose path is a prefix of the package, the longest one contains it.
+    providing = {path: known for path, known in required if package.startswith(f"{path}/")}
     return providing[max(providing, key=len)] if providing else "1"
 
 
 def needed_go(names: Iterable[str] = BINARIES) -> str:
-    """Name the oldest Go that builds them all, as go.mod has it."""
+    """Return the oldest Go version that builds all of them, from the `go` lines of go.mod."""
     lines = (re.search(r"^go (\S+)", _go_mod(BINARIES[name]), re.MULTILINE) for name in names)
     return max((line[1] for line in lines if line), key=toolchain.parts)
 
 
 def folder() -> Path:
-    """Name the folder of the programs; another version of any of them, or another way to build, is another folder."""
-    known = hashlib.sha256(f"{_architecture()} {_FLAGS} {sorted(BINARIES.items())}".encode())
+    """Return the folder of the programs. Its name is a hash of all versions, sources and build options."""
+    digest = hashlib.sha256(f"{_architecture()} {_FLAGS} {sorted(BINARIES.items())}".encode())
     for file in sorted(file for kind in ("go.mod", "go.sum", "*.go") for file in MODULES.glob(f"*/{kind}")):
-        known.update(f"{file.relative_to(MODULES)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
-    return cache() / f"bin-{known.hexdigest()[:16]}"
+        digest.update(f"{file.relative_to(MODULES)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
+    return cache() / f"bin-{digest.hexdigest()[:16]}"
 
 
 def report_progress(line: str) -> None:
-    """Say it at once, and not where the output of a command is expected."""
+    """Print a line to standard error without buffering; standard output is for a command's result."""
     print(line, file=sys.stderr, flush=True)
 
 
-def build_missing(names: Iterable[str], say: Callable[[str], None] = report_progress) -> Path:
-    """Build what is missing, and give the folder; when nothing is missing no Go is needed.
+def build_missing(names: Iterable[str], report: Callable[[str], None] = report_progress) -> Path:
+    """Build the programs that are missing and return their folder. Go is needed only when a program is missing.
 
-    Two that build at once do the work once; one that is killed leaves nothing that is taken for a program.
-    Raises Refused where Go, a compiler, room or the network is missing, NotReady where the compiler fails.
+    Of two processes that build at the same time, the second waits and uses the result of the first. A killed build
+    leaves no file that looks like a program. Raises UsageError when Go, a C compiler, disk space or the network is
+    missing, and TimedOut when the compiler fails.
     """
     wanted = sorted(set(names), key=list(BINARIES).index)
     target = folder()
@@ -116,21 +118,21 @@ def build_missing(names: Iterable[str], say: Callable[[str], None] = report_prog
     if not missing:
         return target
     go = _toolchain(missing)
-    with _alone(target, say):
+    with _locked(target, report):
         for leftover in target.glob(".building-*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        # Somebody else may have built them while we waited.
-        _build_all(go, _missing(wanted, target), target, say)
+        # Another process may have built them during the wait for the lock.
+        _build_all(go, _missing(wanted, target), target, report)
     return target
 
 
-def _build_all(go: str, names: list[str], target: Path, say: Callable[[str], None]) -> None:
-    """Build two modules at once: while one is fetched or linked, which keeps one core busy, another compiles."""
+def _build_all(go: str, names: list[str], target: Path, report: Callable[[str], None]) -> None:
+    """Build two modules in parallel: one compiles while the other is downloaded or linked, which uses one core."""
 
     def build(module: str) -> None:
         for name in names:
             if BINARIES[name].module == module:
-                _build(go, name, target, say)
+                _build(go, name, target, report)
 
     with ThreadPoolExecutor(2) as pool:
         work = [pool.submit(build, module) for module in dict.fromkeys(BINARIES[name].module for name in names)]
@@ -146,28 +148,30 @@ def _missing(names: list[str], target: Path) -> list[str]:
 
 
 def _toolchain(names: list[str]) -> str:
-    """Find the Go to build with, and see that nothing else is lacking."""
+    """Return the Go to build with, and check the other build requirements."""
     needed = needed_go(names)
-    asking = next(BINARIES[name].module for name in names if needed_go([name]) == needed)
-    go = toolchain.go(needed, MODULES / asking, cache())
+    newest = next(BINARIES[name].module for name in names if needed_go([name]) == needed)
+    go = toolchain.go(needed, MODULES / newest, cache())
     if any(BINARIES[name].cgo for name in names):
         toolchain.check_libseccomp()
     return go
 
 
 @contextmanager
-def _alone(target: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _locked(target: Path, report: Callable[[str], None]) -> Iterator[None]:
     try:
         target.mkdir(parents=True, exist_ok=True)
         lock = (target / ".lock").open("a+")
     except OSError as problem:
-        raise UsageError(f"{target} cannot be written: {problem.strerror}; set FINETUNE_CACHE") from problem
+        raise UsageError(
+            f"cannot write to {target}: {problem.strerror}; set FINETUNE_CACHE to another folder"
+        ) from problem
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            say(f"waiting for process {lock.read() or 'that just began and'} that builds into {target} …")
+            report(f"waiting for process {lock.read() or '(unknown)'} that builds into {target} …")
             fcntl.flock(lock, fcntl.LOCK_EX)
         lock.truncate(0)
         lock.write(str(os.getpid()))
@@ -175,42 +179,43 @@ def _alone(target: Path, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def _build(go: str, name: str, target: Path, say: Callable[[str], None]) -> None:
+def _build(go: str, name: str, target: Path, report: Callable[[str], None]) -> None:
     known = version(BINARIES[name])
-    say(f"building {name} {known} …")
-    begun = time.monotonic()
-    # A name of its own: the compiler of a build that was killed may still be writing where that one had been.
+    report(f"building {name} {known} …")
+    started = time.monotonic()
+    # A unique folder, because the compiler of a killed build may still be writing to the folder of that build.
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target, ignore_cleanup_errors=True) as scratch:
         built = Path(scratch) / name
         _compile(go, name, built)
         _verify(name, built)
-        with built.open("rb") as whole:
-            os.fsync(whole.fileno())
-        # Only what has run is given its name, in one step.
+        with built.open("rb") as file:
+            os.fsync(file.fileno())
+        # Only a program that has run gets its final name, atomically.
         built.replace(target / name)
-    say(f"{name} {known} built in {time.monotonic() - begun:.0f} s")
+    report(f"{name} {known} built in {time.monotonic() - started:.0f} s")
 
 
 def _compile(go: str, name: str, to: Path) -> None:
     binary = BINARIES[name]
     command = [go, "build", *_FLAGS, f"-tags={binary.tags}", f"-ldflags={_link(binary)}", "-o", str(to), binary.package]
-    own = {"CGO_ENABLED": str(int(binary.cgo)), "GOOS": "linux", "GOARCH": _architecture(), "GOWORK": "off"}
-    # Go's scratch where the next build clears up after one that was killed, and not in a small /tmp.
-    own["GOTMPDIR"] = str(to.parent)
-    there = MODULES / binary.module
-    done = subprocess.run(command, cwd=there, env=os.environ | own, capture_output=True, text=True, check=False)
+    settings = {"CGO_ENABLED": str(int(binary.cgo)), "GOOS": "linux", "GOARCH": _architecture(), "GOWORK": "off"}
+    # Go's temporary files go to the scratch folder: the next build deletes it after a kill, and /tmp may be small.
+    settings["GOTMPDIR"] = str(to.parent)
+    module = MODULES / binary.module
+    done = subprocess.run(command, cwd=module, env=os.environ | settings, capture_output=True, text=True, check=False)
     if done.returncode and _UNREACHABLE.search(done.stderr):
-        raise UsageError(
-            f"{name}: the Go module proxy could not be reached; look at the network and at `go env GOPROXY`"
-        )
+        raise UsageError(f"{name}: cannot reach the Go module proxy; check the network and `go env GOPROXY`")
     if done.returncode:
         last = "\n".join(done.stderr.strip().splitlines()[-_LOG_LINES:])
-        raise TimedOut(f"{name} {version(binary)} could not be built; the compiler's last words:\n{last}")
+        raise TimedOut(f"{name} {version(binary)} could not be built; the compiler output ends with:\n{last}")
 
 
 def _link(binary: Binary) -> str:
-    """Strip; and tell a program its version, which it does not know when built as somebody's dependency."""
-    return " ".join(["-s -w", *(f"-X {where}={value}" for where, value in _stamps(binary).items())])
+    """Return the linker flags: strip symbols, and set the version.
+
+    A program that is built as a dependency does not know its version.
+    """
+    return " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in _stamps(binary).items())])
 
 
 def _stamps(binary: Binary) -> dict[str, str]:
@@ -227,16 +232,18 @@ def _stamps(binary: Binary) -> dict[str, str]:
 
 
 def _verify(name: str, program: Path) -> None:
-    """Run what was built. Raises Refused when it does not run here, or says that it is another version."""
-    wanted = version(BINARIES[name])
-    command = [str(program), *BINARIES[name].ask]
+    """Run a built program. Raises UsageError when it does not run on this machine or prints another version."""
+    expected = version(BINARIES[name])
+    command = [str(program), *BINARIES[name].version_arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as problem:
-        raise UsageError(f"{name} was built but does not run here: {problem}") from problem
-    said = done.stdout + done.stderr
-    if done.returncode or not re.search(rf"(?<![\d.]){re.escape(wanted)}(?![\d.])", said):
-        raise UsageError(f"{name} {wanted} was built but answers {said.strip()[:200]!r}; it is not used")
+        raise UsageError(f"{name} was built but does not run on this machine: {problem}") from problem
+    output = done.stdout + done.stderr
+    if done.returncode or not re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", output):
+        raise UsageError(
+            f"{name} {expected} was built but reports the version {output.strip()[:200]!r}; it is not used"
+        )
 
 
 def _architecture() -> str:

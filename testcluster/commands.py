@@ -1,4 +1,4 @@
-"""Other people's programs, asked for an answer; their own words when there is none."""
+"""External programs: run one and return its output, or raise with its error output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from testcluster.errors import TimedOut
 
 
 def run_command(*command: str, called: str = "", given: str = "", timeout: float = 60) -> str:
-    """Run a command and give its output. Raises NotReady, with what the program said last, under the name given."""
+    """Run a command and return its standard output.
+
+    `called` is the name used in errors, by default the first five words. `given` is written to standard input.
+    Raises TimedOut with the end of the program's output when it fails, or when it takes longer than `timeout` seconds.
+    """
     name = called or " ".join(command[:5])
     try:
         done = subprocess.run(
@@ -19,8 +23,8 @@ def run_command(*command: str, called: str = "", given: str = "", timeout: float
             timeout=timeout,
             check=False,
         )
-    except subprocess.TimeoutExpired as late:
-        raise TimedOut(f"{name}: no answer within {timeout:g} s") from late
+    except subprocess.TimeoutExpired as expired:
+        raise TimedOut(f"{name}: did not finish within {timeout:g} s") from expired
     if done.returncode:
         raise TimedOut(f"{name}: {(done.stderr.strip() or done.stdout.strip())[-2000:]}")
     return done.stdout

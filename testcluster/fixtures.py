@@ -1,10 +1,10 @@
-"""Clusters as pytest fixtures: one for the whole run, and as many of one's own as a test wants."""
+"""Clusters for pytest fixtures; each is named after its test process and deleted after use."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2s
 from pathlib import Path
@@ -15,36 +15,35 @@ from testcluster.provider import ClusterSpec, Provider
 
 PROVIDER = os.environ.get("FINETUNE_PROVIDER")
 NODE_IMAGE = os.environ.get("FINETUNE_KIND_NODE_IMAGE")
-Make = Callable[..., Provider]
 
 
-def cluster_name(what: str) -> str:
-    """Name a cluster after the process that tests, so that what a killed run left can be told from what runs."""
-    return f"t{os.getpid()}-{what}"
+def cluster_name(purpose: str) -> str:
+    """Return a cluster name with the process id of the test run, so that leftovers of a killed run are recognised."""
+    return f"t{os.getpid()}-{purpose}"
 
 
 def namespace_name(test: str) -> str:
-    """Make a namespace's name of a test's: its words, and a few letters that tell its parameters apart."""
+    """Return a namespace name for a test: its name, and six hexadecimal digits that distinguish its parameters."""
     plain = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower())
     return f"{plain[:50].strip('-')}-{blake2s(test.encode(), digest_size=3).hexdigest()}"
 
 
 def remove_leftovers() -> None:
-    """Take away the clusters of test runs that are no more."""
+    """Delete the clusters of test runs whose process has ended."""
     for folder in state.clusters().glob("t*-*"):
         owner = re.match(r"t(\d+)-", folder.name)
         if owner and not Path(f"/proc/{owner[1]}").exists():
-            for cluster in providers.existing(folder.name):
-                cluster.down()
+            for leftover in providers.existing(folder.name):
+                leftover.down()
 
 
 @contextmanager
-def cluster(what: str, nodes: str, *, fake_nodes: int = 0, images: tuple[str, ...] = ()) -> Iterator[Provider]:
-    """Have a cluster for a while."""
+def cluster(purpose: str, nodes: str, *, kwok_nodes: int = 0, images: tuple[str, ...] = ()) -> Iterator[Provider]:
+    """Create a cluster and delete it at the end of the context."""
     remove_leftovers()
-    made = providers.choose(cluster_name(what), PROVIDER, node_image=NODE_IMAGE)
-    made.up(ClusterSpec(parse(nodes), fake_nodes, images))
+    created = providers.choose(cluster_name(purpose), PROVIDER, node_image=NODE_IMAGE)
+    created.up(ClusterSpec(parse(nodes), kwok_nodes, images))
     try:
-        yield made
+        yield created
     finally:
-        made.down()
+        created.down()

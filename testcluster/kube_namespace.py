@@ -1,4 +1,4 @@
-"""What tests do on a cluster: a namespace of their own, pods in it, and a watch that remembers pods that are gone."""
+"""Helpers for tests on a cluster: a temporary namespace, pods in it, and a watch that records deleted pods too."""
 
 from __future__ import annotations
 
@@ -31,33 +31,36 @@ UNPRIVILEGED = {
 Object = dict[str, Any]
 
 
-def until(true: Callable[[], Any], seconds: float, otherwise: str | Callable[[], str] = "it did not come true") -> Any:
-    """Ask until the answer is not empty, and give it: often at first, as it costs a process where kubectl is asked.
+def until(
+    condition: Callable[[], Any], seconds: float, otherwise: str | Callable[[], str] = "the condition is not met"
+) -> Any:
+    """Call `condition` until it returns a true value, and return that value.
 
-    Raises NotReady when time is up.
+    Raises TimedOut with `otherwise` after `seconds`.
     """
-    end, pause = time.monotonic() + seconds, 0.1
-    while not (answer := true()):
-        if time.monotonic() > end:
+    deadline, pause = time.monotonic() + seconds, 0.1
+    while not (value := condition()):
+        if time.monotonic() > deadline:
             raise TimedOut(f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}")
         time.sleep(pause)
+        # Poll often at first, then less often: a condition that calls kubectl costs a process each time.
         pause = min(pause * 1.2, 0.7)
-    return answer
+    return value
 
 
 @dataclass(frozen=True)
 class KubeNamespace:
-    """One namespace of a cluster."""
+    """A namespace of a cluster."""
 
     kube: Kube
     name: str
 
     def run(self, *arguments: str, given: str = "", timeout: float = 60) -> str:
-        """Run kubectl in the namespace."""
+        """Run kubectl in the namespace and return its output; `given` is its standard input."""
         return self.kube.run("--namespace", self.name, *arguments, given=given, timeout=timeout)
 
     def get(self, kind: str, name: str) -> Object:
-        """Get an object; empty when there is none."""
+        """Return an object, or an empty dictionary when it does not exist."""
         text = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text.strip() else {}
 
@@ -67,37 +70,37 @@ class KubeNamespace:
             self.run("create", "-f", "-", given=json.dumps(manifest))
 
     def claim(self, name: str, mode: str = "ReadWriteOnce", storage_class: str | None = None) -> None:
-        """Create a claim for a small volume."""
+        """Create a PersistentVolumeClaim of 1 GiB."""
         spec: Object = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
         if storage_class:
             spec["storageClassName"] = storage_class
         self.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec})
 
     def phase(self, pod: str) -> str:
-        """Tell a pod's phase; empty when it is gone."""
+        """Return the phase of a pod, or an empty string when it does not exist."""
         return str(self.get("pod", pod).get("status", {}).get("phase", ""))
 
     def wait_phase(self, pod: str, *phases: str, seconds: float = 60) -> str:
-        """Wait for one of the phases. Raises NotReady with what kubectl describe says."""
+        """Wait for one of the phases and return it. Raises TimedOut with the output of kubectl describe."""
         return str(
             until(
                 lambda: self.phase(pod) in phases and self.phase(pod), seconds, lambda: self.run("describe", "pod", pod)
             )
         )
 
-    def run_script(self, script: str, name: str = "says", **more: Any) -> str:
-        """Run a shell script in a pod of the toolbox image to its end, and give its output."""
-        self.create(pod(name, script, **more))
+    def run_script(self, script: str, name: str = "script", **options: Any) -> str:
+        """Run a shell script to completion in a pod of the toolbox image, and return its output."""
+        self.create(pod(name, script, **options))
         assert self.wait_phase(name, "Succeeded", "Failed") == "Succeeded", self.run("logs", name)
         return self.run("logs", name)
 
 
 @contextmanager
 def temporary_namespace(kube: Kube, name: str, labels: dict[str, str] | None = None) -> Iterator[KubeNamespace]:
-    """Have a namespace, with its service account, for a while."""
+    """Create a namespace, wait for its service account, and delete the namespace at the end of the context."""
     kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or RESTRICTED}}])
     namespace = KubeNamespace(kube, name)
-    until(lambda: namespace.get("serviceaccount", "default"), 30, f"namespace {name} got no service account")
+    until(lambda: namespace.get("serviceaccount", "default"), 30, f"namespace {name} has no service account")
     try:
         yield namespace
     finally:
@@ -116,7 +119,7 @@ def pod(
     grace: int = 30,
     pull: str = "IfNotPresent",
 ) -> Object:
-    """Describe a pod that Pod Security's level restricted admits; claims: {claim: where it is mounted}."""
+    """Return a pod that the Pod Security level `restricted` admits; `claims` maps claim names to mount paths."""
     container: Object = {
         "name": "main",
         "image": image,
@@ -143,7 +146,7 @@ def _mounts(claims: dict[str, str] | None) -> list[Object]:
 
 
 def job(name: str, template: Object) -> Object:
-    """Wrap a pod into a Job of one attempt that fails at once when its pod is disrupted, as the operator's Jobs do."""
+    """Return a Job of one attempt that fails as soon as its pod is disrupted, like the operator's Jobs."""
     spec = {
         "backoffLimit": 0,
         "podFailurePolicy": {
@@ -156,35 +159,35 @@ def job(name: str, template: Object) -> Object:
 
 
 @dataclass
-class Watched:
-    """All that a watcher was ever told of the pods of a namespace."""
+class PodWatch:
+    """The watch events of all pods of a namespace, in order of arrival."""
 
     events: list[tuple[str, Object]] = field(default_factory=list)
 
-    def of(self, name: str) -> list[tuple[str, Object]]:
-        """Give what was told of pods whose name begins so."""
-        return [(kind, pod) for kind, pod in self.events if pod["metadata"]["name"].startswith(name)]
+    def events_of(self, prefix: str) -> list[tuple[str, Object]]:
+        """Return the events of pods whose name starts with the prefix."""
+        return [(kind, pod) for kind, pod in self.events if pod["metadata"]["name"].startswith(prefix)]
 
-    def gone(self, name: str) -> bool:
-        """Tell whether it was seen to go."""
-        return any(kind == "DELETED" for kind, _ in self.of(name))
+    def is_deleted(self, prefix: str) -> bool:
+        """Check whether a pod with that prefix was deleted."""
+        return any(kind == "DELETED" for kind, _ in self.events_of(prefix))
 
-    def termination(self, name: str) -> Object:
-        """Give exit code, termination message and disruption as last seen."""
-        words: Object = {}
-        for _, told in self.of(name):
-            conditions = told["status"].get("conditions", [])
+    def termination(self, prefix: str) -> Object:
+        """Return the last observed exit code, termination message and disruption reason, as far as observed."""
+        found: Object = {}
+        for _, observed in self.events_of(prefix):
+            conditions = observed["status"].get("conditions", [])
             for disruption in (one["reason"] for one in conditions if one["type"] == "DisruptionTarget"):
-                words["disruption"] = disruption
-            for container in told["status"].get("containerStatuses", []):
-                if ended := container["state"].get("terminated"):
-                    words |= {"code": ended["exitCode"], "message": ended.get("message", "")}
-        return words
+                found["disruption"] = disruption
+            for container in observed["status"].get("containerStatuses", []):
+                if terminated := container["state"].get("terminated"):
+                    found |= {"code": terminated["exitCode"], "message": terminated.get("message", "")}
+        return found
 
 
 @contextmanager
-def watching(namespace: KubeNamespace) -> Iterator[Watched]:
-    """Watch the pods of a namespace for a while, as an operator would."""
+def watch_pods(namespace: KubeNamespace) -> Iterator[PodWatch]:
+    """Watch the pods of a namespace until the end of the context, as an operator would."""
     command = [
         str(namespace.kube.kubectl),
         "--kubeconfig",
@@ -193,24 +196,25 @@ def watching(namespace: KubeNamespace) -> Iterator[Watched]:
         namespace.name,
     ]
     command += ["get", "pods", "--watch", "--output-watch-events", "-o", "json"]
-    watched = Watched()
+    watch = PodWatch()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        reader = threading.Thread(target=_read, args=(process, watched), daemon=True)
+        reader = threading.Thread(target=_read, args=(process, watch), daemon=True)
         reader.start()
         try:
-            yield watched
+            yield watch
         finally:
             process.terminate()
             reader.join(5)
 
 
-def _read(process: subprocess.Popen[str], watched: Watched) -> None:
+def _read(process: subprocess.Popen[str], watch: PodWatch) -> None:
     decoder, text = json.JSONDecoder(), ""
     for line in process.stdout or ():
         text += line
         try:
-            told, end = decoder.raw_decode(text)
+            event, end = decoder.raw_decode(text)
         except ValueError:
+            # kubectl prints an event over several lines: read on until it is complete.
             continue
         text = text[end:].lstrip()
-        watched.events.append((told["type"], told["object"]))
+        watch.events.append((event["type"], event["object"]))

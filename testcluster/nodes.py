@@ -1,4 +1,4 @@
-"""Kinds of nodes: what a node class means in labels, taints and devices."""
+"""Node classes: the labels, taints and devices of each class of node."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from testcluster.errors import UsageError
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NODE_SPEC = re.compile(rf"(?P<capacity>[a-z]+)(?:@(?P<workload>{_LABEL}))?(?::(?P<count>\d{{1,9}}))?")
 NAME = "finetune.dev/node"
-"""Label of a node's name in this program; as a Node object it may be called otherwise."""
+"""Label with the name of a node in this program; its Node object may have another name."""
 CONTROL_PLANE = "control-plane"
-"""The machine of the API server; it is no node, but it can be frozen and cut off like one."""
+"""The machine of the API server. It is not a node, but it can be paused and partitioned like one."""
 MAX_NODES = 32
-"""Nodes of one cluster; each is a containerd and a kubelet of its own, about 150 MB."""
+"""Maximum number of nodes of a cluster. Each runs its own containerd and kubelet, about 150 MB."""
 
 
 @dataclass(frozen=True)
 class Taint:
-    """As Kubernetes has it."""
+    """A taint of a Node object."""
 
     key: str
     value: str
@@ -35,7 +35,7 @@ class Taint:
 
 @dataclass(frozen=True)
 class NodeClass:
-    """What all nodes of a class have in common."""
+    """The properties that all nodes of a class share."""
 
     capacity: str
     workload: str
@@ -54,7 +54,7 @@ NODE_CLASSES: dict[str, NodeClass] = {
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its name, its labels and taints, and the devices it claims to have."""
+    """A node: its name, its class, its workload label."""
 
     name: str
     kind: str
@@ -62,46 +62,48 @@ class Node:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Give the labels that the operator's generic placement selects by, the capacity class, and its name here."""
+        """Return the labels: name, capacity class, and the workload that generic placement of the operator selects."""
         return {NAME: self.name, "finetune.dev/capacity": NODE_CLASSES[self.kind].capacity, "workload": self.workload}
 
     @property
     def taints(self) -> tuple[Taint, ...]:
-        """Give the taints that the node registers with."""
+        """Return the taints that the node registers with."""
         return NODE_CLASSES[self.kind].taints
 
     @property
     def devices(self) -> dict[str, int]:
-        """Give the extended resources to advertise: a number each, nothing behind it."""
+        """Return the extended resources to advertise, as numbers; there is no device behind them."""
         return NODE_CLASSES[self.kind].devices
 
 
-def parse(wishes: str, taken: frozenset[str] = frozenset()) -> list[Node]:
-    """Read `ondemand,spot:3,gpu:1`. Raises Refused.
+def parse(classes: str, taken: frozenset[str] = frozenset()) -> list[Node]:
+    """Parse `ondemand,spot:3,gpu:1` into nodes. Raises UsageError for an unknown class or too many nodes.
 
-    `ondemand@inference` sets the workload label; names go on after those taken; `none` is a control plane alone.
+    `ondemand@inference` sets the workload label. Names in `taken` are not used again. `none` means no nodes.
     """
-    if wishes == "none":
+    if classes == "none":
         return []
-    found = [_read(wish) for wish in wishes.split(",")]
+    found = [_parse_class(text) for text in classes.split(",")]
     total = sum(count for *_, count in found) + len(taken)
     if total > MAX_NODES:
-        raise UsageError(f"--nodes: {total} nodes; at most {MAX_NODES} fit one machine (--kwok makes thousands)")
+        raise UsageError(f"--nodes: {total} nodes; at most {MAX_NODES} fit on one machine (--kwok creates thousands)")
     names = Counter(name.rpartition("-")[0] for name in taken)
-    return [Node(_free(kind, names, taken), kind, workload) for kind, workload, count in found for _ in range(count)]
+    return [
+        Node(_free_name(kind, names, taken), kind, workload) for kind, workload, count in found for _ in range(count)
+    ]
 
 
-def _read(wish: str) -> tuple[str, str, int]:
-    found = _NODE_SPEC.fullmatch(wish.strip())
+def _parse_class(text: str) -> tuple[str, str, int]:
+    found = _NODE_SPEC.fullmatch(text.strip())
     if not found or found["capacity"] not in NODE_CLASSES:
         raise UsageError(
-            f"--nodes: {wish!r} is not a node class; write {', '.join(NODE_CLASSES)}, as in ondemand,spot:3"
+            f"--nodes: {text!r} is not a node class; write {', '.join(NODE_CLASSES)}, as in ondemand,spot:3"
         )
     kind = found["capacity"]
     return kind, found["workload"] or NODE_CLASSES[kind].workload, int(found["count"] or 1)
 
 
-def _free(kind: str, used: Counter[str], taken: frozenset[str]) -> str:
+def _free_name(kind: str, used: Counter[str], taken: frozenset[str]) -> str:
     while True:
         used[kind] += 1
         name = f"{kind}-{used[kind]}"

@@ -1,4 +1,4 @@
-"""What a cluster is made of, whoever makes it: the one interface of the providers `bare` and `kind`."""
+"""The interface that both providers implement: `linux_namespaces` and `kind`."""
 
 from __future__ import annotations
 
@@ -12,75 +12,90 @@ from testcluster.nodes import Node
 
 Pressure = Literal["memory", "disk", "pids"]
 
+DEFAULT_THRESHOLDS = {
+    "memory.available": "100Mi",
+    "nodefs.available": "1Gi",
+    "nodefs.inodesFree": "1%",
+    "imagefs.available": "1Gi",
+    "pid.available": "1%",
+}
+"""Hard eviction thresholds of a kubelet without pressure."""
+EXCEEDED_THRESHOLDS: dict[Pressure, dict[str, str]] = {
+    "memory": {"memory.available": "99.99%"},
+    "disk": {"nodefs.available": "99.99%"},
+    "pids": {"pid.available": "99.99%"},
+}
+"""Thresholds that even an idle machine exceeds. The kubelet then does everything that it does under real pressure."""
+
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What `up` is asked for."""
+    """What `up` creates."""
 
     nodes: Sequence[Node]
-    fake_nodes: int = 0
+    kwok_nodes: int = 0
     images: Sequence[str] = ()
-    """Images to be on every node before it is Ready: names the engine here knows, or archives."""
+    """Images to load onto every node before it is Ready: names that a local engine knows, or paths of archives."""
 
 
 class Provider(Protocol):
-    """A cluster by name. Every verb returns when what it says is so; every verb may be repeated."""
+    """A cluster by name. Every verb returns when its effect is in place, and every verb may be repeated."""
 
     name: str
 
     @property
     def kube(self) -> Kube:
-        """Give the cluster's API, as administrator."""
+        """Return a client of the cluster's API with administrator rights."""
 
     @property
     def kubeconfig(self) -> Path:
-        """Where kubectl finds the cluster, as its administrator."""
+        """Return the path of the administrator's kubeconfig."""
 
     @property
     def registry(self) -> str:
-        """Give host:port of the cluster's OCI registry, under the name by which this host and every node know it."""
+        """Return host:port of the cluster's OCI registry. The host and every node reach it by this name."""
 
     def exists(self) -> bool:
-        """Tell whether there is anything of this cluster, whole or in pieces."""
+        """Check whether anything of this cluster exists, complete or not."""
 
     def nodes(self) -> list[Node]:
-        """Name the nodes that were ever made, dead or alive; one that was deleted can be revived."""
+        """Return every node that was ever created, running or not; a deleted node can be revived."""
 
-    def up(self, wish: ClusterSpec) -> None:
-        """Make the cluster; Ready when it returns. Raises Refused with nothing left behind."""
+    def up(self, spec: ClusterSpec) -> None:
+        """Create the cluster and wait until its nodes are Ready. Raises UsageError with nothing left behind."""
 
     def down(self) -> None:
-        """Take everything away, also what a crashed `up` left."""
+        """Delete the cluster, including what an `up` that crashed left behind."""
 
     def add(self, node: Node) -> None:
-        """Make one more node; Ready when it returns."""
+        """Create one more node and wait until it is Ready."""
 
     def kill(self, node: str) -> None:
-        """Turn its power off: no signal reaches anybody. The Node object stays, as it does on a real machine."""
+        """Power a node off: no process on it gets a signal that it could handle. The Node object stays."""
 
     def revive(self, node: str) -> None:
-        """Turn it on again, empty of containers."""
+        """Power a node on and wait until it is Ready. No container of it has survived."""
 
     def delete(self, node: str) -> None:
-        """Kill it and take its Node object away, as a cloud does; revive makes a fresh one."""
+        """Kill a node and delete its Node object, as a cloud does. `revive` then creates a fresh machine."""
 
     def pause(self, node: str) -> None:
-        """Stop every process on it where it stands: a node that hangs."""
+        """Freeze every process of a node, as when a node hangs."""
 
     def resume(self, node: str) -> None:
-        """Let it go on."""
+        """Thaw the processes of a paused node."""
 
     def partition(self, node: str) -> None:
-        """Take its network away; what runs on it runs on."""
+        """Disconnect a node from the network; its processes keep running."""
 
     def heal(self, node: str) -> None:
-        """Give its network back."""
+        """Connect a partitioned node to the network again."""
 
     def apply_pressure(self, node: str, pressure: Pressure) -> None:
-        """Make its kubelet see too little memory, disk or pids, so that it evicts pods on its own account."""
+        """Make the node's kubelet detect a shortage of memory, disk or pids, so that it evicts pods by itself."""
 
     def clear_pressure(self, node: str) -> None:
-        """End all pressure."""
+        """Restore the default eviction thresholds."""
 
     def load(self, images: Sequence[str]) -> None:
-        """Bring images to every node that lives, without a registry."""
+        """Load images onto every running node, without a registry."""

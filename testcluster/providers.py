@@ -1,4 +1,4 @@
-"""Which provider makes or made a cluster."""
+"""Which provider creates a cluster, and which one created an existing cluster."""
 
 from __future__ import annotations
 
@@ -11,36 +11,39 @@ from testcluster.kind.provider import Kind
 from testcluster.linux_namespaces.provider import LinuxNamespaces
 from testcluster.provider import Provider
 
-PROVIDERS: dict[str, Callable[..., Provider]] = {"bare": LinuxNamespaces, "kind": Kind}
+PROVIDERS: dict[str, Callable[..., Provider]] = {"linux-namespaces": LinuxNamespaces, "kind": Kind}
 
 
 def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> Provider:
-    """Choose for a new cluster: what is asked for, else kind where a Docker engine answers, else bare."""
-    provider = wanted or ("kind" if ENGINES["docker"].there() else "bare")
+    """Return a provider for a new cluster.
+
+    The default is kind where a Docker engine answers, else Linux namespaces.
+    """
+    provider = wanted or ("kind" if ENGINES["docker"].is_available() else "linux-namespaces")
     if provider == "kind":
         return Kind(name, node_image=node_image)
     if node_image:
-        raise UsageError("--node-image is kind's; nodes without Docker have no image")
+        raise UsageError("--node-image works with --provider kind only; nodes of Linux namespaces have no image")
     return LinuxNamespaces(name)
 
 
 def find(name: str, wanted: str | None = None) -> Provider:
-    """Find the cluster of that name. Raises Refused when there is none."""
+    """Return the existing cluster of that name. Raises UsageError when there is none."""
     for cluster in existing(name, wanted):
         return cluster
-    known = sorted(folder.name for folder in state.clusters().glob("*") if folder.is_dir())
-    others = f"; there are: {', '.join(known)}" if known else ""
-    raise UsageError(f"there is no cluster {name}{others}; `python -m testcluster --name {name} up` makes one")
+    names = sorted(folder.name for folder in state.clusters().glob("*") if folder.is_dir())
+    others = f"; existing clusters: {', '.join(names)}" if names else ""
+    raise UsageError(f"there is no cluster {name}{others}; `python -m testcluster --name {name} up` creates one")
 
 
 def existing(name: str, wanted: str | None = None) -> list[Provider]:
-    """Give whatever there is under that name, whole or in pieces."""
-    offered = (make(name) for key, make in PROVIDERS.items() if wanted in (None, key))
-    return [cluster for cluster in offered if cluster.exists()]
+    """Return each provider that holds anything under that name, complete or not."""
+    candidates = (create(name) for key, create in PROVIDERS.items() if wanted in (None, key))
+    return [cluster for cluster in candidates if cluster.exists()]
 
 
-def known(cluster: Provider, node: str) -> None:
-    """Raise Refused for a node that the cluster has not."""
-    names = sorted(one.name for one in cluster.nodes())
+def require_node(cluster: Provider, node: str) -> None:
+    """Raise UsageError when the cluster has no such node."""
+    names = sorted(existing_node.name for existing_node in cluster.nodes())
     if node not in names:
-        raise UsageError(f"no node {node!r} in cluster {cluster.name}; there are {', '.join(names)}")
+        raise UsageError(f"no node {node!r} in cluster {cluster.name}; its nodes are {', '.join(names)}")

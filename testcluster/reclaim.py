@@ -1,4 +1,4 @@
-"""What a cloud does with a spot machine: it says so, waits as long as it promised, and takes the machine."""
+"""Reclamation of a spot node as a cloud does it: give notice, wait for the notice period, delete the machine."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ Notice = Literal["taint", "drain"]
 TAINT = "finetune.dev/reclaim=soon:NoExecute"
 
 
-def reclaim(cluster: Provider, node: str, notice: float, by: Notice, *, say: Callable[[str], None] = print) -> None:
-    """Give notice by a NoExecute taint or by draining, and `notice` seconds later turn the machine off for good.
+def reclaim(cluster: Provider, node: str, notice: float, by: Notice, *, report: Callable[[str], None] = print) -> None:
+    """Announce the reclamation by a NoExecute taint or by a drain, and delete the machine `notice` seconds later.
 
-    Raises Refused for a node that is gone, and when it was replaced during the notice.
+    Raises UsageError when the node has no Node object, and when it was replaced during the notice period.
     """
-    begun, kube = time.monotonic(), cluster.kube
-    found = kube.nodes_called(node)
+    started, kube = time.monotonic(), cluster.kube
+    found = kube.find_nodes(node)
     if not found:
-        raise UsageError(f"{node} has no Node object: it is gone already; `node revive {node}` brings a fresh one")
-    known = found[0]["metadata"]
-    say(f"{node}: reclaimed in {notice:g} s; notice by {by}")
+        raise UsageError(f"{node} has no Node object, it is already deleted; `node revive {node}` creates a fresh one")
+    metadata = found[0]["metadata"]
+    report(f"{node}: reclaimed in {notice:g} s, notice by {by}")
     if by == "taint":
-        kube.run("taint", "node", known["name"], TAINT, "--overwrite")
+        kube.run("taint", "node", metadata["name"], TAINT, "--overwrite")
     else:
-        _drain(kube, known["name"], notice)
-    time.sleep(max(0.0, begun + notice - time.monotonic()))
-    if any(now["metadata"]["uid"] != known["uid"] for now in kube.nodes_called(node)):
-        raise UsageError(f"{node} is another machine by now, which got no notice; it is left alone")
+        _drain(kube, metadata["name"], notice)
+    time.sleep(max(0.0, started + notice - time.monotonic()))
+    if any(current["metadata"]["uid"] != metadata["uid"] for current in kube.find_nodes(node)):
+        raise UsageError(f"{node} was replaced by another machine, which got no notice; the new machine is left alone")
     cluster.delete(node)
-    say(f"{node}: gone")
+    report(f"{node}: deleted")
 
 
 def _drain(kube: Kube, node: str, notice: float) -> None:
-    how = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={max(1, int(notice))}s"]
+    options = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={max(1, int(notice))}s"]
     try:
-        kube.run("drain", node, *how, timeout=notice + 10)
+        kube.run("drain", node, *options, timeout=notice + 10)
     except TimedOut:
-        # A budget may forbid the eviction, or a pod may take longer: the machine is taken all the same.
+        # A disruption budget may forbid the eviction, or a pod may take longer. A cloud takes the machine anyway.
         return

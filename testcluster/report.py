@@ -1,4 +1,4 @@
-"""What `status` prints."""
+"""The output of `status`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testcluster.provider import Provider
 
 
 def report(cluster: Provider) -> str:
-    """Say what runs: the API, each node, the registry; and how to use it."""
+    """Return the state of the API, of each node and of the registry, and the line that sets KUBECONFIG."""
     lines = [f"cluster {cluster.name}: {_api(cluster)}", *_nodes(cluster)]
     lines.append(f"registry: {cluster.registry}")
     lines.append(f"export KUBECONFIG={cluster.kubeconfig} PATH={cluster.kube.kubectl.parent}:$PATH")
@@ -17,17 +17,16 @@ def report(cluster: Provider) -> str:
 
 
 def _api(cluster: Provider) -> str:
-    return "the API answers" if cluster.kube.is_ready() else "the API does not answer"
+    return "the API server is ready" if cluster.kube.is_ready() else "the API server is not ready"
 
 
 def _nodes(cluster: Provider) -> list[str]:
     try:
         found = {node["metadata"]["name"]: node for node in cluster.kube.json("get", "nodes")["items"]}
-        seen = {node["metadata"]["labels"].get(NAME, name): is_ready(node) for name, node in found.items()}
+        ready = {node["metadata"]["labels"].get(NAME, name): is_ready(node) for name, node in found.items()}
     except TimedOut:
-        seen = {}
-    own = [node.name for node in cluster.nodes()]
-    words = {True: "Ready", False: "not Ready", None: "no Node object"}
-    lines = [f"  {name:<16}{words[seen.get(name)]}" for name in own]
-    fakes = sum(1 for name in seen if name.startswith("fake-"))
-    return [*lines, *([f"  and {fakes} nodes on paper"] if fakes else [])]
+        ready = {}
+    texts = {True: "Ready", False: "not Ready", None: "no Node object"}
+    lines = [f"  {node.name:<16}{texts[ready.get(node.name)]}" for node in cluster.nodes()]
+    kwok_nodes = sum(1 for name in ready if name.startswith("fake-"))
+    return [*lines, *([f"  and {kwok_nodes} KWOK nodes"] if kwok_nodes else [])]

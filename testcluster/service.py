@@ -1,4 +1,4 @@
-"""A program that is kept running beside or inside a cluster."""
+"""A program that is kept running on a machine of the cluster, or on the host next to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Service:
-    """What to start, and under which name its log is kept."""
+    """A command line and its environment; the name is also the name of its log file."""
 
     name: str
     argv: Sequence[str]

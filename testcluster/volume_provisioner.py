@@ -1,9 +1,9 @@
-"""Volumes for tests: a folder of this host for each claim, seen by every node.
+"""A volume provisioner for tests: each claim gets a folder of this host, mounted on every node.
 
-`python -m testcluster.volume_provisioner --kubeconfig K --folder HERE --path THERE` serves two StorageClasses:
-`shared`, the
-default, whose volumes follow a pod to any node; and `strict`, which takes ReadWriteOncePod claims only, so that the
-scheduler lets one pod at a time have it. Folders are writable for everybody, so that pods that are not root can write.
+`python -m testcluster.volume_provisioner --kubeconfig K --folder HOST_FOLDER --path NODE_FOLDER` serves two
+StorageClasses. `shared` is the default; its volumes follow a pod to any node. `strict` accepts ReadWriteOncePod claims
+only, so the scheduler lets one pod at a time use the volume. Folders are world-writable, so that pods that do not run
+as root can write.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kubernetes.client.exceptions import ApiException
 
 PROVISIONER = "finetune.dev/folders"
 SHARED, STRICT = "shared", "strict"
-ON_NODES = "/var/finetune-volumes"
-"""Where nodes see the folders."""
+NODE_FOLDER = "/var/finetune-volumes"
+"""Where the host's folder of volumes is mounted on every node."""
 _OWNER = "pv.kubernetes.io/provisioned-by"
 log = logging.getLogger("storage")
 
 
-def classes() -> list[dict[str, Any]]:
-    """Give both StorageClasses as manifests."""
+def storage_classes() -> list[dict[str, Any]]:
+    """Return the manifests of both StorageClasses."""
 
     def storage_class(name: str, *, default: bool) -> dict[str, Any]:
         return {
@@ -47,28 +47,28 @@ def classes() -> list[dict[str, Any]]:
 
 
 class Provisioner:
-    """Makes a folder and a volume for each claim that has a pod, and takes both away with the claim."""
+    """Creates a folder and a volume for each claim that has a pod, and deletes both with the claim."""
 
     def __init__(self, folder: Path, path: str) -> None:
-        # Its own types say of every field that it may be absent; what the API server sends is complete.
+        # Any, because the client's types declare every field optional; the API server sends complete objects.
         self.core: Any = client.CoreV1Api()
         self.folder = folder
         self.path = path
 
     def serve(self) -> None:
-        """Look at all claims and volumes whenever one changes, and every 10 s."""
+        """Check all claims and volumes after every change of a claim, and every 10 s."""
         while True:
             try:
                 self.sweep()
                 claims = self.core.list_persistent_volume_claim_for_all_namespaces
                 for _ in watch.Watch().stream(claims, timeout_seconds=10):
                     self.sweep()
-            except Exception as problem:  # noqa: BLE001 -- the API server may be away; this process outlives it
-                log.warning("the API does not answer: %s", str(problem).splitlines()[0][:200])
+            except Exception as problem:  # noqa: BLE001 -- the API server may be down; this process keeps running
+                log.warning("the API request failed, retrying: %s", str(problem).splitlines()[0][:200])
                 time.sleep(0.5)
 
     def sweep(self) -> None:
-        """Provide what is asked for, remove what is released."""
+        """Provision pending claims and delete released volumes."""
         for claim in self.core.list_persistent_volume_claim_for_all_namespaces().items:
             if (
                 claim.status.phase == "Pending"
@@ -82,12 +82,12 @@ class Provisioner:
                 shutil.rmtree(self.folder / volume.metadata.name, ignore_errors=True)
 
     def provide(self, claim: Any) -> None:
-        """Make folder and volume once a pod waits for the claim."""
+        """Create folder and volume once the scheduler has selected a node for a pod with the claim."""
         annotations = claim.metadata.annotations or {}
         strict = claim.spec.storage_class_name == STRICT
         if strict and claim.spec.access_modes != ["ReadWriteOncePod"]:
-            self.refuse(
-                claim, f"class {STRICT} serves accessModes: [ReadWriteOncePod] only; class {SHARED} serves others"
+            self.record_failure(
+                claim, f"class {STRICT} serves accessModes: [ReadWriteOncePod] only; use class {SHARED} for others"
             )
             return
         if "volume.kubernetes.io/selected-node" not in annotations:
@@ -95,7 +95,7 @@ class Provisioner:
         name = f"pvc-{claim.metadata.uid}"
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        # Pods are not root, and nobody knows which user they will be.
+        # Pods do not run as root, and their user is not known here.
         folder.chmod(0o777)
         try:
             self.core.create_persistent_volume(self.volume(name, claim))
@@ -104,7 +104,7 @@ class Provisioner:
                 raise
 
     def volume(self, name: str, claim: Any) -> dict[str, Any]:
-        """Describe the volume for a claim."""
+        """Return the PersistentVolume for a claim."""
         return {
             "metadata": {"name": name, "annotations": {_OWNER: PROVISIONER}},
             "spec": {
@@ -124,8 +124,8 @@ class Provisioner:
             },
         }
 
-    def refuse(self, claim: Any, why: str) -> None:
-        """Say in an event of the claim why it stays pending, once."""
+    def record_failure(self, claim: Any, message: str) -> None:
+        """Create an event, once for each claim, with the reason why the claim stays pending."""
         event = {
             "metadata": {"name": f"{claim.metadata.name}.refused", "namespace": claim.metadata.namespace},
             "involvedObject": {
@@ -136,7 +136,7 @@ class Provisioner:
                 "uid": claim.metadata.uid,
             },
             "reason": "ProvisioningFailed",
-            "message": why,
+            "message": message,
             "type": "Warning",
             "source": {"component": PROVISIONER},
         }
@@ -151,8 +151,8 @@ def main() -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="where the folders are made on this host")
-    parser.add_argument("--path", default=ON_NODES, help="where every node sees that folder")
+    parser.add_argument("--folder", type=Path, required=True, help="where volumes are created on this host")
+    parser.add_argument("--path", default=NODE_FOLDER, help="where that folder is mounted on every node")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     config.load_kube_config(arguments.kubeconfig)

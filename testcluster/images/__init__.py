@@ -1,1 +1,1 @@
-"""Our images: built with docker or buildah, whichever is there, and exported for nodes that have no registry."""
+"""Images: built with docker or buildah, and exported as archives that nodes load without a registry."""

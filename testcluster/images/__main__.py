@@ -1,4 +1,4 @@
-"""`python -m testcluster.images [operator] [trainer]`: build our images, and say how large they are."""
+"""`python -m testcluster.images [operator] [trainer]`: build the images and print their sizes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A base image where the public one cannot be pulled: Debian with Python, made by debootstrap."""
+"""A base image for machines that cannot pull the public one: Debian with Python, created by debootstrap."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PACKAGES = "ca-certificates,python3,python3-venv"
 NAME = f"localhost/finetune-base:{SUITE}"
 
 
-def provide(engine: Engine, say: Callable[[str], None]) -> str:
-    """Make it unless the engine has it, and give its name. Raises Refused when it cannot be made."""
-    if engine.identity(NAME):
+def provide(engine: Engine, report: Callable[[str], None]) -> str:
+    """Create the base image unless the engine has it, and return its name. Raises UsageError."""
+    if engine.digest(NAME):
         return NAME
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
         raise UsageError(
-            "the public base image cannot be pulled, and there is no debootstrap (as root) to make one; "
-            "`make cluster-deps` installs it, or name a base by --base"
+            "the public base image cannot be pulled, and creating one needs debootstrap and root; "
+            "run `make cluster-deps` as root, or name a base image with --base"
         )
-    say(f"the public base image cannot be pulled: making {NAME} by debootstrap (about a minute)")
+    report(f"the public base image cannot be pulled; creating {NAME} by debootstrap (about a minute)")
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache(), prefix=".base-") as scratch:
         root = Path(scratch) / "root"
@@ -45,13 +45,13 @@ def provide(engine: Engine, say: Callable[[str], None]) -> str:
 
 
 def _slim(root: Path) -> None:
-    """Leave out what an image never reads; alias python, as the public image has it."""
+    """Delete what an image never reads: package archives, documentation, logs, apt sources."""
     for folder in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
         shutil.rmtree(root / folder, ignore_errors=True)
     for log in (root / "var/log").rglob("*"):
         if log.is_file():
             log.unlink()
-    # Where packages are fetched from is the builder's business.
+    # Package sources and name servers of the build host do not belong into the image.
     (root / "etc/apt/sources.list").write_text("")
     (root / "etc/resolv.conf").write_text("")
 
@@ -59,5 +59,5 @@ def _slim(root: Path) -> None:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip())[-800:]
-        raise UsageError(f"{command[0]} failed: {said}")
+        output = (done.stderr.strip() or done.stdout.strip())[-800:]
+        raise UsageError(f"{command[0]} failed: {output}")

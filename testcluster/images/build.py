@@ -1,4 +1,4 @@
-"""Build our images, and say how large they are."""
+"""Build the images of the operator and the trainer, and print their sizes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ IMAGES = ("operator", "trainer")
 
 
 def main() -> int:
-    """Build what was asked for; 0 done, 2 refused."""
+    """Build the requested images. Return the exit code: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m testcluster.images", description=__doc__)
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"of {', '.join(IMAGES)} (default: both)")
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"one of {', '.join(IMAGES)} (default: both)")
     parser.add_argument("--tag", default="dev")
     parser.add_argument("--engine", choices=sorted(engines.ENGINES))
-    parser.add_argument("--base", help="the base image (default: the public one, else one made by debootstrap)")
+    parser.add_argument(
+        "--base", help="base image (default: the public one; where it cannot be pulled, one created by debootstrap)"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.images) - set(IMAGES):
-        parser.error(f"there is no image {', '.join(sorted(unknown))}; there are {', '.join(IMAGES)}")
+        parser.error(f"unknown image {', '.join(sorted(unknown))}; write {', '.join(IMAGES)}")
     try:
         engine = engines.choose(arguments.engine)
-        below = arguments.base or _base(engine)
+        base_image = arguments.base or _choose_base(engine)
         for name in arguments.images or IMAGES:
-            build(engine, name, arguments.tag, below)
+            build(engine, name, arguments.tag, base_image)
     except UsageError as problem:
         print(f"images: {problem}", file=sys.stderr)
         return 2
@@ -40,56 +42,59 @@ def main() -> int:
 
 
 def build_all() -> None:
-    """Build both as they are named in tests. Raises Refused when that cannot be done."""
+    """Build both images with the tag that tests use. Raises UsageError."""
     engine = engines.choose()
-    below = _base(engine)
+    base_image = _choose_base(engine)
     for name in IMAGES:
-        build(engine, name, "dev", below)
+        build(engine, name, "dev", base_image)
 
 
-def build(engine: Engine, name: str, tag: str, below: str) -> None:
-    """Build one image. Raises Refused when the engine fails; its own words have been printed by then."""
-    begun = time.monotonic()
+def build(engine: Engine, name: str, tag: str, base_image: str) -> None:
+    """Build an image and print its size. Raises UsageError with the end of the engine's output when it fails."""
+    started = time.monotonic()
     image = f"finetune-{name}:{tag}"
-    print(f"building {image} with {engine.name} on {below} …", flush=True)
-    command = engine.build(recipe(name, image, below, _cache_of_uv() if engine.name == "buildah" else None))
+    print(f"building {image} with {engine.name} on {base_image} …", flush=True)
+    command = engine.build_command(describe(name, image, base_image, _uv_cache() if engine.name == "buildah" else None))
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise UsageError(f"{engine.name} could not build {image}:\n{done.stdout[-3000:]}")
-    print(f"{image}: {engine.size(image) / 1e6:.0f} MB, {time.monotonic() - begun:.0f} s")
+    print(f"{image}: {engine.size(image) / 1e6:.0f} MB, {time.monotonic() - started:.0f} s")
 
 
-def recipe(name: str, image: str, below: str, uv_cache: Path | None) -> Build:
-    """Say what an image is made of."""
-    arguments = {"BASE_IMAGE": below, "VERSION": _version(), "REVISION": _git("rev-parse", "HEAD") or "unknown"}
+def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> Build:
+    """Return the inputs of an image's build."""
+    arguments = {"BASE_IMAGE": base_image, "VERSION": _version(), "REVISION": _git("rev-parse", "HEAD") or "unknown"}
     arguments |= {"SOURCE": os.environ.get("FINETUNE_SOURCE", "")}
-    mounts = {file: f"{file}:ro" for file in _trust() if file.exists()}
+    mounts = {file: f"{file}:ro" for file in _host_files() if file.exists()}
     if uv_cache:
         mounts[uv_cache] = "/var/cache/uv:rw"
         arguments["UV_CACHE_DIR"] = "/var/cache/uv"
-    # Not of the last commit: a new time for old layers would build them all anew.
-    born = int(_git("log", "-1", "--format=%ct", "--", "pyproject.toml", "constraints.txt") or 0)
-    return Build(image, ROOT / f"Dockerfile.{name}", ROOT, arguments, mounts, born)
+    # Not the time of the last commit: a new timestamp would invalidate every cached layer.
+    timestamp = int(_git("log", "-1", "--format=%ct", "--", "pyproject.toml", "constraints.txt") or 0)
+    return Build(image, ROOT / f"Dockerfile.{name}", ROOT, arguments, mounts, timestamp)
 
 
-def _trust() -> list[Path]:
-    """Name what this host trusts and how its pip is set up: needed to fetch packages, and never in the image."""
+def _host_files() -> list[Path]:
+    """Return certificates and pip settings of the host: needed to download packages, and never part of the image."""
     return [Path("/etc/ssl/certs"), Path("/etc/pip.conf")]
 
 
-def _cache_of_uv() -> Path | None:
-    known = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
-    return known if known.is_dir() else None
+def _uv_cache() -> Path | None:
+    folder = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
+    return folder if folder.is_dir() else None
 
 
-def _base(engine: Engine) -> str:
-    """Take the public base where it can be had; ask for it once, as a pull that fails is slow in some places."""
+def _choose_base(engine: Engine) -> str:
+    """Return the public base image where it can be pulled, else one created by debootstrap.
+
+    A created one is used without another pull, because a failing pull is slow in some networks.
+    """
     public = re.search(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile.operator").read_text(), re.MULTILINE)
     if not public:
-        raise UsageError("Dockerfile.operator names no ARG BASE_IMAGE")
-    if engine.identity(public[1]) or engine.identity(f"docker.io/library/{public[1]}"):
+        raise UsageError("Dockerfile.operator has no ARG BASE_IMAGE with a default; add one")
+    if engine.digest(public[1]) or engine.digest(f"docker.io/library/{public[1]}"):
         return public[1]
-    if engine.identity(base.NAME):
+    if engine.digest(base.NAME):
         return base.NAME
     try:
         pulled = subprocess.run(

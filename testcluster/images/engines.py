@@ -1,4 +1,4 @@
-"""The programs that build and keep images, behind one interface."""
+"""Docker and buildah, the engines that build and store images, behind one interface."""
 
 from __future__ import annotations
 
@@ -13,85 +13,85 @@ from pathlib import Path
 
 from testcluster.errors import UsageError
 
-ANSWERS_WITHIN = 10
-"""Seconds a Docker engine may take to say its version."""
+VERSION_TIMEOUT = 10
+"""Seconds that a Docker engine may take to report its version."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """What an image is made of."""
+    """The inputs of an image's build."""
 
     tag: str
     dockerfile: Path
     context: Path
     arguments: Mapping[str, str]
     mounts: Mapping[Path, str]
-    """What of this host is seen while it is built, {here: there:ro or there:rw}; it is not in the image."""
+    """Host folders mounted during the build, {host path: "path:ro" or "path:rw"}; they are not part of the image."""
     timestamp: int
-    """Seconds since 1970 that the image and its files bear, where the engine can do that."""
+    """Timestamp of the image and its files in seconds since 1970, where the engine supports it."""
 
 
 class Docker:
-    """A Docker engine. It cannot mount this host's folders into a build."""
+    """A Docker engine. It cannot mount host folders during a build."""
 
     name = "docker"
 
-    def there(self) -> bool:
-        """Tell whether an engine answers; the client alone is of no use."""
+    def is_available(self) -> bool:
+        """Check whether an engine answers; the client alone is not enough."""
         if not shutil.which("docker"):
             return False
         try:
-            asked = ["docker", "version", "--format", "{{.Server.Version}}"]
-            return subprocess.run(asked, capture_output=True, timeout=ANSWERS_WITHIN, check=False).returncode == 0
+            command = ["docker", "version", "--format", "{{.Server.Version}}"]
+            return subprocess.run(command, capture_output=True, timeout=VERSION_TIMEOUT, check=False).returncode == 0
         except subprocess.TimeoutExpired:
             return False
 
-    def build(self, build: Build) -> list[str]:
-        """Give the command that builds."""
+    def build_command(self, build: Build) -> list[str]:
+        """Return the command that builds the image."""
         arguments = [f"--build-arg={key}={value}" for key, value in build.arguments.items()]
         return ["docker", "build", f"--file={build.dockerfile}", f"--tag={build.tag}", *arguments, str(build.context)]
 
-    def identity(self, image: str) -> str | None:
-        """Give the digest of an image that it knows."""
+    def digest(self, image: str) -> str | None:
+        """Return the digest of an image, or None when the engine does not have it."""
         return _line(["docker", "image", "inspect", "--format", "{{.Id}}", image])
 
     def size(self, image: str) -> int:
-        """Give the bytes of the image's files."""
+        """Return the size of the image's files in bytes."""
         return int(_line(["docker", "image", "inspect", "--format", "{{.Size}}", image]) or 0)
 
-    def save(self, image: str, archive: Path) -> list[str]:
-        """Give the command that writes the image into an archive."""
+    def save_command(self, image: str, archive: Path) -> list[str]:
+        """Return the command that writes the image to an archive."""
         return ["docker", "image", "save", f"--output={archive}", image]
 
 
 class Buildah:
-    """buildah, as root, with chroot instead of containers: it needs no daemon."""
+    """buildah as root, with chroot isolation instead of containers. It needs no daemon."""
 
     name = "buildah"
 
-    def there(self) -> bool:
-        """Tell whether it can be used."""
+    def is_available(self) -> bool:
+        """Check whether buildah is installed and this process is root."""
         return bool(shutil.which("buildah")) and os.geteuid() == 0
 
-    def build(self, build: Build) -> list[str]:
-        """Give the command that builds; what has not changed is taken from earlier builds."""
+    def build_command(self, build: Build) -> list[str]:
+        """Return the command that builds the image; unchanged layers are taken from its cache."""
         arguments = [f"--build-arg={key}={value}" for key, value in build.arguments.items()]
-        mounts = [f"--volume={here}:{there}" for here, there in build.mounts.items()]
-        how = ["--isolation=chroot", "--layers", f"--timestamp={build.timestamp}", f"--file={build.dockerfile}"]
-        return ["buildah", "build", *how, f"--tag={build.tag}", *arguments, *mounts, str(build.context)]
+        mounts = [f"--volume={host_path}:{target}" for host_path, target in build.mounts.items()]
+        options = ["--isolation=chroot", "--layers", f"--timestamp={build.timestamp}", f"--file={build.dockerfile}"]
+        return ["buildah", "build", *options, f"--tag={build.tag}", *arguments, *mounts, str(build.context)]
 
-    def identity(self, image: str) -> str | None:
-        """Give the digest of an image that it knows."""
+    def digest(self, image: str) -> str | None:
+        """Return the digest of an image, or None when the engine does not have it."""
         return _line(["buildah", "inspect", "--type=image", "--format", "{{.FromImageID}}", image])
 
     def size(self, image: str) -> int:
-        """Give the bytes of the image's files."""
-        listed = _line(["buildah", "images", "--json", image], all_of_it=True)
+        """Return the size of the image's files in bytes."""
+        listed = _line(["buildah", "images", "--json", image], all_lines=True)
         return _bytes(json.loads(listed)[0]["size"]) if listed else 0
 
-    def save(self, image: str, archive: Path) -> list[str]:
-        """Give the command that writes the image into an archive."""
-        return ["buildah", "push", "--disable-compression", image, f"docker-archive:{archive}:{_full(image)}"]
+    def save_command(self, image: str, archive: Path) -> list[str]:
+        """Return the command that writes the image to an archive."""
+        return ["buildah", "push", "--disable-compression", image, f"docker-archive:{archive}:{_qualified_name(image)}"]
 
 
 Engine = Docker | Buildah
@@ -99,43 +99,46 @@ ENGINES: dict[str, Engine] = {"docker": Docker(), "buildah": Buildah()}
 
 
 def choose(wanted: str | None = None) -> Engine:
-    """Choose the engine asked for, else the first that is there. Raises Refused when none is."""
+    """Return the wanted engine, by default the first that is available. Raises UsageError when there is none."""
     for engine in [ENGINES[wanted]] if wanted else ENGINES.values():
-        if engine.there():
+        if engine.is_available():
             return engine
     raise UsageError(
-        f"no {wanted or 'Docker engine and no buildah'} can be used here; start Docker, "
+        f"{wanted or 'neither a Docker engine nor buildah'} is {'not ' if wanted else ''}available; start Docker, "
         "or run `make cluster-deps` as root (Debian: apt install buildah debootstrap)"
     )
 
 
-def identity(image: str) -> str:
-    """Give the digest of an image. Raises Refused when no engine here knows it."""
-    return _known(image)[1]
+def digest(image: str) -> str:
+    """Return the digest of an image. Raises UsageError when no engine has it."""
+    return _find(image)[1]
 
 
-def place(image: str, folder: Path) -> Path:
-    """Name the archive of an image, which its content decides; it need not be there yet."""
+def archive_path(image: str, folder: Path) -> Path:
+    """Return the path of an image's archive, which contains its digest; the file need not exist yet.
+
+    A path to a .tar is checked and returned as it is. Raises UsageError for an unknown image or an invalid archive.
+    """
     if image.endswith(".tar"):
         if not Path(image).is_file():
             raise UsageError(f"there is no archive {image}")
         if not tarfile.is_tarfile(image):
-            raise UsageError(f"{image} is no archive of an image; `docker save` and `buildah push` write one")
+            raise UsageError(f"{image} is not an image archive; `docker save` and `buildah push` write one")
         return Path(image).resolve()
-    digest = identity(image).removeprefix("sha256:")[:16]
-    return folder / f"{image.replace('/', '_').replace(':', '-')}-{digest}.tar"
+    short_digest = digest(image).removeprefix("sha256:")[:16]
+    return folder / f"{image.replace('/', '_').replace(':', '-')}-{short_digest}.tar"
 
 
 def export(image: str, folder: Path) -> Path:
-    """Write the archive of an image unless it is there; a path to a .tar is given back as it is."""
-    archive = place(image, folder)
+    """Write the archive of an image unless it exists, and return its path; a path to a .tar is returned as it is."""
+    archive = archive_path(image, folder)
     if archive.exists():
         return archive
-    engine, _ = _known(image)
+    engine, _ = _find(image)
     folder.mkdir(parents=True, exist_ok=True)
     fresh = archive.with_suffix(f".{os.getpid()}")
     try:
-        done = subprocess.run(engine.save(image, fresh), capture_output=True, text=True, check=False)
+        done = subprocess.run(engine.save_command(image, fresh), capture_output=True, text=True, check=False)
         if done.returncode:
             raise UsageError(f"{engine.name} cannot write {image} to {folder}: {done.stderr.strip()[-500:]}")
         fresh.replace(archive)
@@ -144,24 +147,25 @@ def export(image: str, folder: Path) -> Path:
     return archive
 
 
-def _known(image: str) -> tuple[Engine, str]:
+def _find(image: str) -> tuple[Engine, str]:
     for engine in ENGINES.values():
-        if engine.there() and (known := engine.identity(image)):
-            return engine, known
+        if engine.is_available() and (found := engine.digest(image)):
+            return engine, found
     raise UsageError(
-        f"no engine here knows the image {image}; `make images` builds ours, a path to a .tar is taken as it is"
+        f"no engine has the image {image}; run `make images` to build the operator's and the trainer's images, "
+        "or name a .tar archive"
     )
 
 
-def _full(image: str) -> str:
-    """Name the image as Kubernetes does: docker.io/library/ is where names without a host live."""
+def _qualified_name(image: str) -> str:
+    """Return the image's name as Kubernetes resolves it: a name without a host is in docker.io/library/."""
     return image if "/" in image else f"docker.io/library/{image}"
 
 
-def _line(command: list[str], *, all_of_it: bool = False) -> str | None:
+def _line(command: list[str], *, all_lines: bool = False) -> str | None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stdout.strip()
-    return (said if all_of_it else said.splitlines()[0]) if done.returncode == 0 and said else None
+    output = done.stdout.strip()
+    return (output if all_lines else output.splitlines()[0]) if done.returncode == 0 and output else None
 
 
 def _bytes(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Pushing a small image to a registry, in the OCI distribution protocol, without an engine."""
+"""Push a small image to a registry by the OCI distribution protocol, without an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 def push(registry: str, repository: str, tag: str, config: bytes, layers: list[bytes]) -> str:
-    """Push and give the image's name; raises HTTPError with the registry's answer."""
+    """Push an image and return its name. Raises HTTPError with the registry's response."""
     base = f"http://{registry}/v2/{repository}"
     packed = [gzip.compress(content, mtime=0) for content in layers]
     descriptors = [_blob(base, content, "application/vnd.oci.image.layer.v1.tar+gzip") for content in packed]
@@ -22,18 +22,18 @@ def push(registry: str, repository: str, tag: str, config: bytes, layers: list[b
         "config": _blob(base, config, "application/vnd.oci.image.config.v1+json"),
         "layers": descriptors,
     }
-    _ask(f"{base}/manifests/{tag}", "PUT", json.dumps(manifest).encode(), _MANIFEST)
+    _send(f"{base}/manifests/{tag}", "PUT", json.dumps(manifest).encode(), _MANIFEST)
     return f"{registry}/{repository}:{tag}"
 
 
 def _blob(base: str, content: bytes, kind: str) -> dict[str, Any]:
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    place = _ask(f"{base}/blobs/uploads/", "POST", b"", kind)
-    _ask(f"{place}{'&' if '?' in place else '?'}digest={digest}", "PUT", content, "application/octet-stream")
+    location = _send(f"{base}/blobs/uploads/", "POST", b"", kind)
+    _send(f"{location}{'&' if '?' in location else '?'}digest={digest}", "PUT", content, "application/octet-stream")
     return {"mediaType": kind, "digest": digest, "size": len(content)}
 
 
-def _ask(url: str, method: str, content: bytes, kind: str) -> str:
+def _send(url: str, method: str, content: bytes, kind: str) -> str:
     request = urllib.request.Request(url, data=content, method=method, headers={"Content-Type": kind})  # noqa: S310 -- http, on the cluster's own network
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-        return str(answer.headers.get("Location", ""))
+    with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+        return str(response.headers.get("Location", ""))

@@ -1,5 +1,5 @@
-"""A cluster of Docker containers, made by kind.
+"""The provider whose nodes are Docker containers, created by kind.
 
-Its configuration is read by kind's own program in the tests, and its commands by stand-ins for kind and docker; it has
-not been run against a Docker engine yet.
+It has not been run against a Docker engine yet. In the tests, the kind program reads its configuration, and stubs of
+kind, docker and kubectl run its commands.
 """

@@ -1,6 +1,6 @@
-"""What kind is told: one control plane, one worker for each node, patches that make a lost node seen sooner.
+"""The configuration of a kind cluster: a control plane, one worker for each node, and patches of timeouts.
 
-Nothing here is needed for kind to work; without the patches a node counts as lost after 40 s instead of 16.
+kind works without the patches, but then a silent node is marked as lost after 40 s instead of 16 s.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from testcluster.nodes import Node
-from testcluster.volume_provisioner import ON_NODES
+from testcluster.volume_provisioner import NODE_FOLDER
 
-GRACE, HEARTBEAT = "16s", "4s"
+GRACE_PERIOD, HEARTBEAT = "16s", "4s"
+"""Time without a heartbeat after which a node is not Ready, and the interval of the heartbeats."""
 REGISTRIES = "/etc/containerd/certs.d"
-"""Where containerd in a node looks for how to reach a registry."""
+"""Where containerd on a node reads the addresses of registries."""
 
 
 def config(nodes: list[Node], volumes: Path, image: str | None = None) -> str:
-    """Write the configuration, as JSON, which YAML contains; volumes is a folder of this host that every node sees."""
-    mounts = [{"hostPath": str(volumes), "containerPath": ON_NODES}]
+    """Return the configuration as JSON, which is valid YAML. Every node mounts the host's folder `volumes`."""
+    mounts = [{"hostPath": str(volumes), "containerPath": NODE_FOLDER}]
     common: dict[str, Any] = {"extraMounts": mounts} | ({"image": image} if image else {})
-    workers = [{"role": "worker", **common, "labels": node.labels, **_patches(_joins(node))} for node in nodes]
+    workers = [
+        {"role": "worker", **common, "labels": node.labels, **_patches(_join_configuration(node))} for node in nodes
+    ]
     content = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
@@ -29,37 +32,40 @@ def config(nodes: list[Node], volumes: Path, image: str | None = None) -> str:
         "containerdConfigPatches": [
             f'[plugins."io.containerd.cri.v1.images".registry]\n  config_path = "{REGISTRIES}"\n'
         ],
-        **_patches(*_sees_losses_soon(), _kubelets()),
+        **_patches(*_cluster_configurations(), _kubelet_configuration()),
     }
     return json.dumps(content, indent=1)
 
 
 def _patches(*documents: dict[str, Any]) -> dict[str, list[str]]:
-    written = [json.dumps(document) for document in documents if document]
-    return {"kubeadmConfigPatches": written} if written else {}
+    patches = [json.dumps(document) for document in documents if document]
+    return {"kubeadmConfigPatches": patches} if patches else {}
 
 
-def _joins(node: Node) -> dict[str, Any]:
-    """Register with taints. The labels are given beside it: a patch of node-labels would replace them."""
+def _join_configuration(node: Node) -> dict[str, Any]:
+    """Return the patch with the taints.
+
+    Labels are a field of kind's node instead, because a patch of node-labels would replace them.
+    """
     taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in node.taints]
     return {"kind": "JoinConfiguration", "nodeRegistration": {"taints": taints}} if taints else {}
 
 
-def _sees_losses_soon() -> list[dict[str, Any]]:
-    """Shorten the grace period, in both versions of kubeadm's configuration; kind takes that of its Kubernetes."""
+def _cluster_configurations() -> list[dict[str, Any]]:
+    """Return the patch of the grace period for both versions of kubeadm's API; kind uses the one of its Kubernetes."""
     name = "node-monitor-grace-period"
-    arguments = {"v1beta3": {name: GRACE}, "v1beta4": [{"name": name, "value": GRACE}]}
+    arguments = {"v1beta3": {name: GRACE_PERIOD}, "v1beta4": [{"name": name, "value": GRACE_PERIOD}]}
     return [
         {
             "apiVersion": f"kubeadm.k8s.io/{version}",
             "kind": "ClusterConfiguration",
-            "controllerManager": {"extraArgs": given},
+            "controllerManager": {"extraArgs": extra_args},
         }
-        for version, given in arguments.items()
+        for version, extra_args in arguments.items()
     ]
 
 
-def _kubelets() -> dict[str, Any]:
+def _kubelet_configuration() -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

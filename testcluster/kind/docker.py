@@ -1,4 +1,4 @@
-"""The commands of docker and kind, with their own words when they fail."""
+"""Queries of the Docker engine about the containers and the network of kind."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ NETWORK = os.environ.get("KIND_EXPERIMENTAL_DOCKER_NETWORK", "kind")
 
 
 def containers(cluster: str) -> list[str]:
-    """Name the containers of a kind cluster, running or not; none where no engine answers."""
+    """Return the containers of a kind cluster, running or not; an empty list where no engine answers."""
     try:
-        said = run_command(
+        output = run_command(
             "docker", "ps", "--all", "--filter", f"label={LABEL}={cluster}", "--format", "{{.Names}}", timeout=30
         )
     except (TimedOut, FileNotFoundError):
         return []
-    return said.split()
+    return output.split()
 
 
 def gateway() -> str:
-    """Give this host's address on the network of kind's nodes."""
-    said = run_command(
+    """Return the host's IPv4 address on the network of kind's nodes."""
+    output = run_command(
         "docker", "network", "inspect", NETWORK, "--format", "{{range .IPAM.Config}}{{.Gateway}} {{end}}"
     )
-    return next(address for address in said.split() if ":" not in address)
+    return next(address for address in output.split() if ":" not in address)

@@ -1,4 +1,4 @@
-"""A cluster whose nodes are Docker containers, made by kind; nothing is pulled but kind's own node image."""
+"""The provider whose nodes are Docker containers, created by kind. It pulls no image except kind's node image."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from testcluster import binaries
-from testcluster import kwok as fake
-from testcluster import volume_provisioner as storage
+from testcluster import binaries, kwok, volume_provisioner
 from testcluster.commands import run_command
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images import engines, packing
@@ -25,22 +23,23 @@ from testcluster.kind import docker
 from testcluster.kind.config import REGISTRIES, config
 from testcluster.kube import Kube
 from testcluster.nodes import CONTROL_PLANE, Node
-from testcluster.pressure import EXCEEDED_THRESHOLDS
-from testcluster.provider import ClusterSpec, Pressure
+from testcluster.provider import EXCEEDED_THRESHOLDS, ClusterSpec, Pressure
 from testcluster.service import Service
 from testcluster.state import State, cache, create, exclusive, folder_of, locked_cluster, remove, take_down
 
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
 FIRST_PORT, PORTS = 5001, 50
+"""Ports of the host that are tried for the registry."""
 READY_WITHIN = 180
-SLOW = 600
-"""Seconds that kind may take to make a cluster or to load an image."""
+"""Seconds until nodes must be Ready."""
+LOAD_TIMEOUT = 600
+"""Seconds that kind may take to load an image."""
 _KUBELET = "/var/lib/kubelet/config.yaml"
 _ORIGINAL = "/var/lib/kubelet/config.original.yaml"
 
 
 class Kind:
-    """A cluster by name; see Provider for what the verbs promise."""
+    """A cluster by name; the verbs are documented in Provider."""
 
     def __init__(self, name: str, *, node_image: str | None = None) -> None:
         self.name = name
@@ -49,17 +48,17 @@ class Kind:
 
     @property
     def kubeconfig(self) -> Path:
-        """Give the administrator's kubeconfig."""
+        """Return the path of the administrator's kubeconfig."""
         return self.folder / "kubeconfig"
 
     @property
     def registry(self) -> str:
-        """Give the registry's host:port: this host, on the network of the nodes."""
+        """Return host:port of the registry: the host's address on the network of the nodes."""
         return (self.folder / "registry.address").read_text()
 
     @property
     def kube(self) -> Kube:
-        """Give the API, as administrator."""
+        """Return a client of the API with administrator rights."""
         return Kube(self._binaries / "kubectl", self.kubeconfig)
 
     @cached_property
@@ -75,45 +74,50 @@ class Kind:
         return State.read(self.folder)
 
     def exists(self) -> bool:
-        """Tell whether anything of it is there."""
-        made_here = self.folder.exists() and (self.folder / "kind.json").exists()
-        return made_here or bool(docker.containers(self.name))
+        """Check whether the configuration or any container of the cluster exists."""
+        has_config = self.folder.exists() and (self.folder / "kind.json").exists()
+        return has_config or bool(docker.containers(self.name))
 
     def nodes(self) -> list[Node]:
-        """Give its nodes."""
+        """Return the nodes."""
         return list(self._state.nodes.values())
 
-    def up(self, wish: ClusterSpec) -> None:
-        """Make it."""
-        if not engines.ENGINES["docker"].there():
-            raise UsageError("no Docker engine answers; start it, or as root on Linux use --provider bare")
+    def up(self, spec: ClusterSpec) -> None:
+        """Create the cluster."""
+        if not engines.ENGINES["docker"].is_available():
+            raise UsageError("no Docker engine answers; start it, or as root on Linux use --provider linux-namespaces")
         _ = self._binaries
         state = create(self.folder, set())
         with locked_cluster(self.folder):
             try:
-                self._make(state, wish)
+                self._create(state, spec)
             except BaseException:
                 self._remove()
                 raise
 
-    def _make(self, state: State, wish: ClusterSpec) -> None:
-        for node in wish.nodes:
+    def _create(self, state: State, spec: ClusterSpec) -> None:
+        for node in spec.nodes:
             state.assign_index(node)
-        state.fake_nodes = wish.fake_nodes
+        state.kwok_nodes = spec.kwok_nodes
         state.save()
         (self.folder / "volumes").mkdir()
-        written = self.folder / "kind.json"
-        written.write_text(config(self.nodes(), self.folder / "volumes", self._image))
+        config_file = self.folder / "kind.json"
+        config_file.write_text(config(self.nodes(), self.folder / "volumes", self._image))
         run_command(
-            self._kind, "create", "cluster", *self._own, f"--config={written}", f"--kubeconfig={self.kubeconfig}"
+            self._kind,
+            "create",
+            "cluster",
+            *self._name_option,
+            f"--config={config_file}",
+            f"--kubeconfig={self.kubeconfig}",
         )
         self.kube.wait_ready(map(self._container, state.nodes), READY_WITHIN)
-        self._serve_beside(state)
+        self._start_services(state)
         self._install_addons(state)
-        self._bring([*map(str, self._own_images()), *wish.images])
+        self._load([*map(str, self._own_images()), *spec.images])
 
     @property
-    def _own(self) -> list[str]:
+    def _name_option(self) -> list[str]:
         return [f"--name={self.name}"]
 
     def _own_images(self) -> list[Path]:
@@ -122,21 +126,21 @@ class Kind:
 
     def _install_addons(self, state: State) -> None:
         kube = self.kube
-        # kind's own class is made for one node; ours is the default instead.
+        # The volumes of kind's default class stay on one node, so `shared` becomes the default instead.
         kube.run("delete", "storageclass", "standard", "--ignore-not-found")
-        kube.apply(storage.classes())
-        fake.make(kube, state.fake_nodes)
+        kube.apply(volume_provisioner.storage_classes())
+        kwok.create_nodes(kube, state.kwok_nodes)
         for node in state.nodes.values():
             kube.patch_devices(self._container(node.name), node.devices)
 
-    # ---- programs of ours beside the cluster
+    # ---- services on the host
 
-    def _serve_beside(self, state: State) -> None:
-        """Start registry, volumes and fake nodes as processes of this host; their numbers are kept for `down`."""
+    def _start_services(self, state: State) -> None:
+        """Start registry, volume provisioner and kwok as processes of the host; `down` reads their pids from a file."""
         address, port = docker.gateway(), self._free_port()
         (self.folder / "registry.address").write_text(f"{address}:{port}")
-        settings = self.folder / "registry.json"
-        settings.write_text(
+        registry_config = self.folder / "registry.json"
+        registry_config.write_text(
             json.dumps(
                 {
                     "version": 0.1,
@@ -152,20 +156,20 @@ class Kind:
             f"--folder={self.folder / 'volumes'}",
         ]
         services = [
-            Service("registry", [str(self._binaries / "registry"), "serve", str(settings)]),
+            Service("registry", [str(self._binaries / "registry"), "serve", str(registry_config)]),
             Service("storage", [sys.executable, *volumes], {"PYTHONPATH": str(Path(__file__).parents[2])}),
-            *([fake.service(self._binaries, self.kubeconfig)] if state.fake_nodes else []),
+            *([kwok.service(self._binaries, self.kubeconfig)] if state.kwok_nodes else []),
         ]
         (self.folder / "pids").write_text("\n".join(f"{self._start(service)}" for service in services))
         for node in docker.containers(self.name):
             for name in (f"localhost:{port}", f"{address}:{port}"):
                 hosts = f'server = "http://{address}:{port}"\n'
-                write = f"mkdir -p {REGISTRIES}/{name} && cat > {REGISTRIES}/{name}/hosts.toml"
-                run_command("docker", "exec", "--interactive", node, "sh", "-c", write, given=hosts)
+                script = f"mkdir -p {REGISTRIES}/{name} && cat > {REGISTRIES}/{name}/hosts.toml"
+                run_command("docker", "exec", "--interactive", node, "sh", "-c", script, given=hosts)
 
     def _start(self, service: Service) -> int:
         with (self.folder / f"{service.name}.log").open("ab") as out:
-            started = subprocess.Popen(
+            process = subprocess.Popen(
                 service.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -173,7 +177,7 @@ class Kind:
                 env=os.environ | service.env,
                 start_new_session=True,
             )
-        return started.pid
+        return process.pid
 
     @staticmethod
     def _free_port() -> int:
@@ -184,11 +188,11 @@ class Kind:
                     probe.bind(("0.0.0.0", port))
                     return port
         raise UsageError(
-            f"every port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is taken; free one for the registry"
+            f"every port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is in use; free one for the registry"
         )
 
     def down(self) -> None:
-        """Take everything away, also after a crash; what else is done to it comes to its end first."""
+        """Delete the cluster, also after a crash; waits for a verb that is changing it."""
         take_down(self.folder, self._remove)
 
     def _remove(self) -> None:
@@ -196,11 +200,11 @@ class Kind:
             for pid in map(int, (self.folder / "pids").read_text().split()):
                 self._stop(pid)
         if docker.containers(self.name):
-            run_command(self._kind, "delete", "cluster", *self._own, f"--kubeconfig={self.kubeconfig}")
+            run_command(self._kind, "delete", "cluster", *self._name_option, f"--kubeconfig={self.kubeconfig}")
         remove(self.folder)
 
     def _stop(self, pid: int) -> None:
-        # A number may belong to somebody else by now; ours carry the folder in their arguments.
+        # The pid may have been reused by another process; our services have the folder in their arguments.
         with suppress(OSError):
             if os.fsencode(self.folder) in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
@@ -208,67 +212,69 @@ class Kind:
     # ---- nodes
 
     def add(self, node: Node) -> None:
-        """Refuse: kind makes all nodes at once."""
-        raise UsageError(f"kind cannot add {node.name} to a cluster that runs; make it anew with more --nodes")
+        """Raise UsageError: kind cannot add nodes to an existing cluster."""
+        raise UsageError(
+            f"kind cannot add {node.name} to an existing cluster; delete the cluster and create it with more --nodes"
+        )
 
     def _container(self, node: str) -> str:
-        """Name a node as kind does, which counts: NAME-worker, NAME-worker2, …; so is the Node object called."""
+        """Return the name of a node's container and Node object: NAME-worker, NAME-worker2, … as kind numbers them."""
         if node == CONTROL_PLANE:
             return f"{self.name}-{CONTROL_PLANE}"
         state = self._state
-        state.known(node)
-        seat = state.indexes[node]
-        return f"{self.name}-worker{seat if seat > 1 else ''}"
+        state.get_node(node)
+        index = state.indexes[node]
+        return f"{self.name}-worker{index if index > 1 else ''}"
 
     @exclusive
     def kill(self, node: str) -> None:
-        """Turn its power off."""
-        self._turn_off(node)
+        """Power a node off."""
+        self._power_off(node)
 
-    def _turn_off(self, node: str) -> None:
-        # `docker stop` would be an orderly shutdown, in which pods are told.
+    def _power_off(self, node: str) -> None:
+        # `docker stop` would be an orderly shutdown, in which pods get SIGTERM.
         run_command("docker", "kill", self._container(node))
 
     @exclusive
     def revive(self, node: str) -> None:
-        """Start the container again; its kubelet registers anew where the Node object is gone."""
-        begun = datetime.now(UTC).replace(microsecond=0)
+        """Start the container; its kubelet registers again where the Node object was deleted."""
+        started = datetime.now(UTC).replace(microsecond=0)
         run_command("docker", "start", self._container(node))
-        self.kube.wait_ready([self._container(node)], READY_WITHIN, since=begun)
+        self.kube.wait_ready([self._container(node)], READY_WITHIN, since=started)
         self.kube.patch_devices(self._container(node), self._state.nodes[node].devices)
 
     @exclusive
     def delete(self, node: str) -> None:
-        """Kill it and take its Node object away; the container stays, stopped, so that it can be revived."""
+        """Kill a node and delete its Node object; the stopped container stays, so that it can be revived."""
         with suppress(TimedOut):
-            self._turn_off(node)
+            self._power_off(node)
         self.kube.delete_node(self._container(node))
 
     @exclusive
     def pause(self, node: str) -> None:
-        """Stop everything on it."""
+        """Freeze every process of a node."""
         run_command("docker", "pause", self._container(node))
 
     @exclusive
     def resume(self, node: str) -> None:
-        """Let it go on."""
+        """Thaw a paused node."""
         run_command("docker", "unpause", self._container(node))
 
     @exclusive
     def partition(self, node: str) -> None:
-        """Take its network away."""
+        """Disconnect a node from the network."""
         run_command("docker", "network", "disconnect", docker.NETWORK, self._container(node))
 
     @exclusive
     def heal(self, node: str) -> None:
-        """Give it back."""
+        """Connect a partitioned node again."""
         run_command("docker", "network", "connect", docker.NETWORK, self._container(node))
 
     @exclusive
     def apply_pressure(self, node: str, pressure: Pressure) -> None:
-        """Add thresholds that are never met to its kubelet's configuration."""
+        """Add thresholds that are always exceeded to the kubelet's configuration, and restart it."""
         added = json.dumps({"evictionHard": EXCEEDED_THRESHOLDS[pressure], "evictionPressureTransitionPeriod": "5s"})
-        # A JSON object per line is not YAML that merges: the old keys are dropped, then ours are appended.
+        # YAML does not merge a key that occurs twice, so the script drops the old keys before it appends the new ones.
         script = (
             f"cp -n {_KUBELET} {_ORIGINAL}; "
             f"sed -e '/^evictionHard:/,/^[^ ]/{{/^evictionHard:/d;/^ /d}}' -e '/^evictionPressure/d' "
@@ -279,16 +285,16 @@ class Kind:
 
     @exclusive
     def clear_pressure(self, node: str) -> None:
-        """Give the kubelet its own configuration back."""
+        """Restore the kubelet's configuration, and restart it."""
         script = f"if [ -f {_ORIGINAL} ]; then mv {_ORIGINAL} {_KUBELET}; systemctl restart kubelet; fi"
         run_command("docker", "exec", self._container(node), "sh", "-c", script)
 
     @exclusive
     def load(self, images: Sequence[str]) -> None:
-        """Bring images to all nodes."""
-        self._bring(images)
+        """Load images onto every node."""
+        self._load(images)
 
-    def _bring(self, images: Sequence[str]) -> None:
+    def _load(self, images: Sequence[str]) -> None:
         for image in images:
-            what = ("image-archive", image) if image.endswith(".tar") else ("docker-image", image)
-            run_command(self._kind, "load", *what, *self._own, timeout=SLOW)
+            source = ("image-archive", image) if image.endswith(".tar") else ("docker-image", image)
+            run_command(self._kind, "load", *source, *self._name_option, timeout=LOAD_TIMEOUT)

@@ -1,1 +1,1 @@
-"""A cluster without Docker: machines made of namespaces; provider.py is the page to read first."""
+"""The provider without Docker: each machine is a set of Linux namespaces. Read provider.py first."""

@@ -1,4 +1,4 @@
-"""Control groups of a machine: everything that ever ran on it, to be frozen, thawed, killed and counted."""
+"""Control groups of a machine: every process that it ever started can be frozen, thawed, killed and counted."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from testcluster.errors import TimedOut
 
 
 def hierarchies() -> list[Path]:
-    """List where control groups are mounted on this host."""
+    """Return the mount points of control groups on this host, of version 1 and of version 2."""
     lines = (line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
     return [Path(left.split()[4]) for left, _, right in lines if right.split()[0] in {"cgroup", "cgroup2"}]
 
 
 def groups(name: str) -> Iterator[Path]:
-    """Give the group of that name in every hierarchy."""
+    """Yield the group of that name in every hierarchy."""
     for at in hierarchies():
         if (at / name).is_dir():
             yield at / name
 
 
-def like(prefix: str) -> set[str]:
-    """Name the groups that begin so."""
+def with_prefix(prefix: str) -> set[str]:
+    """Return the names of the groups that start with the prefix."""
     return {found.name for at in hierarchies() for found in at.glob(f"{prefix}*") if found.is_dir()}
 
 
 def freeze(name: str) -> None:
-    """Stop every process of the group between two instructions; returns when all stand."""
+    """Freeze every process of the group and wait until all are frozen. Raises TimedOut."""
     for group in groups(name):
         if (group / "freezer.state").exists():
             (group / "freezer.state").write_text("FROZEN")
-            _wait(partial(_says, group / "freezer.state", "FROZEN"), f"{name} does not freeze")
+            _wait(partial(_contains, group / "freezer.state", "FROZEN"), f"cgroup {name} did not freeze")
         elif (group / "cgroup.freeze").exists() and not _version_1_freezer(name):
             (group / "cgroup.freeze").write_text("1")
-            _wait(partial(_says, group / "cgroup.events", "frozen 1"), f"{name} does not freeze")
+            _wait(partial(_contains, group / "cgroup.events", "frozen 1"), f"cgroup {name} did not freeze")
 
 
-def _says(file: Path, word: str) -> bool:
+def _contains(file: Path, word: str) -> bool:
     return word in file.read_text()
 
 
 def thaw(name: str) -> None:
-    """Let them go on."""
+    """Thaw the processes of the group."""
     for group in groups(name):
         if (group / "freezer.state").exists():
             (group / "freezer.state").write_text("THAWED")
@@ -60,31 +60,31 @@ def _version_1_freezer(name: str) -> bool:
 
 
 def members(name: str) -> set[int]:
-    """Give the processes in the group and in all below it, in any hierarchy."""
+    """Return the ids of the processes in the group and its descendants, in any hierarchy."""
     found: set[int] = set()
     for group in groups(name):
         for folder in _inside(group):
             with suppress(OSError):
                 found.update(map(int, (folder / "cgroup.procs").read_text().split()))
-    # Zero stands for a process of another process namespace than ours.
+    # The kernel lists a process outside our pid namespace as 0.
     return found - {0}
 
 
 def kill(name: str) -> None:
-    """Kill until nobody is left."""
+    """Kill processes until none is left: a process may fork while the others are killed. Raises TimedOut."""
 
-    def gone() -> bool:
+    def all_dead() -> bool:
         living = members(name)
         for pid in living:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return not living
 
-    _wait(gone, f"processes of {name} do not die")
+    _wait(all_dead, f"processes of cgroup {name} did not exit after SIGKILL")
 
 
 def remove(name: str) -> None:
-    """Remove the empty groups, innermost first."""
+    """Remove the empty groups, innermost first. Raises TimedOut."""
 
     def removed() -> bool:
         for group in list(groups(name)):
@@ -93,17 +93,17 @@ def remove(name: str) -> None:
                     folder.rmdir()
         return not list(groups(name))
 
-    _wait(removed, f"control groups of {name} cannot be removed")
+    _wait(removed, f"cgroup {name} could not be removed; a process may still be in it")
 
 
 def _inside(group: Path) -> list[Path]:
-    """List a group and all below it, innermost first; unlike rglob, walk takes it calmly that one goes meanwhile."""
+    """Return a group and its descendants, innermost first. Unlike rglob, os.walk tolerates a group that disappears."""
     return [Path(found) for found, _, _ in os.walk(group, topdown=False)]
 
 
 def _wait(done: Callable[[], bool], otherwise: str, seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not done():
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise TimedOut(otherwise)
         time.sleep(0.01)

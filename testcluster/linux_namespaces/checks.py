@@ -1,4 +1,4 @@
-"""What this host must offer, asked before anything is begun."""
+"""Requirements for the host, checked before a cluster is created."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from testcluster.errors import UsageError
 from testcluster.linux_namespaces.node import CNI_PLUGINS
 
-LEAST_DISK = 2 << 30
-"""Bytes free; etcd, logs and volumes of a small cluster, without images."""
-WATCHES_OF_A_NODE = 8
-"""inotify instances: five of a kubelet, two of a containerd, one of a kube-proxy; counted in /proc/*/fd."""
+MIN_FREE_BYTES = 2 << 30
+"""Free bytes for etcd, logs and volumes of a small cluster, without images."""
+INOTIFY_PER_NODE = 8
+"""inotify instances: five for a kubelet, two for containerd, one for kube-proxy, as counted in /proc/*/fd."""
 _PROGRAMS = {
     "ip": "iproute2",
     "nft": "nftables",
@@ -22,7 +22,7 @@ _PROGRAMS = {
     "pivot_root": "util-linux",
     "mount": "mount",
 }
-_TRIAL = """
+_KERNEL_TEST = """
 set -e
 mount -t tmpfs trial /mnt
 mkdir /mnt/l /mnt/u /mnt/w /mnt/m
@@ -34,14 +34,16 @@ nft add table ip trial || { echo nftables; exit 1; }
 
 
 def check(folder: Path) -> None:
-    """Raise Refused with the first thing that is missing and how to mend it."""
+    """Raise UsageError with the first requirement that is not met, and its fix."""
     if sys.platform != "linux":
         raise UsageError(
-            f"a cluster without Docker needs Linux, this is {sys.platform}; start a Docker engine for --provider kind"
+            f"--provider linux-namespaces needs Linux, this is {sys.platform}; "
+            "start a Docker engine for --provider kind"
         )
     if os.geteuid() != 0:
         raise UsageError(
-            "a cluster without Docker needs root (namespaces and mounts); run it with sudo, or start a Docker engine"
+            "--provider linux-namespaces needs root for namespaces and mounts; "
+            "run it with sudo, or start a Docker engine for --provider kind"
         )
     for program, package in _PROGRAMS.items():
         if not shutil.which(program):
@@ -51,50 +53,55 @@ def check(folder: Path) -> None:
             f"{CNI_PLUGINS}/bridge is missing; `make cluster-deps` installs it "
             "(Debian: apt install containernetworking-plugins)"
         )
-    if any(letter.isspace() for letter in str(folder)):
-        raise UsageError(f"{folder} has a blank in it, which CoreDNS cannot read; set FINETUNE_CACHE to another folder")
+    if any(character.isspace() for character in str(folder)):
+        raise UsageError(
+            f"CoreDNS cannot read paths with blanks, such as {folder}; set FINETUNE_CACHE to another folder"
+        )
     check_disk(folder)
     check_kernel()
 
 
 def check_disk(folder: Path) -> None:
-    """Raise Refused when a cluster could not keep its books."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    free = shutil.disk_usage(there).free
-    if free < LEAST_DISK:
+    """Raise UsageError when the disk has too little space for the data of a cluster."""
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(present).free
+    if free < MIN_FREE_BYTES:
         raise UsageError(
-            f"{free / (1 << 30):.1f} GiB free at {there}, a cluster needs {LEAST_DISK >> 30}; "
-            "make room, or set FINETUNE_CACHE to a folder on a larger disk"
+            f"{free / (1 << 30):.1f} GiB free at {present}, a cluster needs {MIN_FREE_BYTES >> 30}; "
+            "free disk space, or set FINETUNE_CACHE to a folder on a larger disk"
         )
 
 
-def check_watches(nodes: int) -> None:
-    """Raise Refused when the kernel would not let so many more kubelets watch files; they would never register."""
+def check_inotify(nodes: int) -> None:
+    """Raise UsageError when that many more nodes would exceed the kernel's limit of inotify instances.
+
+    Kubelets beyond the limit would never register.
+    """
     limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
-    used = sum(_is_inotify(handle) for handle in Path("/proc").glob("[0-9]*/fd/*"))
-    wanted = used + WATCHES_OF_A_NODE * (nodes + 1)
-    if wanted > limit:
+    used = sum(_is_inotify(descriptor) for descriptor in Path("/proc").glob("[0-9]*/fd/*"))
+    needed = used + INOTIFY_PER_NODE * (nodes + 1)
+    if needed > limit:
         raise UsageError(
-            f"{nodes} more nodes need {wanted} inotify instances, the limit is {limit}; "
-            f"run `sysctl fs.inotify.max_user_instances={max(1024, 2 * wanted)}`, or take clusters down"
+            f"{nodes} more nodes need {needed} inotify instances, the limit is {limit}; "
+            f"run `sysctl fs.inotify.max_user_instances={max(1024, 2 * needed)}`, or delete clusters"
         )
 
 
-def _is_inotify(handle: Path) -> bool:
+def _is_inotify(descriptor: Path) -> bool:
     try:
-        return str(handle.readlink()) == "anon_inode:inotify"
+        return str(descriptor.readlink()) == "anon_inode:inotify"
     except OSError:
         return False
 
 
 def check_kernel() -> None:
-    """Try every feature of the kernel in namespaces that vanish again."""
-    apart = ["unshare", "--mount", "--pid", "--fork", "--uts", "--ipc", "--net", "--cgroup"]
-    done = subprocess.run([*apart, "sh", "-c", _TRIAL], capture_output=True, text=True, check=False)
+    """Try every kernel feature in temporary namespaces. Raises UsageError with the first that is missing."""
+    unshare = ["unshare", "--mount", "--pid", "--fork", "--uts", "--ipc", "--net", "--cgroup"]
+    done = subprocess.run([*unshare, "sh", "-c", _KERNEL_TEST], capture_output=True, text=True, check=False)
     if done.returncode:
-        what = done.stdout.strip() or "namespaces of its own"
+        feature = done.stdout.strip() or "new namespaces"
         raise UsageError(
-            f"this kernel does not offer {what} ({' '.join(done.stderr.split())[:200]}); "
+            f"this kernel does not offer {feature} ({' '.join(done.stderr.split())[:200]}); "
             "use a full virtual machine rather than a container, or start a Docker engine and use --provider kind"
         )
     if "cgroup" not in Path("/proc/self/mountinfo").read_text():

@@ -1,4 +1,4 @@
-"""The programs of the control plane, and what they are told."""
+"""The programs of the control plane and their options."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from testcluster.linux_namespaces.network import API_SERVICE, SERVICES
 from testcluster.service import Service
 from testcluster.state import locked
 
-GRACE = "16s"
-"""How long a node may be silent before it counts as lost; 50 s by default, too long for a test."""
+GRACE_PERIOD = "16s"
+"""Time without a heartbeat after which a node is not Ready. The default of 50 s is too long for a test."""
 REGISTRY_PORT = 5000
 
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """Where the control plane of one cluster keeps its things."""
+    """Address, folder, programs and certificates of a cluster's control plane."""
 
     cluster: str
     address: str
@@ -27,13 +27,13 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        """Give the API server's address."""
+        """Return the URL of the API server."""
         return f"https://{self.address}:6443"
 
     def kubeconfig(self, name: str, subject: str, group: str = "") -> Path:
-        """Give a kubeconfig with a client certificate of that subject, made at the first call."""
+        """Return a kubeconfig with a client certificate for the subject; the first call creates it."""
         path = self.authority.folder / f"{name}.kubeconfig"
-        # Nodes that start at once share some of them.
+        # Nodes start in parallel and share some kubeconfigs.
         with locked(self.authority.folder):
             if path.exists():
                 return path
@@ -41,11 +41,11 @@ class ControlPlane:
             return self.authority.kubeconfig(path, self.url, pair, self.cluster)
 
     def services(self, dns: Path, registry: Path) -> list[Service]:
-        """List all programs; each waits for the others by itself."""
+        """Return all programs; each waits by itself until the programs it needs are up."""
         return [
             self._etcd(),
             self._api_server(),
-            self._controllers(),
+            self._controller_manager(),
             self._scheduler(),
             Service("coredns", [str(self.binaries / "coredns"), "-conf", str(dns)]),
             Service(
@@ -63,7 +63,7 @@ class ControlPlane:
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"default={peer}",
-            # Nobody mourns this data when the power of the real machine fails.
+            # The data of a test cluster need not survive a power failure of the host.
             "unsafe-no-fsync": "true",
             "log-level": "warn",
         }
@@ -86,11 +86,11 @@ class ControlPlane:
             "client-ca-file": self.authority.pair.certificate,
             "kubelet-client-certificate": to_kubelets.certificate,
             "kubelet-client-key": to_kubelets.key,
-            # Without it `kubectl logs` looks the node's name up in a DNS that does not know it.
+            # Without it `kubectl logs` would resolve the node's name, which no DNS server knows.
             "kubelet-preferred-address-types": "InternalIP",
             "service-account-issuer": "https://kubernetes.default.svc.cluster.local",
-            "service-account-signing-key-file": self._tokens,
-            "service-account-key-file": self._tokens,
+            "service-account-signing-key-file": self._token_key,
+            "service-account-key-file": self._token_key,
             "service-cluster-ip-range": SERVICES,
             "authorization-mode": "Node,RBAC",
             "enable-admission-plugins": "NodeRestriction",
@@ -99,20 +99,20 @@ class ControlPlane:
         return self._service("kube-apiserver", arguments)
 
     @property
-    def _tokens(self) -> Path:
+    def _token_key(self) -> Path:
         path = self.authority.folder / "service-accounts.key"
         return path if path.exists() else self.authority.signing_key("service-accounts")
 
-    def _controllers(self) -> Service:
+    def _controller_manager(self) -> Service:
         config = self.kubeconfig("controllers", "system:kube-controller-manager")
         arguments = {
             "kubeconfig": config,
             "use-service-account-credentials": "true",
             "root-ca-file": self.authority.pair.certificate,
-            "service-account-private-key-file": self._tokens,
+            "service-account-private-key-file": self._token_key,
             "cluster-signing-cert-file": self.authority.pair.certificate,
             "cluster-signing-key-file": self.authority.pair.key,
-            "node-monitor-grace-period": GRACE,
+            "node-monitor-grace-period": GRACE_PERIOD,
             "node-monitor-period": "2s",
             "kube-api-qps": 500,
             "kube-api-burst": 1000,

@@ -1,4 +1,4 @@
-"""Images without a registry: unpacked once, shared by all nodes."""
+"""Images without a registry: each set of images is unpacked once into an image store that all nodes are cloned from."""
 
 from __future__ import annotations
 
@@ -14,25 +14,34 @@ from testcluster.linux_namespaces.machine import Machine, wait_until
 from testcluster.state import cache, locked, read_field
 
 
-def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
-    """Import archives into the containerd of a running machine."""
+def stores() -> Path:
+    """Return the folder that holds all image stores."""
+    return cache() / "image-stores"
 
-    def answers() -> bool:
+
+def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
+    """Import archives into the containerd of a running machine. Raises TimedOut."""
+
+    def is_serving() -> bool:
         try:
             machine.run(str(ctr), "version", timeout=5)
         except TimedOut:
             return False
         return True
 
-    wait_until(iter(answers, None), 20, f"containerd of {machine.name} is silent: {machine.log_tail('containerd')}")
+    wait_until(
+        iter(is_serving, None),
+        20,
+        f"containerd of {machine.name} does not answer; its log ends: {machine.log_tail('containerd')}",
+    )
     for archive in archives:
-        shown = machine.folder / "import.tar"
-        shown.unlink(missing_ok=True)
+        visible = machine.folder / "import.tar"
+        visible.unlink(missing_ok=True)
         try:
-            # A hard link costs nothing and lies where the machine can see it.
-            shown.hardlink_to(archive)
+            # A hard link costs nothing, and the machine can see its own folder.
+            visible.hardlink_to(archive)
         except OSError:
-            shutil.copyfile(archive, shown)
+            shutil.copyfile(archive, visible)
         try:
             machine.run(
                 str(ctr),
@@ -42,48 +51,50 @@ def load(machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
                 "import",
                 "--local",
                 "--discard-unpacked-layers",
-                str(shown),
+                str(visible),
             )
         finally:
-            shown.unlink()
+            visible.unlink()
 
 
-def provide(pantry: Path, fill: Callable[[], None]) -> None:
-    """Have a pantry, filled by whoever wants it first: others who come meanwhile wait, and find it."""
-    with locked(pantry.parent):
-        if not pantry.exists():
+def provide(store: Path, fill: Callable[[], None]) -> None:
+    """Fill an image store unless it exists. Clusters that need it at the same time wait for the one that fills it."""
+    with locked(store.parent):
+        if not store.exists():
             fill()
-            _clear_out(pantry.parent, set(read_field("image_store")))
-        os.utime(pantry)
+            _delete_unused(store.parent, set(read_field("image_store")))
+        # The modification time is the time of the last use.
+        os.utime(store)
 
 
-def prepare_store(pantry: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
-    """Unpack archives into a folder that nodes' disks are then copied from; machine runs nothing but containerd."""
+def prepare_store(store: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
+    """Unpack archives into an image store, by a machine that runs nothing but containerd. Raises TimedOut."""
     load(machine, ctr, archives)
-    # Unpacked layers need no archive of themselves; without this they would go when nobody waits any more.
+    # An unpacked layer does not need its compressed content; without this call containerd would delete it later.
     machine.run(str(ctr), "--namespace", "k8s.io", "content", "prune", "references")
     machine.kill()
     try:
-        (machine.var / "lib" / "containerd").rename(pantry)
-    except OSError as refused:
-        raise TimedOut(f"{pantry} cannot be written: {refused}") from refused
+        (machine.var / "lib" / "containerd").rename(store)
+    except OSError as error:
+        raise TimedOut(f"cannot write {store}: {error}") from error
 
 
-def _clear_out(pantries: Path, in_use: set[str]) -> None:
-    """Remove pantries that no cluster was made from, but for the last one used; each may hold gigabytes."""
-    by_age = sorted(pantries.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+def _delete_unused(folder: Path, in_use: set[str]) -> None:
+    """Delete stores that no cluster uses, except the last one used; each may hold gigabytes."""
+    by_age = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in by_age[1:]:
         if old.name not in in_use:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def store_name(archives: Sequence[Path], binaries: Path) -> str:
-    """Name the pantry that holds just these archives, unpacked by this containerd.
+    """Return the name of the store that holds exactly these archives, unpacked by this version of containerd.
 
-    An engine's archive is named by its content; somebody's own is known by its size and the time of its last change.
+    Archives that an engine exported have their digest in their name. A user's own archive is identified by its size
+    and modification time.
     """
-    known = (f"{archive} {_version(archive)}" for archive in sorted(archives))
-    return hashlib.sha256("\n".join([binaries.name, *known]).encode()).hexdigest()[:16]
+    identities = (f"{archive} {_version(archive)}" for archive in sorted(archives))
+    return hashlib.sha256("\n".join([binaries.name, *identities]).encode()).hexdigest()[:16]
 
 
 def _version(archive: Path) -> str:
@@ -94,7 +105,10 @@ def _version(archive: Path) -> str:
 
 
 def protect(archive: Path, folder: Path) -> Path:
-    """Have an archive in a folder of the cluster's own: fresh nodes need it, and its owner may move or change it."""
+    """Copy an archive into the cluster's folder and return the copy.
+
+    Nodes created later need it, and the user may move or change the original.
+    """
     if archive.parent == folder:
         return archive
     with archive.open("rb") as file:
@@ -108,24 +122,26 @@ def protect(archive: Path, folder: Path) -> Path:
     return kept
 
 
-def clone_store(pantry: Path, disk: Path) -> None:
-    """Give a new node the pantry's images: layers by hard link (nobody writes into a layer), its books as copies.
+def clone_store(store: Path, disk: Path) -> None:
+    """Populate a new node's disk from an image store: hard-link the layers, copy the databases.
 
-    It gets its name last: a copy that was broken off still has the pantry's books, which a node would write into.
+    No process writes into a layer, but a node writes into its databases. The clone gets its final name last, because
+    the databases of an interrupted clone are still hard links to those of the store.
     """
     target = disk / "lib" / "containerd"
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    for broken_off in target.parent.glob("containerd.*"):
-        shutil.rmtree(broken_off, ignore_errors=True)
-    copy = target.with_name(f"containerd.{os.getpid()}")
-    done = subprocess.run(["cp", "-al", str(pantry), str(copy)], capture_output=True, text=True, check=False)
+    for interrupted in target.parent.glob("containerd.*"):
+        shutil.rmtree(interrupted, ignore_errors=True)
+    clone = target.with_name(f"containerd.{os.getpid()}")
+    done = subprocess.run(["cp", "-al", str(store), str(clone)], capture_output=True, text=True, check=False)
     if done.returncode:
-        shutil.rmtree(copy, ignore_errors=True)
-        subprocess.run(["cp", "-a", str(pantry), str(copy)], check=True)
-    for book in copy.glob("*/*.db"):
-        content = book.read_bytes()
-        book.unlink()
-        book.write_bytes(content)
-    copy.rename(target)
+        # Hard links may fail, for example across file systems.
+        shutil.rmtree(clone, ignore_errors=True)
+        subprocess.run(["cp", "-a", str(store), str(clone)], check=True)
+    for database in clone.glob("*/*.db"):
+        content = database.read_bytes()
+        database.unlink()
+        database.write_bytes(content)
+    clone.rename(target)

@@ -1,8 +1,8 @@
-"""The first process of a machine: `init.py FOLDER` makes its namespaces and root, and keeps its services running.
+"""The first process of a machine: `init.py FOLDER` creates its namespaces and root, and restarts its services.
 
-Standard library only, and no import of ours: it must start in milliseconds. What it does is written in
-FOLDER/machine.json by machine.py. When this process dies the kernel kills everything in its process namespace,
-and with the last process go its mounts and its network.
+It imports the standard library only, because it must start in milliseconds. Its configuration is FOLDER/machine.json,
+written by machine.py. When this process exits, the kernel kills every process in its pid namespace. The mounts and the
+network of the machine go with the last process.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
 CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = 0x08000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 1, 32, 4096, 16384, 1 << 18, 1 << 20
 MNT_DETACH = 2
-OWN = ("proc", "sys", "dev", "run", "tmp", "var", "mnt", "media", "lost+found", "boot")
-WANTED_BY_KUBELET = {
+OWN_FOLDERS = ("proc", "sys", "dev", "run", "tmp", "var", "mnt", "media", "lost+found", "boot")
+KUBELET_SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
     "kernel/panic": "10",
@@ -28,35 +28,39 @@ WANTED_BY_KUBELET = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""Settings of the whole host that a kubelet sets unless it finds them so."""
+"""Settings of the whole host that a kubelet writes unless they have these values."""
 PAUSE_BEFORE_RESTART = 0.3
-"""Seconds between the end of a service and its next start."""
+"""Seconds between the exit of a service and its restart."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check(outcome: int, what: str) -> None:
-    if outcome != 0:
+def check(result: int, call: str) -> None:
+    """Raise OSError with errno when a libc call failed."""
+    if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 def mount(source: str, target: Path, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
-    def coded(text: str | None) -> bytes | None:
+    """Mount a file system by the system call. Raises OSError."""
+
+    def encoded(text: str | None) -> bytes | None:
         return None if text is None else text.encode()
 
-    done = libc.mount(source.encode(), os.fsencode(target), coded(kind), ctypes.c_ulong(flags), coded(data))
-    check(done, f"mount {source} on {target}")
+    result = libc.mount(source.encode(), os.fsencode(target), encoded(kind), ctypes.c_ulong(flags), encoded(data))
+    check(result, f"mount {source} on {target}")
 
 
 def main(folder: Path) -> None:
+    """Create the namespaces, and boot in a child, which is the first process of the new pid namespace."""
     spec = json.loads((folder / "machine.json").read_text())
     hierarchies = join_cgroups(spec["cgroup"])
-    spaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
-    check(libc.unshare(ctypes.c_int(spaces)), "unshare")
+    namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
+    check(libc.unshare(ctypes.c_int(namespaces)), "unshare")
     child = os.fork()
     if child:
-        # Written by the parent, because only outside the namespace is the number of any use.
+        # Written by the parent, because inside the namespace the child's pid is 1.
         (folder / "pid.new").write_text(str(child))
         (folder / "pid.new").replace(folder / "pid")
         os._exit(0)
@@ -64,31 +68,34 @@ def main(folder: Path) -> None:
 
 
 def join_cgroups(name: str) -> list[dict[str, str]]:
-    """Enter a group of our own in every hierarchy, so that all that ever runs here can be found, frozen and counted."""
+    """Enter a new group in every hierarchy, so that every process of the machine can be found, frozen and counted."""
     hierarchies = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split()[:3]
         if kind not in {"cgroup", "cgroup2"}:
             continue
-        where = Path(left.split()[4])
-        group = where / name
+        mount_point = Path(left.split()[4])
+        group = mount_point / name
         group.mkdir(parents=True, exist_ok=True)
         for inherited in ("cpuset.cpus", "cpuset.mems"):
-            if kind == "cgroup" and (where / inherited).exists():
-                (group / inherited).write_text((where / inherited).read_text())
+            # A new cpuset group of version 1 is empty, and no process can enter it before it is filled.
+            if kind == "cgroup" and (mount_point / inherited).exists():
+                (group / inherited).write_text((mount_point / inherited).read_text())
         (group / "cgroup.procs").write_text(str(os.getpid()))
-        hierarchies.append({"at": str(where), "kind": kind, "options": cgroup_options(options)})
+        hierarchies.append({"at": str(mount_point), "kind": kind, "options": cgroup_options(options)})
     return hierarchies
 
 
 def cgroup_options(options: str) -> str:
-    words = [word for word in options.split(",") if word not in {"rw", "ro", "relatime", "nsdelegate"}]
-    named = any(word.startswith("name=") for word in words)
-    return ",".join(["none", *words] if named else words)
+    """Return the options that mount the same hierarchy again; a named hierarchy without controllers needs `none`."""
+    kept = [option for option in options.split(",") if option not in {"rw", "ro", "relatime", "nsdelegate"}]
+    named = any(option.startswith("name=") for option in kept)
+    return ",".join(["none", *kept] if named else kept)
 
 
 def boot(folder: Path, spec: dict[str, Any], hierarchies: list[dict[str, str]]) -> None:
+    """Set up the machine and run its services; does not return."""
     os.setsid()
     name = spec["name"].encode()
     check(libc.sethostname(name, len(name)), "sethostname")
@@ -99,11 +106,11 @@ def boot(folder: Path, spec: dict[str, Any], hierarchies: list[dict[str, str]]) 
 
 
 def make_root(root: Path, binds: list[list[str]]) -> None:
-    """Give the machine the programs of the host, read-only, and a /var, /run and /tmp of its own."""
+    """Create the machine's root: the host's programs read-only, and its own /var, /run and /tmp."""
     mount("none", Path("/"), None, MS_REC | MS_PRIVATE)
     mount("machine", root, "tmpfs", 0, "mode=755,size=64m")
     for entry in sorted(os.scandir("/"), key=lambda found: found.name):
-        if entry.name in OWN:
+        if entry.name in OWN_FOLDERS:
             continue
         inside = root / entry.name
         if entry.is_symlink():
@@ -112,7 +119,7 @@ def make_root(root: Path, binds: list[list[str]]) -> None:
             inside.mkdir()
             mount(entry.path, inside, None, MS_BIND | MS_REC)
             mount("none", inside, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
-    for own in OWN:
+    for own in OWN_FOLDERS:
         (root / own).mkdir(exist_ok=True)
     mount("/dev", root / "dev", None, MS_BIND | MS_REC)
     mount("run", root / "run", "tmpfs", 0, "mode=755,size=512m")
@@ -127,17 +134,18 @@ def make_root(root: Path, binds: list[list[str]]) -> None:
 
 
 def pivot_root(root: Path) -> None:
+    """Make the new root the root of the machine, and detach the host's."""
     (root / "mnt" / "old").mkdir()
     subprocess.run(["pivot_root", str(root), str(root / "mnt/old")], check=True)
     os.chdir("/")
     check(libc.umount2(b"/mnt/old", MNT_DETACH), "umount /mnt/old")
     Path("/mnt/old").rmdir()
-    # The kubelet hands volumes on to containers and wants to see later mounts there.
+    # Shared, because containers must see volumes that the kubelet mounts later.
     mount("none", Path("/"), None, MS_REC | MS_SHARED)
 
 
 def mount_kernel_views(hierarchies: list[dict[str, str]]) -> None:
-    """Show the machine its own cgroups, and no way to change the host's kernel settings but for its own network."""
+    """Mount the machine's own cgroups, and make kernel settings read-only except those of its own network."""
     mount("cgroup", Path("/sys/fs/cgroup"), "tmpfs", 0, "mode=755")
     for hierarchy in hierarchies:
         at = Path(hierarchy["at"])
@@ -148,24 +156,27 @@ def mount_kernel_views(hierarchies: list[dict[str, str]]) -> None:
         for alias in hierarchy["options"].split(",") if "," in hierarchy["options"] else []:
             if not (at.parent / alias).exists() and alias != "none" and "=" not in alias:
                 (at.parent / alias).symlink_to(at.name)
-    show_settings()
+    cover_sysctls()
     mount("/proc/sys", Path("/proc/sys"), None, MS_BIND | MS_REC)
     mount("/proc/sys/net", Path("/proc/sys/net"), None, MS_BIND)
     mount("none", Path("/proc/sys"), None, MS_BIND | MS_REMOUNT | MS_RDONLY)
 
 
-def show_settings() -> None:
-    """Cover the settings that the kubelet would change for everybody with files that say what it wants to read."""
-    for name, value in WANTED_BY_KUBELET.items():
-        shown = Path("/run/settings") / name
-        shown.parent.mkdir(parents=True, exist_ok=True)
-        shown.write_text(f"{value}\n")
+def cover_sysctls() -> None:
+    """Cover the settings that the kubelet would change for the whole host with files that have the expected values."""
+    for name, value in KUBELET_SYSCTLS.items():
+        cover = Path("/run/settings") / name
+        cover.parent.mkdir(parents=True, exist_ok=True)
+        cover.write_text(f"{value}\n")
         if (Path("/proc/sys") / name).exists():
-            mount(str(shown), Path("/proc/sys") / name, None, MS_BIND)
+            mount(str(cover), Path("/proc/sys") / name, None, MS_BIND)
 
 
 def delegate_cgroups(group: Path) -> None:
-    """In version 2 a group that hands controllers down may hold no process: ours moves into a leaf."""
+    """Move this process into a leaf group and delegate the controllers.
+
+    In version 2 a group that delegates controllers may not contain processes.
+    """
     controllers = (group / "cgroup.controllers").read_text().split()
     if controllers:
         (group / "init").mkdir()
@@ -174,32 +185,36 @@ def delegate_cgroups(group: Path) -> None:
 
 
 def configure_network(spec: dict[str, Any]) -> None:
-    """Wait for the cable, then set addresses and routes; forward packets between pods and the cable."""
+    """Wait for eth0, set address and routes, and enable forwarding between pods and eth0."""
     while not Path("/sys/class/net/eth0").exists():
         time.sleep(0.005)
     lines = ["link set lo up", f"addr add {spec['address']}/24 dev eth0", "link set eth0 up"]
-    lines += [f"route add {target} {' '.join(by)}" for target, *by in spec["routes"]]
+    lines += [f"route add {target} {' '.join(hop)}" for target, *hop in spec["routes"]]
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines).encode(), check=True)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
 def supervise(services: list[dict[str, Any]], log: Path) -> None:
+    """Start the services, restart each that exits, and reap orphans; does not return."""
     running: dict[int, dict[str, Any]] = {}
     for service in services:
         running[start(service, log)] = service
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         ended, status = os.wait()
-        # Whoever else ends here is an orphan of a container, and only had to be reaped.
+        # Any other process is an orphan of a container; os.wait has reaped it.
         if ended in running:
             service = running.pop(ended)
-            print(f"{service['name']} ended with status {status}; starting it again", flush=True)
+            print(f"{service['name']} exited with wait status {status}; restarting it", flush=True)
             time.sleep(PAUSE_BEFORE_RESTART)
             running[start(service, log)] = service
 
 
 def start(service: dict[str, Any], log: Path) -> int:
-    """Start a program in a session of its own. Not by subprocess, which would reap behind the back of os.wait."""
+    """Start a program in its own session and return its pid.
+
+    It forks by itself, because `subprocess` would reap children that os.wait must see.
+    """
     child = os.fork()
     if child:
         return child

@@ -1,4 +1,4 @@
-"""A machine: namespaces of its own around some services, with a power switch."""
+"""A machine: a set of Linux namespaces with services in them, which can be powered on and off."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INIT = Path(__file__).with_name("init.py")
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine of a cluster; its folder holds its disk, its logs and the number of its first process."""
+    """A machine of a cluster; its folder holds its disk, its logs and the pid of its first process."""
 
     name: str
     folder: Path
@@ -34,21 +34,22 @@ class Machine:
 
     @property
     def var(self) -> Path:
-        """Give the machine's disk: /var in there."""
+        """Return the machine's disk, which is mounted as its /var."""
         return self.folder / "var"
 
     @property
     def pid(self) -> int | None:
-        """Give the number of the machine's first process, or None while it is off."""
+        """Return the pid of the machine's first process, or None while the machine is off."""
         try:
             pid = int((self.folder / "pid").read_text())
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             return None
+        # The pid may have been reused by another process, whose arguments do not name this folder.
         return pid if os.fsencode(self.folder) in arguments else None
 
     def start(self, services: Sequence[Service], binds: Sequence[tuple[Path, str]]) -> None:
-        """Turn it on; returns when its network is plugged in. Services come up by themselves."""
+        """Power the machine on and attach its network. Does not wait for its services. Raises TimedOut."""
         for part in ("log", "root", "var"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         (self.folder / "pid").unlink(missing_ok=True)
@@ -59,26 +60,30 @@ class Machine:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, check=False
             )
         if (pid := self.pid) is None:
-            raise TimedOut(f"{self.name} did not start; {self.folder}/log/init.log ends: {self.log_tail('init')}")
+            raise TimedOut(f"{self.name} did not start; {self.folder}/log/init.log ends with: {self.log_tail('init')}")
         self.veth.attach(pid)
 
     def _spec(self, services: Sequence[Service], binds: Sequence[tuple[Path, str]]) -> dict[str, object]:
-        path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+        environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
         return {
             "name": self.name,
             "cgroup": self.cgroup,
             "address": self.veth.address,
             "routes": self.veth.routes(),
-            "binds": [[str(self.folder), str(self.folder)], [str(self.var), "/var"], *([str(a), b] for a, b in binds)],
-            "services": [{**asdict(service), "env": path | service.env} for service in services],
+            "binds": [
+                [str(self.folder), str(self.folder)],
+                [str(self.var), "/var"],
+                *([str(source), target] for source, target in binds),
+            ],
+            "services": [{**asdict(service), "env": environment | service.env} for service in services],
         }
 
     def kill(self) -> None:
-        """Turn its power off, now."""
+        """Power the machine off, whatever state it is in."""
         if pid := self.pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # A frozen process dies only when it is thawed.
+        # SIGKILL takes effect on a frozen process only when it is thawed.
         cgroups.thaw(self.cgroup)
         cgroups.kill(self.cgroup)
         self.veth.detach()
@@ -86,16 +91,19 @@ class Machine:
         (self.folder / "pid").unlink(missing_ok=True)
 
     def wipe(self) -> None:
-        """Throw its disk away. Half a disk must never look like a whole one, so it is out of sight first."""
+        """Delete the machine's folder.
+
+        It is renamed first, so that a half-deleted disk is never taken for a complete one.
+        """
         if self.folder.exists():
-            thrown = self.folder.with_name(f"thrown-away.{self.name}")
-            shutil.rmtree(thrown, ignore_errors=True)
-            self.folder.rename(thrown)
-            shutil.rmtree(thrown, ignore_errors=True)
+            deleted = self.folder.with_name(f"deleted.{self.name}")
+            shutil.rmtree(deleted, ignore_errors=True)
+            self.folder.rename(deleted)
+            shutil.rmtree(deleted, ignore_errors=True)
 
     def run(self, *command: str, timeout: float = 600) -> str:
-        """Run a command inside; its output. Raises NotReady with its last words when it fails."""
-        inside = [
+        """Run a command on the machine and return its output. Raises TimedOut with the end of its output."""
+        nsenter = [
             "nsenter",
             "--target",
             str(self.pid),
@@ -107,30 +115,32 @@ class Machine:
             "--root",
             "--wd=/",
         ]
-        return run_command(*inside, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout)
+        return run_command(*nsenter, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout)
 
     def restart(self, program: str) -> None:
-        """End a program; init starts it again."""
+        """Kill a program; init.py starts it again."""
         for pid in cgroups.members(self.cgroup):
             with suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == program[:15]:
+                if (
+                    Path(f"/proc/{pid}/comm").read_text().strip() == program[:15]
+                ):  # the kernel cuts names to 15 characters
                     os.kill(pid, signal.SIGKILL)
 
     def log_tail(self, service: str) -> str:
-        """Give the end of a service's log."""
+        """Return the end of a service's log."""
         try:
             return (self.folder / "log" / f"{service}.log").read_text(errors="replace")[-1500:].strip()
         except OSError:
             return "(no log)"
 
 
-def wait_until(true: Iterator[bool], seconds: float, otherwise: str) -> None:
-    """Ask until the answer is yes; raises NotReady with the words given when time is up."""
-    until = time.monotonic() + seconds
-    for yes in true:
-        if yes:
+def wait_until(results: Iterator[bool], seconds: float, otherwise: str) -> None:
+    """Wait until the iterator yields True. Raises TimedOut with `otherwise` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    for result in results:
+        if result:
             return
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             break
         time.sleep(0.05)
     raise TimedOut(otherwise)

@@ -1,4 +1,4 @@
-"""What runs on a node, and how it is configured: containerd, kubelet, kube-proxy."""
+"""The programs of a node and their configuration: containerd, kubelet, kube-proxy."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane
-from testcluster.linux_namespaces.network import DNS_SERVICE, PODS, pods_of
+from testcluster.linux_namespaces.network import DNS_SERVICE, PODS, pod_subnet
 from testcluster.nodes import Node
-from testcluster.pressure import DEFAULT_THRESHOLDS, EXCEEDED_THRESHOLDS
-from testcluster.provider import Pressure
+from testcluster.provider import DEFAULT_THRESHOLDS, EXCEEDED_THRESHOLDS, Pressure
 from testcluster.service import Service
 
 PAUSE = "localhost/pause:1"
 CNI_PLUGINS = Path("/usr/lib/cni")
-"""Where Debian's containernetworking-plugins puts them."""
+"""Where Debian's package containernetworking-plugins installs them."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs of one node, with the folder its configuration is written to."""
+    """The programs of a node, and the folder of their configuration."""
 
     node: Node
-    seat: int
+    index: int
     address: str
     folder: Path
     control: ControlPlane
@@ -34,7 +33,7 @@ class Programs:
         return self.folder / "etc"
 
     def configure(self, pressure: Pressure | None = None) -> None:
-        """Write every configuration file; pressure tells the kubelet that it has too little of something."""
+        """Write every configuration file. With `pressure`, the kubelet gets thresholds that are always exceeded."""
         (self._etc / "cni").mkdir(parents=True, exist_ok=True)
         (self._etc / "cni" / "10-pods.conflist").write_text(json.dumps(self._cni()))
         (self._etc / "containerd.toml").write_text(self._containerd())
@@ -47,16 +46,16 @@ class Programs:
             hosts.write_text(f'server = "http://{self.control.address}:{REGISTRY_PORT}"\n')
 
     def services(self) -> list[Service]:
-        """List the programs."""
+        """Return all programs of the node."""
         kubelet = self.control.kubeconfig(f"kubelet-{self.node.name}", f"system:node:{self.node.name}", "system:nodes")
         labels = ",".join(f"{key}={value}" for key, value in self.node.labels.items())
-        where = self.control.binaries
+        binaries = self.control.binaries
         return [
             self.containerd(),
             Service(
                 "kubelet",
                 [
-                    str(where / "kubelet"),
+                    str(binaries / "kubelet"),
                     f"--config={self._etc / 'kubelet.json'}",
                     f"--kubeconfig={kubelet}",
                     f"--hostname-override={self.node.name}",
@@ -64,11 +63,11 @@ class Programs:
                     f"--node-labels={labels}",
                 ],
             ),
-            Service("kube-proxy", [str(where / "kube-proxy"), f"--config={self._etc / 'proxy.json'}"]),
+            Service("kube-proxy", [str(binaries / "kube-proxy"), f"--config={self._etc / 'proxy.json'}"]),
         ]
 
     def containerd(self) -> Service:
-        """Give the container runtime alone."""
+        """Return the container runtime alone."""
         path = f"{self.control.binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         command = [str(self.control.binaries / "containerd"), "--config", str(self._etc / "containerd.toml")]
         return Service("containerd", command, {"PATH": path})
@@ -81,7 +80,7 @@ class Programs:
             "hairpinMode": True,
             "ipam": {
                 "type": "host-local",
-                "ranges": [[{"subnet": pods_of(self.seat)}]],
+                "ranges": [[{"subnet": pod_subnet(self.index)}]],
                 "routes": [{"dst": "0.0.0.0/0"}],
             },
         }
@@ -99,7 +98,7 @@ disabled_plugins = [
 [plugins."io.containerd.cri.v1.images".registry]
   config_path = "{self._etc / "registries"}"
 [plugins."io.containerd.cri.v1.runtime"]
-  # A machine without CAP_SYS_RESOURCE may not lower a score below its own.
+  # Without CAP_SYS_RESOURCE a process may not set an oom_score_adj below its own.
   restrict_oom_score_adj = true
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["{CNI_PLUGINS}"]
@@ -111,7 +110,7 @@ disabled_plugins = [
 """
 
     def _kubelet(self, pressure: Pressure | None) -> dict[str, Any]:
-        registered = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in self.node.taints]
+        taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in self.node.taints]
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -125,7 +124,7 @@ disabled_plugins = [
             "clusterDNS": [DNS_SERVICE],
             "clusterDomain": "cluster.local",
             "resolvConf": str(self._etc / "resolv.conf"),
-            "registerWithTaints": registered,
+            "registerWithTaints": taints,
             "failCgroupV1": False,
             "cgroupDriver": "cgroupfs",
             "cgroupsPerQOS": False,

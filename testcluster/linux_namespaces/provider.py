@@ -1,4 +1,4 @@
-"""A cluster without Docker: every machine is a set of namespaces, with real programs in it."""
+"""The provider without Docker: every machine is a set of Linux namespaces that runs the real programs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from testcluster import binaries, dns
-from testcluster import kwok as fake
-from testcluster import volume_provisioner as storage
+from testcluster import binaries, dns, kwok, volume_provisioner
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images import engines, packing
 from testcluster.kube import Kube
@@ -45,32 +43,32 @@ NEEDED = (
     *("etcd", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "registry", "coredns", "kwok", "pause"),
 )
 READY_WITHIN = 60
-"""Seconds; a few are usual."""
+"""Seconds until the API server, nodes and CoreDNS must be ready; a few seconds are usual."""
 
 
 class LinuxNamespaces:
-    """A cluster by name; see Provider for what the verbs promise."""
+    """A cluster by name; the verbs are documented in Provider."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.folder = folder_of(name)
         self._mark = mark(self.folder)
 
-    # ---- what it is made of
+    # ---- parts of a cluster
 
     @property
     def kubeconfig(self) -> Path:
-        """Give the administrator's kubeconfig."""
+        """Return the path of the administrator's kubeconfig."""
         return self.folder / "kubeconfig"
 
     @property
     def registry(self) -> str:
-        """Give the registry's host:port."""
+        """Return host:port of the registry."""
         return f"{self._network.address(CONTROL_PLANE_INDEX)}:{REGISTRY_PORT}"
 
     @property
     def kube(self) -> Kube:
-        """Give the API, as administrator."""
+        """Return a client of the API with administrator rights."""
         return Kube(self._binaries / "kubectl", self.kubeconfig)
 
     @cached_property
@@ -89,29 +87,29 @@ class LinuxNamespaces:
     def _prefix(self) -> str:
         return f"finetune.{self.name}.{self._mark}."
 
-    def _machine(self, name: str, seat: int) -> Machine:
-        return Machine(name, self.folder / "machines" / name, f"{self._prefix}{name}", self._network.cable(seat))
+    def _machine(self, name: str, index: int) -> Machine:
+        return Machine(name, self.folder / "machines" / name, f"{self._prefix}{name}", self._network.veth_pair(index))
 
     def machine(self, node: str) -> Machine:
-        """Give the machine of a node. Raises Refused for a node that there is not."""
+        """Return the machine of a node. Raises UsageError for an unknown node."""
         state = self._state
-        state.known(node)
+        state.get_node(node)
         return self._machine(node, state.indexes[node])
 
-    def _control_plane(self) -> Machine:
+    def _control_plane_machine(self) -> Machine:
         return self._machine(CONTROL_PLANE, CONTROL_PLANE_INDEX)
 
     def _running(self, name: str) -> Machine:
-        """Give a machine that is on, the control plane's too. Raises Refused for one that is off."""
-        machine = self._control_plane() if name == CONTROL_PLANE else self.machine(name)
+        """Return the running machine of a node or of the control plane. Raises UsageError when it is off."""
+        machine = self._control_plane_machine() if name == CONTROL_PLANE else self.machine(name)
         if machine.pid is None:
             raise UsageError(
-                f"{name} is off; `python -m testcluster --name {self.name} node revive {name}` turns it on"
+                f"{name} is powered off; `python -m testcluster --name {self.name} node revive {name}` powers it on"
             )
         return machine
 
     @cached_property
-    def _control(self) -> ControlPlane:
+    def _control_plane(self) -> ControlPlane:
         folder = self.folder / "machines" / CONTROL_PLANE
         authority = Authority(self.folder / "pki")
         return ControlPlane(self.name, self._network.address(CONTROL_PLANE_INDEX), folder, self._binaries, authority)
@@ -119,36 +117,39 @@ class LinuxNamespaces:
     def _programs(self, name: str) -> Programs:
         state = self._state
         machine = self.machine(name)
-        return Programs(state.nodes[name], state.indexes[name], machine.veth.address, machine.folder, self._control)
+        return Programs(
+            state.nodes[name], state.indexes[name], machine.veth.address, machine.folder, self._control_plane
+        )
 
     def _binds(self) -> list[tuple[Path, str]]:
         shared = [self.folder, self._binaries, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]]
-        return [*((path, str(path)) for path in shared), (self.folder / "volumes", storage.ON_NODES)]
+        return [*((path, str(path)) for path in shared), (self.folder / "volumes", volume_provisioner.NODE_FOLDER)]
 
     # ---- up and down
 
     def exists(self) -> bool:
-        """Tell whether anything of it is there."""
-        return self.folder.exists() or bool(cgroups.like(self._prefix))
+        """Check whether the folder or any cgroup of the cluster exists."""
+        return self.folder.exists() or bool(cgroups.with_prefix(self._prefix))
 
     def nodes(self) -> list[Node]:
-        """Give its nodes."""
+        """Return the nodes."""
         return list(self._state.nodes.values())
 
-    def up(self, wish: ClusterSpec) -> None:
-        """Make it."""
+    def up(self, spec: ClusterSpec) -> None:
+        """Create the cluster."""
         checks.check(self.folder)
-        checks.check_watches(len(wish.nodes))
+        checks.check_inotify(len(spec.nodes))
+        # Build the programs and look the images up first: both may fail, and nothing needs to be undone yet.
         _ = self._binaries
-        _ = [engines.place(image, cache() / "images") for image in wish.images]
+        _ = [engines.archive_path(image, cache() / "images") for image in spec.images]
         state = create(self.folder, used_subnets())
         with locked_cluster(self.folder):
             try:
-                self._make(state, wish)
+                self._create(state, spec)
             except TimedOut as problem:
                 kept = self._keep_logs()
                 self._remove()
-                raise TimedOut(f"{problem}; the logs of all programs are kept in {kept}") from problem
+                raise TimedOut(f"{problem}; the logs of all programs are in {kept}") from problem
             except BaseException:
                 self._remove()
                 raise
@@ -156,21 +157,21 @@ class LinuxNamespaces:
     def _keep_logs(self) -> Path:
         kept = cache() / "logs" / self.name
         shutil.rmtree(kept, ignore_errors=True)
-        # A full disk may be what went wrong: then fewer are kept, and the cluster goes all the same.
+        # The disk may be full. Then some logs are not kept, but the cluster is deleted anyway.
         with suppress(OSError):
             for log in self.folder.glob("machines/*/log"):
                 shutil.copytree(log, kept / log.parent.name)
         return kept
 
-    def _make(self, state: State, wish: ClusterSpec) -> None:
-        for node in wish.nodes:
+    def _create(self, state: State, spec: ClusterSpec) -> None:
+        for node in spec.nodes:
             state.assign_index(node)
-        state.fake_nodes = wish.fake_nodes
+        state.kwok_nodes = spec.kwok_nodes
         (self.folder / "volumes").mkdir()
-        self._network.make()
+        self._network.create()
         state.save()
-        self._start_control_plane(fakes=bool(wish.fake_nodes))
-        self._prepare_images(state, [*map(str, self._own_images()), *wish.images])
+        self._start_control_plane(with_kwok=bool(spec.kwok_nodes))
+        self._prepare_images(state, [*map(str, self._own_images()), *spec.images])
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(self._start_node, state.nodes))
         self._install_addons(state)
@@ -178,75 +179,81 @@ class LinuxNamespaces:
     def _own_images(self) -> list[Path]:
         folder = cache() / "images"
         pause = packing.archive(folder, PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
-        box = packing.busybox()
-        tools = {f"bin/{name}": box for name in ("busybox", "sh")}
+        busybox = packing.busybox()
+        tools = {f"bin/{name}": busybox for name in ("busybox", "sh")}
         return [pause, packing.archive(folder, packing.TOOLBOX, tools, ["/bin/sh"])]
 
-    def _prepare_images(self, state: State, wanted: Sequence[str]) -> None:
+    def _prepare_images(self, state: State, images: Sequence[str]) -> None:
         state.image_store = image_store.store_name(
-            [engines.place(image, cache() / "images") for image in wanted], self._binaries
+            [engines.archive_path(image, cache() / "images") for image in images], self._binaries
         )
-        # Said before it is there, so that nobody clears it out.
+        # Saved before the store exists, so that another cluster does not delete the store as unused.
         state.save()
-        pantry = cache() / "pantry" / state.image_store
-        image_store.provide(pantry, lambda: self._unpack_images(pantry, wanted))
+        store = image_store.stores() / state.image_store
+        image_store.provide(store, lambda: self._unpack_images(store, images))
 
-    def _unpack_images(self, pantry: Path, wanted: Sequence[str]) -> None:
+    def _unpack_images(self, store: Path, images: Sequence[str]) -> None:
         checks.check_disk(self.folder)
-        binaries.report_progress(f"unpacking {len(wanted)} images for all nodes, once …")
-        kitchen = self._machine("kitchen", MACHINES - 1)
-        programs = Programs(Node("kitchen", "ondemand", ""), MACHINES - 1, "", kitchen.folder, self._control)
+        binaries.report_progress(f"unpacking {len(images)} images into the image store …")
+        # A temporary machine with containerd only. The last index is free: nodes have indexes up to MAX_NODES.
+        unpacker = self._machine("unpacker", MACHINES - 1)
+        programs = Programs(Node("unpacker", "ondemand", ""), MACHINES - 1, "", unpacker.folder, self._control_plane)
         programs.configure()
-        kitchen.start([programs.containerd()], self._binds())
-        archives = [engines.export(image, kitchen.folder) for image in wanted]
-        image_store.prepare_store(pantry, kitchen, self._binaries / "ctr", archives)
-        shutil.rmtree(kitchen.folder)
+        unpacker.start([programs.containerd()], self._binds())
+        archives = [engines.export(image, unpacker.folder) for image in images]
+        image_store.prepare_store(store, unpacker, self._binaries / "ctr", archives)
+        shutil.rmtree(unpacker.folder)
 
-    def _start_control_plane(self, *, fakes: bool) -> None:
-        control = self._control
-        machine = self._control_plane()
+    def _start_control_plane(self, *, with_kwok: bool) -> None:
+        control = self._control_plane
+        machine = self._control_plane_machine()
         (machine.folder / "etc").mkdir(parents=True)
         admin = control.kubeconfig("admin", "finetune-e2e", ADMINS)
         corefile = machine.folder / "etc" / "Corefile"
         corefile.write_text(dns.corefile(control.address, control.kubeconfig("coredns", "system:coredns")))
         registry = machine.folder / "etc" / "registry.yaml"
-        registry.write_text(_registry(self.folder / "registry"))
+        registry.write_text(_registry_config(self.folder / "registry"))
         serve = ["-m", "testcluster.volume_provisioner", f"--kubeconfig={admin}", f"--folder={self.folder / 'volumes'}"]
         provisioner = Service("storage", [sys.executable, *serve], {"PYTHONPATH": str(Path(__file__).parents[2])})
         services = [*control.services(corefile, registry), provisioner]
-        if fakes:
-            services.append(fake.service(self._binaries, admin))
+        if with_kwok:
+            services.append(kwok.service(self._binaries, admin))
         machine.start(services, self._binds())
         shutil.copy(admin, self.kubeconfig)
 
     def _start_node(self, name: str) -> None:
         machine = self.machine(name)
         programs = self._programs(name)
-        image_store.clone_store(cache() / "pantry" / self._state.image_store, machine.var)
+        image_store.clone_store(image_store.stores() / self._state.image_store, machine.var)
         programs.configure()
         machine.start(programs.services(), self._binds())
 
     def _install_addons(self, state: State) -> None:
         kube = self.kube
         kube.wait_api(READY_WITHIN)
-        address = self._control.address
-        kube.apply([*dns.manifests(address, DNS_SERVICE), *storage.classes()])
-        self._control_plane().restart("coredns")  # it was refused until now, and asks ever more seldom
-        fake.make(kube, state.fake_nodes)
+        address = self._control_plane.address
+        kube.apply([*dns.manifests(address, DNS_SERVICE), *volume_provisioner.storage_classes()])
+        # CoreDNS had no rights until now, and retries with increasing delays.
+        self._control_plane_machine().restart("coredns")
+        kwok.create_nodes(kube, state.kwok_nodes)
         kube.wait_ready(state.nodes, READY_WITHIN)
-        wait_until(iter(lambda: dns.answers(address), None), READY_WITHIN, "CoreDNS knows no names")
+        wait_until(
+            iter(lambda: dns.is_resolving(address), None),
+            READY_WITHIN,
+            "CoreDNS does not resolve the API server's name",
+        )
         for node in state.nodes.values():
             kube.patch_devices(node.name, node.devices)
 
     def down(self) -> None:
-        """Take everything away, whatever state it is in; what else is done to it comes to its end first."""
+        """Delete the cluster, whatever state it is in; waits for a verb that is changing it."""
         take_down(self.folder, self._remove)
 
     def _remove(self) -> None:
         for pid in _leftover_processes(self.folder):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for group in cgroups.like(self._prefix):
+        for group in cgroups.with_prefix(self._prefix):
             cgroups.thaw(group)
             cgroups.kill(group)
             cgroups.remove(group)
@@ -257,36 +264,36 @@ class LinuxNamespaces:
 
     @exclusive
     def add(self, node: Node) -> None:
-        """Make one more."""
-        checks.check_watches(1)
+        """Create one more node."""
+        checks.check_inotify(1)
         state = self._state
         state.assign_index(node)
         state.save()
         self._start_fresh(node.name)
 
     def _start_fresh(self, name: str) -> None:
-        begun = datetime.now(UTC).replace(microsecond=0)
+        started = datetime.now(UTC).replace(microsecond=0)
         self._start_node(name)
         state = self._state
         image_store.load(self.machine(name), self._binaries / "ctr", [Path(archive) for archive in state.loaded])
-        self.kube.wait_ready([name], READY_WITHIN, since=begun)
+        self.kube.wait_ready([name], READY_WITHIN, since=started)
         self.kube.patch_devices(name, state.nodes[name].devices)
 
     @exclusive
     def kill(self, node: str) -> None:
-        """Turn its power off."""
+        """Power a node off."""
         self.machine(node).kill()
 
     @exclusive
     def revive(self, node: str) -> None:
-        """Turn it on again."""
+        """Power a node on."""
         machine = self.machine(node)
         machine.kill()
         self._start_fresh(node)
 
     @exclusive
     def delete(self, node: str) -> None:
-        """Kill it, with its disk, and take its Node object away; revive would make it anew."""
+        """Kill a node and delete its disk and its Node object; `revive` then creates a fresh machine."""
         machine = self.machine(node)
         machine.kill()
         machine.wipe()
@@ -294,32 +301,32 @@ class LinuxNamespaces:
 
     @exclusive
     def pause(self, node: str) -> None:
-        """Stop everything on it."""
+        """Freeze every process of a node."""
         cgroups.freeze(self._running(node).cgroup)
 
     @exclusive
     def resume(self, node: str) -> None:
-        """Let it go on."""
+        """Thaw a paused node."""
         cgroups.thaw(self._running(node).cgroup)
 
     @exclusive
     def partition(self, node: str) -> None:
-        """Take its network away."""
+        """Disconnect a node from the network."""
         self._running(node).veth.set_down()
 
     @exclusive
     def heal(self, node: str) -> None:
-        """Give it back."""
+        """Connect a partitioned node again."""
         self._running(node).veth.set_up()
 
     @exclusive
     def apply_pressure(self, node: str, pressure: Pressure) -> None:
-        """Make its kubelet see too little."""
+        """Configure thresholds that are always exceeded, and restart the kubelet."""
         self._reconfigure(node, pressure)
 
     @exclusive
     def clear_pressure(self, node: str) -> None:
-        """End all pressure."""
+        """Restore the default thresholds, and restart the kubelet."""
         self._reconfigure(node, None)
 
     def _reconfigure(self, node: str, pressure: Pressure | None) -> None:
@@ -329,26 +336,27 @@ class LinuxNamespaces:
         machine.restart("kubelet")
 
     @exclusive
-    def load(self, images_: Sequence[str]) -> None:
-        """Bring images to all nodes that live; nodes that cannot take them are named, the others have them."""
-        own = self.folder / "images"
-        archives = [image_store.protect(engines.export(image, own), own) for image in images_]
+    def load(self, images: Sequence[str]) -> None:
+        """Load images onto every running node. Raises TimedOut that names the nodes where it failed."""
+        folder = self.folder / "images"
+        archives = [image_store.protect(engines.export(image, folder), folder) for image in images]
         state = self._state
-        living = [machine for machine in map(self.machine, state.nodes) if machine.pid]
+        running = [machine for machine in map(self.machine, state.nodes) if machine.pid]
         problems = []
-        for machine in living:
+        for machine in running:
             try:
                 image_store.load(machine, self._binaries / "ctr", archives)
             except TimedOut as problem:
                 problems.append(str(problem))
-        if len(problems) < len(living) or not living:
+        # A node created or revived later gets these images too, unless no running node could load them.
+        if len(problems) < len(running) or not running:
             state.loaded += [str(archive) for archive in archives if str(archive) not in state.loaded]
             state.save()
         if problems:
             raise TimedOut("; ".join(problems))
 
 
-def _registry(folder: Path) -> str:
+def _registry_config(folder: Path) -> str:
     return f"""version: 0.1
 log: {{level: warn, accesslog: {{disabled: true}}}}
 storage: {{filesystem: {{rootdirectory: {folder}}}, delete: {{enabled: true}}}}
@@ -357,16 +365,16 @@ http: {{addr: ":{REGISTRY_PORT}"}}
 
 
 def _leftover_processes(folder: Path) -> Iterable[int]:
-    """Find what belongs to it and is in no control group.
+    """Yield the pids of the cluster's processes that are in none of its control groups.
 
-    That is the first processes of machines before they enter theirs, and what an `up` that was killed had asked of
-    kubectl or of an image engine.
+    These are first processes of machines that have not entered their group yet, and kubectl or image engine processes
+    that a killed `up` had started.
     """
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
-            launches = "-ISE" in words and any(word.startswith(f"{folder}/machines/") for word in words)
-            asks = f"{folder}/kubeconfig" in words
-            exports = any(word.startswith((f"docker-archive:{folder}/", f"--output={folder}/")) for word in words)
-            if launches or asks or exports:
+            arguments = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
+            is_init = "-ISE" in arguments and any(text.startswith(f"{folder}/machines/") for text in arguments)
+            is_kubectl = f"{folder}/kubeconfig" in arguments
+            is_export = any(text.startswith((f"docker-archive:{folder}/", f"--output={folder}/")) for text in arguments)
+            if is_init or is_kubectl or is_export:
                 yield int(entry.name)

@@ -1,4 +1,4 @@
-// CoreDNS with what testcluster/dns.py configures; the clouds' own DNS services are not needed here.
+// CoreDNS with the plugins that testcluster/dns.py configures. Plugins for DNS services of clouds are left out.
 package main
 
 import (

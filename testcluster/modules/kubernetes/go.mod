@@ -192,7 +192,7 @@ tool (
 	k8s.io/kubernetes/cmd/kubelet
 )
 
-// The staging modules are published beside it; its own replaces do not count in a dependency.
+// The staging modules are published separately. Go ignores the replace directives of a dependency.
 replace (
 	k8s.io/api => k8s.io/api v0.36.3
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.36.3

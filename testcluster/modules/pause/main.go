@@ -1,4 +1,4 @@
-// The first process of every pod: it holds the pod's namespaces, reaps its orphans and leaves when told to.
+// The first process of every pod. It holds the pod's namespaces, reaps orphans, and exits on SIGTERM or SIGINT.
 package main
 
 import (

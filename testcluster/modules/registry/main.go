@@ -1,4 +1,4 @@
-// The distribution registry that keeps its blobs in a folder; the clouds' object stores are not needed here.
+// The distribution registry with storage in a folder. Drivers for object stores of clouds are left out.
 package main
 
 import (

@@ -1,4 +1,4 @@
-"""Clusters come and go, also by kill -9, and leave nothing: counted before and after."""
+"""Clusters that are deleted, also after kill -9 of `up`, leave nothing: everything is counted before and after."""
 
 import random
 import signal
@@ -34,28 +34,28 @@ WATCHED = (
     "/mnt",
 )
 
-pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="counts what the provider without Docker makes")
+pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="counts what the provider linux-namespaces creates")
 
 
 def census() -> dict[str, Counter[str]]:
-    """Count everything that a cluster is made of."""
+    """Count everything that a cluster consists of."""
     processes = list(Path("/proc").glob("[0-9]*"))
     return {
-        "processes": Counter(words for words in map(_words, processes) if str(state.clusters()) in words),
+        "processes": Counter(line for line in map(_command_line, processes) if str(state.clusters()) in line),
         "mounts": Counter(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "links": Counter(entry.name for entry in Path("/sys/class/net").iterdir()),
         "network namespaces": Counter(set(map(_namespace, processes)) - {""}),
         "routes": Counter(_lines("ip", "route", "show", "table", "all")),
         "rules": Counter(_lines("nft", "list", "ruleset")),
-        "cgroups": Counter(str(at / name) for at in cgroups.hierarchies() for name in cgroups.like("finetune.")),
+        "cgroups": Counter(str(at / name) for at in cgroups.hierarchies() for name in cgroups.with_prefix("finetune.")),
         "clusters": Counter(path.name for path in state.clusters().glob("*")),
         "settings": Counter(f"{name}={Path('/proc/sys', name).read_text()}" for name in SETTINGS),
         "files": Counter(str(entry) for folder in map(Path, WATCHED) if folder.is_dir() for entry in folder.iterdir()),
     }
 
 
-def left(before: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Tell what is there now and was not; another cluster's pods may have gone meanwhile."""
+def leftovers(before: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
+    """Return what exists now and did not before. What disappeared may have belonged to another cluster."""
     after = census()
     return {key: more for key in before if (more := after[key] - before[key])}
 
@@ -69,7 +69,7 @@ SETTINGS = (
 )
 
 
-def _words(process: Path) -> str:
+def _command_line(process: Path) -> str:
     try:
         return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -94,28 +94,30 @@ def programs() -> None:
 
 
 @pytest.fixture
-def nothing_stays():
+def no_leftovers():
+    """Fail the test when anything of its clusters is left."""
     before = census()
     yield
-    end = time.monotonic() + 20
-    # The kernel takes a network namespace apart a moment after its last process.
-    while left(before) and time.monotonic() < end:
+    deadline = time.monotonic() + 20
+    # The kernel deletes a network namespace shortly after its last process has exited.
+    while leftovers(before) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert left(before) == {}
+    assert leftovers(before) == {}
 
 
-def test_a_cluster_comes_and_goes_many_times(nothing_stays):
-    took = []
+def test_twenty_ups_and_downs_leave_nothing(no_leftovers):
+    durations = []
     for turn in range(ROUNDS):
         cluster = LinuxNamespaces(fixtures.cluster_name(f"turn{turn}"))
-        begun = time.monotonic()
+        started = time.monotonic()
         cluster.up(ClusterSpec(parse("ondemand,spot")))
-        took.append(time.monotonic() - begun)
+        durations.append(time.monotonic() - started)
         cluster.down()
-    print(f"Ready after {min(took):.1f}-{max(took):.1f} s, median {sorted(took)[len(took) // 2]:.1f} s")
+    median = sorted(durations)[len(durations) // 2]
+    print(f"Ready after {min(durations):.1f}-{max(durations):.1f} s, median {median:.1f} s")
 
 
-def test_three_clusters_at_once_do_not_meet(nothing_stays):
+def test_parallel_clusters_are_isolated(no_leftovers):
     clusters = [LinuxNamespaces(fixtures.cluster_name(name)) for name in ("one", "two", "three")]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda cluster: cluster.up(ClusterSpec(parse("ondemand"))), clusters))
@@ -124,12 +126,12 @@ def test_three_clusters_at_once_do_not_meet(nothing_stays):
         cluster.kube.run("create", "namespace", cluster.name)
     clusters[0].down()
     for cluster in clusters[1:]:
-        seen = {one["metadata"]["name"] for one in cluster.kube.json("get", "namespaces")["items"]}
-        assert {name for name in seen if name.startswith("t")} == {cluster.name}
+        names = {one["metadata"]["name"] for one in cluster.kube.json("get", "namespaces")["items"]}
+        assert {name for name in names if name.startswith("t")} == {cluster.name}
         cluster.down()
 
 
-def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
+def test_down_after_kill_9_of_up_leaves_nothing(no_leftovers):
     moments = random.Random(4)
     for turn in range(KILLS):
         name = fixtures.cluster_name(f"killed{turn}")
@@ -141,7 +143,7 @@ def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
                 "--name",
                 name,
                 "--provider",
-                "bare",
+                "linux-namespaces",
                 "up",
                 "--nodes",
                 "ondemand,spot",
@@ -159,13 +161,13 @@ def test_after_kill_9_of_up_at_any_moment_down_takes_all_away(nothing_stays):
         assert not providers.existing(name)
 
 
-@pytest.mark.parametrize("asks", ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"])
-def test_what_up_had_asked_for_when_it_was_killed_goes_with_the_cluster(nothing_stays, asks):
-    cluster = LinuxNamespaces(fixtures.cluster_name("asks"))
-    waits = [sys.executable, "-c", "import time; time.sleep(60)"]
-    orphan = subprocess.Popen([*waits, *asks.format(cluster.folder).split()], start_new_session=True)
-    neighbour = subprocess.Popen([*waits, *asks.format(f"{cluster.folder}-2").split()], start_new_session=True)
-    until(lambda: str(cluster.folder) in _words(Path(f"/proc/{orphan.pid}")), 10)
+@pytest.mark.parametrize("arguments", ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"])
+def test_down_kills_orphaned_commands_of_up(no_leftovers, arguments):
+    cluster = LinuxNamespaces(fixtures.cluster_name("orphans"))
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    orphan = subprocess.Popen([*sleep, *arguments.format(cluster.folder).split()], start_new_session=True)
+    neighbour = subprocess.Popen([*sleep, *arguments.format(f"{cluster.folder}-2").split()], start_new_session=True)
+    until(lambda: str(cluster.folder) in _command_line(Path(f"/proc/{orphan.pid}")), 10)
     cluster.down()
     assert orphan.wait(10) == -signal.SIGKILL
     assert neighbour.poll() is None
@@ -173,9 +175,9 @@ def test_what_up_had_asked_for_when_it_was_killed_goes_with_the_cluster(nothing_
     neighbour.wait()
 
 
-def test_ctrl_c_during_up_undoes_what_was_begun(nothing_stays):
+def test_ctrl_c_during_up_leaves_nothing(no_leftovers):
     name = fixtures.cluster_name("stopped")
-    command = [sys.executable, "-m", "testcluster", "--name", name, "--provider", "bare", "up"]
+    command = [sys.executable, "-m", "testcluster", "--name", name, "--provider", "linux-namespaces", "up"]
     up = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

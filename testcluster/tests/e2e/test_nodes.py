@@ -1,4 +1,4 @@
-"""Every verb does to a node what it says, as the API and a pod's watcher see it."""
+"""The effect of every node verb, as the API and a watch of pods observe it."""
 
 import threading
 from collections.abc import Iterator
@@ -8,136 +8,141 @@ import pytest
 from testcluster import fixtures
 from testcluster.errors import TimedOut, UsageError
 from testcluster.kube import is_ready
-from testcluster.kube_namespace import KubeNamespace, pod, temporary_namespace, until, watching
+from testcluster.kube_namespace import KubeNamespace, pod, temporary_namespace, until, watch_pods
 from testcluster.nodes import NAME, parse
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
-SAVES = 'trap "echo step 17 > /dev/termination-log; exit 75" TERM; while true; do busybox sleep 0.1; done'
+SAVES_ON_SIGTERM = 'trap "echo step 17 > /dev/termination-log; exit 75" TERM; while true; do busybox sleep 0.1; done'
 NODE_LOST = 60
-"""Seconds within which a silent node is called lost; the grace period here is 16."""
+"""Seconds within which a silent node must be not Ready; the grace period of the cluster is 16 s."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Provider]:
-    with fixtures.cluster("nodes", "ondemand,spot:3,gpu", fake_nodes=2) as made:
-        yield made
+    with fixtures.cluster("nodes", "ondemand,spot:3,gpu", kwok_nodes=2) as created:
+        yield created
 
 
 @pytest.fixture
 def namespace(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
-    with temporary_namespace(cluster.kube, fixtures.namespace_name(request.node.name)) as made:
-        yield made
+    with temporary_namespace(cluster.kube, fixtures.namespace_name(request.node.name)) as created:
+        yield created
 
 
 def ready(cluster: Provider, node: str) -> bool | None:
-    """Give what the API says of a node; None when there is no such object."""
-    found = cluster.kube.nodes_called(node)
+    """Return whether a node is Ready, or None when it has no Node object."""
+    found = cluster.kube.find_nodes(node)
     return is_ready(found[0]) if found else None
 
 
-def test_a_gpu_node_offers_what_it_does_not_have(cluster: Provider, namespace: KubeNamespace):
-    wants = pod("wants", "echo got it", selector={"workload": "training"})
-    wants["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    wants["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-    namespace.create(wants)
+def test_gpu_node_advertises_a_gpu(cluster: Provider, namespace: KubeNamespace):
+    gpu_pod = pod("wants", "echo got it", selector={"workload": "training"})
+    gpu_pod["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    gpu_pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    namespace.create(gpu_pod)
     namespace.wait_phase("wants", "Succeeded")
-    there = namespace.get("node", namespace.get("pod", "wants")["spec"]["nodeName"])
-    assert there["metadata"]["labels"][NAME] == "gpu-1"
+    node = namespace.get("node", namespace.get("pod", "wants")["spec"]["nodeName"])
+    assert node["metadata"]["labels"][NAME] == "gpu-1"
 
 
-def test_pods_run_on_nodes_that_are_on_paper_only(cluster: Provider, namespace: KubeNamespace):
-    paper = pod("paper", "true", selector={"type": "kwok"})
-    paper["spec"]["tolerations"] = [{"operator": "Exists"}]
-    namespace.create(paper)
-    assert namespace.wait_phase("paper", "Running", seconds=30) == "Running"
-    assert namespace.get("pod", "paper")["spec"]["nodeName"].startswith("fake-")
+def test_pods_run_on_kwok_nodes(cluster: Provider, namespace: KubeNamespace):
+    simulated = pod("simulated", "true", selector={"type": "kwok"})
+    simulated["spec"]["tolerations"] = [{"operator": "Exists"}]
+    namespace.create(simulated)
+    assert namespace.wait_phase("simulated", "Running", seconds=30) == "Running"
+    assert namespace.get("pod", "simulated")["spec"]["nodeName"].startswith("fake-")
 
 
-def test_dead_hung_and_cut_off_nodes_are_lost_and_come_back(cluster: Provider, namespace: KubeNamespace):
-    namespace.create(*(pod(f"on-{node}", SAVES, node=node) for node in ("spot-1", "spot-2", "spot-3")))
+def test_killed_paused_and_partitioned_nodes_recover(cluster: Provider, namespace: KubeNamespace):
+    namespace.create(*(pod(f"on-{node}", SAVES_ON_SIGTERM, node=node) for node in ("spot-1", "spot-2", "spot-3")))
     for node in ("spot-1", "spot-2", "spot-3"):
         namespace.wait_phase(f"on-{node}", "Running")
     cluster.kill("spot-1")
     cluster.pause("spot-2")
     cluster.partition("spot-3")
     for node in ("spot-1", "spot-2", "spot-3"):
-        until(lambda node=node: ready(cluster, node) is False, NODE_LOST, f"{node} is still called Ready")
-        # The API cannot know better than the last word of a node that says nothing any more.
+        until(lambda node=node: ready(cluster, node) is False, NODE_LOST, f"{node} is still Ready")
+        # The API keeps the last status that the silent kubelet reported.
         assert namespace.phase(f"on-{node}") == "Running"
     cluster.revive("spot-1")
     cluster.resume("spot-2")
     cluster.heal("spot-3")
     for node in ("spot-1", "spot-2", "spot-3"):
-        until(lambda node=node: ready(cluster, node), 60, f"{node} does not come back")
-    # What hung or was cut off has gone on; what was on the dead node ended with it.
+        until(lambda node=node: ready(cluster, node), 60, f"{node} is not Ready again")
+    # Pods on the paused and on the partitioned node go on; the pod on the killed node ended with it.
     assert namespace.wait_phase("on-spot-1", "Failed", "Succeeded", seconds=60) == "Failed"
     assert namespace.phase("on-spot-2") == "Running"
     assert namespace.phase("on-spot-3") == "Running"
 
 
 @pytest.mark.parametrize("by", ["taint", "drain"])
-def test_the_last_words_of_a_reclaimed_pod_can_be_seen_by_a_watcher_only(cluster: Provider, by: str):
-    with temporary_namespace(cluster.kube, f"reclaimed-by-{by}") as namespace, watching(namespace) as watched:
-        namespace.create(pod("saves", SAVES, node="spot-1", grace=20))
+def test_watch_sees_the_termination_of_a_reclaimed_pod(cluster: Provider, by: str):
+    """Afterwards the pod is deleted, so only a watch can see its termination message."""
+    with temporary_namespace(cluster.kube, f"reclaimed-by-{by}") as namespace, watch_pods(namespace) as watched:
+        namespace.create(pod("saves", SAVES_ON_SIGTERM, node="spot-1", grace=20))
         namespace.wait_phase("saves", "Running")
-        taking = threading.Thread(target=reclaim, args=(cluster, "spot-1", 8.0, by))
-        taking.start()
-        until(lambda: watched.gone("saves"), 30, lambda: f"it was not seen to go: {watched.termination('saves')}")
+        reclaiming = threading.Thread(target=reclaim, args=(cluster, "spot-1", 8.0, by))
+        reclaiming.start()
+        until(
+            lambda: watched.is_deleted("saves"), 30, lambda: f"no deletion was observed: {watched.termination('saves')}"
+        )
         assert watched.termination("saves")["code"] == 75
         assert watched.termination("saves")["message"] == "step 17\n"
         assert watched.termination("saves")["disruption"] == (
             "DeletionByTaintManager" if by == "taint" else "EvictionByEvictionAPI"
         )
         assert namespace.phase("saves") == ""
-        taking.join()
+        reclaiming.join()
         assert ready(cluster, "spot-1") is None
         cluster.revive("spot-1")
         assert ready(cluster, "spot-1")
 
 
-def test_a_pod_on_a_machine_that_is_gone_without_notice_is_removed_and_leaves_no_words(cluster: Provider):
-    with temporary_namespace(cluster.kube, "lost-without-notice") as namespace, watching(namespace) as watched:
-        namespace.create(pod("unaware", SAVES, node="spot-2"))
+def test_pod_of_a_deleted_node_leaves_no_termination(cluster: Provider):
+    with temporary_namespace(cluster.kube, "lost-without-notice") as namespace, watch_pods(namespace) as watched:
+        namespace.create(pod("unaware", SAVES_ON_SIGTERM, node="spot-2"))
         namespace.wait_phase("unaware", "Running")
         cluster.delete("spot-2")
-        until(lambda: watched.gone("unaware"), 120, "the pod of a machine that is gone is still there")
+        until(lambda: watched.is_deleted("unaware"), 120, "the pod of the deleted node still exists")
         assert watched.termination("unaware") == {"disruption": "DeletionByPodGC"}
         cluster.revive("spot-2")
         assert ready(cluster, "spot-2")
 
 
-def test_a_node_under_pressure_evicts_by_itself_and_recovers(cluster: Provider):
-    with temporary_namespace(cluster.kube, "pressed") as namespace, watching(namespace) as watched:
-        namespace.create(pod("squeezed", SAVES, node="spot-3"))
+def test_kubelet_under_pressure_evicts_and_recovers(cluster: Provider):
+    with temporary_namespace(cluster.kube, "pressed") as namespace, watch_pods(namespace) as watched:
+        namespace.create(pod("squeezed", SAVES_ON_SIGTERM, node="spot-3"))
         namespace.wait_phase("squeezed", "Running")
         cluster.apply_pressure("spot-3", "memory")
-        until(lambda: namespace.get("pod", "squeezed")["status"].get("reason") == "Evicted", 60, "nobody was evicted")
-        # Evicted by a kubelet that runs, or turned away by one that has just started: it depends on who is first.
+        until(
+            lambda: namespace.get("pod", "squeezed")["status"].get("reason") == "Evicted", 60, "the pod was not evicted"
+        )
+        # The restarted kubelet may evict the pod, or reject it at its start, which sets no condition.
         assert watched.termination("squeezed").get("disruption", "TerminationByKubelet") == "TerminationByKubelet"
-        assert pressed(cluster, "spot-3")
+        assert has_pressure(cluster, "spot-3")
         cluster.clear_pressure("spot-3")
-        until(lambda: not pressed(cluster, "spot-3"), 60, "the pressure does not end")
+        until(lambda: not has_pressure(cluster, "spot-3"), 60, "the pressure taint is still there")
 
 
-def pressed(cluster: Provider, node: str) -> bool:
-    [found] = cluster.kube.nodes_called(node)
+def has_pressure(cluster: Provider, node: str) -> bool:
+    [found] = cluster.kube.find_nodes(node)
     taints = found["spec"].get("taints", [])
     return any(taint["key"].endswith("-pressure") for taint in taints)
 
 
-def test_a_node_that_is_added_is_ready_and_has_a_name_of_its_own(cluster: Provider):
+def test_added_node_is_ready_under_a_new_name(cluster: Provider):
     [more] = parse("spot", frozenset(node.name for node in cluster.nodes()))
     cluster.add(more)
     assert ready(cluster, more.name)
     assert more.name == "spot-4"
 
 
-def test_a_node_that_there_is_not_is_named_with_those_there_are(cluster: Provider):
+def test_unknown_node_is_refused_with_the_known_ones(cluster: Provider):
     with pytest.raises(UsageError, match=r"no node 'spot-9'.*ondemand-1.*spot-1"):
         cluster.kill("spot-9")
 
 
-def test_the_api_server_is_asked_nothing_it_cannot_answer(cluster: Provider):
+def test_error_of_kubectl_is_raised(cluster: Provider):
     with pytest.raises(TimedOut, match="not found"):
         cluster.kube.json("get", "node", "spot-9")

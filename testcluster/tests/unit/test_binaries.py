@@ -1,4 +1,4 @@
-"""The cache of programs, with a Go that takes no time: a script that writes another script that tells a version."""
+"""The cache of programs, with a fake Go: a script that writes another script, which prints a version."""
 
 import os
 import re
@@ -30,26 +30,26 @@ with out.open("w") as program:
 out.chmod(0o755)
 sys.exit(bool(os.environ["FAKE_ERROR"]))
 """
-PROVIDE = "import sys; from testcluster import binaries; print(binaries.build_missing(sys.argv[1:]))"
-KUBE = ["kubelet", "kube-proxy"]
-NUMBER = binaries.version(binaries.BINARIES["kubelet"])
+BUILD = "import sys; from testcluster import binaries; print(binaries.build_missing(sys.argv[1:]))"
+PROGRAMS = ["kubelet", "kube-proxy"]
+KUBE_VERSION = binaries.version(binaries.BINARIES["kubelet"])
 
 
 @pytest.fixture
 def go(tmp_path, monkeypatch):
-    """The folder of the only Go here; what it was asked to build is in its file `calls`."""
-    here = tmp_path / "go"
-    here.mkdir()
-    (here / "go").write_text(FAKE_GO.format(python=sys.executable, here=here))
-    (here / "go").chmod(0o755)
-    answers = {"VERSION": "go9.9", "ERROR": "", "SECONDS": "0", "ANSWER": f"Kubernetes v{NUMBER}"}
-    for name, value in answers.items():
+    """The folder of the only Go on PATH; its file `calls` records what was built."""
+    folder = tmp_path / "go"
+    folder.mkdir()
+    (folder / "go").write_text(FAKE_GO.format(python=sys.executable, here=folder))
+    (folder / "go").chmod(0o755)
+    settings = {"VERSION": "go9.9", "ERROR": "", "SECONDS": "0", "ANSWER": f"Kubernetes v{KUBE_VERSION}"}
+    for name, value in settings.items():
         monkeypatch.setenv(f"FAKE_{name}", value)
-    monkeypatch.setenv("PATH", str(here))
+    monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    monkeypatch.setattr(toolchain, "ROOM", 0)
-    return here
+    monkeypatch.setattr(toolchain, "REQUIRED_BYTES", 0)
+    return folder
 
 
 def calls(go):
@@ -59,9 +59,10 @@ def calls(go):
         return []
 
 
-def start(*names, **answers):
-    environment = os.environ | {f"FAKE_{name}": value for name, value in answers.items()}
-    command = [sys.executable, "-c", PROVIDE, *names]
+def start(*names, **settings):
+    """Start a build in another process, which leads a process group of its own."""
+    environment = os.environ | {f"FAKE_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-c", BUILD, *names]
     root = Path(binaries.__file__).parents[1]
     pipe = subprocess.PIPE
     return subprocess.Popen(
@@ -69,10 +70,10 @@ def start(*names, **answers):
     )
 
 
-def wait_for(what, seconds=20):
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -80,110 +81,114 @@ def content(folder):
     return {path.name for path in folder.iterdir() if path.name != ".lock"}
 
 
-def test_what_is_missing_is_built_and_each_program_has_its_line(go):
+def test_missing_programs_are_built_and_reported(go):
     binaries.build_missing(["kubelet"])
-    said = []
-    folder = binaries.build_missing(KUBE, said.append)
-    assert content(folder) == set(KUBE)
+    lines = []
+    folder = binaries.build_missing(PROGRAMS, lines.append)
+    assert content(folder) == set(PROGRAMS)
     assert calls(go) == ["kubelet", "kube-proxy"]
-    assert said[0] == f"building kube-proxy {NUMBER} …"
-    assert said[1].startswith(f"kube-proxy {NUMBER} built in ")
-    assert len(said) == 2
+    assert lines[0] == f"building kube-proxy {KUBE_VERSION} …"
+    assert lines[1].startswith(f"kube-proxy {KUBE_VERSION} built in ")
+    assert len(lines) == 2
 
 
-def test_two_that_build_at_once_do_the_work_once_and_the_second_says_for_whom_it_waits(go):
-    first = start(*KUBE, SECONDS="0.3")
+def test_parallel_builds_share_the_work(go):
+    first = start(*PROGRAMS, SECONDS="0.3")
     wait_for(lambda: calls(go))
-    second = start(*KUBE)
-    told = [process.communicate(timeout=20) for process in (first, second)]
-    assert told[0][0] == told[1][0] == f"{binaries.folder()}\n"
-    assert f"waiting for process {first.pid} " in told[1][1]
-    assert sorted(calls(go)) == sorted(KUBE)
+    second = start(*PROGRAMS)
+    outputs = [process.communicate(timeout=20) for process in (first, second)]
+    assert outputs[0][0] == outputs[1][0] == f"{binaries.folder()}\n"
+    assert f"waiting for process {first.pid} " in outputs[1][1]
+    assert sorted(calls(go)) == sorted(PROGRAMS)
 
 
-def test_what_a_killed_build_leaves_is_no_program_and_the_next_build_goes_on(go):
-    killed = start(*KUBE, SECONDS="60")
+def test_build_after_a_killed_build_succeeds(go):
+    killed = start(*PROGRAMS, SECONDS="60")
     wait_for(lambda: calls(go))
     folder = binaries.folder()
-    # Only the builder; its compiler writes on, as it does after an out-of-memory kill.
+    # Kill the builder only. Its compiler keeps writing, as it does after an out-of-memory kill.
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
-    assert not content(folder) & set(KUBE)
+    assert not content(folder) & set(PROGRAMS)
     try:
-        assert binaries.build_missing(KUBE) == folder
-        assert content(folder) == set(KUBE)
-        for name in KUBE:
-            assert NUMBER in subprocess.check_output([folder / name], text=True)
+        assert binaries.build_missing(PROGRAMS) == folder
+        assert content(folder) == set(PROGRAMS)
+        for name in PROGRAMS:
+            assert KUBE_VERSION in subprocess.check_output([folder / name], text=True)
     finally:
         os.killpg(killed.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("answer", ["Kubernetes v0.0.0-master", f"Kubernetes v{NUMBER}1", f"v1{NUMBER}", "''"])
-def test_a_program_that_calls_itself_another_version_is_refused_and_not_kept(go, monkeypatch, answer):
+@pytest.mark.parametrize(
+    "answer", ["Kubernetes v0.0.0-master", f"Kubernetes v{KUBE_VERSION}1", f"v1{KUBE_VERSION}", "''"]
+)
+def test_program_with_another_version_is_refused(go, monkeypatch, answer):
     monkeypatch.setenv("FAKE_ANSWER", answer)
-    with pytest.raises(UsageError, match=f"kubelet {NUMBER} was built but answers"):
+    with pytest.raises(UsageError, match=f"kubelet {KUBE_VERSION} was built but reports"):
         binaries.build_missing(["kubelet"])
     assert content(binaries.folder()) == set()
 
 
-def test_with_everything_built_no_go_is_needed(go, monkeypatch):
-    folder = binaries.build_missing(KUBE)
+def test_go_is_not_needed_when_everything_is_built(go, monkeypatch):
+    folder = binaries.build_missing(PROGRAMS)
     monkeypatch.setenv("PATH", "")
-    assert binaries.build_missing(KUBE) == folder
+    assert binaries.build_missing(PROGRAMS) == folder
 
 
-def test_without_go_it_says_which_go_and_how_to_get_it_and_begins_nothing(go, monkeypatch):
+def test_missing_go_is_refused_with_version_and_fix(go, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
-        UsageError, match=rf"Go {binaries.needed_go(['containerd'])} or newer, .*no Go here; install it"
+        UsageError, match=rf"Go {binaries.needed_go(['containerd'])} or newer, .*no Go on this machine; install it"
     ):
         binaries.build_missing(["containerd"])
     assert not binaries.folder().exists()
 
 
 @pytest.mark.parametrize("old", ["go1.26.5", "go1.26rc1", "go1.9.9", ""])
-def test_a_go_that_is_too_old_is_named(go, monkeypatch, old):
+def test_old_go_is_refused_by_path_and_version(go, monkeypatch, old):
     monkeypatch.setenv("FAKE_VERSION", old)
-    with pytest.raises(UsageError, match=f"{go}/go is {old or 'of no use'}; install"):
+    with pytest.raises(UsageError, match=f"{go}/go is {old or 'not usable'}; install"):
         binaries.build_missing(["containerd"])
 
 
-def test_with_too_little_room_nothing_is_begun(go, monkeypatch):
-    monkeypatch.setattr(toolchain, "ROOM", 1 << 60)
-    with pytest.raises(UsageError, match=r"GiB free .*make room, or name folders on another disk with FINETUNE_CACHE"):
-        binaries.build_missing(KUBE)
+def test_full_disk_is_refused_before_the_build(go, monkeypatch):
+    monkeypatch.setattr(toolchain, "REQUIRED_BYTES", 1 << 60)
+    with pytest.raises(
+        UsageError, match=r"GiB free, .*free disk space, or set FINETUNE_CACHE, .* to folders on another disk"
+    ):
+        binaries.build_missing(PROGRAMS)
     assert not binaries.folder().exists()
     assert calls(go) == []
 
 
-def test_runc_without_a_c_compiler_names_the_packages(go):
+def test_missing_c_compiler_is_refused_with_the_packages(go):
     with pytest.raises(UsageError, match="libseccomp-dev pkg-config gcc"):
-        binaries.build_missing(["runc", *KUBE])
+        binaries.build_missing(["runc", *PROGRAMS])
     assert calls(go) == []
 
 
-def test_a_failed_build_shows_the_compilers_last_words(go, monkeypatch):
+def test_failed_build_shows_the_end_of_compiler_output(go, monkeypatch):
     monkeypatch.setenv("FAKE_ERROR", "\n".join(f"line {number}" for number in range(100)))
-    with pytest.raises(TimedOut, match=r"(?s)last words:\nline 80\n.*line 99$"):
-        binaries.build_missing(KUBE)
+    with pytest.raises(TimedOut, match=r"(?s)output ends with:\nline 80\n.*line 99$"):
+        binaries.build_missing(PROGRAMS)
     assert content(binaries.folder()) == set()
 
 
-def test_an_unreachable_network_is_named_as_such(go, monkeypatch):
+def test_unreachable_module_proxy_is_refused(go, monkeypatch):
     monkeypatch.setenv("FAKE_ERROR", "go: example.org/x@v1: dial tcp 192.0.2.1:443: i/o timeout")
-    with pytest.raises(UsageError, match="proxy could not be reached; look at the network"):
-        binaries.build_missing(KUBE)
+    with pytest.raises(UsageError, match="cannot reach the Go module proxy; check the network"):
+        binaries.build_missing(PROGRAMS)
 
 
-def test_a_cache_that_cannot_be_written_is_refused(go, monkeypatch, tmp_path):
+def test_unwritable_cache_is_refused(go, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="set FINETUNE_CACHE"):
-        binaries.build_missing(KUBE)
+        binaries.build_missing(PROGRAMS)
 
 
 @pytest.mark.parametrize("changed", ["etcd/go.sum", "etcd/go.mod", "pause/main.go"])
-def test_another_version_or_source_is_another_folder(tmp_path, monkeypatch, changed):
+def test_changed_module_changes_the_folder(tmp_path, monkeypatch, changed):
     modules = shutil.copytree(binaries.MODULES, tmp_path / "modules")
     before = binaries.folder()
     monkeypatch.setattr(binaries, "MODULES", modules)
@@ -193,7 +198,7 @@ def test_another_version_or_source_is_another_folder(tmp_path, monkeypatch, chan
     assert binaries.folder() != before
 
 
-def test_every_program_has_one_version_and_it_stands_in_its_go_mod():
+def test_every_version_comes_from_go_mod():
     for name, binary in binaries.BINARIES.items():
         known = binaries.version(binary)
         go_mod = (binaries.MODULES / binary.module / "go.mod").read_text()

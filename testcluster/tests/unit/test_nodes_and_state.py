@@ -1,4 +1,4 @@
-"""What is asked for is read as it is written, and what is wrong is named with the way out."""
+"""Parsing of node classes, the state on disk, locks, host checks, reclamation, and image stores."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_classes_and_counts_become_named_nodes():
+def test_parse_returns_named_nodes():
     nodes = parse("ondemand,spot:2,gpu@eval")
     assert [node.name for node in nodes] == ["ondemand-1", "spot-1", "spot-2", "gpu-1"]
     assert [node.workload for node in nodes] == ["control", "training", "training", "eval"]
@@ -33,191 +33,191 @@ def test_classes_and_counts_become_named_nodes():
     assert nodes[3].devices == {"nvidia.com/gpu": 1}
 
 
-def test_new_nodes_are_named_after_those_that_are_there():
+def test_new_nodes_get_unused_names():
     assert [node.name for node in parse("spot:2", frozenset({"spot-1", "spot-3"}))] == ["spot-4", "spot-5"]
 
 
 @pytest.mark.parametrize(
-    "wish", ["", "spots", "spot:x", "spot:-1", "ondemand;spot", "spot:", "spot@-", f"spot:{'9' * 5000}"]
+    "classes", ["", "spots", "spot:x", "spot:-1", "ondemand;spot", "spot:", "spot@-", f"spot:{'9' * 5000}"]
 )
-def test_what_is_no_node_class_is_refused_with_those_there_are(wish):
+def test_unknown_class_is_refused_with_the_known_ones(classes):
     with pytest.raises(UsageError, match="ondemand, spot, gpu"):
-        parse(wish)
+        parse(classes)
 
 
-def test_more_nodes_than_a_machine_holds_are_refused_with_another_way():
+def test_too_many_nodes_are_refused_with_kwok():
     with pytest.raises(UsageError, match="kwok"):
         parse(f"spot:{MAX_NODES + 1}")
     with pytest.raises(UsageError, match="kwok"):
         parse("spot:999999999,spot")
 
 
-def test_two_clusters_get_networks_of_their_own_and_leave_those_in_use_alone():
+def test_clusters_get_distinct_unused_subnets():
     first = state.create(state.folder_of("one"), taken={0})
     second = state.create(state.folder_of("two"), taken={0, 2})
     assert (first.subnet, second.subnet) == (1, 3)
 
 
-def test_a_cluster_that_exists_is_refused_with_the_way_to_remove_it():
+def test_existing_cluster_is_refused_with_the_down_command():
     state.create(state.folder_of("one"), taken=set())
     with pytest.raises(UsageError, match="--name one down"):
         state.create(state.folder_of("one"), taken=set())
 
 
-def test_no_network_left_is_refused():
+def test_no_free_subnet_is_refused():
     with pytest.raises(UsageError, match="in use"):
         state.create(state.folder_of("one"), taken=set(range(256)))
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "a/b", "../x", "x" * 32, "9lives"])
-def test_a_name_that_could_leave_its_folder_or_break_a_link_is_refused(name):
-    with pytest.raises(UsageError, match="cannot be a cluster's name"):
+def test_invalid_cluster_name_is_refused(name):
+    with pytest.raises(UsageError, match="not a valid cluster name"):
         state.folder_of(name)
 
 
-def test_what_is_remembered_is_read_back(cache):
-    known = state.create(state.folder_of("one"), taken=set())
+def test_state_survives_save_and_read(cache):
+    saved = state.create(state.folder_of("one"), taken=set())
     for node in parse("ondemand,spot"):
-        known.assign_index(node)
-    known.save()
-    again = State.read(known.folder)
-    assert again == known
-    assert again.indexes == {"ondemand-1": 1, "spot-1": 2}
+        saved.assign_index(node)
+    saved.save()
+    read = State.read(saved.folder)
+    assert read == saved
+    assert read.indexes == {"ondemand-1": 1, "spot-1": 2}
 
 
-def test_there_is_no_cluster_says_how_to_make_one():
-    with pytest.raises(UsageError, match="--name nobody up"):
-        providers.find("nobody")
+def test_missing_cluster_is_refused_with_the_up_command():
+    with pytest.raises(UsageError, match="--name missing up"):
+        providers.find("missing")
 
 
-def test_link_names_fit_the_kernel_for_any_cluster():
+def test_link_names_fit_the_kernel_limit():
     network = Network(state.mark(Path("/a/long/way") / ("x" * 31)), 255)
-    assert len(network.cable(63).end) <= 15
+    assert len(network.veth_pair(63).end) <= 15
 
 
-def test_a_full_disk_is_named_before_anything_is_begun(cache, monkeypatch):
+def test_full_disk_is_refused_before_creation(cache, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
     with pytest.raises(UsageError, match=r"1\.0 GiB free at .*needs 2"):
         checks.check_disk(cache / "clusters" / "one")
     assert not (cache / "clusters").exists()
 
 
-def test_more_kubelets_than_the_kernel_lets_watch_files_are_refused_with_the_setting():
+def test_exceeded_inotify_limit_is_refused_with_the_sysctl():
     with pytest.raises(UsageError, match=r"sysctl fs\.inotify\.max_user_instances="):
-        checks.check_watches(1_000_000)
+        checks.check_inotify(1_000_000)
 
 
-def test_without_root_it_says_so_and_what_else_there_is(cache, monkeypatch):
+def test_missing_root_is_refused(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="needs root"):
         checks.check(cache)
 
 
-def test_a_node_image_is_of_no_use_without_docker():
+def test_node_image_is_refused_without_docker():
     with pytest.raises(UsageError, match="node-image"):
-        providers.choose("one", "bare", node_image="local:1")
+        providers.choose("one", "linux-namespaces", node_image="local:1")
 
 
-class Cloud:
-    """A cluster that only notes what became of it."""
+class FakeCluster:
+    """A cluster that records what happens to its only node; `uids` are the uids of the next observations."""
 
     def __init__(self):
         self.kube = self
-        self.nodes = {"spot-1": "Ready"}
+        self.history = {"spot-1": "Ready"}
         self.uids = [["1"], ["1"]]
 
-    def nodes_called(self, node):
+    def find_nodes(self, node):
         return [{"metadata": {"name": f"{node}-here", "uid": uid}} for uid in self.uids.pop(0)]
 
     def run(self, verb, *arguments, timeout=0):
-        self.nodes["spot-1"] += f", {verb}"
+        self.history["spot-1"] += f", {verb}"
 
     def delete(self, node):
-        self.nodes[node] += ", gone"
+        self.history[node] += ", deleted"
 
 
-@pytest.mark.parametrize(("by", "seen"), [("taint", "Ready, taint, gone"), ("drain", "Ready, drain, gone")])
-def test_a_reclaimed_node_is_told_first_and_gone_afterwards(by, seen):
-    cloud = Cloud()
-    reclaim(cloud, "spot-1", 0.1, by, say=lambda _: None)
-    assert cloud.nodes["spot-1"] == seen
+@pytest.mark.parametrize(("by", "history"), [("taint", "Ready, taint, deleted"), ("drain", "Ready, drain, deleted")])
+def test_reclaim_gives_notice_before_deletion(by, history):
+    cluster = FakeCluster()
+    reclaim(cluster, "spot-1", 0.1, by, report=lambda _: None)
+    assert cluster.history["spot-1"] == history
 
 
-def test_a_machine_that_got_no_notice_is_not_taken_when_the_notice_of_another_is_over():
-    cloud = Cloud()
-    cloud.uids = [["1"], ["2"]]
-    with pytest.raises(UsageError, match="another machine"):
-        reclaim(cloud, "spot-1", 0.0, "taint", say=lambda _: None)
-    assert cloud.nodes["spot-1"] == "Ready, taint"
+def test_reclaim_leaves_a_replaced_machine_alone():
+    cluster = FakeCluster()
+    cluster.uids = [["1"], ["2"]]
+    with pytest.raises(UsageError, match="replaced by another machine"):
+        reclaim(cluster, "spot-1", 0.0, "taint", report=lambda _: None)
+    assert cluster.history["spot-1"] == "Ready, taint"
 
 
-def test_a_node_that_is_gone_cannot_be_reclaimed():
-    cloud = Cloud()
-    cloud.uids = [[]]
-    with pytest.raises(UsageError, match="gone already"):
-        reclaim(cloud, "spot-1", 0.0, "drain", say=lambda _: None)
-    assert cloud.nodes["spot-1"] == "Ready"
+def test_deleted_node_cannot_be_reclaimed():
+    cluster = FakeCluster()
+    cluster.uids = [[]]
+    with pytest.raises(UsageError, match="already deleted"):
+        reclaim(cluster, "spot-1", 0.0, "drain", report=lambda _: None)
+    assert cluster.history["spot-1"] == "Ready"
 
 
-class Changing:
-    """A cluster whose only verb takes a while."""
+class SlowCluster:
+    """A cluster with one verb, which takes 0.05 s; `max_running` is the largest number of calls at the same time."""
 
     def __init__(self, folder):
-        self.folder, self.at_once, self.most = folder, 0, 0
+        self.folder, self.running, self.max_running = folder, 0, 0
 
     @state.exclusive
     def change(self):
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
         time.sleep(0.05)
-        self.at_once -= 1
+        self.running -= 1
 
 
-def test_what_changes_a_cluster_goes_one_after_the_other():
-    cluster = Changing(state.create(state.folder_of("one"), taken=set()).folder)
-    with ThreadPoolExecutor(4) as verbs:
-        list(verbs.map(lambda _: cluster.change(), range(4)))
-    assert cluster.most == 1
+def test_exclusive_verbs_run_one_at_a_time():
+    cluster = SlowCluster(state.create(state.folder_of("one"), taken=set()).folder)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: cluster.change(), range(4)))
+    assert cluster.max_running == 1
 
 
-def test_a_verb_that_waited_while_the_cluster_was_taken_down_leaves_its_successor_alone():
+def test_verb_waiting_during_down_leaves_the_new_cluster():
     folder = state.create(state.folder_of("one"), taken=set()).folder
-    cluster = Changing(folder)
-    with ThreadPoolExecutor(1) as verbs:
+    cluster = SlowCluster(folder)
+    with ThreadPoolExecutor(1) as pool:
         with state.locked_cluster(folder):
-            waiting = verbs.submit(cluster.change)
+            waiting = pool.submit(cluster.change)
             time.sleep(0.1)
             state.remove(folder)
             state.create(state.folder_of("one"), taken=set())
-        with pytest.raises(state.TakenDown, match="taken down meanwhile"):
+        with pytest.raises(state.TakenDown, match="was deleted while this command waited"):
             waiting.result()
-    assert cluster.most == 0
+    assert cluster.max_running == 0
 
 
 @pytest.mark.parametrize("content", ['{"subnet": 1', "[]", "{}", '{"subnet": "a", "nodes": {"n": 1}}'])
-def test_a_broken_memory_is_said_with_what_to_do_and_is_in_nobody_elses_way(content):
+def test_invalid_state_file_is_refused_and_blocks_no_cluster(content):
     known = state.create(state.folder_of("one"), taken=set())
     (known.folder / "cluster.json").write_text(content)
-    with pytest.raises(UsageError, match=r"cannot be understood.* down"):
+    with pytest.raises(UsageError, match=r"is invalid.* down"):
         state.State.read(known.folder)
     assert state.create(state.folder_of("two"), taken=set()).folder.is_dir()
 
 
-def test_clusters_of_one_name_in_two_caches_share_nothing_on_the_host(monkeypatch, tmp_path):
+def test_same_name_in_two_caches_gets_distinct_bridges(monkeypatch, tmp_path):
     here = Network(state.mark(state.folder_of("one")), 0)
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "other"))
     there = Network(state.mark(state.folder_of("one")), 1)
     assert here.bridge != there.bridge
 
 
-def test_two_nodes_cannot_have_one_name():
+def test_duplicate_node_name_is_refused():
     known = state.create(state.folder_of("one"), taken=set())
     known.assign_index(parse("spot")[0])
     with pytest.raises(UsageError, match="spot-1"):
         known.assign_index(parse("spot")[0])
 
 
-def test_an_archive_that_changed_is_another_pantry(tmp_path):
+def test_changed_archive_changes_the_store_name(tmp_path):
     archive = tmp_path / "mine.tar"
     archive.write_text("first")
     before = image_store.store_name([archive], tmp_path)
@@ -225,7 +225,7 @@ def test_an_archive_that_changed_is_another_pantry(tmp_path):
     assert image_store.store_name([archive], tmp_path) != before
 
 
-def test_what_was_loaded_stays_when_its_owner_removes_it(tmp_path):
+def test_protected_archive_survives_its_original(tmp_path):
     archive = tmp_path / "mine.tar"
     archive.write_text("an image")
     kept = image_store.protect(archive, tmp_path / "cluster")
@@ -234,51 +234,51 @@ def test_what_was_loaded_stays_when_its_owner_removes_it(tmp_path):
     assert image_store.protect(kept, tmp_path / "cluster") == kept
 
 
-def test_a_copy_that_was_broken_off_is_made_anew_and_never_writes_into_the_pantry(tmp_path):
-    book = tmp_path / "pantry" / "meta" / "meta.db"
-    book.parent.mkdir(parents=True)
-    book.write_text("the pantry's")
-    broken_off = tmp_path / "var" / "lib" / "containerd.123" / "meta"
-    broken_off.mkdir(parents=True)
-    (broken_off / "meta.db").hardlink_to(book)
-    image_store.clone_store(tmp_path / "pantry", tmp_path / "var")
-    own = tmp_path / "var" / "lib" / "containerd" / "meta" / "meta.db"
-    own.write_text("the node's")
-    assert book.read_text() == "the pantry's"
-    assert not broken_off.exists()
+def test_interrupted_clone_is_redone_and_never_changes_store(tmp_path):
+    database = tmp_path / "store" / "meta" / "meta.db"
+    database.parent.mkdir(parents=True)
+    database.write_text("the store's")
+    interrupted = tmp_path / "var" / "lib" / "containerd.123" / "meta"
+    interrupted.mkdir(parents=True)
+    (interrupted / "meta.db").hardlink_to(database)
+    image_store.clone_store(tmp_path / "store", tmp_path / "var")
+    copy = tmp_path / "var" / "lib" / "containerd" / "meta" / "meta.db"
+    copy.write_text("the node's")
+    assert database.read_text() == "the store's"
+    assert not interrupted.exists()
 
 
-def test_the_state_is_json_that_a_person_can_read():
+def test_state_file_is_json():
     known = state.create(state.folder_of("one"), taken=set())
     assert json.loads((known.folder / "cluster.json").read_text())["subnet"] == known.subnet
 
 
-def test_clusters_that_want_the_same_images_at_once_unpack_them_once(tmp_path):
-    pantry, unpacked = tmp_path / "pantry" / "same", []
+def test_parallel_clusters_unpack_the_same_images_once(tmp_path):
+    store, unpacked = tmp_path / "stores" / "same", []
 
     def unpack():
-        unpacked.append(pantry)
+        unpacked.append(store)
         time.sleep(0.2)
-        pantry.mkdir()
+        store.mkdir()
 
-    with ThreadPoolExecutor(3) as clusters:
-        list(clusters.map(lambda _: image_store.provide(pantry, unpack), range(3)))
-    assert unpacked == [pantry]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: image_store.provide(store, unpack), range(3)))
+    assert unpacked == [store]
 
 
-def test_what_could_not_be_unpacked_is_unpacked_by_the_next(tmp_path):
-    pantry = tmp_path / "pantry" / "same"
+def test_failed_unpacking_is_retried_by_the_next_cluster(tmp_path):
+    store = tmp_path / "stores" / "same"
     with pytest.raises(OSError, match="nowhere"):
-        image_store.provide(pantry, (tmp_path / "nowhere" / "to").mkdir)
-    image_store.provide(pantry, pantry.mkdir)
-    assert pantry.is_dir()
+        image_store.provide(store, (tmp_path / "nowhere" / "to").mkdir)
+    image_store.provide(store, store.mkdir)
+    assert store.is_dir()
 
 
-def test_what_no_cluster_was_made_of_goes_when_something_else_is_unpacked(tmp_path):
-    used, old, fresh = (tmp_path / "pantry" / name for name in ("used", "old", "fresh"))
+def test_unused_stores_are_deleted_when_another_is_filled(tmp_path):
+    used, old, fresh = (tmp_path / "stores" / name for name in ("used", "old", "fresh"))
     known = state.create(state.folder_of("one"), taken=set())
     known.image_store = used.name
     known.save()
-    for pantry in (used, old, fresh):
-        image_store.provide(pantry, pantry.mkdir)
-    assert {path.name for path in (tmp_path / "pantry").iterdir()} == {"used", "fresh"}
+    for store in (used, old, fresh):
+        image_store.provide(store, store.mkdir)
+    assert {path.name for path in (tmp_path / "stores").iterdir()} == {"used", "fresh"}
