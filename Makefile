@@ -1,15 +1,15 @@
-# make help says what there is; each target installs what it needs into .venv first.
+# `make help` lists the targets. Each target first installs what it needs into .venv.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
-help: ## this list
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
-demo: ## a whole pipeline on this machine, evicted twice on the way
+demo: ## run a whole pipeline on this machine, with two interruptions
 	@.ci/install trainer
 	@$(PY) examples/demo/demo.py
 
-test: ## every test: without a cluster, on a control plane, on real nodes (TESTS=tests/unit/core for some)
+test: ## run all unit, integration and e2e tests (TESTS=tests/unit/core for some)
 	@.ci/install operator,trainer,cluster,dev
 ifdef TESTS
 	@$(PY) -m pytest $(TESTS)
@@ -18,7 +18,7 @@ else
 	@$(PY) -m e2e
 endif
 
-check: ## style, types, layers, generated files
+check: ## check style, types, layers and generated files
 	@.ci/install operator,trainer,cluster,dev
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@.venv/bin/mypy
@@ -27,26 +27,26 @@ check: ## style, types, layers, generated files
 	@$(PY) .ci/generate_docs.py --check
 	@$(PY) .ci/check_style.py
 
-cluster: cluster-deps ## a Kubernetes cluster on this machine; testcluster/README.md tells what can be done with it
+cluster: cluster-deps ## create a Kubernetes cluster on this machine (testcluster/README.md)
 	@$(PY) -m testcluster up $(UP)
 
-cluster-deps: ## what a cluster and image builds need: Debian packages, Go, the programs
+cluster-deps: ## install Debian packages and Go, and build the programs of a cluster
 	@.ci/install cluster
 	@$(PY) -m testcluster.deps
 
-images: ## finetune-operator:dev and finetune-trainer:dev, with docker or buildah
+images: ## build finetune-operator:dev and finetune-trainer:dev with docker or buildah
 	@.ci/install cluster
 	@$(PY) -m testcluster.images
 
-crds: ## write crds/ anew from the models
+crds: ## generate the CRD in crds/ and in the chart from the models
 	@.ci/install operator,dev
 	@$(PY) -m finetune_operator.crd.generate
 
-docs: ## write the generated pages of docs/reference anew
+docs: ## generate the pages of docs/reference that come from the code
 	@.ci/install operator,dev
 	@$(PY) .ci/generate_docs.py
 
-clean: ## everything that the targets above made
+clean: ## delete .venv, .demo and .finetune
 	rm -rf .venv .demo .finetune
 
 .PHONY: help demo test check cluster cluster-deps images crds docs clean

@@ -3,6 +3,7 @@
 import pytest
 
 from e2e.pipelines.driver import PipelineDriver, pipeline
+from testcluster.errors import TimedOut
 from testcluster.kube_namespace import KubeNamespace, until
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -55,6 +56,8 @@ def test_failed_pipeline_continues_after_an_edit(namespace: KubeNamespace):
     driver = PipelineDriver.start(namespace, pipeline("repaired", train=broken))
     driver.wait_finished("Failed")
     assert driver.condition("Stalled")["reason"] == "RetriesExhausted"
+    with pytest.raises(TimedOut, match="condition not met"):  # how the chart's notes tell success from failure
+        namespace.run("wait", "--for=condition=Ready", "--timeout=0", "ftp/repaired")
     assert "FAIL_WITH is set" in driver.condition("Ready")["message"]
     driver.patch(train={"env": {"FAIL_WITH": None}})
     driver.wait_finished()

@@ -65,6 +65,7 @@ def test_evicted_pipeline_publishes_the_reference_model(driver: PipelineDriver, 
     driver.until(lambda: len(driver.stage("train")["attempts"]) == 2, 90)
 
     driver.namespace.run("wait", "--for=condition=Finished", "--timeout=300s", "ftp/docstrings", timeout=310)
+    driver.namespace.run("wait", "--for=condition=Ready", "--timeout=0", "ftp/docstrings")
     status = driver.status
     assert status["phase"] == "Succeeded", driver.describe()
     first, second = status["stages"]["train"]["attempts"]

@@ -1,5 +1,5 @@
-{{- /* 55 characters: the Service's name is this and -metrics, and may have 63 and no dot. A release's name has 53 at most, so
-that all of it is in here and two releases never share a name. */}}
+{{- /* At most 55 characters without a dot: the Service is called NAME-metrics, and a Service's name may have 63 characters.
+Helm limits a release's name to 53 characters, so it is never cut, and two releases never share a name. */}}
 {{- define "finetune.name" -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) }}
 {{- $name | replace "." "-" | trunc 55 | trimAll "-" }}
