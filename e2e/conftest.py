@@ -15,7 +15,7 @@ ORDER = (
     "test_blocked_stages",
     "test_lifecycle",
     "test_quick_start",
-    "test_readme",
+    "test_quickstart_guide",
     "test_exact_resume",
     "test_chart_lifecycle",
     "test_training_on_spot",

@@ -1,4 +1,4 @@
-"""The README's commands for a cluster, extracted from its text and run in a shell, do what the README promises."""
+"""The quickstart's commands for a cluster, extracted from its text and run in a shell, do what it promises."""
 
 import json
 import os
@@ -15,14 +15,15 @@ from testcluster.kube import Kube
 from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 
+GUIDE = ROOT / "docs" / "guides" / "quickstart.md"
 MATERIAL = DEMO / "material.yaml"
 SKIPPED = ("make ", "helm ", "kubectl get ftp --watch")
 """Lines that begin so are not run: fixtures make the images and install the chart, and `--watch` never returns."""
 
 
 def blocks(section: str) -> list[str]:
-    """Return the fenced blocks of a section of the README, with continued lines joined."""
-    text = (ROOT / "README.md").read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    """Return the fenced blocks of a section of the guide, with continued lines joined."""
+    text = GUIDE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return [block.strip().replace("\\\n", " ") for block in text.split("```")[1::2]]
 
 
@@ -41,9 +42,9 @@ def run_block(block: str, kube: Kube) -> str:
 
 @pytest.fixture(scope="module")
 def docstrings(cluster: Provider, operator: Operator) -> Iterator[PipelineDriver]:
-    """The demo's pipeline, applied with the README's commands to the namespace `default`."""
+    """The demo's pipeline, applied with the guide's commands to the namespace `default`."""
     namespace = KubeNamespace(cluster.kube, "default")
-    apply, _ = blocks("On a cluster")
+    _, apply, _ = blocks("On a cluster")
     try:
         run_block(apply, cluster.kube)
         yield PipelineDriver(namespace, yaml.safe_load(MANIFEST.read_text())["metadata"]["name"])
@@ -52,14 +53,14 @@ def docstrings(cluster: Provider, operator: Operator) -> Iterator[PipelineDriver
         namespace.run("delete", "configmap", "demo-material", "--ignore-not-found")
 
 
-def test_readme_commands_run_the_demo_to_success(docstrings: PipelineDriver):
+def test_quickstart_commands_run_the_demo_to_success(docstrings: PipelineDriver):
     status = docstrings.status
     assert status["phase"] == "Succeeded", docstrings.describe()
     assert status["gate"]["passed"]
 
 
-def test_readme_request_returns_the_models_answer(docstrings: PipelineDriver, cluster: Provider):
-    _, request = blocks("On a cluster")
+def test_quickstart_request_returns_the_models_answer(docstrings: PipelineDriver, cluster: Provider):
+    *_, request = blocks("On a cluster")
     output = run_block(request, cluster.kube)
     [line] = [line for line in output.splitlines() if line.startswith("{")]
     assert json.loads(line)["choices"][0]["text"] == docstrings.stage("deploy")["result"]["answer"]
