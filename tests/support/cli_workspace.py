@@ -1,4 +1,4 @@
-"""A folder with a manifest in it, and the command line; the stages are a container that is not ours."""
+"""The CLI in a temporary folder with a manifest, whose stages run `fake_stage.py` instead of the trainer."""
 
 import json
 import os
@@ -11,45 +11,51 @@ from typing import Any
 
 import yaml
 
-FAKE = Path(__file__).with_name("fake_stage.py")
+FAKE_STAGE = Path(__file__).with_name("fake_stage.py")
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 
 class CliWorkspace:
-    """A folder with a manifest in it, and the command line."""
+    """A folder with a manifest, `pvc://demo` in `material/` and the work folder `run/`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run_folder = folder / "run"
         (folder / "material").mkdir()
-        shutil.copy(FAKE, folder / "stage.py")
-        mine = {"command": [sys.executable, "stage.py"], "env": {"STEPS": "8", "STEP_SECONDS": "0.01"}}
+        shutil.copy(FAKE_STAGE, folder / "stage.py")
+        program: dict[str, Any] = {
+            "command": [sys.executable, "stage.py"],
+            "env": {"STEPS": "8", "STEP_SECONDS": "0.01"},
+        }
         self.manifest: dict[str, Any] = {
             "apiVersion": "finetune.dev/v1alpha1",
             "kind": "FineTunePipeline",
-            "metadata": {"name": "desk"},
+            "metadata": {"name": "demo"},
             "spec": {
                 "model": {"uri": "pvc://demo/base"},
                 "dataset": {"uri": "pvc://demo/data.jsonl"},
-                "prepare": {**mine},
-                "train": {**mine},
-                "evaluate": {**mine, "tasks": {"task": {}}, "gate": {"task": "task", "threshold": 0.5}},
-                "push": {**mine, "target": "pvc://demo/out"},
-                "deploy": {**mine},
+                "prepare": {**program},
+                "train": {**program},
+                "evaluate": {**program, "tasks": {"task": {}}, "gate": {"task": "task", "threshold": 0.5}},
+                "push": {**program, "target": "pvc://demo/out"},
+                "deploy": {**program},
             },
         }
 
-    def env(self, stage: str, **variables: str) -> None:
+    def set_env(self, stage: str, **variables: str) -> None:
+        """Set environment variables of a stage in the manifest."""
         spec = self.manifest["spec"][stage]
         spec["env"] = {**spec["env"], **variables}
 
     def command(self, verb: str, *arguments: str) -> list[str]:
+        """Write the manifest and return the command line of a verb."""
         (self.folder / "p.yaml").write_text(yaml.safe_dump(self.manifest))
-        file = ["p.yaml"] if verb in {"run", "retry", "plan"} else []
-        claim = ["--claim", "demo=material"] if file else []
-        return [sys.executable, "-m", "finetune_cli", verb, *arguments, *file, "--workdir", "run", *claim]
+        manifest = ["p.yaml"] if verb in {"run", "retry", "plan"} else []
+        claim = ["--claim", "demo=material"] if manifest else []
+        return [sys.executable, "-m", "finetune_cli", verb, *arguments, *manifest, "--workdir", "run", *claim]
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start_run(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `finetune run` without waiting for its end."""
         return subprocess.Popen(
             self.command("run", *arguments),
             cwd=self.folder,
@@ -58,38 +64,40 @@ class CliWorkspace:
             text=True,
         )
 
-    def do(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def finetune(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a verb of the CLI to its end."""
         return subprocess.run(
             self.command(verb, *arguments), cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
         )
 
     @property
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run_folder / "pipeline.json").read_text())["status"]
-        return found
+        """The pipeline's status in pipeline.json."""
+        status: dict[str, Any] = json.loads((self.run_folder / "pipeline.json").read_text())["status"]
+        return status
 
     def starts(self, stage: str) -> list[str]:
-        """What each process of a stage found: work, or a result that it only had to repeat."""
+        """Return an entry for each process of a stage: `work`, or `again` if it found a result and only repeated it."""
         files = sorted(self.run_folder.glob(f"volumes/workspace/{stage}/*/starts"))
         return [line.split()[1] for file in files for line in file.read_text().splitlines()]
 
     def processes(self) -> list[str]:
-        """Every process of this machine that works for this desk."""
-        found = []
+        """Return the command lines of all processes of this machine that belong to this run."""
+        commands = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             try:
-                words = (entry / "cmdline").read_bytes().decode().split("\0")
-                about = (entry / "environ").read_bytes().decode(errors="replace")
+                command = " ".join((entry / "cmdline").read_bytes().decode().split("\0"))
+                environ = (entry / "environ").read_bytes().decode(errors="replace")
             except OSError:
-                continue
-            if str(self.run_folder) in " ".join(words) or f"FINETUNE_WORKSPACE={self.run_folder}" in about:
-                found.append(" ".join(words))
-        return found
+                continue  # the process has ended
+            if str(self.run_folder) in command or f"FINETUNE_WORKSPACE={self.run_folder}" in environ:
+                commands.append(command)
+        return commands
 
-    def settle(self) -> None:
-        """Wait until nothing of this desk runs any more."""
-        until = time.monotonic() + 20
-        while self.processes() and time.monotonic() < until:
+    def wait_for_processes(self) -> None:
+        """Wait until no process of this run is left, at most 20 s."""
+        deadline = time.monotonic() + 20
+        while self.processes() and time.monotonic() < deadline:
             time.sleep(0.05)

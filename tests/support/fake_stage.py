@@ -1,6 +1,6 @@
-"""A stage in the standard library only: counts steps, checkpoints, obeys SIGTERM, keeps the stage contract.
+"""A stage that needs only the standard library: counts steps, saves checkpoints, handles SIGTERM, follows the contract.
 
-It stands for a user's own container. Environment: STEPS, STEP_SECONDS, SAVE_EVERY, EXIT_AT (step:code, once).
+It represents a user's own container. Environment: STEPS, STEP_SECONDS, SAVE_EVERY, EXIT_AT (step:code, once).
 """
 
 import json
@@ -17,15 +17,15 @@ folder = Path(os.environ["FINETUNE_WORKSPACE"]) / stage / identity
 folder.mkdir(parents=True, exist_ok=True)
 steps = int(os.environ.get("STEPS", "10"))
 save_every = int(os.environ.get("SAVE_EVERY", "4"))
-asked = False
+stop_requested = False
 
 
-def note(signal_number: int, frame: object) -> None:
-    global asked  # noqa: PLW0603  a signal handler has nowhere else to say it
-    asked = True
+def request_stop(signal_number: int, frame: object) -> None:
+    global stop_requested  # noqa: PLW0603  a signal handler can only set a global
+    stop_requested = True
 
 
-signal.signal(signal.SIGTERM, note)
+signal.signal(signal.SIGTERM, request_stop)
 with (folder / "starts").open("a") as starts:
     starts.write(f"{os.getpid()} {'again' if (folder / 'result.json').exists() else 'work'}\n")
 
@@ -73,10 +73,10 @@ for step in range(begin, steps + 1):
         "stepSeconds": 0.01,
     }
     replace(Path(os.environ["FINETUNE_PROGRESS_FILE"]), {**progress, "updatedAt": datetime.now(UTC).isoformat()})
-    if asked or (step % save_every == 0 and step > begin):
+    if stop_requested or (step % save_every == 0 and step > begin):
         replace(state, step)
         saved = step
-    if asked:
+    if stop_requested:
         end({"interruption": {"step": step, "savedStep": step}}, 75)
     at, _, code = os.environ.get("EXIT_AT", "-1:0").partition(":")
     if step == int(at) and not (folder / "failed").exists():

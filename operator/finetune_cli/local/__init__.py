@@ -1,1 +1,1 @@
-"""Runs on this machine: the reconcile loop over processes and folders."""
+"""Local runs: the reconcile loop on this machine, with processes as Jobs and folders as volumes."""

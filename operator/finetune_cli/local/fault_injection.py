@@ -1,4 +1,4 @@
-"""Evictions on purpose: `--evict train@100` takes the node away when training has done 100 steps."""
+"""Fault injection: `--evict train@100` evicts the train stage after 100 steps, and `--kill` kills it."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.local.cluster import POLL_SECONDS, LocalCluster
 
 EVICTED = "evicted on purpose (--evict)"
-NODE_LOST = "its node was lost on purpose (--kill)"
+NODE_LOST = "killed on purpose, as if its node was lost (--kill)"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One eviction that is to happen."""
+    """One planned eviction or kill of a stage at a step."""
 
     kind: Literal["evict", "kill"]
     stage: str
@@ -35,45 +35,45 @@ class Fault:
 
 
 def fault(kind: Literal["evict", "kill"]) -> Callable[[str], Fault]:
-    """Give the function that reads STAGE@STEP; it raises Refused with what is wrong."""
+    """Return a parser for STAGE@STEP, which raises UsageError for any other text."""
 
-    def read(text: str) -> Fault:
+    def parse(text: str) -> Fault:
         names = [stage.name for stage in STAGES]
-        found = re.fullmatch(rf"({'|'.join(names)})@(\d+)", text)
-        if not found:
+        match = re.fullmatch(rf"({'|'.join(names)})@(\d+)", text)
+        if not match:
             raise UsageError(f"{text!r} is not STAGE@STEP, for example train@100; stages are {', '.join(names)}")
-        return Fault(kind, found[1], int(found[2]))
+        return Fault(kind, match[1], int(match[2]))
 
-    return read
+    return parse
 
 
 class FaultInjector:
-    """Watches the running stages and strikes once for each drill, lowest step first."""
+    """Watches the running stages and injects each fault once, the one with the lowest step first."""
 
     def __init__(self, cluster: LocalCluster, planned: Sequence[Fault]) -> None:
         self.cluster = cluster
-        self.left = sorted(planned, key=lambda drill: drill.step)
+        self.pending = sorted(planned, key=lambda fault: fault.step)
         self.injected: set[str] = set()
-        """Jobs that were struck already: an attempt dies only once."""
+        """Jobs with an injected fault: an attempt can end only once."""
 
     async def watch(self) -> None:
-        """Look at progress until no drill is left."""
-        while self.left:
-            with contextlib.suppress(ClusterError):  # reconciling meets it too, and says so
-                self._watch_fault()
+        """Poll the progress of the stages until no fault is pending."""
+        while self.pending:
+            with contextlib.suppress(ClusterError):  # the reconcile loop gets the same error and reports it
+                self._inject_if_due()
             await asyncio.sleep(POLL_SECONDS)
 
     def report_missed(self) -> None:
-        """Say which drills never struck, so that nobody takes the run for a proof that it survives them."""
-        for drill in self.left:
-            words = f"{drill} never struck: the stage was not seen to run and to reach that step"
-            self.cluster.on_event(Event("Warning", "DrillMissed", words))
+        """Emit a warning for each fault that was not injected: the run does not prove that it survives that fault."""
+        for fault in self.pending:
+            message = f"{fault} was not injected: the stage was not observed running at that step or a later one"
+            self.cluster.on_event(Event("Warning", "DrillMissed", message))
 
-    def _watch_fault(self) -> None:
+    def _inject_if_due(self) -> None:
         pipeline = self.cluster.pipeline_file.read()
         for name, stage in pipeline.status.stages.items() if pipeline else ():
             attempt = stage.last_attempt
-            due = next((drill for drill in self.left if drill.stage == name), None)
+            due = next((fault for fault in self.pending if fault.stage == name), None)
             if due is None or attempt is None or attempt.outcome is not Outcome.RUNNING or attempt.job in self.injected:
                 continue
             job = self.cluster.job(attempt.job)
@@ -81,7 +81,7 @@ class FaultInjector:
                 self._inject(due, attempt.job)
 
     def _inject(self, due: Fault, job: str) -> None:
-        self.left.remove(due)
+        self.pending.remove(due)
         self.injected.add(job)
         match due.kind:
             case "evict":

@@ -1,4 +1,4 @@
-"""`--keep-serving`: the published model on this machine, until Ctrl-C."""
+"""`--keep-serving`: serve the published model on this machine until Ctrl-C."""
 
 import contextlib
 import signal
@@ -9,19 +9,22 @@ from finetune_cli.local.run import LocalRun
 from finetune_trainer.parent_death import die_with_parent
 
 
-def keep_serving(laptop: LocalRun) -> bool:
-    """Serve the model that push published, until Ctrl-C or SIGTERM; False where there is none or its server fails."""
-    pipeline = laptop.cluster.pipeline_file.read()
+def keep_serving(local_run: LocalRun) -> bool:
+    """Serve the model that push published, until Ctrl-C or SIGTERM.
+
+    Return False if there is no published model or its server fails.
+    """
+    pipeline = local_run.cluster.pipeline_file.read()
     if pipeline is None or pipeline.spec.push is None:
-        print("--keep-serving: there is no model to serve; add push.target", file=sys.stderr)
+        print("--keep-serving: no model was published; add spec.push.target to the manifest", file=sys.stderr)
         return False
-    place = laptop.cluster.environment(pipeline).locate(pipeline.spec.push.target)
+    model = local_run.cluster.environment(pipeline).locate(pipeline.spec.push.target)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     server = subprocess.Popen(
-        [sys.executable, "-P", "-m", "finetune_trainer.serving", str(place)],
+        [sys.executable, "-P", "-m", "finetune_trainer.serving", str(model)],
         stdout=sys.stderr,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  what forks here has no thread of its own
+        preexec_fn=die_with_parent,  # noqa: PLW1509  this process has no other threads
     )
     with contextlib.suppress(KeyboardInterrupt):
         server.wait()

@@ -33,35 +33,36 @@ from finetune_trainer.contract import Environment
 from finetune_trainer.files import write_durably
 
 POLL_SECONDS = 0.05
+"""Between two checks whether a runner has ended."""
 RUNNER = (sys.executable, "-P", "-m", "finetune_operator.local.runner")
-"""-P: what lies in the folder of the command is not importable, so that no file there takes a library's place."""
+"""-P: the current folder is not on the import path, so that no file of the user shadows a library."""
 
 
 @dataclass(frozen=True)
 class Folders:
-    """What a work folder holds."""
+    """The paths of one run."""
 
     workdir: Path
     manifest_dir: Path
     claims: Path
-    """Links to the folders that stand for claims."""
+    """Links to the folders that represent claims."""
 
     @classmethod
     def under(cls, workdir: Path, manifest_dir: Path) -> "Folders":
-        """Give the usual places."""
+        """Return the default layout: the claims are links in the work folder."""
         return cls(workdir, manifest_dir, workdir / "claims")
 
     def job(self, name: str) -> Path:
-        """Give the folder of one attempt."""
+        """Return the folder of one attempt."""
         return self.workdir / "jobs" / name
 
     def workspace(self, pipeline: Pipeline) -> Path:
-        """Give the folder that stands for the pipeline's volume."""
+        """Return the folder that represents the pipeline's volume."""
         claim = pipeline.spec.workspace.existing_claim
         return self.claims / claim if claim else self.workdir / "volumes" / "workspace"
 
     def link_claims(self, claims: Mapping[str, Path]) -> None:
-        """Let pvc://NAME/… mean these folders, now and in later runs."""
+        """Link claims to folders, so that pvc://NAME/… refers to them in this run and in later runs."""
         self.claims.mkdir(parents=True, exist_ok=True)
         for name, folder in claims.items():
             link = self.claims / name
@@ -72,45 +73,45 @@ class Folders:
 class LocalCluster:
     """Runs one pipeline's Jobs as processes of this machine."""
 
-    def __init__(self, folders: Folders, tell: Callable[[Event], None], *, keep: bool = True) -> None:
-        self.folders, self.on_event = folders, tell
+    def __init__(self, folders: Folders, on_event: Callable[[Event], None], *, save_digests: bool = True) -> None:
+        self.folders, self.on_event = folders, on_event
         self.pipeline_file = PipelineFile(folders.workdir)
-        self.source_digests = SourceDigests(folders.workdir / "contents.json", keep=keep)
+        self.source_digests = SourceDigests(folders.workdir / "contents.json", save=save_digests)
         self.runners: dict[str, subprocess.Popen[bytes]] = {}
         self.stopping = False
-        """Asked to stop by the person at the keyboard: as if spec.suspend were true, but only for now."""
+        """Whether the user pressed Ctrl-C: has the effect of spec.suspend, but for this command only."""
 
     async def read(self, key: Key) -> Pipeline | None:
-        """Give the folder's pipeline if it is the one."""
+        """Return the work folder's pipeline, or None if its key differs."""
         pipeline = self.pipeline_file.read()
         if pipeline is None or pipeline.key != key:
             return None
         return replace(pipeline, spec=pipeline.spec.model_copy(update={"suspend": True})) if self.stopping else pipeline
 
     async def observe(self, pipeline: Pipeline) -> Observation:
-        """Look into the folders of the attempts that have not ended."""
+        """Read the folders of the attempts that have not ended, and the digests of the sources."""
         attempts = (stage.last_attempt for stage in pipeline.status.stages.values())
         names = [attempt.job for attempt in attempts if attempt and attempt.outcome is Outcome.RUNNING]
         jobs = {name: job for name in names if (job := self.job(name))}
-        # Beside the loop: to read a big model takes a while, and Ctrl-C is heard by the loop.
+        # In a thread: hashing a large model takes a while, and the event loop must keep handling Ctrl-C.
         sources, environment = pipeline.spec.source_uris(), self.environment(pipeline)
         return Observation(
             jobs, source_digests=await asyncio.to_thread(self.source_digests.digests, sources, environment)
         )
 
     def job(self, name: str) -> ObservedJob | None:
-        """Give one attempt as it is now."""
+        """Return the current state of one attempt's Job, or None if it never started."""
         return observe_job(self.folders.job(name))
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
-        """Write pipeline.json anew."""
+        """Write the status to pipeline.json; raise ClusterError if that fails."""
         try:
             self.pipeline_file.write_status(pipeline, status)
         except OSError as error:
             raise ClusterError(f"cannot write {self.pipeline_file.path}: {error}") from error
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
-        """Start and stop runners."""
+        """Start and stop runners; raise ClusterError if one cannot be started."""
         for action in actions:
             match action:
                 case CreateJob(job):
@@ -118,10 +119,10 @@ class LocalCluster:
                 case StopJob(name, _):
                     self._send_command(name, STOP)
                 case DeletePipeline() | SwitchTraffic():
-                    pass  # a folder is its owner's to delete; no server outlives its attempt here
+                    pass  # the user deletes the work folder; no local server outlives its attempt
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
-        """Tell the person at the keyboard, and keep it in events.jsonl."""
+        """Show the events to the user, and append them to events.jsonl."""
         if not events:
             return
         for event in events:
@@ -134,27 +135,27 @@ class LocalCluster:
             raise ClusterError(f"cannot write events.jsonl: {error}") from error
 
     def evict(self, job: str, why: str) -> None:
-        """Take the process's right to run: SIGTERM, the grace period, SIGKILL."""
+        """Evict the Job's process: SIGTERM, then SIGKILL after the grace period."""
         self._send_command(job, f"{EVICT} {why}")
 
     def kill(self, job: str, why: str) -> None:
-        """Lose its node: SIGKILL at once."""
+        """Kill the Job's process with SIGKILL at once, as the loss of its node would."""
         self._send_command(job, f"{KILL} {why}")
 
     async def wait(self, seconds: float) -> None:
-        """Return when a Job has ended, or after this time."""
+        """Wait until a runner has ended, at most this long."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while loop.time() < until:
-            over = [name for name, runner in self.runners.items() if runner.poll() is not None]
-            for name in over:
+        deadline = loop.time() + seconds
+        while loop.time() < deadline:
+            ended = [name for name, runner in self.runners.items() if runner.poll() is not None]
+            for name in ended:
                 self._record_failed_start(name, self.runners.pop(name).returncode)
-            if over:
+            if ended:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
     def environment(self, pipeline: Pipeline, job: Path | None = None) -> Environment:
-        """Say where a stage's process finds its mounts and side channels."""
+        """Return the paths that a stage's process gets; without a job folder, those that a reader of URIs needs."""
         return Environment(
             workspace=self.folders.workspace(pipeline),
             claims=self.folders.claims,
@@ -164,21 +165,21 @@ class LocalCluster:
         )
 
     def _start(self, pipeline: Pipeline, job: JobTemplate) -> None:
-        """Write the order down and start a runner for it; a second one finds the first one's lock."""
+        """Write job.json and start a runner. A second runner of the same Job waits for the lock, then does nothing."""
         if job.name in self.runners:
             return
         folder = self.folders.job(job.name)
         environment = self.environment(pipeline, folder)
-        program = (sys.executable, *job.command[1:]) if job.command[0] == "python" else job.command
-        order = {
-            "command": program,
+        command = (sys.executable, *job.command[1:]) if job.command[0] == "python" else job.command
+        job_file = {
+            "command": command,
             "env": {"PYTHONUNBUFFERED": "1", **job.env, **environment.variables()},
             "folder": str(self.folders.manifest_dir),
             "graceSeconds": job.grace.total_seconds(),
         }
         try:
             environment.workspace.mkdir(parents=True, exist_ok=True)
-            write_durably(folder / JOB_FILE, json.dumps(order, indent=1).encode())
+            write_durably(folder / JOB_FILE, json.dumps(job_file, indent=1).encode())
             with (folder / LOG).open("ab") as log:
                 self.runners[job.name] = subprocess.Popen(
                     [*RUNNER, str(folder)],
@@ -191,19 +192,22 @@ class LocalCluster:
             raise ClusterError(f"cannot start {job.name}: {error}") from error
 
     def _record_failed_start(self, job: str, code: int) -> None:
-        """Write down what a runner that died before its process was started cannot; else it would be tried for ever."""
+        """Record the failure of a runner that ended before it started its process.
+
+        Without the record the Job would seem never to have started, and would be started again forever.
+        """
         folder = self.folders.job(job)
         if code and self.job(job) is None:
-            words = f"its runner ended with code {code} before anything was started; {folder / LOG} says why"
-            with contextlib.suppress(OSError):  # then starting it once more will say what is wrong with the disk
-                record_start_failure(folder, words)
+            message = f"its runner ended with exit code {code} before it started the process; see {folder / LOG}"
+            with contextlib.suppress(OSError):  # the next start of the Job reports the problem with the disk
+                record_start_failure(folder, message)
 
-    def _send_command(self, job: str, words: str) -> None:
+    def _send_command(self, job: str, command: str) -> None:
         runner = self.runners.get(job)
         if runner is None or runner.stdin is None:
-            return  # of an earlier command: its pipe is closed, so it is being evicted already
+            return  # started by an earlier `finetune run`, whose pipe is closed: the runner is evicting it already
         try:
-            runner.stdin.write(words.encode() + b"\n")
+            runner.stdin.write(command.encode() + b"\n")
             runner.stdin.flush()
         except BrokenPipeError:
-            return  # it is over
+            return  # the runner has ended

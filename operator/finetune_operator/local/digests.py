@@ -1,4 +1,7 @@
-"""Digests of what lies behind a manifest's URIs, so that data which changed in place is other data."""
+"""Digests of the local files that a manifest refers to. They are part of the identity (ADR 4).
+
+Data that is edited in place is therefore different data, and the stages that read it run again.
+"""
 
 import contextlib
 import hashlib
@@ -16,19 +19,19 @@ from finetune_trainer.files import write_durably
 
 
 class SourceDigests:
-    """Remembers the digest of a file as long as its size and time of change stay the same."""
+    """Computes digests; caches that of a file while its size, modification time and inode are unchanged."""
 
-    def __init__(self, cache: Path, *, keep: bool = True) -> None:
-        self.cache, self.keep = cache, keep
-        self.known: dict[str, str] = {k: v for k, v in (read_json(cache) or {}).items() if isinstance(v, str)}
+    def __init__(self, cache: Path, *, save: bool = True) -> None:
+        self.cache, self.save = cache, save
+        self.file_digests: dict[str, str] = {k: v for k, v in (read_json(cache) or {}).items() if isinstance(v, str)}
 
     def digests(self, uris: Iterable[str], environment: Environment) -> dict[str, str]:
-        """Give URI -> sha256:… for every URI that names something on this machine."""
-        before = dict(self.known)
+        """Return URI -> sha256:… for every URI that refers to files on this machine."""
+        previous = dict(self.file_digests)
         found = {uri: digest for uri in uris if (digest := self._digest(uri, environment))}
-        if self.keep and self.known != before:
-            with contextlib.suppress(OSError):  # on a full disk it is reckoned again
-                write_durably(self.cache, json.dumps(self.known, indent=1).encode())
+        if self.save and self.file_digests != previous:
+            with contextlib.suppress(OSError):  # on a full disk, the next run computes them again
+                write_durably(self.cache, json.dumps(self.file_digests, indent=1).encode())
         return found
 
     def _digest(self, uri: str, environment: Environment) -> str | None:
@@ -36,28 +39,28 @@ class SourceDigests:
             path = environment.locate(uri)
             parts = [(os.path.relpath(file, path), self._file_digest(file)) for file in _files(path)]
         except (InvalidLocation, OSError):
-            return None  # the stage that needs it will say what is wrong
+            return None  # the stage that needs the source reports what is wrong with it
         return "sha256:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest() if parts else None
 
     def _file_digest(self, path: Path) -> str:
-        about = path.stat()
-        key = f"{path} {about.st_size} {about.st_mtime_ns} {about.st_ino}"
-        if key not in self.known:
+        info = path.stat()
+        key = f"{path} {info.st_size} {info.st_mtime_ns} {info.st_ino}"
+        if key not in self.file_digests:
             with path.open("rb") as file:
-                self.known[key] = hashlib.file_digest(file, "sha256").hexdigest()
-        return self.known[key]
+                self.file_digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self.file_digests[key]
 
 
 def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
-        yield from _named_in(path)
+        yield from _referenced_files(path)
     elif path.is_dir():
         yield from sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def _named_in(path: Path) -> Iterator[Path]:
-    """Give the files that a task file speaks of: data beside it, and modules of its !function tags."""
+def _referenced_files(path: Path) -> Iterator[Path]:
+    """Yield the files in its folder that a task file names: data, and modules of its !function tags."""
     if path.suffix not in {".yaml", ".yml"}:
         return
     try:
@@ -71,5 +74,5 @@ def _named_in(path: Path) -> Iterator[Path]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a prompt is no file name
+    except (OSError, ValueError):  # a scalar that is no file name, such as a prompt
         return False

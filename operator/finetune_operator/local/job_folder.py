@@ -1,4 +1,4 @@
-"""A Job's folder, read: what the runner and the process wrote there, as facts."""
+"""Reads a Job's folder: what its runner and its process wrote there."""
 
 import fcntl
 import json
@@ -12,20 +12,20 @@ from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.local.runner import ENDED, LOCK, PROGRESS, STARTED, TERMINATION
 from finetune_trainer.contract import ContractModel, Failure, Progress, TerminationMessage
 
-RUNNER_LOST = "the process that watched over it is gone: the machine was restarted, or someone killed it"
+RUNNER_LOST = "its runner is gone and recorded no exit code: the machine may have been restarted, or the runner killed"
 
 C = TypeVar("C", bound=ContractModel)
 
 
 def observe_job(folder: Path) -> ObservedJob | None:
-    """Give the Job as it is now, or None where it was never started."""
+    """Return the current state of the Job, or None if it never started."""
     ended = read_json(folder / ENDED)
-    held = ended is None and is_locked(folder)
-    ended = ended or read_json(folder / ENDED)  # it may have ended between the two looks
+    locked = ended is None and is_locked(folder)
+    ended = ended or read_json(folder / ENDED)  # again: the Job may have ended between the two reads
     started = read_json(folder / STARTED)
     if ended:
         return _finished(folder, started, ended)
-    if held:
+    if locked:
         state = JobState.RUNNING if started else JobState.WAITING
         return ObservedJob(
             folder.name, state, started_at=_time(started), progress=read_model(folder / PROGRESS, Progress)
@@ -51,7 +51,7 @@ def _time(record: dict[str, Any] | None) -> datetime | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a runner lives in this folder."""
+    """Return whether a runner holds the lock of this folder."""
     try:
         lock = (folder / LOCK).open()
     except FileNotFoundError:
@@ -65,29 +65,32 @@ def is_locked(folder: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Give the object in a file, or None where there is no whole one."""
+    """Return the JSON object in a file, or None if the file is missing, invalid or no object."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def read_message(path: Path) -> TerminationMessage | None:
-    """Give the process's last words; where they are not what the stage contract says, what is wrong with them."""
+    """Return the process's termination message, or None if it left none.
+
+    A message that violates the stage contract is replaced by a failure that names the first violation.
+    """
     try:
         return TerminationMessage.model_validate_json(path.read_bytes())
     except OSError:
         return None
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in wrong["loc"])
-        words = f"its termination message keeps not to the stage contract: {where}: {wrong['msg']}"
-        return TerminationMessage(failure=Failure(message=words))
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        message = f"its termination message violates the stage contract: {field}: {problem['msg']}"
+        return TerminationMessage(failure=Failure(message=message))
 
 
 def read_model(path: Path, kind: type[C]) -> C | None:
-    """Give what the process wrote, or None where it is not there or not what it should be."""
+    """Return what the process wrote, or None if the file is missing or violates the stage contract."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):

@@ -1,4 +1,4 @@
-"""The one object of a work folder, kept in pipeline.json."""
+"""The pipeline of a work folder, stored in pipeline.json."""
 
 import json
 import uuid
@@ -19,66 +19,66 @@ FILE = "pipeline.json"
 
 
 class PipelineFile:
-    """Reads and writes the object; every write is whole and durable, or has not happened."""
+    """Reads and writes pipeline.json. Every write is atomic and durable."""
 
     def __init__(self, workdir: Path) -> None:
         self.path = workdir / FILE
 
     def read(self) -> Pipeline | None:
-        """Give the pipeline, or None in a fresh folder; raise ClusterError where the file is no pipeline."""
+        """Return the pipeline, or None in a new work folder; raise ClusterError if the file is not a valid pipeline."""
         try:
-            found = json.loads(self.path.read_bytes())
-            meta = found["metadata"]
+            content = json.loads(self.path.read_bytes())
+            meta = content["metadata"]
             return Pipeline(
                 key=Key(meta["namespace"], meta["name"]),
                 uid=meta["uid"],
                 generation=meta["generation"],
                 resource_version=meta["resourceVersion"],
                 annotations=meta["annotations"],
-                spec=PipelineSpec.model_validate(found["spec"]),
-                status=PipelineStatus.model_validate(found["status"]),
+                spec=PipelineSpec.model_validate(content["spec"]),
+                status=PipelineStatus.model_validate(content["status"]),
             )
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ClusterError(f"{self.path} cannot be read: {error}") from error
+            raise ClusterError(f"cannot read {self.path}: {error}") from error
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise ClusterError(
-                f"{self.path} cannot be read ({error}); it was damaged or written by another version: "
+                f"cannot read {self.path}: {error}; it may be damaged, or written by another version: "
                 "use another --workdir, or remove this file (finished stages are found again in the workspace)"
             ) from error
 
     def apply(self, key: Key, spec: PipelineSpec, annotations: dict[str, str]) -> Pipeline:
-        """Take over what a manifest says, as `kubectl apply` does; the generation grows where the spec differs.
+        """Store a manifest's spec and annotations, as `kubectl apply` does; a new spec increments the generation.
 
-        Raises ClusterError where the folder belongs to another pipeline.
+        Raises ClusterError if the work folder belongs to another pipeline.
         """
-        before = self.read()
-        if before is None:
+        previous = self.read()
+        if previous is None:
             return self._write(Pipeline(key, str(uuid.uuid4()), 1, spec, annotations=annotations))
-        if before.key != key:
-            raise ClusterError(f"{self.path.parent} belongs to the pipeline {before.key}; use another --workdir")
-        if before.spec == spec and before.annotations == annotations:
-            return before
-        generation = before.generation + (before.spec != spec)
-        return self._write(replace(before, spec=spec, annotations=annotations, generation=generation))
+        if previous.key != key:
+            raise ClusterError(f"{self.path.parent} belongs to the pipeline {previous.key}; use another --workdir")
+        if previous.spec == spec and previous.annotations == annotations:
+            return previous
+        generation = previous.generation + (previous.spec != spec)
+        return self._write(replace(previous, spec=spec, annotations=annotations, generation=generation))
 
     def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
-        """Write the status; raise Conflict where the object has changed since it was read."""
-        before = self.read()
-        if before is None or before.resource_version != pipeline.resource_version:
+        """Write the status; raise Conflict if the pipeline has changed since it was read."""
+        previous = self.read()
+        if previous is None or previous.resource_version != pipeline.resource_version:
             raise Conflict(f"{pipeline.key} has changed since it was read")
-        if before.status != status:
-            self._write(replace(before, status=status))
+        if previous.status != status:
+            self._write(replace(previous, status=status))
 
     def _write(self, pipeline: Pipeline) -> Pipeline:
-        newer = replace(pipeline, resource_version=str(int(pipeline.resource_version or 0) + 1))
-        write_durably(self.path, json.dumps(to_object(newer), indent=1).encode())
-        return newer
+        updated = replace(pipeline, resource_version=str(int(pipeline.resource_version or 0) + 1))
+        write_durably(self.path, json.dumps(to_object(updated), indent=1).encode())
+        return updated
 
 
 def to_object(pipeline: Pipeline) -> dict[str, Any]:
-    """Give the pipeline as Kubernetes would show it."""
+    """Return the pipeline as the object that a Kubernetes API server would return."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

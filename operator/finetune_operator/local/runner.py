@@ -1,8 +1,8 @@
-"""Watches over one Job's process: starts it, obeys orders, and writes down how it ended.
+"""The runner of one Job: starts its process, executes commands, and records how the process ended.
 
-Run as `python -m finetune_operator.local.runner JOB_FOLDER`, a process of its own: whoever asked
-for the Job may be killed at any moment, and then its end of the pipe closes, which is an order to evict.
-Holds a lock on the folder while it lives, so that anyone can tell a running Job from one whose runner died.
+Run as `python -m finetune_operator.local.runner JOB_FOLDER`, a process of its own (ADR 3). The `finetune` command that
+started it may be killed at any moment. Its end of the pipe then closes, and the runner evicts the process.
+The runner locks the folder while it lives. The lock tells a running Job from one whose runner was killed.
 """
 
 import fcntl
@@ -26,91 +26,98 @@ JOB_FILE, LOCK, STARTED, ENDED, LOG = "job.json", "lock", "started.json", "ended
 TERMINATION, PROGRESS = "termination.json", "progress.json"
 
 STOP, EVICT, KILL = "stop", "evict", "kill"
-"""Orders, one a line on stdin: stop; evict WHY; kill WHY."""
+"""Commands, one per line on stdin: `stop`, `evict REASON` or `kill REASON`."""
 
 LEFTOVERS_SECONDS = 5.0
+"""How long the runner tries to kill the processes that the Job's process left behind."""
 CANNOT_START = 127
-"""What a shell says of a program that is not there."""
+"""The exit code of a shell for a command that it cannot find."""
 
 
 @dataclass
 class Supervisor:
-    """What has been ordered, and what follows from it."""
+    """The process group of a Job, and what the commands received so far require."""
 
     group: int
+    """The process group of the Job."""
     grace: float
+    """Seconds from SIGTERM to SIGKILL."""
     disruption: str | None = None
+    """The reason of an eviction or a kill; None: the process ended by itself or was stopped."""
     kill_at: float | None = None
+    """When SIGKILL follows SIGTERM, by the monotonic clock."""
 
-    def handle(self, order: str) -> None:
-        """Stop and evict give the grace period; kill gives none. Only an eviction is no fault of the process."""
-        verb, _, why = order.strip().partition(" ")
-        match verb:
+    def handle(self, line: str) -> None:
+        """Execute one command: stop and evict allow the grace period, kill does not; only stop is no disruption."""
+        command, _, reason = line.strip().partition(" ")
+        match command:
             case "stop" | "evict":
-                self.disruption = why or self.disruption
+                self.disruption = reason or self.disruption
                 if self.kill_at is None:
                     self.kill_at = time.monotonic() + self.grace
                     self.send(signal.SIGTERM)
             case "kill":
-                self.disruption = why or self.disruption
+                self.disruption = reason or self.disruption
                 self.send(signal.SIGKILL)
             case _:
-                print(f"unknown order: {order!r}", file=sys.stderr)
+                print(f"unknown command {line!r}: must be stop, evict REASON or kill REASON", file=sys.stderr)
 
     def send(self, number: signal.Signals) -> None:
-        """Signal every process of the Job."""
+        """Send a signal to every process of the Job."""
         try:
             os.killpg(self.group, number)
-        except (ProcessLookupError, PermissionError):  # macOS says EPERM of a group that has only zombies
+        except (ProcessLookupError, PermissionError):  # macOS returns EPERM for a group that contains only zombies
             return
 
 
 def main(folder: Path) -> None:
-    """Run the Job in this folder, unless it has run."""
+    """Run the Job in this folder, unless it was started before."""
     lock = lock_folder(folder)
     if (folder / ENDED).exists() or (folder / STARTED).exists():
         return
-    order = json.loads((folder / JOB_FILE).read_bytes())
+    job = json.loads((folder / JOB_FILE).read_bytes())
     with (folder / LOG).open("ab") as log:
         try:
-            child = start(order, log)
+            child = start(job, log)
         except OSError as error:
-            words = f"cannot start {order['command'][0]}: {error}"
-            log.write(f"{words}\n".encode())
-            record_start_failure(folder, words)
+            message = f"cannot start {job['command'][0]}: {error}"
+            log.write(f"{message}\n".encode())
+            record_start_failure(folder, message)
             return
     write_record(folder / STARTED, pid=child.pid)
-    watch = Supervisor(group=child.pid, grace=order["graceSeconds"])
-    code = supervise(child, watch)
-    write_record(folder / ENDED, code=code if code >= 0 else 128 - code, disruption=watch.disruption)
+    supervisor = Supervisor(group=child.pid, grace=job["graceSeconds"])
+    code = supervise(child, supervisor)
+    # 128 + signal, as in a shell and in a pod. The record comes before the release of the lock: otherwise a reader
+    # could find neither of them and take the runner for lost.
+    write_record(folder / ENDED, code=code if code >= 0 else 128 - code, disruption=supervisor.disruption)
     lock.close()
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """Take the folder's lock; wait for a runner that has it."""
+    """Lock the folder and return the open lock; wait while another runner holds it."""
     lock = (folder / LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 
 
 def write_record(path: Path, **facts: Any) -> None:
-    """Write down a fact of this moment."""
+    """Write facts durably, with the current time as `at`."""
     now = datetime.now(UTC)  # noqa: TID251  an edge
     write_durably(path, json.dumps({"at": now.isoformat(), **facts}).encode())
 
 
-def record_start_failure(folder: Path, words: str) -> None:
-    """Write down that the Job's process was never there, and why, in the place of its own last words."""
-    write_durably(folder / TERMINATION, json.dumps({"failure": {"message": words}}).encode())
+def record_start_failure(folder: Path, message: str) -> None:
+    """Record that the Job's process never started; the reason is written as its termination message."""
+    write_durably(folder / TERMINATION, json.dumps({"failure": {"message": message}}).encode())
     write_record(folder / ENDED, code=CANNOT_START, disruption=None)
 
 
-def start(order: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the Job's process in a group of its own."""
+def start(job: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the Job's process in a process group of its own."""
     return subprocess.Popen(
-        order["command"],
-        env={**os.environ, **order["env"]},
-        cwd=order["folder"],
+        job["command"],
+        env={**os.environ, **job["env"]},
+        cwd=job["folder"],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -119,48 +126,48 @@ def start(order: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def supervise(child: subprocess.Popen[bytes], watch: Supervisor) -> int:
-    """Obey orders until the process and all of its group are gone; give its exit code."""
-    awake, wake = os.pipe()
+def supervise(child: subprocess.Popen[bytes], supervisor: Supervisor) -> int:
+    """Execute commands until the process and its group are gone; return its exit code, negative after a signal."""
+    wake_reader, wake_writer = os.pipe()
 
-    def wait() -> None:
+    def wait_for_exit() -> None:
         child.wait()
-        os.write(wake, b"e")
+        os.write(wake_writer, b"e")
 
-    signal.signal(signal.SIGTERM, lambda *_: os.write(wake, b"t"))  # the machine shuts down
-    threading.Thread(target=wait, daemon=True).start()
-    listening = [awake, sys.stdin.fileno()]
+    signal.signal(signal.SIGTERM, lambda *_: os.write(wake_writer, b"t"))  # at shutdown of the machine
+    threading.Thread(target=wait_for_exit, daemon=True).start()
+    inputs = [wake_reader, sys.stdin.fileno()]
     while True:
-        left = max(0.0, watch.kill_at - time.monotonic()) if watch.kill_at else None
-        ready, _, _ = select.select(listening, [], [], left)
-        if awake in ready and b"e" in (woken := os.read(awake, 64)):
+        timeout = max(0.0, supervisor.kill_at - time.monotonic()) if supervisor.kill_at else None
+        ready, _, _ = select.select(inputs, [], [], timeout)
+        if wake_reader in ready and b"e" in (wake_bytes := os.read(wake_reader, 64)):
             break
-        if awake in ready and b"t" in woken:
-            watch.handle(f"{EVICT} the machine is shutting down")
-        if sys.stdin.fileno() in ready and not _read_commands(watch):
-            listening.remove(sys.stdin.fileno())
-        if watch.kill_at and time.monotonic() >= watch.kill_at:
-            watch.send(signal.SIGKILL)
-    _clear_group(watch)
+        if wake_reader in ready and b"t" in wake_bytes:
+            supervisor.handle(f"{EVICT} the machine is shutting down")
+        if sys.stdin.fileno() in ready and not _read_commands(supervisor):
+            inputs.remove(sys.stdin.fileno())
+        if supervisor.kill_at and time.monotonic() >= supervisor.kill_at:
+            supervisor.send(signal.SIGKILL)
+    _clear_group(supervisor)
     return child.returncode
 
 
-def _read_commands(watch: Supervisor) -> bool:
-    """Obey what came through the pipe; False when its other end is closed."""
-    heard = os.read(sys.stdin.fileno(), 4096).decode()
-    for order in heard.splitlines():
-        watch.handle(order)
-    if not heard and watch.kill_at is None:
-        watch.handle(f"{EVICT} the command that ran the pipeline was killed")
-    return bool(heard)
+def _read_commands(supervisor: Supervisor) -> bool:
+    """Execute the commands in the pipe; return False when its other end is closed."""
+    text = os.read(sys.stdin.fileno(), 4096).decode()
+    for line in text.splitlines():
+        supervisor.handle(line)
+    if not text and supervisor.kill_at is None:
+        supervisor.handle(f"{EVICT} the finetune command that started it is gone; it may have been killed")
+    return bool(text)
 
 
-def _clear_group(watch: Supervisor) -> None:
-    """Kill what the process left behind, so that a Job that is over has no process."""
-    until = time.monotonic() + LEFTOVERS_SECONDS
-    while time.monotonic() < until:
+def _clear_group(supervisor: Supervisor) -> None:
+    """Kill the processes that the Job's process left behind: a Job that has ended must have no process."""
+    deadline = time.monotonic() + LEFTOVERS_SECONDS
+    while time.monotonic() < deadline:
         try:
-            os.killpg(watch.group, signal.SIGKILL)
+            os.killpg(supervisor.group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return
         time.sleep(0.02)

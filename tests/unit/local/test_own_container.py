@@ -1,4 +1,4 @@
-"""The example of a stage that is not ours keeps the stage contract: its script, run as whoever starts a stage would."""
+"""The example of a user's own container follows the stage contract. Its script is started as a stage is started."""
 
 import copy
 import math
@@ -33,7 +33,7 @@ EVALUATE = MANIFEST["spec"]["evaluate"]
 TRAINED = TrainResult(
     identity="trained", digest="sha256:0", steps=40, loss=2.0, validation_loss=1.5, best_step=40, tokens=1
 )
-ASKED = EvaluateConfig(
+EVALUATE_CONFIG = EvaluateConfig(
     identity="0123456789abcdef",
     train="trained",
     model=ModelSource(uri="hf://org/base"),
@@ -42,125 +42,125 @@ ASKED = EvaluateConfig(
 
 
 @dataclass
-class Place:
-    """A workspace, and the example's program in it."""
+class StageRun:
+    """A workspace, and the example's program that runs in it."""
 
     environment: Environment
 
     @property
-    def trained(self) -> Path:
+    def training_result(self) -> Path:
         return self.environment.stage_dir("train", "trained") / "result.json"
 
     @property
     def result(self) -> Path:
-        return self.environment.stage_dir("evaluate", ASKED.identity) / "result.json"
+        return self.environment.stage_dir("evaluate", EVALUATE_CONFIG.identity) / "result.json"
 
-    def leave(self, training: TrainResult) -> None:
-        self.trained.parent.mkdir(parents=True, exist_ok=True)
-        self.trained.write_text(training.model_dump_json(by_alias=True))
+    def write_training(self, training: TrainResult) -> None:
+        self.training_result.parent.mkdir(parents=True, exist_ok=True)
+        self.training_result.write_text(training.model_dump_json(by_alias=True))
 
     def start(self, config: str = "") -> subprocess.Popen[bytes]:
-        told = {CONFIG: config or ASKED.model_dump_json(by_alias=True, exclude_none=True)}
-        given = {**self.environment.variables(), **told, "PATH": os.environ["PATH"]}
+        config_variable = {CONFIG: config or EVALUATE_CONFIG.model_dump_json(by_alias=True, exclude_none=True)}
+        variables = {**self.environment.variables(), **config_variable, "PATH": os.environ["PATH"]}
         command = [sys.executable, *EVALUATE["command"][1:], *EVALUATE["args"]]
-        return subprocess.Popen(command, env=given, cwd=self.environment.workspace)
+        return subprocess.Popen(command, env=variables, cwd=self.environment.workspace)
 
     def run(self, config: str = "") -> tuple[int, TerminationMessage]:
         code = self.start(config).wait(30)
-        return code, self.last_words
+        return code, self.termination_message
 
     @property
-    def last_words(self) -> TerminationMessage:
+    def termination_message(self) -> TerminationMessage:
         return TerminationMessage.model_validate_json(self.environment.termination_log.read_text())
 
 
 @pytest.fixture
-def place(tmp_path):
+def stage(tmp_path):
     (tmp_path / "workspace").mkdir()
-    made = Place(Environment(workspace=tmp_path / "workspace", termination_log=tmp_path / "termination-log"))
-    made.leave(TRAINED)
-    return made
+    stage = StageRun(Environment(workspace=tmp_path / "workspace", termination_log=tmp_path / "termination-log"))
+    stage.write_training(TRAINED)
+    return stage
 
 
-def test_the_manifest_is_valid():
+def test_manifest_is_valid():
     done = subprocess.run(
         [sys.executable, "-m", "finetune_cli", "validate", str(FILE)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_script_is_the_same_text_in_a_pod_and_on_a_laptop():
+def test_script_needs_no_escaping_in_a_pod():
     assert [escape_expansion(word) for word in EVALUATE["args"]] == EVALUATE["args"]
 
 
-def test_its_result_is_one_that_the_operator_believes(place: Place):
-    code, words = place.run()
+def test_result_follows_the_contract(stage: StageRun):
+    code, message = stage.run()
     assert code == 0
-    assert isinstance(words.result, EvaluateResult)
-    assert words.result.identity == ASKED.identity
-    assert words.result.scores["kept-apart"]["probability"].value == pytest.approx(math.exp(-1.5))
-    assert EvaluateResult.model_validate_json(place.result.read_text()) == words.result
+    assert isinstance(message.result, EvaluateResult)
+    assert message.result.identity == EVALUATE_CONFIG.identity
+    assert message.result.scores["held-out"]["probability"].value == pytest.approx(math.exp(-1.5))
+    assert EvaluateResult.model_validate_json(stage.result.read_text()) == message.result
 
 
-def test_what_was_done_is_said_again_and_not_done_again(place: Place):
-    _, first = place.run()
-    place.trained.unlink()
-    assert place.run() == (0, first)
+def test_second_attempt_repeats_the_result(stage: StageRun):
+    _, first = stage.run()
+    stage.training_result.unlink()
+    assert stage.run() == (0, first)
 
 
-def test_asked_to_stop_it_stops_and_the_next_attempt_makes_the_result(place: Place):
-    place.trained.unlink()
-    os.mkfifo(place.trained)
-    running = place.start()
-    with place.trained.open("w"):  # opens when the script has, which then waits for a word
+def test_sigterm_interrupts_and_next_attempt_succeeds(stage: StageRun):
+    stage.training_result.unlink()
+    os.mkfifo(stage.training_result)
+    running = stage.start()
+    with stage.training_result.open("w"):  # a FIFO: opens once the script has opened it, which then waits for data
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 75
-    assert place.last_words.interruption is not None
-    assert not place.result.exists()
-    place.trained.unlink()
-    place.leave(TRAINED)
-    assert place.run()[0] == 0
+    assert stage.termination_message.interruption is not None
+    assert not stage.result.exists()
+    stage.training_result.unlink()
+    stage.write_training(TRAINED)
+    assert stage.run()[0] == 0
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_training_that_diverged_has_the_lowest_score(place: Place, loss):
-    place.leave(TRAINED.model_copy(update={"validation_loss": loss}))
-    code, words = place.run()
-    assert (code, words.result.scores["kept-apart"]["probability"].value) == (0, 0.0)
+def test_diverged_training_has_the_lowest_score(stage: StageRun, loss):
+    stage.write_training(TRAINED.model_copy(update={"validation_loss": loss}))
+    code, message = stage.run()
+    assert (code, message.result.scores["held-out"]["probability"].value) == (0, 0.0)
 
 
-def failure(place: Place, config: str = "") -> tuple[int, str]:
-    code, words = place.run(config)
-    assert words.failure
-    return code, words.failure.message
+def failure(stage: StageRun, config: str = "") -> tuple[int, str]:
+    code, message = stage.run(config)
+    assert message.failure
+    return code, message.failure.message
 
 
-def test_what_cannot_get_better_says_so_and_how_to_mend_it(place: Place):
-    assert failure(place, '{"stage": "evaluate"}') == (
+def test_permanent_failure_has_exit_code_and_fix(stage: StageRun):
+    assert failure(stage, '{"stage": "evaluate"}') == (
         64,
-        "FINETUNE_CONFIG is not what evaluate is told: KeyError('identity')",
+        "FINETUNE_CONFIG is no config of evaluate: KeyError('identity')",
     )
-    place.leave(TRAINED.model_copy(update={"validation_loss": None}))
-    assert failure(place) == (65, "no records were kept apart: raise dataset.validationFraction above 0")
-    place.trained.unlink()
-    code, words = failure(place)
-    assert (code, "run the stage train first" in words) == (66, True)
+    stage.write_training(TRAINED.model_copy(update={"validation_loss": None}))
+    assert failure(stage) == (65, "no records were held out: set dataset.validationFraction above 0")
+    stage.training_result.unlink()
+    code, message = failure(stage)
+    assert (code, "run the stage train first" in message) == (66, True)
 
 
-def test_a_workspace_that_cannot_be_written_is_worth_another_attempt(place: Place):
-    (place.environment.workspace / "evaluate").write_text("in the way")
-    code, words = failure(place)
-    assert (code, "the workspace: " in words) == (69, True)
+def test_unwritable_workspace_is_retryable(stage: StageRun):
+    (stage.environment.workspace / "evaluate").write_text("in the way")
+    code, message = failure(stage)
+    assert (code, "cannot use the workspace: " in message) == (69, True)
 
 
-def test_the_pipeline_runs_with_it_on_a_laptop(tmp_path):
-    desk = CliWorkspace(tmp_path)
-    mine: dict[str, Any] = copy.deepcopy(MANIFEST)
+def test_pipeline_runs_locally(tmp_path):
+    workspace = CliWorkspace(tmp_path)
+    manifest: dict[str, Any] = copy.deepcopy(MANIFEST)
     for stage in ("prepare", "train", "push"):
-        mine["spec"][stage] |= {key: desk.manifest["spec"][stage][key] for key in ("command", "env")}
-    desk.manifest = mine
-    done = desk.do("run")
+        manifest["spec"][stage] |= {key: workspace.manifest["spec"][stage][key] for key in ("command", "env")}
+    workspace.manifest = manifest
+    done = workspace.finetune("run")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert desk.status["gate"]["value"] == pytest.approx(math.exp(-1))
-    assert desk.status["gate"]["passed"]
-    assert desk.status["stages"]["push"]["state"] == "Succeeded"
+    assert workspace.status["gate"]["value"] == pytest.approx(math.exp(-1))
+    assert workspace.status["gate"]["passed"]
+    assert workspace.status["stages"]["push"]["state"] == "Succeeded"

@@ -1,4 +1,4 @@
-"""The runner alone: a process, orders through a pipe, and how it ended, written down."""
+"""The runner alone: it starts a process, takes commands through a pipe, and records how the process ended."""
 
 import json
 import os
@@ -18,40 +18,42 @@ OBEDIENT = STUBBORN.replace("signal.SIG_IGN", "lambda *_: exit(75)")
 
 
 class Job:
+    """A Job folder with a runner, whose stdin is the pipe for commands."""
+
     def __init__(self, folder: Path, *command: str, grace: float = 0.5) -> None:
         self.folder = folder / "job"
         self.folder.mkdir()
-        order = {"command": command, "env": {}, "folder": str(folder), "graceSeconds": grace}
-        (self.folder / JOB_FILE).write_text(json.dumps(order))
-        self.runner = self.start()
+        job = {"command": command, "env": {}, "folder": str(folder), "graceSeconds": grace}
+        (self.folder / JOB_FILE).write_text(json.dumps(job))
+        self.runner = self.start_runner()
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start_runner(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "finetune_operator.local.runner", str(self.folder)], stdin=subprocess.PIPE
         )
 
-    def up(self) -> None:
+    def wait_until_up(self) -> None:
         wait_for(lambda: "up" in (self.folder / "log").read_text() if (self.folder / "log").exists() else False)
 
-    def order(self, words: str) -> None:
+    def send(self, command: str) -> None:
         assert self.runner.stdin
-        self.runner.stdin.write(f"{words}\n".encode())
+        self.runner.stdin.write(f"{command}\n".encode())
         self.runner.stdin.flush()
 
     def ended(self) -> dict[str, Any]:
         self.runner.wait(30)
-        found: dict[str, Any] = json.loads((self.folder / ENDED).read_text())
-        return found
+        record: dict[str, Any] = json.loads((self.folder / ENDED).read_text())
+        return record
 
     @property
     def pid(self) -> int:
         return int(json.loads((self.folder / STARTED).read_text())["pid"])
 
 
-def wait_for(met: Any) -> None:
-    until = time.monotonic() + 30
-    while not met():
-        assert time.monotonic() < until
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -67,57 +69,57 @@ def python(code: str) -> tuple[str, ...]:
     return sys.executable, "-c", code
 
 
-def test_an_eviction_gives_the_process_time_and_is_evidence(tmp_path: Path) -> None:
+def test_eviction_allows_grace_and_is_a_disruption(tmp_path: Path) -> None:
     job = Job(tmp_path, *python(OBEDIENT), grace=30)
-    job.up()
+    job.wait_until_up()
     assert is_locked(job.folder)
-    job.order("evict the node is wanted back")
+    job.send("evict the node is reclaimed")
     ended = job.ended()
-    assert (ended["code"], ended["disruption"]) == (75, "the node is wanted back")
+    assert (ended["code"], ended["disruption"]) == (75, "the node is reclaimed")
     assert not is_locked(job.folder)
 
 
-def test_who_does_not_obey_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed_after_grace(tmp_path: Path) -> None:
     job = Job(tmp_path, *python(STUBBORN))
-    job.up()
-    job.order("evict please")
+    job.wait_until_up()
+    job.send("evict please")
     began = time.monotonic()
     assert job.ended()["code"] == 137
     assert time.monotonic() - began > 0.4
 
 
-def test_to_be_asked_to_stop_is_no_evidence_of_a_disruption(tmp_path: Path) -> None:
+def test_stop_is_no_disruption(tmp_path: Path) -> None:
     job = Job(tmp_path, *python(OBEDIENT))
-    job.up()
-    job.order("stop")
+    job.wait_until_up()
+    job.send("stop")
     assert job.ended()["disruption"] is None
 
 
-def test_when_the_one_who_asked_is_killed_the_process_is_evicted(tmp_path: Path) -> None:
+def test_closed_pipe_evicts_the_process(tmp_path: Path) -> None:
     job = Job(tmp_path, *python(OBEDIENT))
-    job.up()
+    job.wait_until_up()
     assert job.runner.stdin
     job.runner.stdin.close()
     ended = job.ended()
     assert ended["code"] == 75
-    assert "was killed" in ended["disruption"]
+    assert "the finetune command that started it is gone" in ended["disruption"]
 
 
-def test_a_killed_runner_takes_its_process_along_and_the_job_is_seen_as_disrupted(tmp_path: Path) -> None:
+def test_killed_runner_ends_its_process_as_a_disruption(tmp_path: Path) -> None:
     job = Job(tmp_path, *python(STUBBORN))
-    job.up()
+    job.wait_until_up()
     pid = job.pid
     job.runner.kill()
     job.runner.wait()
     wait_for(lambda: not is_alive(pid))
-    found = observe_job(job.folder)
-    assert found
-    assert (found.state, found.disruption, found.exit_code) == (JobState.FAILED, RUNNER_LOST, None)
-    assert job.start().wait(30) == 0  # a second runner leaves it as it is
+    observed = observe_job(job.folder)
+    assert observed
+    assert (observed.state, observed.disruption, observed.exit_code) == (JobState.FAILED, RUNNER_LOST, None)
+    assert job.start_runner().wait(30) == 0  # a second runner does not start it again
     assert not (job.folder / ENDED).exists()
 
 
-def test_what_a_process_left_behind_is_killed_with_it(tmp_path: Path) -> None:
+def test_leftover_child_processes_are_killed(tmp_path: Path) -> None:
     code = (
         "import subprocess,sys; p=subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']); print(p.pid)"
     )
@@ -126,28 +128,28 @@ def test_what_a_process_left_behind_is_killed_with_it(tmp_path: Path) -> None:
     wait_for(lambda: not is_alive(int((job.folder / "log").read_text())))
 
 
-def test_two_runners_run_a_job_once(tmp_path: Path) -> None:
+def test_two_runners_start_a_job_once(tmp_path: Path) -> None:
     job = Job(tmp_path, *python("print('up'); import time; time.sleep(0.5)"))
-    second = job.start()
+    second = job.start_runner()
     assert job.ended()["code"] == 0
     assert second.wait(30) == 0
     assert (job.folder / "log").read_text().count("up") == 1
 
 
-def test_a_program_that_is_not_there_is_named_in_the_log(tmp_path: Path) -> None:
+def test_missing_program_is_named_in_the_log(tmp_path: Path) -> None:
     job = Job(tmp_path, "no-such-program")
     assert job.ended()["code"] == 127
     assert "cannot start no-such-program" in (job.folder / "log").read_text()
 
 
-def test_a_signal_is_told_as_a_shell_tells_it(tmp_path: Path) -> None:
+def test_signal_is_recorded_as_128_plus_its_number(tmp_path: Path) -> None:
     job = Job(tmp_path, *python(STUBBORN))
-    job.up()
-    os.kill(job.pid, signal.SIGKILL)  # from outside, as the kernel does when memory is short
+    job.wait_until_up()
+    os.kill(job.pid, signal.SIGKILL)  # from outside, as the kernel's OOM killer does
     ended = job.ended()
     assert (ended["code"], ended["disruption"]) == (137, None)
 
 
-def test_a_job_that_was_never_started_is_not_seen(tmp_path: Path) -> None:
+def test_job_that_never_started_is_not_observed(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     assert observe_job(tmp_path / "job") is None
