@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_json(stages: Sequence[Forecast], **more: Any) -> None:
-    """Print the forecasts as JSON, with more keys beside `stages`."""
+    """Print the forecasts as JSON; `more` adds keys to the object."""
     print(json.dumps({"stages": [vars(stage) for stage in stages], **more}, indent=1))
 
 
