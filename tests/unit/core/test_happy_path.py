@@ -74,7 +74,7 @@ def test_finished_pipeline_ignores_deleted_jobs():
 def test_failed_pipeline_ignores_deleted_jobs():
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 65)
-    before = scenario.reconcile_until_stable().statuses
+    before = scenario.reconcile_until_stable().change_counts
     for name in list(scenario.cluster.jobs):
         scenario.cluster.delete_job(name)
     scenario.after(86_400).reconcile_until_stable()
