@@ -1,8 +1,8 @@
-"""Makes what the demo runs on, from nothing but the Python that runs it: a data set, an exam and a base model.
+"""Create the demo's data set, its evaluation task and its base model from the running Python alone.
 
     python examples/demo/material.py [FOLDER]
 
-FOLDER is the volume that the manifest calls pvc://demo. What is there already and whole is kept.
+FOLDER is the volume that the manifest calls pvc://demo. Parts that exist and are intact are kept.
 """
 
 import argparse
@@ -23,54 +23,58 @@ HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / ".demo" / "material"
 SEED = 7
 STEPS = 600
-"""Of pre-training."""
+"""Optimizer steps of pre-training."""
 
 
 def make(folder: Path, *, steps: int = STEPS, seed: int = SEED) -> None:
-    """Fill the folder with data/{train.jsonl,heldout.jsonl,task.yaml} and base-model/, each whole or not there."""
-    train, exam, plain = docstrings.split(docstrings.gather(), seed)
+    """Create data/{train.jsonl,heldout.jsonl,task.yaml} and base-model/ in the folder, each atomically."""
+    train, test, pretraining = docstrings.split(docstrings.gather(), seed)
     task = (HERE / "task.yaml").read_text()
-    make_once(folder / "data", {"rows": digest([train, exam]), "task": digest(task)}, lambda to: data(to, train, exam))
-    made_by = {"program": digest((HERE / "base_model.py").read_text()), "torch": version("torch")}
-    stamp = {"texts": digest(plain), "steps": steps, "seed": seed, **made_by}
-    make_once(folder / "base-model", stamp, lambda to: base_model(to, plain, steps, seed))
+    make_once(
+        folder / "data", {"rows": digest([train, test]), "task": digest(task)}, lambda to: write_data(to, train, test)
+    )
+    program = {"program": digest((HERE / "base_model.py").read_text()), "torch": version("torch")}
+    stamp = {"texts": digest(pretraining), "steps": steps, "seed": seed, **program}
+    make_once(folder / "base-model", stamp, lambda to: write_base_model(to, pretraining, steps, seed))
 
 
 def make_once(folder: Path, stamp: dict[str, object], fill: Callable[[Path], None]) -> None:
-    """Fill the folder unless it is there, undamaged, and was made from the same things."""
+    """Create the folder unless it exists, is intact, and has the same stamp: the same inputs."""
     try:
         if verify(folder) == stamp:
-            print(f"{folder.name}: there already", flush=True)
+            print(f"{folder.name}: up to date", flush=True)
             return
     except CorruptArtifact:
         pass
-    began = time.monotonic()
+    start = time.monotonic()
     with atomic_folder(folder) as temporary:
         fill(temporary)
         seal(temporary, stamp)
-    print(f"{folder.name}: made in {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{folder.name}: created in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def data(folder: Path, train: list[dict[str, str]], exam: list[dict[str, str]]) -> None:
-    """Write the records to train on, and the exam with its task file."""
+def write_data(folder: Path, train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
+    """Write the training records, the test rows and the task file."""
     records = [{"prompt": f"{row['text']}\nModule:", "completion": f" {row['module']}"} for row in train]
     write_lines(folder / "train.jsonl", records)
-    write_lines(folder / "heldout.jsonl", exam)
+    write_lines(folder / "heldout.jsonl", test)
     shutil.copy(HERE / "task.yaml", folder)
-    print(f"data: {len(train)} doc-strings to train on, {len(exam)} for the exam", flush=True)
+    print(f"data: {len(train)} training records, {len(test)} test rows", flush=True)
 
 
-def base_model(folder: Path, texts: list[str], steps: int, seed: int) -> None:
+def write_base_model(folder: Path, texts: list[str], steps: int, seed: int) -> None:
     """Write the base model and its tokenizer."""
-    import base_model as toy  # noqa: PLC0415  torch and transformers take seconds, and may not be needed
+    import base_model as toy  # noqa: PLC0415  imports torch for seconds, needed only here
 
-    print(f"base-model: a toy Llama reads {len(texts):,} doc-strings, none of the exam's", flush=True)
+    print(
+        f"base-model: pre-training a toy Llama on {len(texts):,} doc-strings, none of them in the test rows", flush=True
+    )
     loss = toy.make(folder, texts, steps, seed)
-    print(f"base-model: loss {loss:.2f} nats a token", flush=True)
+    print(f"base-model: loss {loss:.2f}", flush=True)
 
 
 def digest(value: object) -> str:
-    """Give the SHA-256 of anything that JSON can say."""
+    """Return the SHA-256 of the canonical JSON of a value."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
@@ -84,5 +88,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     try:
         make(parser.parse_args().folder)
-    except KeyboardInterrupt:  # nothing half made is left behind
+    except KeyboardInterrupt:  # atomic_folder removes the unfinished folder
         sys.exit(130)
