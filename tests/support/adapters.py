@@ -1,4 +1,4 @@
-"""Adapters as train leaves them."""
+"""Adapters in the form in which the stage train writes them."""
 
 import json
 import os
@@ -12,8 +12,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def make_adapter(
     output: Path, base: Path, *, seed: int = 1, rank: int = 4, scale: float = 4.0, **variant: bool
 ) -> Path:
-    """Write a random LoRA adapter, strong enough to change what the tiny model says, and seal it."""
-    import torch  # noqa: PLC0415  tests that need no model should not wait for torch
+    """Write a random LoRA adapter, strong enough to change the tiny model's output, and seal its folder."""
+    import torch  # noqa: PLC0415  tests without a model must not wait for torch
     from peft import LoraConfig, get_peft_model  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 

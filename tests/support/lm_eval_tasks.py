@@ -1,4 +1,4 @@
-"""A small multiple-choice task file with its questions beside it."""
+"""A small multiple-choice lm-eval task file and its data."""
 
 from pathlib import Path
 
@@ -23,13 +23,13 @@ metric_list:
 
 
 def write_verbs_task(folder: Path, *, name: str = "verbs", questions: int = 40) -> Path:
-    """Write verbs.yaml, and the questions where it looks for them: at a path relative to itself."""
+    """Write the task file, and its questions at a path relative to it; return the path of the task file."""
     (folder / "questions").mkdir(parents=True, exist_ok=True)
     sentences = [SENTENCES[(7 * number) % len(SENTENCES)] for number in range(questions)]
     write_jsonl(
         folder / "questions" / "verbs.jsonl",
         [
-            {"sentence": text, "label": next(place for place, verb in enumerate(VERBS) if verb in text)}
+            {"sentence": text, "label": next(index for index, verb in enumerate(VERBS) if verb in text)}
             for text in sentences
         ],
     )

@@ -1,11 +1,11 @@
-"""Tokenizers of several kinds, and runs of the prepare stage with them."""
+"""Tokenizers of several kinds, and runs of the stage prepare with them."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 from support.models import SENTENCES
-from support.stages import made
+from support.stages import run_to_result
 
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult
 from finetune_trainer.data.packing import PackedRows, Split
@@ -18,8 +18,8 @@ IDENTITY = "b" * 16
 def make_tokenizer(
     folder: Path, *, chat_template: str | None = None, writes_bos: bool = False, trims_offsets: bool = False
 ) -> Any:
-    """Write a byte-level BPE tokenizer and as much of a model as prepare needs; give it as loaded."""
-    from tokenizers import ByteLevelBPETokenizer, processors  # noqa: PLC0415  only where a tokenizer is made
+    """Write a byte-level BPE tokenizer and the model config that prepare needs; return the loaded tokenizer."""
+    from tokenizers import ByteLevelBPETokenizer, processors  # noqa: PLC0415  the import is slow
     from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: PLC0415
 
     bpe = ByteLevelBPETokenizer()
@@ -38,7 +38,7 @@ def make_tokenizer(
 
 
 def prepare_config(model: Path, uri: str = "data.jsonl", **changes: Any) -> PrepareConfig:
-    """A config with rows of 64 tokens and no validation; changes are by field names of data set and recipe."""
+    """Return a config with rows of 64 tokens and no validation; `changes` are fields of data set and recipe."""
     recipe = {name: changes.pop(name) for name in ("context_length", "too_long") if name in changes}
     seed = changes.pop("seed", 5)
     return PrepareConfig.model_validate(
@@ -53,34 +53,34 @@ def prepare_config(model: Path, uri: str = "data.jsonl", **changes: Any) -> Prep
 
 
 def prepare(config: PrepareConfig, environment: Environment) -> PrepareResult:
-    return made(config, environment, PrepareResult)
+    return run_to_result(config, environment, PrepareResult)
 
 
-def output_of(environment: Environment) -> Path:
+def output_folder(environment: Environment) -> Path:
     return environment.stage_dir("prepare", IDENTITY) / "output"
 
 
 def packed_documents(environment: Environment, split: Split = "train") -> list[tuple[list[int], list[int]]]:
-    """Give tokens and counted of every document in the rows, without padding, in the order of the rows."""
-    rows = PackedRows(output_of(environment), split)
-    found = []
-    for tokens, positions, counted in zip(rows.tokens, rows.positions, rows.loss_mask, strict=True):
-        starts = [at for at, position in enumerate(positions) if position == 0]
-        for first, behind in zip(starts, [*starts[1:], len(tokens)], strict=True):
-            if tokens[first] != rows.pad_token_id:
-                found.append((tokens[first:behind].tolist(), counted[first:behind].tolist()))
-    return found
+    """Return tokens and loss mask of every document in the rows, without padding, in the order of the rows."""
+    rows = PackedRows(output_folder(environment), split)
+    documents = []
+    for tokens, positions, loss_mask in zip(rows.tokens, rows.positions, rows.loss_mask, strict=True):
+        starts = [index for index, position in enumerate(positions) if position == 0]
+        for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+            if tokens[start] != rows.pad_token_id:
+                documents.append((tokens[start:end].tolist(), loss_mask[start:end].tolist()))
+    return documents
 
 
-def counted_texts(environment: Environment, tokenizer: Any) -> list[str]:
-    """Give what is learnt of each document, runs of counted tokens joined by a bar; sorted."""
+def trained_texts(environment: Environment, tokenizer: Any) -> list[str]:
+    """Return the text with loss of each document, sorted; consecutive tokens are one run, runs are joined by a bar."""
     texts = []
-    for tokens, counted in packed_documents(environment):
+    for tokens, loss_mask in packed_documents(environment):
         runs: list[list[int]] = []
-        for at, (token, is_counted) in enumerate(zip(tokens, counted, strict=True)):
-            if is_counted and not (at and counted[at - 1]):
+        for index, (token, is_target) in enumerate(zip(tokens, loss_mask, strict=True)):
+            if is_target and not (index and loss_mask[index - 1]):
                 runs.append([])
-            if is_counted:
+            if is_target:
                 runs[-1].append(token)
         texts.append("|".join(tokenizer.decode(run) for run in runs))
     return sorted(texts)

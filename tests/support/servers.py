@@ -1,4 +1,4 @@
-"""Model servers that start at once and misbehave as told."""
+"""Fake model servers that start at once, with a chosen misbehavior."""
 
 import sys
 from dataclasses import replace
@@ -8,38 +8,42 @@ from finetune_trainer.contract.engines import ENGINES, Engine, LaunchSpec
 
 SCRIPT = """
 import http.server, json, signal, sys, time
-port, manner = int(sys.argv[1]), sys.argv[2]
-if manner == "dies":
-    sys.exit("the weights are made of stone")
-if manner == "clings":
+port, behavior = int(sys.argv[1]), sys.argv[2]
+if behavior == "exits":
+    sys.exit("the weights cannot be loaded")
+if behavior == "ignores SIGTERM":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    def say(self, value, status=200):
+    def reply(self, value, status=200):
         self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(value).encode())
 
     def do_GET(self):
-        self.say({}, 503 if manner == "loads" else 200)
+        self.reply({}, 503 if behavior == "never ready" else 200)
 
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if manner == "ponders":
+        if behavior == "hangs":
             time.sleep(600)
-        if manner == "refuses":
-            return self.say({"detail": "no such words"}, 400)
-        self.say({"choices": [{"text": " after " + request["prompt"] * request["max_tokens"]}]})
+        if behavior == "rejects":
+            return self.reply({"detail": "unknown model"}, 400)
+        self.reply({"choices": [{"text": " after " + request["prompt"] * request["max_tokens"]}]})
 
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-def server_that(manner: str) -> Engine:
-    """Answers, and: dies at its start, loads for ever, ponders for ever, refuses the prompt, clings to its life."""
+def fake_engine(behavior: str) -> Engine:
+    """Return an engine whose server behaves as named.
+
+    answers: completes prompts. exits: fails at its start. never ready: fails every health check. hangs: never
+    completes a prompt. rejects: responds to prompts with status 400. ignores SIGTERM: answers, but must be killed.
+    """
 
     def launch(model_folder: Path, _host: str, port: int) -> LaunchSpec:
-        command = (sys.executable, "-S", "-c", SCRIPT, str(port), manner)
+        command = (sys.executable, "-S", "-c", SCRIPT, str(port), behavior)
         return LaunchSpec(command, model_folder.name, working_dir=model_folder)
 
     return replace(ENGINES["transformers"], process=launch)

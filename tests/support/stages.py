@@ -1,4 +1,4 @@
-"""Running one stage as its container would: config in the environment, result in the termination message."""
+"""Run one stage as its container does: config in the environment, result in the termination message."""
 
 import json
 import os
@@ -18,7 +18,7 @@ TRAINER = Path(__file__).parents[2] / "trainer"
 
 
 def environment_in(folder: Path) -> Environment:
-    """A laptop's environment: workspace, claims, manifest and side channels below one folder."""
+    """Create the folders of a local run below one folder and return their environment."""
     for name in ("workspace", "claims", "manifest"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     return Environment(
@@ -30,15 +30,15 @@ def environment_in(folder: Path) -> Environment:
     )
 
 
-def run_here(config: AnyConfig, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
-    """Run a stage in this process: seconds of imports are paid once."""
+def run_in_process(config: AnyConfig, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
+    """Run a stage in this process, which saves the seconds of imports of a new process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CONFIG, config.model_dump_json(by_alias=True))
         return run_stage(config.stage, environment)
 
 
-def start(config: AnyConfig, environment: Environment, **variables: str) -> subprocess.Popen[str]:
-    """Start a stage in a process of its own, in its own process group."""
+def start_stage(config: AnyConfig, environment: Environment, **variables: str) -> subprocess.Popen[str]:
+    """Start a stage in a new process with its own process group."""
     return subprocess.Popen(
         [sys.executable, "-m", "finetune_trainer", config.stage],
         env={
@@ -56,26 +56,26 @@ def start(config: AnyConfig, environment: Environment, **variables: str) -> subp
     )
 
 
-def message_in(environment: Environment) -> TerminationMessage:
+def read_termination_message(environment: Environment) -> TerminationMessage:
     return TerminationMessage.model_validate_json(environment.termination_log.read_text())
 
 
-def progress_in(environment: Environment) -> dict[str, object]:
+def read_progress(environment: Environment) -> dict[str, object]:
     assert environment.progress_file
-    found: dict[str, object] = json.loads(environment.progress_file.read_text())
-    return found
+    progress: dict[str, object] = json.loads(environment.progress_file.read_text())
+    return progress
 
 
-def made(config: AnyConfig, environment: Environment, kind: type[R]) -> R:
-    """Give what the stage makes here."""
-    message, code = run_here(config, environment)
+def run_to_result(config: AnyConfig, environment: Environment, kind: type[R]) -> R:
+    """Run a stage that must succeed, and return its result."""
+    message, code = run_in_process(config, environment)
     assert code == ExitCode.DONE, message.failure
     assert isinstance(message.result, kind)
     return message.result
 
 
-def refusal(config: AnyConfig, environment: Environment) -> tuple[str, ExitCode]:
-    """Give the words and the exit code with which the stage refuses."""
-    message, code = run_here(config, environment)
+def run_to_failure(config: AnyConfig, environment: Environment) -> tuple[str, ExitCode]:
+    """Run a stage that must fail, and return the message of its failure and its exit code."""
+    message, code = run_in_process(config, environment)
     assert message.failure, message
     return message.failure.message, code

@@ -12,16 +12,16 @@ def environment(tmp_path: Path) -> Environment:
 
 
 @pytest.fixture
-def here(environment: Environment) -> Path:
-    """The folder that the manifest is said to lie in."""
+def manifest_dir(environment: Environment) -> Path:
+    """The folder to which relative URIs refer."""
     assert environment.manifest_dir
     return environment.manifest_dir
 
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer without a model, which is all that prepare needs; shared, so never written to."""
-    from support.prepared import make_tokenizer  # noqa: PLC0415  seconds of imports
+    """A tokenizer without model weights, enough for prepare. Tests share it and must not write to it."""
+    from support.prepared import make_tokenizer  # noqa: PLC0415  the import takes seconds
 
     folder = tmp_path_factory.mktemp("tokenizer")
     make_tokenizer(folder)

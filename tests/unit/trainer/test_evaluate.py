@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from support.adapters import make_adapter
 from support.lm_eval_tasks import write_verbs_task
-from support.stages import environment_in, made, message_in, progress_in, refusal, start
+from support.stages import (
+    environment_in,
+    read_progress,
+    read_termination_message,
+    run_to_failure,
+    run_to_result,
+    start_stage,
+)
 
 from finetune_trainer.contract import (
     Environment,
@@ -23,8 +30,8 @@ VERBS = {"verbs": Task(file="tasks/verbs.yaml")}
 
 
 @pytest.fixture(autouse=True)
-def own_cache_of_datasets(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets  # noqa: PLC0415  it fixes its folders when it is imported
+def temporary_datasets_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets  # noqa: PLC0415  datasets reads its cache folder at import
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
@@ -35,12 +42,12 @@ def own_cache_of_datasets(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 @pytest.fixture
 def environment(tmp_path: Path, tiny_model: Path) -> Environment:
-    """Two trained adapters, and a task file beside the manifest."""
-    here = environment_in(tmp_path)
+    """Two trained adapters, and a task file in the manifest's folder."""
+    environment = environment_in(tmp_path)
     for seed, name in enumerate(("first", "second")):
-        make_adapter(here.stage_dir("train", name) / "output", tiny_model, seed=seed)
+        make_adapter(environment.stage_dir("train", name) / "output", tiny_model, seed=seed)
     write_verbs_task(tmp_path / "manifest" / "tasks")
-    return here
+    return environment
 
 
 @pytest.fixture
@@ -58,88 +65,80 @@ def with_recipe(config: EvaluateConfig, **changes: object) -> EvaluateConfig:
     return config.model_copy(update={"recipe": recipe, "identity": f"e{abs(hash(str(changes)))}"})
 
 
-def result_of(config: EvaluateConfig, environment: Environment) -> EvaluateResult:
-    return made(config, environment, EvaluateResult)
+def run_evaluate(config: EvaluateConfig, environment: Environment) -> EvaluateResult:
+    return run_to_result(config, environment, EvaluateResult)
 
 
 def log_likelihoods(config: EvaluateConfig, environment: Environment) -> list[float]:
     samples = environment.stage_dir("evaluate", config.identity) / "output" / "samples-verbs.jsonl"
-    return [float(answer[0][0]) for line in samples.open() for answer in json.loads(line)["resps"]]
+    return [float(response[0][0]) for line in samples.open() for response in json.loads(line)["resps"]]
 
 
-def test_a_task_file_gives_a_value_and_its_standard_error(environment: Environment, config: EvaluateConfig) -> None:
-    score = result_of(config, environment).scores["verbs"]["acc"]
+def test_task_file_yields_a_score_and_its_standard_error(environment: Environment, config: EvaluateConfig) -> None:
+    score = run_evaluate(config, environment).scores["verbs"]["acc"]
     assert 0 <= score.value <= 1
-    # The formula for a mean of zeros and ones, with Bessel's correction.
+    # Standard error of a mean of zeros and ones, with Bessel's correction.
     assert score.stderr == pytest.approx((score.value * (1 - score.value) / 39) ** 0.5)
     output = environment.stage_dir("evaluate", "e1") / "output"
     assert json.loads((output / "results.json").read_text())["results"]["verbs"]["acc,none"] == score.value
-    assert progress_in(environment)["step"] == progress_in(environment)["total"] == 160
+    assert read_progress(environment)["step"] == read_progress(environment)["total"] == 160
 
 
-def test_a_result_is_repeated_while_its_output_is_whole_and_made_again_when_it_is_not(
-    environment: Environment, config: EvaluateConfig
-) -> None:
-    first = result_of(config, environment)
+def test_result_is_reused_until_its_output_is_corrupt(environment: Environment, config: EvaluateConfig) -> None:
+    first = run_evaluate(config, environment)
     results = environment.stage_dir("evaluate", "e1") / "output" / "results.json"
-    written = results.stat().st_mtime_ns
-    assert result_of(config, environment) == first
-    assert results.stat().st_mtime_ns == written
+    modified = results.stat().st_mtime_ns
+    assert run_evaluate(config, environment) == first
+    assert results.stat().st_mtime_ns == modified
     results.write_text("{}")
-    assert result_of(config, environment) == first
-    assert results.stat().st_mtime_ns != written
+    assert run_evaluate(config, environment) == first
+    assert results.stat().st_mtime_ns != modified
 
 
-def test_another_adapter_does_not_get_the_answers_of_the_first(
-    environment: Environment, config: EvaluateConfig
-) -> None:
-    # The same stage folder, so the same scratch: an identity that its operator forgot to change.
-    result_of(config, environment)
+def test_responses_of_another_adapter_are_not_reused(environment: Environment, config: EvaluateConfig) -> None:
+    # Both runs use one stage folder, as if the identity did not depend on the adapter. So the cache must.
+    run_evaluate(config, environment)
     of_first = log_likelihoods(config, environment)
     (environment.stage_dir("evaluate", "e1") / "result.json").unlink()
-    result_of(config.model_copy(update={"train": "second"}), environment)
+    run_evaluate(config.model_copy(update={"train": "second"}), environment)
     of_second = log_likelihoods(config, environment)
     assert max(abs(a - b) for a, b in zip(of_first, of_second, strict=True)) > 0.1
 
 
-def test_the_merged_model_answers_like_the_base_model_with_its_adapter(
-    environment: Environment, config: EvaluateConfig
-) -> None:
-    beside = result_of(config, environment)
+def test_merged_model_responds_like_base_model_with_adapter(environment: Environment, config: EvaluateConfig) -> None:
+    with_adapter = run_evaluate(config, environment)
     of_adapter = log_likelihoods(config, environment)
     merged = with_recipe(config, model="merged")
-    assert result_of(merged, environment).scores["verbs"].keys() == beside.scores["verbs"].keys()
+    assert run_evaluate(merged, environment).scores["verbs"].keys() == with_adapter.scores["verbs"].keys()
     assert log_likelihoods(merged, environment) == pytest.approx(of_adapter, abs=1e-3)
     assert log_likelihoods(merged, environment) != of_adapter
 
 
-def test_without_an_adapter_the_base_model_itself_is_measured(
+def test_base_model_is_evaluated_without_an_adapter(
     environment: Environment, config: EvaluateConfig, tiny_model: Path
 ) -> None:
     from finetune_trainer.stages.evaluate import evaluate_model, scores_of  # noqa: PLC0415  imports lm_eval
 
     scores = scores_of(tiny_model, None, config.recipe, environment)
     assert 0 <= scores["verbs"]["acc"].value <= 1
-    result_of(config, environment)
+    run_evaluate(config, environment)
     base = evaluate_model(tiny_model, None, config.recipe, environment)["samples"]["verbs"]
-    of_base = [float(answer[0][0]) for sample in base for answer in sample["resps"]]
+    of_base = [float(response[0][0]) for sample in base for response in sample["resps"]]
     of_adapter = log_likelihoods(config, environment)
     assert max(abs(a - b) for a, b in zip(of_base, of_adapter, strict=True)) > 0.1
 
 
-def test_a_limit_and_few_shots_change_what_is_asked(environment: Environment, config: EvaluateConfig) -> None:
+def test_limit_and_few_shot_change_the_requests(environment: Environment, config: EvaluateConfig) -> None:
     few = with_recipe(config, tasks={"verbs": Task(file="tasks/verbs.yaml", limit=5, few_shot=2)})
-    result_of(few, environment)
+    run_evaluate(few, environment)
     output = environment.stage_dir("evaluate", few.identity) / "output"
     samples = [json.loads(line) for line in (output / "samples-verbs.jsonl").open()]
     assert len(samples) == 5
     assert samples[0]["arguments"][0][0].count("Verb:") == 3
 
 
-def test_perplexity_and_generation_are_measured_and_remembered_too(
-    environment: Environment, config: EvaluateConfig
-) -> None:
-    tasks = environment.manifest_dir / "tasks"  # type: ignore[operator]  # a laptop has one
+def test_perplexity_and_generation_responses_are_cached(environment: Environment, config: EvaluateConfig) -> None:
+    tasks = environment.manifest_dir / "tasks"  # type: ignore[operator]  # set in local runs
     verbs = (tasks / "verbs.yaml").read_text()
     head = verbs[: verbs.index("output_type")].replace("task: verbs", "task: {}")
     (tasks / "rolling.yaml").write_text(
@@ -153,16 +152,16 @@ def test_perplexity_and_generation_are_measured_and_remembered_too(
     both = with_recipe(
         config, tasks={name: Task(file=f"tasks/{name}.yaml", limit=6) for name in ("rolling", "writing")}
     )
-    first = result_of(both, environment)
+    first = run_evaluate(both, environment)
     assert first.scores["rolling"]["word_perplexity"].value > 1
     assert first.scores["writing"].keys() == {"exact_match"}
     (environment.stage_dir("evaluate", both.identity) / "result.json").unlink()
-    assert result_of(both, environment).scores == first.scores
-    assert progress_in(environment)["startStep"] == 12
+    assert run_evaluate(both, environment).scores == first.scores
+    assert read_progress(environment)["startStep"] == 12
 
 
 @pytest.mark.parametrize(
-    ("tasks", "words", "code"),
+    ("tasks", "expected", "code"),
     [
         ({"nouns": Task(file="tasks/verbs.yaml")}, "`task: verbs`", ExitCode.CONFIG),
         ({"verbs": Task(file="tasks/none.yaml")}, "none.yaml", ExitCode.NOT_FOUND),
@@ -172,8 +171,8 @@ def test_perplexity_and_generation_are_measured_and_remembered_too(
         ({"empty": Task(file="tasks/empty.yaml")}, "evaluate.tasks.empty", ExitCode.DATA),
     ],
 )
-def test_a_task_that_cannot_be_made_is_named_with_the_reason(
-    environment: Environment, config: EvaluateConfig, tasks: dict[str, Task], words: str, code: ExitCode
+def test_task_that_cannot_be_loaded_is_reported_with_the_reason(
+    environment: Environment, config: EvaluateConfig, tasks: dict[str, Task], expected: str, code: ExitCode
 ) -> None:
     folder = Path(str(environment.manifest_dir)) / "tasks"
     text = (folder / "verbs.yaml").read_text()
@@ -182,82 +181,82 @@ def test_a_task_that_cannot_be_made_is_named_with_the_reason(
     (folder / "bad.yaml").write_text("task: bad\ndataset_path: [")
     (folder / "questions" / "torn.jsonl").write_text('{"sentence": "A reader opens')
     (folder / "questions" / "empty.jsonl").write_text("")
-    message, found = refusal(with_recipe(config, tasks=tasks), environment)
-    assert words in message
-    assert found == code
+    message, exit_code = run_to_failure(with_recipe(config, tasks=tasks), environment)
+    assert expected in message
+    assert exit_code == code
 
 
 @pytest.fixture
-def lm_evals_own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only one of them, unchanged: to read all 14,000 takes seconds."""
+def built_in_arc_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduce lm-eval's built-in tasks to arc, unchanged: reading all 14,000 takes seconds."""
     import datasets  # noqa: PLC0415
     from lm_eval.tasks import manager  # noqa: PLC0415
 
-    own = Path(str(manager.__file__)).parent
-    shutil.copytree(own / "arc", tmp_path / "own" / "arc")
-    monkeypatch.setattr(manager, "__file__", str(tmp_path / "own" / "manager.py"))
+    built_in = Path(str(manager.__file__)).parent
+    shutil.copytree(built_in / "arc", tmp_path / "built-in" / "arc")
+    monkeypatch.setattr(manager, "__file__", str(tmp_path / "built-in" / "manager.py"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
 
-@pytest.mark.usefixtures("lm_evals_own_tasks")
+@pytest.mark.usefixtures("built_in_arc_tasks")
 @pytest.mark.parametrize(
-    ("name", "words", "code"),
+    ("name", "expected", "code"),
     [
         ("arc_esay", "did you mean arc_easy", ExitCode.CONFIG),
         ("ai2_arc", "evaluate.tasks.ai2_arc: this is a tag for several lm-eval tasks", ExitCode.CONFIG),
         ("arc_easy", "evaluate.tasks.arc_easy: its data cannot be downloaded", ExitCode.UNAVAILABLE),
     ],
 )
-def test_tasks_of_lm_evals_own_are_known_by_name_and_need_their_data(
-    environment: Environment, config: EvaluateConfig, name: str, words: str, code: ExitCode
+def test_built_in_task_that_cannot_be_loaded_is_reported(
+    environment: Environment, config: EvaluateConfig, name: str, expected: str, code: ExitCode
 ) -> None:
-    message, found = refusal(with_recipe(config, tasks={name: Task(), **VERBS}), environment)
-    assert words in message
-    assert found == code
+    message, exit_code = run_to_failure(with_recipe(config, tasks={name: Task(), **VERBS}), environment)
+    assert expected in message
+    assert exit_code == code
 
 
-def test_a_damaged_adapter_is_not_measured(environment: Environment, config: EvaluateConfig) -> None:
+def test_corrupt_adapter_is_not_evaluated(environment: Environment, config: EvaluateConfig) -> None:
     weights = environment.stage_dir("train", "first") / "output" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    message, code = refusal(config, environment)
+    message, code = run_to_failure(config, environment)
     assert "adapter_model.safetensors" in message
     assert code == ExitCode.NOT_FOUND
 
 
-def test_what_was_answered_before_a_kill_is_not_asked_again(environment: Environment, config: EvaluateConfig) -> None:
+def test_requests_answered_before_a_kill_are_not_repeated(environment: Environment, config: EvaluateConfig) -> None:
     write_verbs_task(Path(str(environment.manifest_dir)) / "tasks", questions=96)
     slow = with_recipe(config, batch_size=1)
     folder = environment.stage_dir("evaluate", slow.identity)
 
-    process = start(slow, environment)
-    wait_for_answers(folder, 10)
+    process = start_stage(slow, environment)
+    wait_for_responses(folder, 10)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == ExitCode.INTERRUPTED
-    assert message_in(environment).interruption
-    answered = len(answers_in(folder))
+    assert read_termination_message(environment).interruption
+    answered = len(cached_responses(folder))
     assert answered < 4 * 96
 
-    tear_last_line(folder)
+    truncate_last_line(folder)
 
-    disturbed = result_of(slow, environment)
-    assert progress_in(environment)["startStep"] == answered - 1
-    assert len(set(answers_in(folder))) == 4 * 96 + 1
-    undisturbed = result_of(slow.model_copy(update={"identity": "undisturbed"}), environment)
-    assert disturbed.scores == undisturbed.scores
+    resumed = run_evaluate(slow, environment)
+    assert read_progress(environment)["startStep"] == answered - 1
+    assert len(set(cached_responses(folder))) == 4 * 96 + 1
+    uninterrupted = run_evaluate(slow.model_copy(update={"identity": "uninterrupted"}), environment)
+    assert resumed.scores == uninterrupted.scores
 
 
-def answers_in(folder: Path) -> list[bytes]:
+def cached_responses(folder: Path) -> list[bytes]:
     return [line for file in folder.glob("answers-*") for line in file.read_bytes().splitlines() if line]
 
 
-def tear_last_line(folder: Path) -> None:
+def truncate_last_line(folder: Path) -> None:
     (file,) = folder.glob("answers-*")
     file.write_bytes(file.read_bytes()[:-5])
 
 
-def wait_for_answers(folder: Path, count: int) -> None:
+def wait_for_responses(folder: Path, count: int) -> None:
     for _ in range(30000):
-        if len(answers_in(folder)) >= count:
+        if len(cached_responses(folder)) >= count:
             return
         time.sleep(0.01)
-    raise AssertionError("the stage did not answer anything within five minutes")
+    raise AssertionError(f"the stage did not cache {count} responses within five minutes")

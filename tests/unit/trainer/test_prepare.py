@@ -1,4 +1,4 @@
-"""What the stage makes of good records."""
+"""The stage prepare with valid records."""
 
 import json
 import resource
@@ -8,14 +8,14 @@ import pytest
 from support.models import prompt_records, write_jsonl
 from support.prepared import (
     IDENTITY,
-    counted_texts,
     make_tokenizer,
-    output_of,
+    output_folder,
     packed_documents,
     prepare,
     prepare_config,
+    trained_texts,
 )
-from support.stages import environment_in, progress_in, refusal, run_here
+from support.stages import environment_in, read_progress, run_in_process, run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data.packing import PackedRows
@@ -28,44 +28,40 @@ def model(tokenizer_folder: Path) -> Path:
 
 
 @pytest.fixture
-def data(here: Path) -> Path:
-    return here / "data.jsonl"
+def data(manifest_dir: Path) -> Path:
+    return manifest_dir / "data.jsonl"
 
 
-def test_all_records_are_in_the_rows_and_the_result_says_what_became_of_them(
-    model: Path, environment: Environment, data: Path
-) -> None:
+def test_rows_contain_all_records_and_result_counts_them(model: Path, environment: Environment, data: Path) -> None:
     write_jsonl(data, prompt_records(500))
     result = prepare(prepare_config(model, validation_fraction=0.2), environment)
 
     train, validation = (packed_documents(environment, split) for split in ("train", "validation"))
     assert len(train) + len(validation) == result.records == 500
     assert 60 < len(validation) < 140
-    assert result.train_rows == len(PackedRows(output_of(environment), "train"))
-    assert result.validation_rows == len(PackedRows(output_of(environment), "validation"))
+    assert result.train_rows == len(PackedRows(output_folder(environment), "train"))
+    assert result.validation_rows == len(PackedRows(output_folder(environment), "validation"))
     assert result.train_tokens == sum(len(tokens) for tokens, _ in train)
     assert (result.invalid, result.truncated, result.dropped) == (0, 0, 0)
     assert result.data_digest == "sha256:" + artifacts.digest_file(data)
-    assert result.digest == artifacts.digest_of(output_of(environment))
-    assert (progress_in(environment)["step"], progress_in(environment)["total"]) == (500, 500)
+    assert result.digest == artifacts.digest_of(output_folder(environment))
+    assert (read_progress(environment)["step"], read_progress(environment)["total"]) == (500, 500)
 
 
-def test_the_same_config_gives_the_same_bytes_and_another_seed_another_split(
+def test_rows_are_determined_by_config_and_seed(
     model: Path, tmp_path: Path, data: Path, environment: Environment
 ) -> None:
     write_jsonl(data, prompt_records(300))
     digests = []
     for run, seed in enumerate((1, 1, 2)):
-        elsewhere = environment_in(tmp_path / f"run-{run}")
+        run_environment = environment_in(tmp_path / f"run-{run}")
         write_jsonl(tmp_path / f"run-{run}" / "manifest" / "data.jsonl", prompt_records(300))
-        digests.append(prepare(prepare_config(model, seed=seed, validation_fraction=0.3), elsewhere).digest)
+        digests.append(prepare(prepare_config(model, seed=seed, validation_fraction=0.3), run_environment).digest)
 
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_record_stays_in_its_split_when_others_are_appended(
-    model: Path, environment: Environment, data: Path
-) -> None:
+def test_record_stays_in_its_split_when_others_are_appended(model: Path, environment: Environment, data: Path) -> None:
     records: list[dict[str, object]] = [{"text": f"line {number}"} for number in range(200)]
     config = prepare_config(model, validation_fraction=0.3)
     write_jsonl(data, records[:100])
@@ -73,47 +69,45 @@ def test_a_record_stays_in_its_split_when_others_are_appended(
     before = {tuple(tokens) for tokens, _ in packed_documents(environment, "validation")}
 
     write_jsonl(data, records)
-    (output_of(environment).parent / "result.json").unlink()
+    (output_folder(environment).parent / "result.json").unlink()
     prepare(config, environment)
     after = {tuple(tokens) for tokens, _ in packed_documents(environment, "validation")}
 
     assert before < after
 
 
-def test_only_completion_and_end_are_learnt_of_a_prompt_with_its_completion(
-    model: Path, environment: Environment, data: Path
-) -> None:
+def test_loss_covers_completion_and_eos_but_not_the_prompt(model: Path, environment: Environment, data: Path) -> None:
     tokenizer = make_tokenizer(model)
     write_jsonl(data, [{"prompt": "A reader opens\nVerb:", "completion": " opens the file"}])
     prepare(prepare_config(model), environment)
 
-    assert counted_texts(environment, tokenizer) == [" opens the file<eos>"]
+    assert trained_texts(environment, tokenizer) == [" opens the file<eos>"]
     [(tokens, _)] = packed_documents(environment)
     assert tokenizer.decode(tokens) == "A reader opens\nVerb: opens the file<eos>"
 
 
-def test_all_of_a_text_is_learnt_but_its_first_token(model: Path, environment: Environment, data: Path) -> None:
+def test_loss_covers_all_of_a_text_but_its_first_token(model: Path, environment: Environment, data: Path) -> None:
     write_jsonl(data, [{"text": "A reader opens the file"}])
     prepare(prepare_config(model), environment)
 
-    [(_, counted)] = packed_documents(environment)
-    assert counted == [0] + [1] * (len(counted) - 1)
+    [(_, loss_mask)] = packed_documents(environment)
+    assert loss_mask == [0] + [1] * (len(loss_mask) - 1)
 
 
-def test_a_tokenizer_that_writes_bos_writes_it_once(tmp_path: Path, environment: Environment, data: Path) -> None:
+def test_bos_and_eos_are_written_once(tmp_path: Path, environment: Environment, data: Path) -> None:
     make_tokenizer(tmp_path / "bos", writes_bos=True)
     write_jsonl(data, [{"text": "the file"}, {"text": "<bos>a socket"}])
     prepare(prepare_config(tmp_path / "bos"), environment)
 
-    for tokens, counted in packed_documents(environment):
+    for tokens, loss_mask in packed_documents(environment):
         assert tokens.count(1) == 1
         assert tokens[0] == 1
-        assert counted[:2] == [0, 1]
+        assert loss_mask[:2] == [0, 1]
         assert tokens.count(2) == 1
         assert tokens[-1] == 2
 
 
-def test_a_long_record_is_cut_to_the_context(model: Path, environment: Environment, data: Path) -> None:
+def test_long_record_is_truncated_to_context_length(model: Path, environment: Environment, data: Path) -> None:
     write_jsonl(data, [{"text": "the file " * 100}, {"text": "short"}])
     result = prepare(prepare_config(model), environment)
 
@@ -121,7 +115,7 @@ def test_a_long_record_is_cut_to_the_context(model: Path, environment: Environme
     assert max(len(tokens) for tokens, _ in packed_documents(environment)) == 64
 
 
-def test_a_long_record_is_left_out_where_that_is_asked_for(model: Path, environment: Environment, data: Path) -> None:
+def test_long_record_is_dropped_with_too_long_drop(model: Path, environment: Environment, data: Path) -> None:
     write_jsonl(data, [{"text": "the file " * 100}, {"text": "short"}])
     result = prepare(prepare_config(model, too_long="drop"), environment)
 
@@ -129,7 +123,7 @@ def test_a_long_record_is_left_out_where_that_is_asked_for(model: Path, environm
     assert len(packed_documents(environment)) == 1
 
 
-def test_a_record_whose_completion_would_be_cut_off_is_left_out(
+def test_record_is_dropped_if_truncation_removes_its_completion(
     model: Path, environment: Environment, data: Path
 ) -> None:
     write_jsonl(data, [{"prompt": "the file " * 100, "completion": " opens"}, *prompt_records(1)])
@@ -138,18 +132,18 @@ def test_a_record_whose_completion_would_be_cut_off_is_left_out(
     assert (result.truncated, result.dropped) == (0, 1)
 
 
-def test_a_small_data_set_may_have_no_validation_rows(
+def test_small_data_set_may_have_no_validation_rows(
     model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_jsonl(data, prompt_records(3))
     result = prepare(prepare_config(model, validation_fraction=0.01), environment)
 
     assert result.validation_rows == 0
-    assert len(PackedRows(output_of(environment), "validation")) == 0
+    assert len(PackedRows(output_folder(environment), "validation")) == 0
     assert "no validation rows" in capsys.readouterr().out
 
 
-def test_a_space_at_the_end_of_the_prompt_is_said(
+def test_space_at_the_end_of_a_prompt_is_reported(
     model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_jsonl(data, [{"prompt": "Verb: ", "completion": "opens"}, {"prompt": "Verb:", "completion": " opens"}])
@@ -158,7 +152,7 @@ def test_a_space_at_the_end_of_the_prompt_is_said(
     assert "in 1 records a token spans prompt and completion" in capsys.readouterr().out
 
 
-def test_a_finished_stage_repeats_its_result_and_a_damaged_one_is_done_again(
+def test_result_is_reused_until_its_output_is_corrupt(
     model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_jsonl(data, prompt_records(50))
@@ -168,14 +162,14 @@ def test_a_finished_stage_repeats_its_result_and_a_damaged_one_is_done_again(
     assert prepare(config, environment) == first
 
     write_jsonl(data, prompt_records(50))
-    tokens = output_of(environment) / "train.tokens.bin"
+    tokens = output_folder(environment) / "train.tokens.bin"
     tokens.write_bytes(tokens.read_bytes()[:-1] + b"\x7f")
     assert prepare(config, environment) == first
     assert "train.tokens.bin does not match the digest in its manifest" in capsys.readouterr().out
-    artifacts.verify(output_of(environment))
+    artifacts.verify(output_folder(environment))
 
 
-def test_leftovers_of_killed_attempts_are_cleaned_away(model: Path, environment: Environment, data: Path) -> None:
+def test_leftovers_of_killed_attempts_are_removed(model: Path, environment: Environment, data: Path) -> None:
     leftover = environment.stage_dir("prepare", IDENTITY) / ".output.4711"
     leftover.mkdir(parents=True)
     (leftover / "train.tokens.bin").write_bytes(b"half a row")
@@ -185,33 +179,33 @@ def test_leftovers_of_killed_attempts_are_cleaned_away(model: Path, environment:
     assert sorted(path.name for path in leftover.parent.iterdir()) == [".lock", "config.json", "output", "result.json"]
 
 
-def test_a_full_disk_is_said_with_the_folder(model: Path, environment: Environment, data: Path) -> None:
+def test_full_disk_is_reported_with_the_folder(model: Path, environment: Environment, data: Path) -> None:
     write_jsonl(data, [{"text": "the file"}])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, limits[1]))
     try:
-        words, code = refusal(prepare_config(model, context_length=131072), environment)
+        message, code = run_to_failure(prepare_config(model, context_length=131072), environment)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     assert code == ExitCode.UNAVAILABLE
-    assert str(environment.workspace) in words
-    assert "File too large" in words
-    assert not output_of(environment).exists()
+    assert str(environment.workspace) in message
+    assert "File too large" in message
+    assert not output_folder(environment).exists()
 
 
-def test_a_model_without_a_tokenizer_is_said(tmp_path: Path, environment: Environment, data: Path) -> None:
+def test_model_without_a_tokenizer_is_rejected(tmp_path: Path, environment: Environment, data: Path) -> None:
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     write_jsonl(data, [{"text": "the file"}])
 
-    words, code = refusal(prepare_config(tmp_path / "bare"), environment)
+    message, code = run_to_failure(prepare_config(tmp_path / "bare"), environment)
     assert code == ExitCode.CONFIG
-    assert "tokenizer" in words
+    assert "tokenizer" in message
 
 
-def test_a_missing_data_set_is_not_found(model: Path, environment: Environment) -> None:
-    message, code = run_here(prepare_config(model, "nothing.jsonl"), environment)
+def test_missing_data_set_is_reported(model: Path, environment: Environment) -> None:
+    message, code = run_in_process(prepare_config(model, "nothing.jsonl"), environment)
 
     assert code == ExitCode.NOT_FOUND
     assert message.failure

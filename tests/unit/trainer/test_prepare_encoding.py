@@ -1,4 +1,4 @@
-"""Where prompt ends and completion begins, and what the assistant says: exact to the token."""
+"""The loss mask, exact to the token: completions after their prompts, and the assistant's turns."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,16 +8,16 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.models import write_jsonl
-from support.prepared import counted_texts, make_tokenizer, packed_documents, prepare, prepare_config
-from support.stages import environment_in, refusal
+from support.prepared import make_tokenizer, packed_documents, prepare, prepare_config, trained_texts
+from support.stages import environment_in, run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data.chat import ChatTemplate
 from finetune_trainer.data.encoding import Encoder, RecordFormatter
 from finetune_trainer.data.records import InvalidRecord
 
-often = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-texts = st.text(st.sampled_from(" \nabenops the.,éß漢🙂<"), max_size=30)  # no ">", so no special token written out
+many_examples = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+texts = st.text(st.sampled_from(" \nabenops the.,éß漢🙂<"), max_size=30)  # no ">", so no special tokens
 
 
 @pytest.fixture(scope="module", params=["plain", "trimmed offsets", "BOS"])
@@ -29,14 +29,14 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     )
 
 
-@often
+@many_examples
 @given(prompt=texts, completion=texts)
-def test_the_tokens_are_those_that_evaluation_sees(tokenizer: Any, prompt: str, completion: str) -> None:
-    from lm_eval.api.model import TemplateLM  # noqa: PLC0415  seconds of imports
+def test_tokens_are_those_of_the_evaluation(tokenizer: Any, prompt: str, completion: str) -> None:
+    from lm_eval.api.model import TemplateLM  # noqa: PLC0415  the import takes seconds
 
     assume(prompt.strip() and completion.strip())
-    passage = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
-    [document] = Encoder(tokenizer).encode([passage])
+    example = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
+    [document] = Encoder(tokenizer).encode([example])
 
     evaluation = SimpleNamespace(backend="causal", tok_encode=tokenizer.encode)
     context, continuation = TemplateLM._encode_pair(evaluation, prompt, completion)
@@ -45,21 +45,19 @@ def test_the_tokens_are_those_that_evaluation_sees(tokenizer: Any, prompt: str, 
         assert document.tokens[document.loss_mask == 1].tolist() == [*continuation, tokenizer.eos_token_id]
 
 
-@often
+@many_examples
 @given(prompt=texts, completion=texts)
-def test_a_token_is_counted_if_it_holds_a_character_of_the_completion(
-    tokenizer: Any, prompt: str, completion: str
-) -> None:
+def test_loss_covers_tokens_with_a_character_of_the_completion(tokenizer: Any, prompt: str, completion: str) -> None:
     assume(completion.strip())
-    passage = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
-    [document] = Encoder(tokenizer).encode([passage])
+    example = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
+    [document] = Encoder(tokenizer).encode([example])
 
-    # Of a byte-level tokenizer each character of a token is one byte of the text.
+    # With a byte-level tokenizer, each character of a token's name is one byte of the text.
     names = tokenizer.convert_ids_to_tokens(document.tokens[:-1].tolist())
-    behind = 0
-    for at, name in enumerate(names):
-        behind += 0 if name == "<bos>" else len(name)
-        assert document.loss_mask[at] == (at > 0 and behind > len(prompt.encode()))
+    end = 0
+    for index, name in enumerate(names):
+        end += 0 if name == "<bos>" else len(name)
+        assert document.loss_mask[index] == (index > 0 and end > len(prompt.encode()))
     assert document.loss_mask[-1] == 1
 
 
@@ -90,8 +88,8 @@ TWO_TURNS = [
 ]
 
 
-class Template:
-    """As much of a tokenizer as a chat format asks for."""
+class FakeTokenizer:
+    """The attributes of a tokenizer that ChatTemplate uses."""
 
     bos_token_id = 1
     special_tokens_map = {"bos_token": "<bos>", "eos_token": "<eos>"}  # noqa: RUF012
@@ -103,9 +101,9 @@ class Template:
         return self.chat_template
 
 
-def spoken(template: str, messages: list[dict[str, str]]) -> list[str]:
-    text, spans = ChatTemplate(Template(template)).render(messages)
-    return [text[first:behind] for first, behind in spans]
+def assistant_turns(template: str, messages: list[dict[str, str]]) -> list[str]:
+    text, spans = ChatTemplate(FakeTokenizer(template)).render(messages)
+    return [text[start:end] for start, end in spans]
 
 
 @pytest.mark.parametrize(
@@ -119,34 +117,34 @@ def spoken(template: str, messages: list[dict[str, str]]) -> list[str]:
     ],
     ids=["plain", "EOS once", "adds reasoning to the last turn", "prompts for reasoning", "marked"],
 )
-def test_the_assistants_turns_are_found_and_no_other_words(template: str, turns: list[str]) -> None:
-    assert spoken(template, TWO_TURNS) == turns
+def test_spans_cover_exactly_the_assistants_turns(template: str, turns: list[str]) -> None:
+    assert assistant_turns(template, TWO_TURNS) == turns
 
 
-def test_reasoning_that_the_template_drops_is_not_looked_for() -> None:
+def test_reasoning_dropped_by_the_template_is_not_expected() -> None:
     messages = [dict(message) for message in TWO_TURNS]
     messages[1]["content"] = "<think>hm</think>yes"
     messages[3]["content"] = "<think>so</think>no"
 
-    assert spoken(THINKING, messages) == ["yes<|end|>", "<think>so</think>no<|end|>"]
+    assert assistant_turns(THINKING, messages) == ["yes<|end|>", "<think>so</think>no<|end|>"]
 
 
-def test_a_conversation_may_begin_with_the_assistant_and_end_with_the_user() -> None:
+def test_conversation_may_start_with_assistant_and_end_with_user() -> None:
     messages = [
         {"role": "assistant", "content": "hello"},
         {"role": "user", "content": "hello"},
     ]
-    assert spoken(CHATML, messages) == ["hello<|end|>"]
+    assert assistant_turns(CHATML, messages) == ["hello<|end|>"]
 
 
-def test_the_calendar_stands_still() -> None:
-    text, _ = ChatTemplate(Template(DATED)).render(TWO_TURNS)
+def test_template_that_prints_the_date_gets_a_fixed_one() -> None:
+    text, _ = ChatTemplate(FakeTokenizer(DATED)).render(TWO_TURNS)
     assert text.startswith("26 Jul 2024 ")
 
 
-def test_a_template_that_leaves_the_answer_out_is_said() -> None:
+def test_template_that_drops_an_assistants_turn_is_rejected() -> None:
     with pytest.raises(InvalidRecord, match=r"messages\[1\]: the chat template drops this turn"):
-        spoken("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TWO_TURNS)
+        assistant_turns("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TWO_TURNS)
 
 
 @pytest.fixture
@@ -159,33 +157,31 @@ def write_conversations(environment: Environment, *conversations: list[dict[str,
     write_jsonl(environment.manifest_dir / "data.jsonl", [{"messages": messages} for messages in conversations])
 
 
-def test_only_the_assistants_turns_are_learnt_of_a_conversation(tmp_path: Path, environment: Environment) -> None:
+def test_loss_covers_only_the_assistants_turns(tmp_path: Path, environment: Environment) -> None:
     tokenizer = make_tokenizer(tmp_path / "chat", chat_template=CHATML)
     write_conversations(environment, TWO_TURNS)
     prepare(prepare_config(tmp_path / "chat", context_length=128), environment)
 
-    assert counted_texts(environment, tokenizer) == ["yes<|end|>|yes<|end|>"]
+    assert trained_texts(environment, tokenizer) == ["yes<|end|>|yes<|end|>"]
 
 
-@pytest.mark.parametrize("begin", ["", "<bos>"])
-def test_without_a_chat_template_turns_are_role_and_content(
-    tmp_path: Path, environment: Environment, begin: str
-) -> None:
-    tokenizer = make_tokenizer(tmp_path / "base", writes_bos=bool(begin))
+@pytest.mark.parametrize("bos", ["", "<bos>"])
+def test_without_a_chat_template_turns_are_role_and_content(tmp_path: Path, environment: Environment, bos: str) -> None:
+    tokenizer = make_tokenizer(tmp_path / "base", writes_bos=bool(bos))
     write_conversations(environment, [{"role": "system", "content": "be"}, *TWO_TURNS])
     prepare(prepare_config(tmp_path / "base", context_length=128), environment)
 
     [(tokens, _)] = packed_documents(environment)
     assert tokenizer.decode(tokens) == (
-        f"{begin}system: be\n\nuser: yes\n\nassistant: yes<eos>\n\nuser: and?\n\nassistant: yes<eos>"
+        f"{bos}system: be\n\nuser: yes\n\nassistant: yes<eos>\n\nuser: and?\n\nassistant: yes<eos>"
     )
-    assert counted_texts(environment, tokenizer) == [" yes<eos>| yes<eos>"]
+    assert trained_texts(environment, tokenizer) == [" yes<eos>| yes<eos>"]
 
 
-def test_what_a_template_refuses_is_an_unusable_record(tmp_path: Path, environment: Environment) -> None:
+def test_conversation_rejected_by_the_template_is_invalid(tmp_path: Path, environment: Environment) -> None:
     make_tokenizer(tmp_path / "chat", chat_template=ALTERNATING)
     write_conversations(environment, TWO_TURNS, [{"role": "system", "content": "be"}, *TWO_TURNS])
 
-    words, code = refusal(prepare_config(tmp_path / "chat"), environment)
+    message, code = run_to_failure(prepare_config(tmp_path / "chat"), environment)
     assert code == ExitCode.DATA
-    assert "data.jsonl:2: the chat template rejected the conversation: no system role" in words
+    assert "data.jsonl:2: the chat template rejected the conversation: no system role" in message

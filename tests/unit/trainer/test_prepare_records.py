@@ -1,4 +1,4 @@
-"""Data as it comes: four formats, and all that can be wrong with them, each said in words that help."""
+"""Data sets in four formats, and every defect of a file or a record, with the message for it."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from support.models import write_jsonl
 from support.prepared import IDENTITY, packed_documents, prepare, prepare_config
-from support.stages import refusal
+from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data import records
@@ -58,31 +58,31 @@ def model(tokenizer_folder: Path) -> Path:
     ],
     ids=["messages", "prompt and completion", "text"],
 )
-def test_the_same_records_give_the_same_rows_in_every_format(
-    model: Path, environment: Environment, here: Path, rows: list[dict[str, Any]]
+def test_same_records_yield_the_same_rows_in_every_format(
+    model: Path, environment: Environment, manifest_dir: Path, rows: list[dict[str, Any]]
 ) -> None:
-    found = {}
-    for form, write in FORMATS.items():
-        write(here / f"data.{form}", rows)
-        result = prepare(prepare_config(model, f"data.{form}"), environment)
+    packed = {}
+    for extension, write in FORMATS.items():
+        write(manifest_dir / f"data.{extension}", rows)
+        result = prepare(prepare_config(model, f"data.{extension}"), environment)
         assert result.records == 2
-        found[form] = packed_documents(environment)
+        packed[extension] = packed_documents(environment)
         (environment.stage_dir("prepare", IDENTITY) / "result.json").unlink()
 
-    assert found["jsonl"] == found["json"] == found["csv"] == found["parquet"]
-    assert len(found["jsonl"]) == 2
+    assert packed["jsonl"] == packed["json"] == packed["csv"] == packed["parquet"]
+    assert len(packed["jsonl"]) == 2
 
 
-def test_the_format_can_be_said_where_the_ending_does_not(model: Path, environment: Environment, here: Path) -> None:
-    write_csv(here / "data.txt", [{"text": "the file"}])
+def test_format_can_be_set_for_an_unknown_extension(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_csv(manifest_dir / "data.txt", [{"text": "the file"}])
 
     assert prepare(prepare_config(model, "data.txt", format="csv"), environment).records == 1
 
 
-def test_byte_order_marks_blank_lines_and_carriage_returns_are_no_records(
-    model: Path, environment: Environment, here: Path
+def test_bom_blank_lines_and_carriage_returns_are_ignored(
+    model: Path, environment: Environment, manifest_dir: Path
 ) -> None:
-    (here / "data.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "the file"}\r\n\r\n  \n{"text": "a socket"}\r\n')
+    (manifest_dir / "data.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "the file"}\r\n\r\n  \n{"text": "a socket"}\r\n')
 
     result = prepare(prepare_config(model), environment)
     assert (result.records, result.invalid) == (2, 0)
@@ -111,20 +111,20 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "words"), BAD_LINES, ids=[words[14:40] for _, words in BAD_LINES])
-def test_a_bad_line_is_named_with_its_reason(
-    model: Path, environment: Environment, here: Path, line: bytes, words: str
+@pytest.mark.parametrize(("line", "expected"), BAD_LINES, ids=[expected[14:40] for _, expected in BAD_LINES])
+def test_invalid_line_is_reported_with_its_reason(
+    model: Path, environment: Environment, manifest_dir: Path, line: bytes, expected: str
 ) -> None:
-    (here / "data.jsonl").write_bytes(GOOD.encode() + line + b"\n" + GOOD.encode())
+    (manifest_dir / "data.jsonl").write_bytes(GOOD.encode() + line + b"\n" + GOOD.encode())
 
-    message, code = refusal(prepare_config(model), environment)
+    message, code = run_to_failure(prepare_config(model), environment)
     assert code == ExitCode.DATA
-    assert words in message
+    assert expected in message
     assert "1 of 3 records are invalid" in message
 
 
 @pytest.mark.parametrize(
-    ("record", "words"),
+    ("record", "expected"),
     [
         ({"prompt": "a"}, "completion is missing"),
         ({"prompt": "a", "completion": None}, "completion is null"),
@@ -143,17 +143,17 @@ def test_a_bad_line_is_named_with_its_reason(
     ],
     ids=str,
 )
-def test_a_record_that_is_no_record_says_what_it_lacks(
-    model: Path, environment: Environment, here: Path, record: dict[str, Any], words: str
+def test_invalid_record_is_reported_with_its_reason(
+    model: Path, environment: Environment, manifest_dir: Path, record: dict[str, Any], expected: str
 ) -> None:
-    write_jsonl(here / "data.jsonl", [record])
+    write_jsonl(manifest_dir / "data.jsonl", [record])
 
-    message, code = refusal(prepare_config(model), environment)
+    message, code = run_to_failure(prepare_config(model), environment)
     assert code == ExitCode.DATA
-    assert f"data.jsonl:1: {words}" in message
+    assert f"data.jsonl:1: {expected}" in message
 
 
-WHOLE_FILES = [
+BAD_FILES = [
     ("data.jsonl", b"", "data.jsonl has no records; add records or correct dataset.uri"),
     ("data.json", b"", "data.json has no records"),
     ("data.json", b" [ ] ", "data.json has no records"),
@@ -186,59 +186,59 @@ WHOLE_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), WHOLE_FILES, ids=[words[:45] for _, _, words in WHOLE_FILES])
-def test_what_is_wrong_with_a_file_is_said_with_the_place(
-    model: Path, environment: Environment, name: str, content: bytes, words: str
+@pytest.mark.parametrize(("name", "content", "expected"), BAD_FILES, ids=[message[:45] for _, _, message in BAD_FILES])
+def test_invalid_file_is_reported_with_the_location(
+    model: Path, environment: Environment, name: str, content: bytes, expected: str
 ) -> None:
     assert environment.manifest_dir
     (environment.manifest_dir / name).write_bytes(content)
 
-    message, code = refusal(prepare_config(model, name), environment)
-    assert code == (ExitCode.CONFIG if "extension" in words or "compressed" in words else ExitCode.DATA)
-    assert words in message
+    message, code = run_to_failure(prepare_config(model, name), environment)
+    assert code == (ExitCode.CONFIG if "extension" in expected or "compressed" in expected else ExitCode.DATA)
+    assert expected in message
 
 
-def test_a_parquet_file_without_the_columns_says_which_it_has(
-    model: Path, environment: Environment, here: Path
+def test_parquet_file_without_the_columns_is_rejected(
+    model: Path, environment: Environment, manifest_dir: Path
 ) -> None:
-    write_parquet(here / "data.parquet", [{"words": "a"}])
+    write_parquet(manifest_dir / "data.parquet", [{"words": "a"}])
 
-    message, _ = refusal(prepare_config(model, "data.parquet"), environment)
+    message, _ = run_to_failure(prepare_config(model, "data.parquet"), environment)
     assert "needs the columns messages, prompt and completion, or text; it has words" in message
 
 
-def test_a_bad_parquet_row_is_named_by_its_number(model: Path, environment: Environment, here: Path) -> None:
+def test_invalid_parquet_row_is_reported_with_its_number(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     texts = pa.array([b"the file", b"\xff", b"a socket", None]).view(pa.string())
-    parquet.write_table(pa.table({"text": texts}), here / "data.parquet")
+    parquet.write_table(pa.table({"text": texts}), manifest_dir / "data.parquet")
 
-    message, code = refusal(prepare_config(model, "data.parquet"), environment)
+    message, code = run_to_failure(prepare_config(model, "data.parquet"), environment)
     assert code == ExitCode.DATA
     assert "data.parquet:2: holds bytes that are not UTF-8\ndata.parquet:4: text is null" in message
 
 
-def test_a_folder_is_no_data_set(model: Path, environment: Environment, here: Path) -> None:
-    (here / "data").mkdir()
+def test_folder_is_rejected_as_a_data_set(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    (manifest_dir / "data").mkdir()
 
-    message, code = refusal(prepare_config(model, "data"), environment)
+    message, code = run_to_failure(prepare_config(model, "data"), environment)
     assert code == ExitCode.CONFIG
     assert "is a folder: set dataset.uri to one file in it" in message
 
 
-def test_ten_of_many_bad_records_are_named_and_fit_the_termination_message(
-    model: Path, environment: Environment, here: Path
-) -> None:
-    write_jsonl(here / "data.jsonl", [{"text": "good"}] + [{"x" * 300: 1}] * 50)
+def test_failure_names_at_most_ten_invalid_records(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", [{"text": "good"}] + [{"x" * 300: 1}] * 50)
 
-    message, _ = refusal(prepare_config(model), environment)
+    message, _ = run_to_failure(prepare_config(model), environment)
     assert message.splitlines()[0].startswith("50 of 51 records are invalid, more than dataset.maxInvalidFraction (0)")
     assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [f"data.jsonl:{n}" for n in range(2, 12)]
     assert len(message.encode()) < 2048
 
 
-def test_as_many_bad_records_as_allowed_are_counted_and_left_out(
-    model: Path, environment: Environment, here: Path, capsys: pytest.CaptureFixture[str]
+def test_invalid_records_within_limit_are_counted_and_skipped(
+    model: Path, environment: Environment, manifest_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_jsonl(here / "data.jsonl", [{"text": "good"}] * 3 + [{"text": 1}])
+    write_jsonl(manifest_dir / "data.jsonl", [{"text": "good"}] * 3 + [{"text": 1}])
 
     result = prepare(prepare_config(model, max_invalid_fraction=0.25), environment)
     assert (result.records, result.invalid) == (4, 1)
@@ -247,42 +247,42 @@ def test_as_many_bad_records_as_allowed_are_counted_and_left_out(
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "expected"),
     [
         ({"too_long": "drop", "context_length": 16}, "2 records are longer than prepare.contextLength (16); raise it"),
         ({"validation_fraction": 0.5, "seed": 10}, "all valid records are in the validation split"),
     ],
 )
-def test_where_nothing_to_train_on_is_left_the_reason_is_said(
-    model: Path, environment: Environment, here: Path, changes: dict[str, Any], words: str
+def test_data_set_without_training_rows_is_rejected(
+    model: Path, environment: Environment, manifest_dir: Path, changes: dict[str, Any], expected: str
 ) -> None:
-    write_jsonl(here / "data.jsonl", [{"text": "the file number " * 20}] * 2)
+    write_jsonl(manifest_dir / "data.jsonl", [{"text": "the file number " * 20}] * 2)
 
-    message, code = refusal(prepare_config(model, **changes), environment)
+    message, code = run_to_failure(prepare_config(model, **changes), environment)
     assert code == ExitCode.DATA
-    assert f"no training rows: {words}" in message
+    assert f"no training rows: {expected}" in message
 
 
-def test_a_line_without_end_does_not_fill_the_memory(
-    model: Path, environment: Environment, here: Path, monkeypatch: pytest.MonkeyPatch
+def test_line_longer_than_the_limit_is_rejected(
+    model: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "LONGEST_RECORD", 1 << 20)
-    (here / "data.jsonl").write_bytes(GOOD.encode() + b"x" * (1 << 21))
-    (here / "data.json").write_bytes(b'[{"text": "' + b"x" * (1 << 22))
+    (manifest_dir / "data.jsonl").write_bytes(GOOD.encode() + b"x" * (1 << 21))
+    (manifest_dir / "data.json").write_bytes(b'[{"text": "' + b"x" * (1 << 22))
 
-    message, _ = refusal(prepare_config(model), environment)
+    message, _ = run_to_failure(prepare_config(model), environment)
     assert "data.jsonl:2: the line is longer than 1 MiB" in message
-    message, _ = refusal(prepare_config(model, "data.json"), environment)
+    message, _ = run_to_failure(prepare_config(model, "data.json"), environment)
     assert "data.json:1: not JSON, or a record longer than 1 MiB" in message
 
 
-@pytest.mark.parametrize("form", ["jsonl", "json", "csv"])
-def test_a_file_is_read_without_being_held(tmp_path: Path, form: Any) -> None:
-    path = tmp_path / f"data.{form}"
-    FORMATS[form](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
+@pytest.mark.parametrize("file_format", ["jsonl", "json", "csv"])
+def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, file_format: Any) -> None:
+    path = tmp_path / f"data.{file_format}"
+    FORMATS[file_format](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
     tracemalloc.start()
     try:
-        count = sum(1 for _ in read_records(path, form))
+        count = sum(1 for _ in read_records(path, file_format))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -292,13 +292,13 @@ def test_a_file_is_read_without_being_held(tmp_path: Path, form: Any) -> None:
     assert peak < 1_000_000
 
 
-def test_json_records_are_whole_wherever_the_chunks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_records_do_not_depend_on_the_chunk_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": "é\n" * length, "n": 10**length} for length in range(12)]
     (tmp_path / "data.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False))
-    whole = list(read_records(tmp_path / "data.json", "json"))
+    in_one_chunk = list(read_records(tmp_path / "data.json", "json"))
 
     for size in range(1, 40):
         monkeypatch.setattr(records, "JSON_CHUNK", size)
-        assert list(read_records(tmp_path / "data.json", "json")) == whole
-    assert [fields for _, fields in whole] == rows
-    assert [line for line, _ in whole] == [2 + 4 * number for number in range(12)]
+        assert list(read_records(tmp_path / "data.json", "json")) == in_one_chunk
+    assert [fields for _, fields in in_one_chunk] == rows
+    assert [line for line, _ in in_one_chunk] == [2 + 4 * number for number in range(12)]

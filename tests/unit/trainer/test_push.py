@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.adapters import make_adapter
-from support.stages import environment_in, made, refusal, start
+from support.stages import environment_in, run_to_failure, run_to_result, start_stage
 
 from finetune_trainer.contract import (
     DatasetSource,
@@ -41,11 +41,11 @@ PROMPT = "The parser opens"
 @pytest.fixture
 def environment(tmp_path: Path, tiny_model: Path) -> Environment:
     """Two trained adapters and a claim named models."""
-    here = environment_in(tmp_path)
+    environment = environment_in(tmp_path)
     for seed, name in enumerate(("first", "second")):
-        make_adapter(here.stage_dir("train", name) / "output", tiny_model, seed=seed)
+        make_adapter(environment.stage_dir("train", name) / "output", tiny_model, seed=seed)
     (tmp_path / "claims" / "models").mkdir()
-    return here
+    return environment
 
 
 @pytest.fixture
@@ -67,16 +67,17 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "claims" / "models" / "names"
 
 
-def pushed(config: PushConfig, environment: Environment) -> PushResult:
-    return made(config, environment, PushResult)
+def push(config: PushConfig, environment: Environment) -> PushResult:
+    return run_to_result(config, environment, PushResult)
 
 
-def to(config: PushConfig, target: str, **changes: object) -> PushConfig:
+def with_target(config: PushConfig, target: str, **changes: object) -> PushConfig:
     recipe = config.recipe.model_copy(update={"target": target, **changes})
     return config.model_copy(update={"recipe": recipe, "identity": target.replace("/", "-")})
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of a model's files by name, without the model card."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix != ".md"}
 
 
@@ -90,108 +91,106 @@ def logits(model: Any, folder: Path) -> Any:
         return model.eval()(**tokens).logits.float()
 
 
-def loaded(folder: Path) -> Any:
+def load_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_the_pushed_model_says_what_the_base_model_says_with_its_adapter(
+def test_pushed_model_computes_like_base_model_with_adapter(
     environment: Environment, config: PushConfig, target: Path, tiny_model: Path
 ) -> None:
     import torch  # noqa: PLC0415
 
     from finetune_trainer.models.merge import with_adapter  # noqa: PLC0415
 
-    result = pushed(to(config, "pvc://models/names", dtype="fp32"), environment)
+    result = push(with_target(config, "pvc://models/names", dtype="fp32"), environment)
     assert result.size == sum(path.stat().st_size for path in target.iterdir() if path.name != "manifest.json")
     adapter = environment.stage_dir("train", "first") / "output"
-    beside = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
-    assert (logits(loaded(target), target) - beside).abs().max() < 1e-4
-    assert (logits(loaded(tiny_model), target) - beside).abs().max() > 0.1
+    expected = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
+    assert (logits(load_model(target), target) - expected).abs().max() < 1e-4
+    assert (logits(load_model(tiny_model), target) - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("variant", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["lora", "rslora", "dora"])
-def test_every_variant_of_lora_is_merged_rightly(tmp_path: Path, tiny_model: Path, variant: dict[str, bool]) -> None:
+def test_every_lora_variant_is_merged_correctly(tmp_path: Path, tiny_model: Path, variant: dict[str, bool]) -> None:
     import torch  # noqa: PLC0415
 
     from finetune_trainer.models.merge import merge_adapter, with_adapter  # noqa: PLC0415
 
     adapter = make_adapter(tmp_path / "adapter", tiny_model, **variant)
-    beside = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
-    assert (logits(merge_adapter(tiny_model, adapter, torch.float32), tiny_model) - beside).abs().max() < 1e-4
+    expected = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
+    assert (logits(merge_adapter(tiny_model, adapter, torch.float32), tiny_model) - expected).abs().max() < 1e-4
 
 
-def test_what_is_merged_in_memory_is_what_a_reader_of_the_pushed_model_loads(
+def test_merged_model_in_memory_equals_the_pushed_model(
     environment: Environment, config: PushConfig, target: Path, tiny_model: Path
 ) -> None:
     import torch  # noqa: PLC0415
 
     from finetune_trainer.models.merge import merge_adapter  # noqa: PLC0415
 
-    pushed(config, environment)
+    push(config, environment)
     in_memory = merge_adapter(tiny_model, environment.stage_dir("train", "first") / "output", torch.bfloat16)
-    assert torch.equal(logits(in_memory, target), logits(loaded(target), target))
+    assert torch.equal(logits(in_memory, target), logits(load_model(target), target))
 
 
-def test_the_same_adapter_gives_the_same_bytes(environment: Environment, config: PushConfig, target: Path) -> None:
-    one = pushed(config, environment)
-    two = pushed(to(config, "pvc://models/again"), environment)
+def test_same_adapter_yields_the_same_files(environment: Environment, config: PushConfig, target: Path) -> None:
+    one = push(config, environment)
+    two = push(with_target(config, "pvc://models/again"), environment)
     assert one.digest == two.digest
-    files = bytes_in(target)
+    files = read_files(target)
     files.pop("manifest.json")
-    assert files.items() <= bytes_in(target.with_name("again")).items()
+    assert files.items() <= read_files(target.with_name("again")).items()
 
 
-def test_a_large_model_is_written_in_shards(
+def test_large_model_is_written_in_shards(
     environment: Environment, config: PushConfig, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pushed(config, environment)
-    expected = logits(loaded(target), target)
+    whole = push(config, environment)
+    expected = logits(load_model(target), target)
     monkeypatch.setattr("finetune_trainer.stages.push.SHARD", "50KB")
-    assert pushed(to(config, "pvc://models/shards"), environment).digest != whole.digest
+    assert push(with_target(config, "pvc://models/shards"), environment).digest != whole.digest
     shards = target.with_name("shards")
     assert len(list(shards.glob("*.safetensors"))) > 1
-    assert (logits(loaded(shards), shards) == expected).all()
+    assert (logits(load_model(shards), shards) == expected).all()
 
 
-def test_everybody_may_read_the_files(environment: Environment, config: PushConfig, target: Path) -> None:
-    pushed(config, environment)
+def test_files_are_readable_by_all_users(environment: Environment, config: PushConfig, target: Path) -> None:
+    push(config, environment)
     assert {path.stat().st_mode & 0o044 for path in target.iterdir()} == {0o044}
 
 
-def test_the_same_model_is_not_written_twice(
+def test_same_model_is_not_written_twice(
     environment: Environment, config: PushConfig, target: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    first = pushed(config, environment)
-    written = target.stat().st_ino
-    (environment.stage_dir("push", "p1") / "result.json").unlink()  # killed before it was written
-    assert pushed(config, environment) == first
-    run_differently = config.model_copy(
+    first = push(config, environment)
+    inode = target.stat().st_ino
+    (environment.stage_dir("push", "p1") / "result.json").unlink()  # as if killed before writing the result
+    assert push(config, environment) == first
+    other_lineage = config.model_copy(
         update={"identity": "p2", "lineage": Lineage(pipeline="default/names", interruptions=9)}
     )
-    assert pushed(run_differently, environment).digest == first.digest
-    assert target.stat().st_ino == written
+    assert push(other_lineage, environment).digest == first.digest
+    assert target.stat().st_ino == inode
     assert capfd.readouterr().out.count("already contains this model") == 2
 
 
-def test_a_result_is_repeated_while_the_target_is_whole_and_made_again_when_it_is_not(
-    environment: Environment, config: PushConfig, target: Path
-) -> None:
-    first = pushed(config, environment)
-    before = bytes_in(target)
+def test_corrupt_or_missing_model_is_pushed_again(environment: Environment, config: PushConfig, target: Path) -> None:
+    first = push(config, environment)
+    before = read_files(target)
     weights = target / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert pushed(config, environment) == first
-    assert bytes_in(target) == before
+    assert push(config, environment) == first
+    assert read_files(target) == before
     shutil.rmtree(target)
-    assert pushed(config, environment) == first
-    assert bytes_in(target) == before
+    assert push(config, environment) == first
+    assert read_files(target) == before
 
 
 @pytest.fixture
 def slow_renames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rename is followed by a pause long enough to see what is missing in it."""
+    """Pause after each rename, long enough for a reader to notice a missing name."""
     rename = Path.rename
 
     def slow(self: Path, target: Path) -> Path:
@@ -203,77 +202,77 @@ def slow_renames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow_renames")
-def test_a_reader_never_misses_the_model_while_another_takes_its_place(
+def test_target_exists_at_all_times_while_it_is_replaced(
     environment: Environment, config: PushConfig, target: Path
 ) -> None:
-    first = pushed(config, environment)
-    seen: set[bool] = set()
+    first = push(config, environment)
+    observed: set[bool] = set()
     stop = threading.Event()
 
     def read() -> None:
         while not stop.is_set():
-            seen.add((target / "model.safetensors").exists())
+            observed.add((target / "model.safetensors").exists())
             time.sleep(0.001)
 
     reader = threading.Thread(target=read)
     reader.start()
-    second = pushed(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
+    second = push(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
     stop.set()
     reader.join()
     assert second.digest != first.digest
-    assert seen == {True}
+    assert observed == {True}
     assert [path.name for path in target.parent.iterdir()] == ["names"]
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("names/notes.txt", "was not written by a push"), ("names", "was not written by a push")]
+    ("name", "expected"), [("names/notes.txt", "was not written by a push"), ("names", "was not written by a push")]
 )
-def test_what_others_put_at_the_target_is_left_alone(
-    environment: Environment, config: PushConfig, target: Path, name: str, words: str
+def test_foreign_files_at_the_target_are_not_replaced(
+    environment: Environment, config: PushConfig, target: Path, name: str, expected: str
 ) -> None:
-    theirs = target.parent / name
-    theirs.parent.mkdir(exist_ok=True)
-    theirs.write_text("mine")
-    message, code = refusal(config, environment)
+    foreign_file = target.parent / name
+    foreign_file.parent.mkdir(exist_ok=True)
+    foreign_file.write_text("mine")
+    message, code = run_to_failure(config, environment)
     assert "push.target pvc://models/names" in message
-    assert words in message
+    assert expected in message
     assert code == ExitCode.CONFIG
-    assert theirs.read_text() == "mine"
+    assert foreign_file.read_text() == "mine"
 
 
-def test_a_file_that_others_put_beside_the_pushed_one_is_left_alone(
+def test_foreign_file_in_a_pushed_model_is_not_deleted(
     environment: Environment, config: PushConfig, target: Path
 ) -> None:
-    pushed(config, environment)
+    push(config, environment)
     (target / "notes.txt").write_text("mine")
-    message, code = refusal(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
+    message, code = run_to_failure(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
     assert "notes.txt" in message
     assert code == ExitCode.CONFIG
     assert (target / "notes.txt").read_text() == "mine"
 
 
-def test_a_trained_adapter_is_not_taken_for_a_pushed_model(environment: Environment, config: PushConfig) -> None:
+def test_trained_adapter_is_not_replaced_by_a_push(environment: Environment, config: PushConfig) -> None:
     adapter = environment.stage_dir("train", "second") / "output"
-    _, code = refusal(to(config, f"file://{adapter}"), environment)
+    _, code = run_to_failure(with_target(config, f"file://{adapter}"), environment)
     assert code == ExitCode.CONFIG
     verify(adapter)
 
 
-def test_the_root_of_a_claim_is_no_target(environment: Environment, config: PushConfig) -> None:
-    message, code = refusal(to(config, "pvc://models/"), environment)
+def test_root_of_a_claim_is_rejected_as_a_target(environment: Environment, config: PushConfig) -> None:
+    message, code = run_to_failure(with_target(config, "pvc://models/"), environment)
     assert "pvc://CLAIM/PATH" in message
     assert code == ExitCode.CONFIG
 
 
-def test_an_empty_folder_may_be_the_target(environment: Environment, config: PushConfig, target: Path) -> None:
+def test_empty_folder_is_accepted_as_a_target(environment: Environment, config: PushConfig, target: Path) -> None:
     target.mkdir()
-    pushed(config, environment)
+    push(config, environment)
     verify(target)
 
 
 @pytest.fixture
 def small_files_only() -> Iterator[None]:
-    """Whoever writes a file of more than 20 kB is told that it is too large: as good as a full disk."""
+    """Limit files to 20 kB: a larger write fails with EFBIG, like a write to a full disk with ENOSPC."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     yield
@@ -286,26 +285,24 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finetune_trainer.stages.push.shutil.disk_usage", lambda _path: full)
 
 
-@pytest.mark.parametrize(("disk", "words"), [("small_files_only", "cannot write"), ("full_disk", "1,000 are free")])
-def test_a_full_disk_is_said_and_the_target_is_as_it_was(
-    environment: Environment, config: PushConfig, request: pytest.FixtureRequest, disk: str, words: str
+@pytest.mark.parametrize(("disk", "expected"), [("small_files_only", "cannot write"), ("full_disk", "1,000 are free")])
+def test_full_disk_is_reported_and_leaves_the_target_unchanged(
+    environment: Environment, config: PushConfig, request: pytest.FixtureRequest, disk: str, expected: str
 ) -> None:
-    pushed(config, environment)
+    push(config, environment)
     target = environment.locate(config.recipe.target)
-    before = bytes_in(target)
+    before = read_files(target)
     request.getfixturevalue(disk)
-    message, code = refusal(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
-    assert words in message
+    message, code = run_to_failure(config.model_copy(update={"identity": "p2", "train": "second"}), environment)
+    assert expected in message
     assert "free some space" in message
     assert code == ExitCode.UNAVAILABLE
-    assert bytes_in(target) == before
+    assert read_files(target) == before
     assert [path.name for path in target.parent.iterdir()] == ["names"]
 
 
-def test_a_push_that_was_killed_while_it_wrote_leaves_nothing_that_stays(
-    environment: Environment, config: PushConfig, target: Path
-) -> None:
-    process = start(config, environment, PYTHONHASHSEED="7")
+def test_leftovers_of_a_killed_push_are_removed(environment: Environment, config: PushConfig, target: Path) -> None:
+    process = start_stage(config, environment, PYTHONHASHSEED="7")
     for _ in range(6000):
         if any(target.parent.iterdir()):
             break
@@ -314,26 +311,26 @@ def test_a_push_that_was_killed_while_it_wrote_leaves_nothing_that_stays(
     process.wait(10)
     if target.exists():
         verify(target)
-    pushed(config, environment)
+    push(config, environment)
     verify(target)
     assert [path.name for path in target.parent.iterdir()] == ["names"]
 
 
-def test_the_card_tells_where_the_model_comes_from_and_what_it_scores(
+def test_model_card_contains_origin_scores_and_hyperparameters(
     environment: Environment, config: PushConfig, target: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
     from huggingface_hub import ModelCard  # noqa: PLC0415
 
-    tell_of_a_run(environment, tiny_model)
+    write_results_and_configs(environment, tiny_model)
     monkeypatch.setenv("FINETUNE_GIT_SHA", "0123abc")
-    pushed(config, environment)
+    push(config, environment)
     card = ModelCard.load(target / "README.md")
     assert card.data.base_model == f"file://{tiny_model}"
     assert card.data.datasets == ["people/names"]
     (score,) = card.data.eval_results
     assert (score.dataset_name, score.metric_type, score.metric_value) == ("verbs", "acc", 0.75)
     assert score.metric_args == {"stderr": 0.043}
-    for words in (
+    for expected in (
         f"`file://{tiny_model}` at `v1`",
         "`sha256:da7a`",
         "| verbs | acc | 0.7500 | 0.0430 |",
@@ -345,11 +342,11 @@ def test_the_card_tells_where_the_model_comes_from_and_what_it_scores(
         "0123abc",
         "| transformers | ",
     ):
-        assert words in card.text
+        assert expected in card.text
 
 
-def tell_of_a_run(environment: Environment, model: Path) -> None:
-    """Leave what prepare, train and evaluate leave: results and configs."""
+def write_results_and_configs(environment: Environment, model: Path) -> None:
+    """Write the results and configs of prepare, train and evaluate."""
     source = ModelSource(uri=f"file://{model}")
     write_result(
         environment.stage_dir("prepare", "d1"),

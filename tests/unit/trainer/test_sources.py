@@ -25,22 +25,22 @@ def environment(tmp_path: Path) -> Environment:
         ("file://rows.jsonl", "manifest/rows.jsonl"),
     ],
 )
-def test_a_uri_names_a_path_below_its_claim_or_beside_the_manifest(
+def test_uri_resolves_inside_its_claim_or_the_manifest_folder(
     uri: str, path: str, tmp_path: Path, environment: Environment
 ) -> None:
     assert locate(uri, environment) == tmp_path / path
 
 
-def test_an_absolute_file_uri_is_that_path(environment: Environment) -> None:
+def test_absolute_file_uri_resolves_to_its_path(environment: Environment) -> None:
     assert locate("file:///data/rows.jsonl", environment) == Path("/data/rows.jsonl")
 
 
-def test_a_claim_that_is_not_mounted_is_named_with_the_option_that_mends_it(environment: Environment) -> None:
+def test_unmounted_claim_is_reported_with_the_claim_option(environment: Environment) -> None:
     with pytest.raises(SourceNotFound, match=r"claim other is not mounted.*--claim other=FOLDER"):
         locate("pvc://other/rows.jsonl", environment)
 
 
-def test_no_path_leads_out_of_its_claim(tmp_path: Path, environment: Environment) -> None:
+def test_path_that_leaves_its_claim_is_rejected(tmp_path: Path, environment: Environment) -> None:
     (tmp_path / "claims" / "data" / "link").symlink_to(tmp_path)
 
     for uri in ("pvc://data/../secret", "pvc://data/link/secret"):
@@ -48,28 +48,28 @@ def test_no_path_leads_out_of_its_claim(tmp_path: Path, environment: Environment
             locate(uri, environment)
 
 
-def test_paths_beside_the_manifest_exist_on_a_laptop_only(tmp_path: Path) -> None:
+def test_relative_path_is_rejected_without_a_manifest_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="use pvc://CLAIM/PATH"):
         locate("rows.jsonl", Environment(workspace=tmp_path))
 
 
-def test_a_scheme_that_is_no_folder_is_refused(environment: Environment) -> None:
+def test_unsupported_scheme_is_rejected(environment: Environment) -> None:
     with pytest.raises(ConfigInvalid, match="ftp:// cannot be used here"):
         locate("ftp://host/rows.jsonl", environment)
 
 
-def test_what_is_not_there_is_said_with_the_path_that_was_looked_at(tmp_path: Path, environment: Environment) -> None:
+def test_missing_file_is_reported_with_its_resolved_path(tmp_path: Path, environment: Environment) -> None:
     with pytest.raises(SourceNotFound, match=rf"rows\.jsonl: {tmp_path}/manifest/rows\.jsonl does not exist"):
         locate_existing("rows.jsonl", environment)
 
 
-def test_a_data_set_on_the_disk_is_used_where_it_lies(tmp_path: Path, environment: Environment) -> None:
+def test_local_data_set_is_used_in_place(tmp_path: Path, environment: Environment) -> None:
     (tmp_path / "manifest" / "rows.jsonl").touch()
 
     assert fetch_dataset("rows.jsonl", None, environment) == tmp_path / "manifest" / "rows.jsonl"
 
 
-def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path, environment: Environment) -> None:
+def test_folder_without_config_json_is_not_a_model(tmp_path: Path, environment: Environment) -> None:
     (tmp_path / "manifest" / "model").mkdir()
 
     for fetch in (fetch_model, fetch_tokenizer):
@@ -79,15 +79,15 @@ def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path, environmen
     assert fetch_tokenizer("model", None, environment) == tmp_path / "manifest" / "model"
 
 
-def test_a_data_set_of_the_hub_is_one_file_of_it(environment: Environment) -> None:
+def test_hub_data_set_uri_must_name_a_file(environment: Environment) -> None:
     with pytest.raises(ConfigInvalid, match="hf://ORG/NAME/PATH"):
         fetch_dataset("hf://organisation/name", None, environment)
 
 
-def test_a_hub_that_does_not_answer_may_answer_later(
+def test_unreachable_hub_is_a_temporary_failure(
     environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from huggingface_hub import constants  # noqa: PLC0415  only this test speaks of a hub
+    from huggingface_hub import constants  # noqa: PLC0415  only this test needs the hub
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
