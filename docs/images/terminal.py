@@ -2,12 +2,11 @@
 
     .venv/bin/python docs/images/terminal.py
 
-The run is in a temporary folder. Nothing in the picture is written by hand but the prompt. Lines are left out only
-where the command repeats the progress of one stage; a line `…` marks that.
+The run is in a temporary folder. Nothing in the picture is written by hand but the prompt. A line that is longer
+than the picture is wide ends with an ellipsis.
 """
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,8 +23,10 @@ PROMPT = "$ finetune run pipeline.yaml --claim demo=.demo/material --evict train
 THEME = TerminalTheme(
     (13, 17, 23),
     (230, 237, 243),
-    [(72, 79, 88), (255, 123, 114), (63, 185, 80), (210, 153, 34), (88, 166, 255), (188, 140, 255), (57, 197, 207)]
-    + [(177, 186, 196)],
+    [
+        *[(72, 79, 88), (255, 123, 114), (63, 185, 80), (210, 153, 34)],
+        *[(88, 166, 255), (188, 140, 255), (57, 197, 207), (177, 186, 196)],
+    ],
 )
 STYLES = (
     (r"^\$ .*", "bold"),
@@ -50,29 +51,9 @@ def main() -> int:
     if run.returncode:
         print(run.stdout, run.stderr, sep="\n", file=sys.stderr)
         return run.returncode
-    PICTURE.write_text(picture([PROMPT, *shortened(lines)]))
+    PICTURE.write_text(picture([PROMPT, *lines]))
     print(f"wrote {PICTURE}")
     return 0
-
-
-def shortened(lines: list[str]) -> list[str]:
-    """Return the lines with each run of progress lines of one stage cut to its first and last."""
-    kept: list[str] = []
-    for index, line in enumerate(lines):
-        before, after = stage_of(lines[index - 1]) if index else None, stage_of(lines[index + 1 : index + 2])
-        if stage_of(line) and before == stage_of(line) == after:
-            if kept[-1].strip() != "…":
-                kept.append("  …")
-            continue
-        kept.append(line)
-    return kept
-
-
-def stage_of(line: str | list[str]) -> str | None:
-    """Return the stage of a line that shows only progress, else None."""
-    text = (line[0] if line else "") if isinstance(line, list) else line
-    found = re.match(r"^\s*(\w+)\s+(?:running|Running)\b.*\bstep\b", text)
-    return found[1] if found else None
 
 
 def picture(lines: list[str]) -> str:

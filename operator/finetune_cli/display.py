@@ -1,10 +1,12 @@
 """Output of a pipeline's status: a live table on a terminal, plain lines elsewhere."""
 
+import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,6 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from finetune_cli.diagnostics import UsageError
+from finetune_cli.forecast import Forecast
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, GateStatus, Outcome, PipelineStatus, StageState, StageStatus
@@ -19,6 +23,7 @@ from finetune_operator.core.events import Event
 from finetune_operator.core.report import percent
 from finetune_trainer.contract import Progress
 
+FORECAST_STYLES = {"reuse": "green", "run": "cyan", "resume": "yellow", "skip": "dim", "blocked": "red"}
 MARKS: dict[StageState, tuple[str, str]] = {
     StageState.PENDING: ("○", "dim"),
     StageState.QUEUED: ("◌", "yellow"),
@@ -228,3 +233,29 @@ def display_for(title: str, *, to_stderr: bool) -> Display:
     """Return a live table if the output is a terminal, else line output."""
     console = Console(stderr=to_stderr)
     return LiveTable(console, title) if console.is_terminal else LineOutput(console)
+
+
+def print_forecast_json(stages: Sequence[Forecast], **more: Any) -> None:
+    """Print the forecasts as JSON; `more` adds keys to the object."""
+    print(json.dumps({"stages": [vars(stage) for stage in stages], **more}, indent=1))
+
+
+def print_forecast(stages: Sequence[Forecast], console: Console) -> None:
+    """Print a line for each stage: action, name, reason."""
+    for stage in stages:
+        style = FORECAST_STYLES[stage.action]
+        console.print(f"[{style}]{stage.action:<7}[/{style}] [bold]{stage.stage:<9}[/bold]", end=" ")
+        console.print(stage.why, markup=False)
+
+
+def no_attempt(stage: str, number: int | None, attempts: Sequence[AttemptStatus]) -> UsageError:
+    """Return the error for a stage without attempts, or without the attempt of this number."""
+    if not attempts:
+        return UsageError(f"{stage} has no attempts yet")
+    numbers = ", ".join(str(attempt.number) for attempt in attempts)
+    return UsageError(f"{stage} has no attempt {number}; its attempts are {numbers}")
+
+
+def print_attempt(attempt: AttemptStatus) -> None:
+    """Print the attempt whose log follows to stderr, so that stdout holds the log alone."""
+    print(f"--- attempt {attempt.number}: {attempt.job}", file=sys.stderr, flush=True)

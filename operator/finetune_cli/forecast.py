@@ -12,7 +12,7 @@ from finetune_operator.core.assess import PipelineAssessment, StageAssessment, a
 from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Pipeline
 
-PlannedAction = Literal["reuse", "run", "resume", "skip", "stay"]
+PlannedAction = Literal["reuse", "run", "resume", "skip", "blocked"]
 """`stay`: the stage neither has a result nor starts; it has failed, is suspended or waits for such a stage."""
 CLUSTER_ONLY_FIELDS = ("image", "resources", "placement")
 """Fields of a stage that have no effect in a run on this machine."""
@@ -71,9 +71,9 @@ def _plan_stage(
     if settled := _settled(stage):
         return settled
     needs = stage.spec.needs if stage.spec else ()
-    blocked = [need for need in needs if need in _stages_with(earlier, "stay")]
+    blocked = [need for need in needs if need in _stages_with(earlier, "blocked")]
     if why := "spec.suspend is true" if suspended else f"waits for {blocked[0]}" if blocked else "":
-        return "stay", why
+        return "blocked", why
     if running := _running(stage):
         return "run", running
     rerun = [need for need in needs if need in _stages_with(earlier, "run", "resume")]
@@ -92,7 +92,7 @@ def _settled(now: StageAssessment) -> tuple[PlannedAction, str] | None:
         case StageState.SKIPPED:
             return "skip", now.status.message
         case StageState.FAILED:
-            return "stay", f"failed: {now.status.message}; `finetune retry` starts it again"
+            return "blocked", f"failed: {now.status.message}; `finetune retry` starts it again"
         case StageState.PENDING | StageState.QUEUED | StageState.RUNNING:
             return None
 

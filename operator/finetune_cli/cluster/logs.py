@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from finetune_cli.cluster.pods import pod_of
 from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh, with_retries
-from finetune_cli.commands.logs import no_attempt, print_attempt
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.display import attempt_line
+from finetune_cli.display import attempt_line, no_attempt, print_attempt
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.pipeline_status import has_finished, is_up_to_date
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus

@@ -9,7 +9,7 @@ from rich.console import Console
 from finetune_cli.cluster.dry_run import dry_run
 from finetune_cli.cluster.pods import list_pods
 from finetune_cli.cluster.session import ClusterSession, connect
-from finetune_cli.commands.plan import print_json, show
+from finetune_cli.display import print_forecast, print_forecast_json
 from finetune_cli.forecast import KeptWork, forecast
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.assess import StageAssessment
@@ -34,11 +34,11 @@ async def _run(arguments: argparse.Namespace) -> int:
     now = datetime.now(UTC)  # noqa: TID251  an edge
     stages = forecast(before, after, observed, now, _find_in_attempts)
     if arguments.json:
-        print_json(stages, change=_change(before, after))
+        print_forecast_json(stages, change=_change(before, after))
         return 0
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{session.key}: {_change(before, after)}", style="dim", markup=False)
-    show(stages, console)
+    print_forecast(stages, console)
     return 0
 
 

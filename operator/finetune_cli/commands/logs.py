@@ -3,12 +3,11 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_cluster, targets_cluster
 from finetune_cli.commands import Commands
-from finetune_cli.diagnostics import UsageError
+from finetune_cli.display import no_attempt, print_attempt
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.local.job_folder import is_locked
@@ -46,19 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         newest = attempt is attempts[-1]
         _print(workdir / "jobs" / attempt.job, attempt, follow=arguments.follow and newest)
     return 0
-
-
-def no_attempt(stage: str, number: int | None, attempts: Sequence[AttemptStatus]) -> UsageError:
-    """Return the error for a stage without attempts, or without the attempt of this number."""
-    if not attempts:
-        return UsageError(f"{stage} has no attempts yet")
-    numbers = ", ".join(str(attempt.number) for attempt in attempts)
-    return UsageError(f"{stage} has no attempt {number}; its attempts are {numbers}")
-
-
-def print_attempt(attempt: AttemptStatus) -> None:
-    """Print the attempt whose log follows to stderr, so that stdout holds the log alone."""
-    print(f"--- attempt {attempt.number}: {attempt.job}", file=sys.stderr, flush=True)
 
 
 def _attempts(workdir: Path, stage: str) -> tuple[AttemptStatus, ...]:

@@ -2,12 +2,9 @@
 
 import argparse
 import asyncio
-import json
 import tempfile
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -21,6 +18,7 @@ from finetune_cli.arguments import (
     workdir_for,
 )
 from finetune_cli.commands import Commands
+from finetune_cli.display import print_forecast, print_forecast_json
 from finetune_cli.forecast import FindKeptWork, Forecast, KeptWork, forecast, without_effect
 from finetune_cli.local.run import LocalRun, with_spec
 from finetune_cli.manifest.manifest import read
@@ -33,7 +31,6 @@ FILE: what `finetune run FILE` would do. FILE with -n or --context: what applyin
 the API server checks it in a dry run. NAME: what remains to be done for a pipeline on a cluster.
 """
 
-STYLES = {"reuse": "green", "run": "cyan", "resume": "yellow", "skip": "dim", "stay": "red"}
 NO_WORK = frozenset({"config.json", "server.log"})
 """Files that an attempt writes before it has done any work to resume from."""
 
@@ -63,26 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
         stages = asyncio.run(_forecast(local_run))
     unused = without_effect(manifest.spec)
     if arguments.json:
-        print_json(stages, withoutEffectHere=unused)
+        print_forecast_json(stages, withoutEffectHere=unused)
         return 0
     console = Console(highlight=False, soft_wrap=True)
-    show(stages, console)
+    print_forecast(stages, console)
     if unused:
         console.print(f"without effect on this machine: {', '.join(unused)}", style="dim", markup=False)
     return 0
-
-
-def print_json(stages: Sequence[Forecast], **more: Any) -> None:
-    """Print the forecasts as JSON; `more` adds keys to the object."""
-    print(json.dumps({"stages": [vars(stage) for stage in stages], **more}, indent=1))
-
-
-def show(stages: Sequence[Forecast], console: Console) -> None:
-    """Print a line for each stage: action, name, reason."""
-    for stage in stages:
-        style = STYLES[stage.action]
-        console.print(f"[{style}]{stage.action:<6}[/{style}] [bold]{stage.stage:<9}[/bold]", end=" ")
-        console.print(stage.why, markup=False)
 
 
 async def _forecast(local_run: LocalRun) -> list[Forecast]:

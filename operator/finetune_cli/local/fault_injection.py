@@ -67,7 +67,7 @@ class FaultInjector:
         """Emit a warning for each fault that was not injected: the run does not prove that it survives that fault."""
         for fault in self.pending:
             message = f"{fault} was not injected: the stage was not observed running at that step or a later one"
-            self.cluster.on_event(Event("Warning", "DrillMissed", message))
+            self.cluster.on_event(Event("Warning", "FaultNotInjected", message))
 
     def _inject_if_due(self) -> None:
         pipeline = self.cluster.pipeline_file.read()

@@ -72,7 +72,7 @@ class PipelineSpec(WithRules):
     """The volume for the files of all stages. A local run uses a folder and reads only existingClaim."""
 
     prepare: Prepare = Prepare()
-    """Tokenises the data set and packs it into rows."""
+    """Tokenizes the data set and packs it into rows."""
 
     train: Train = Train()
     """Trains the LoRA adapter. Resumes from a checkpoint after an interruption."""

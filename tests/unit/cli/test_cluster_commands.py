@@ -157,7 +157,7 @@ def test_plan_of_a_new_pipeline_runs_every_stage(cli):
     file = cli.write("fresh")
     result = cli.run("plan", file, "-n", "team")
     assert result.out.startswith(
-        "team/fresh: would be created\nrun    prepare   not run yet\nrun    train     after prepare"
+        "team/fresh: would be created\nrun     prepare   not run yet\nrun     train     after prepare"
     )
     assert cli.api.scenarios == {}
 

@@ -42,7 +42,13 @@ def test_suspended_pipeline_starts_nothing_and_run_exits(workspace: CliWorkspace
     assert workspace.finetune("run", "--until", "prepare").returncode == 0
     workspace.manifest["spec"]["suspend"] = True
     planned = {s["stage"]: s["action"] for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]}
-    assert planned == {"prepare": "reuse", "train": "stay", "evaluate": "stay", "push": "stay", "deploy": "stay"}
+    assert planned == {
+        "prepare": "reuse",
+        "train": "blocked",
+        "evaluate": "blocked",
+        "push": "blocked",
+        "deploy": "blocked",
+    }
     suspended = workspace.finetune("run")
     assert suspended.returncode == 130
     assert "spec.suspend is true" in suspended.stdout
@@ -77,7 +83,7 @@ def test_files_in_current_folder_do_not_shadow_libraries(workspace: CliWorkspace
 
 def test_fault_that_was_not_injected_is_named(workspace: CliWorkspace) -> None:
     done = workspace.finetune("run", "--evict", "train@4", "--kill", "train@1000")
-    assert "DrillMissed: --kill train@1000 was not injected" in done.stdout
+    assert "FaultNotInjected: --kill train@1000 was not injected" in done.stdout
     assert "--evict" not in done.stdout.replace("on purpose (--evict)", "")
 
 
@@ -227,7 +233,7 @@ def test_plan_blocks_stages_after_a_failed_stage(workspace: CliWorkspace) -> Non
     workspace.manifest["spec"]["prepare"] |= {"command": ["false"], "retries": {"failures": 0}}
     assert workspace.finetune("run").returncode == 1
     stages = json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
-    assert [stage["action"] for stage in stages] == ["stay"] * 5
+    assert [stage["action"] for stage in stages] == ["blocked"] * 5
     assert stages[1]["why"] == "waits for prepare"
 
 

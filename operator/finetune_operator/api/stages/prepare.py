@@ -1,4 +1,4 @@
-"""The prepare stage: tokenise and pack the data set."""
+"""The prepare stage: tokenize and pack the data set."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from finetune_trainer.contract import PrepareConfig, PrepareRecipe
 
 
 class Prepare(StageSpec, PrepareRecipe):
-    """Tokenises the data set and packs it into rows."""
+    """Tokenizes the data set and packs it into rows."""
 
     name: ClassVar[str] = "prepare"
     condition: ClassVar[str] = "Prepared"
