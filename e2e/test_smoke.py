@@ -3,7 +3,7 @@
 import pytest
 
 from testcluster.errors import TimedOut
-from testcluster.images import oci, packing
+from testcluster.images import image_layers, oci
 from testcluster.kube_namespace import KubeNamespace, pod, temporary_namespace, until
 from testcluster.provider import Provider
 from testcluster.volume_provisioner import STRICT
@@ -104,10 +104,10 @@ def test_privileged_pod_is_refused_by_pod_security(namespace: KubeNamespace):
 
 
 def test_image_pushed_to_the_registry_is_pulled_by_a_node(cluster: Provider, namespace: KubeNamespace):
-    layer = packing.layer({"bin/busybox": packing.busybox(), "bin/sh": packing.busybox()})
+    layer = image_layers.layer({"bin/busybox": image_layers.busybox(), "bin/sh": image_layers.busybox()})
     # The config must differ from the toolbox image's: containerd treats images with equal configs as one image and
     # drops the first one's name.
-    config = packing.config([layer], ["/bin/busybox", "sh"])
+    config = image_layers.config([layer], ["/bin/busybox", "sh"])
     image = oci.push(cluster.registry, "tools/box", "1", config, [layer])
     namespace.create(pod("pulled", "busybox echo pulled", image=image, pull="Always"))
     namespace.wait_phase("pulled", "Succeeded", "Failed")

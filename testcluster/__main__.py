@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import get_args
 
 from testcluster import binaries, providers
+from testcluster.cluster_report import report
 from testcluster.errors import TimedOut, UsageError
 from testcluster.linux_namespaces.provider import NEEDED
 from testcluster.nodes import parse
 from testcluster.provider import ClusterSpec, Pressure
 from testcluster.reclaim import Notice, reclaim
-from testcluster.report import report
 
 Verb = Callable[[argparse.Namespace], None]
 

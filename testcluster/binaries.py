@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testcluster import toolchain
+from testcluster.cluster_state import cache
 from testcluster.errors import TimedOut, UsageError
-from testcluster.state import cache
 
 MODULES = Path(__file__).with_name("modules")
 _LOG_LINES = 20

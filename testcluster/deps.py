@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from testcluster import binaries
+from testcluster.cluster_state import cache
 from testcluster.errors import TimedOut, UsageError
-from testcluster.images.engines import ENGINES
+from testcluster.images.image_builders import ENGINES
 from testcluster.linux_namespaces import checks
-from testcluster.state import cache
 from testcluster.toolchain import NoGo
 
 CANNOT_INSTALL = 3

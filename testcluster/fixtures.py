@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hashlib import blake2s
 from pathlib import Path
 
-from testcluster import providers, state
+from testcluster import cluster_state, providers
 from testcluster.nodes import parse
 from testcluster.provider import ClusterSpec, Provider
 
@@ -30,7 +30,7 @@ def namespace_name(test: str) -> str:
 
 def remove_leftovers() -> None:
     """Delete the clusters of test runs whose process has ended."""
-    for folder in state.clusters().glob("t*-*"):
+    for folder in cluster_state.clusters().glob("t*-*"):
         owner = re.match(r"t(\d+)-", folder.name)
         if owner and not Path(f"/proc/{owner[1]}").exists():
             for leftover in providers.existing(folder.name):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testcluster.errors import TimedOut
-from testcluster.images.packing import TOOLBOX
+from testcluster.images.image_layers import TOOLBOX
 from testcluster.kube import Kube
 from testcluster.nodes import NAME
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from testcluster import state
+from testcluster import cluster_state
 from testcluster.errors import UsageError
-from testcluster.images.engines import ENGINES
+from testcluster.images.image_builders import ENGINES
 from testcluster.kind.provider import Kind
 from testcluster.linux_namespaces.provider import LinuxNamespaces
 from testcluster.provider import Provider
@@ -31,7 +31,7 @@ def find(name: str, wanted: str | None = None) -> Provider:
     """Return the existing cluster of that name. Raises UsageError when there is none."""
     for cluster in existing(name, wanted):
         return cluster
-    names = sorted(folder.name for folder in state.clusters().glob("*") if folder.is_dir())
+    names = sorted(folder.name for folder in cluster_state.clusters().glob("*") if folder.is_dir())
     others = f"; existing clusters: {', '.join(names)}" if names else ""
     raise UsageError(f"there is no cluster {name}{others}; `python -m testcluster --name {name} up` creates one")
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from testcluster.images.packing import TOOLBOX
+from testcluster.images.image_layers import TOOLBOX
 from testcluster.kube_namespace import KubeNamespace, until
 
 Object = dict[str, Any]

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from testcluster.errors import UsageError
-from testcluster.images import base, engines
-from testcluster.images.engines import Build, Engine
+from testcluster.images import base_image, image_builders
+from testcluster.images.image_builders import Build, Engine
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ("operator", "trainer")
@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m testcluster.images", description=__doc__)
     parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"one of {', '.join(IMAGES)} (default: both)")
     parser.add_argument("--tag", default="dev")
-    parser.add_argument("--engine", choices=sorted(engines.ENGINES))
+    parser.add_argument("--engine", choices=sorted(image_builders.ENGINES))
     parser.add_argument(
         "--base", help="base image (default: the public one; where it cannot be pulled, one created by debootstrap)"
     )
@@ -31,7 +31,7 @@ def main() -> int:
     if unknown := set(arguments.images) - set(IMAGES):
         parser.error(f"unknown image {', '.join(sorted(unknown))}; write {', '.join(IMAGES)}")
     try:
-        engine = engines.choose(arguments.engine)
+        engine = image_builders.choose(arguments.engine)
         base_image = arguments.base or _choose_base(engine)
         for name in arguments.images or IMAGES:
             build(engine, name, arguments.tag, base_image)
@@ -43,7 +43,7 @@ def main() -> int:
 
 def build_all() -> None:
     """Build both images with the tag that tests use. Raises UsageError."""
-    engine = engines.choose()
+    engine = image_builders.choose()
     base_image = _choose_base(engine)
     for name in IMAGES:
         build(engine, name, "dev", base_image)
@@ -94,8 +94,8 @@ def _choose_base(engine: Engine) -> str:
         raise UsageError("Dockerfile.operator has no ARG BASE_IMAGE with a default; add one")
     if engine.digest(public[1]) or engine.digest(f"docker.io/library/{public[1]}"):
         return public[1]
-    if engine.digest(base.NAME):
-        return base.NAME
+    if engine.digest(base_image.NAME):
+        return base_image.NAME
     try:
         pulled = subprocess.run(
             [engine.name, "pull", "--quiet", f"docker.io/library/{public[1]}"],
@@ -104,8 +104,8 @@ def _choose_base(engine: Engine) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return base.provide(engine, print)
-    return public[1] if pulled.returncode == 0 else base.provide(engine, print)
+        return base_image.provide(engine, print)
+    return public[1] if pulled.returncode == 0 else base_image.provide(engine, print)
 
 
 def _version() -> str:

@@ -16,16 +16,16 @@ from functools import cached_property
 from pathlib import Path
 
 from testcluster import binaries, kwok, volume_provisioner
+from testcluster.cluster_state import State, cache, create, exclusive, folder_of, locked_cluster, remove, take_down
 from testcluster.commands import run_command
 from testcluster.errors import TimedOut, UsageError
-from testcluster.images import engines, packing
+from testcluster.images import image_builders, image_layers
 from testcluster.kind import docker
 from testcluster.kind.config import REGISTRIES, config
 from testcluster.kube import Kube
 from testcluster.nodes import CONTROL_PLANE, Node
 from testcluster.provider import EXCEEDED_THRESHOLDS, ClusterSpec, Pressure
 from testcluster.service import Service
-from testcluster.state import State, cache, create, exclusive, folder_of, locked_cluster, remove, take_down
 
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
 FIRST_PORT, PORTS = 5001, 50
@@ -84,7 +84,7 @@ class Kind:
 
     def up(self, spec: ClusterSpec) -> None:
         """Create the cluster."""
-        if not engines.ENGINES["docker"].is_available():
+        if not image_builders.ENGINES["docker"].is_available():
             raise UsageError("no Docker engine answers; start it, or as root on Linux use --provider linux-namespaces")
         _ = self._binaries
         state = create(self.folder, set())
@@ -121,8 +121,8 @@ class Kind:
         return [f"--name={self.name}"]
 
     def _own_images(self) -> list[Path]:
-        tools = {f"bin/{name}": packing.busybox() for name in ("busybox", "sh")}
-        return [packing.archive(cache() / "images", packing.TOOLBOX, tools, ["/bin/sh"])]
+        tools = {f"bin/{name}": image_layers.busybox() for name in ("busybox", "sh")}
+        return [image_layers.archive(cache() / "images", image_layers.TOOLBOX, tools, ["/bin/sh"])]
 
     def _install_addons(self, state: State) -> None:
         kube = self.kube

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from testcluster.cluster_state import locked
 from testcluster.linux_namespaces.certificates import Authority
 from testcluster.linux_namespaces.network import API_SERVICE, SERVICES
 from testcluster.service import Service
-from testcluster.state import locked
 
 GRACE_PERIOD = "16s"
 """Time without a heartbeat after which a node is not Ready. The default of 50 s is too long for a test."""

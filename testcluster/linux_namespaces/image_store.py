@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from testcluster.cluster_state import cache, locked, read_field
 from testcluster.errors import TimedOut
 from testcluster.linux_namespaces.machine import Machine, wait_until
-from testcluster.state import cache, locked, read_field
 
 
 def stores() -> Path:

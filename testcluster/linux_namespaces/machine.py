@@ -20,7 +20,7 @@ from testcluster.linux_namespaces import cgroups
 from testcluster.linux_namespaces.network import VethPair
 from testcluster.service import Service
 
-_INIT = Path(__file__).with_name("init.py")
+_INIT = Path(__file__).with_name("machine_init.py")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Machine:
         return run_command(*nsenter, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout)
 
     def restart(self, program: str) -> None:
-        """Kill a program; init.py starts it again."""
+        """Kill a program; machine_init.py starts it again."""
         for pid in cgroups.members(self.cgroup):
             with suppress(OSError):
                 if (

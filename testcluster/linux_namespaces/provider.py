@@ -14,19 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from testcluster import binaries, dns, kwok, volume_provisioner
-from testcluster.errors import TimedOut, UsageError
-from testcluster.images import engines, packing
-from testcluster.kube import Kube
-from testcluster.linux_namespaces import cgroups, checks, image_store
-from testcluster.linux_namespaces.certificates import ADMINS, Authority
-from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane
-from testcluster.linux_namespaces.machine import Machine, wait_until
-from testcluster.linux_namespaces.network import CONTROL_PLANE_INDEX, DNS_SERVICE, MACHINES, Network, used_subnets
-from testcluster.linux_namespaces.node import PAUSE, Programs
-from testcluster.nodes import CONTROL_PLANE, Node
-from testcluster.provider import ClusterSpec, Pressure
-from testcluster.service import Service
-from testcluster.state import (
+from testcluster.cluster_state import (
     State,
     cache,
     create,
@@ -37,6 +25,18 @@ from testcluster.state import (
     remove,
     take_down,
 )
+from testcluster.errors import TimedOut, UsageError
+from testcluster.images import image_builders, image_layers
+from testcluster.kube import Kube
+from testcluster.linux_namespaces import cgroups, checks, image_store
+from testcluster.linux_namespaces.certificates import ADMINS, Authority
+from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane
+from testcluster.linux_namespaces.machine import Machine, wait_until
+from testcluster.linux_namespaces.network import CONTROL_PLANE_INDEX, DNS_SERVICE, MACHINES, Network, used_subnets
+from testcluster.linux_namespaces.node import PAUSE, Programs
+from testcluster.nodes import CONTROL_PLANE, Node
+from testcluster.provider import ClusterSpec, Pressure
+from testcluster.service import Service
 
 NEEDED = (
     *("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"),
@@ -141,7 +141,7 @@ class LinuxNamespaces:
         checks.check_inotify(len(spec.nodes))
         # Build the programs and look the images up first: both may fail, and nothing needs to be undone yet.
         _ = self._binaries
-        _ = [engines.archive_path(image, cache() / "images") for image in spec.images]
+        _ = [image_builders.archive_path(image, cache() / "images") for image in spec.images]
         state = create(self.folder, used_subnets())
         with locked_cluster(self.folder):
             try:
@@ -178,14 +178,14 @@ class LinuxNamespaces:
 
     def _own_images(self) -> list[Path]:
         folder = cache() / "images"
-        pause = packing.archive(folder, PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
-        busybox = packing.busybox()
+        pause = image_layers.archive(folder, PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
+        busybox = image_layers.busybox()
         tools = {f"bin/{name}": busybox for name in ("busybox", "sh")}
-        return [pause, packing.archive(folder, packing.TOOLBOX, tools, ["/bin/sh"])]
+        return [pause, image_layers.archive(folder, image_layers.TOOLBOX, tools, ["/bin/sh"])]
 
     def _prepare_images(self, state: State, images: Sequence[str]) -> None:
         state.image_store = image_store.store_name(
-            [engines.archive_path(image, cache() / "images") for image in images], self._binaries
+            [image_builders.archive_path(image, cache() / "images") for image in images], self._binaries
         )
         # Saved before the store exists, so that another cluster does not delete the store as unused.
         state.save()
@@ -200,7 +200,7 @@ class LinuxNamespaces:
         programs = Programs(Node("unpacker", "ondemand", ""), MACHINES - 1, "", unpacker.folder, self._control_plane)
         programs.configure()
         unpacker.start([programs.containerd()], self._binds())
-        archives = [engines.export(image, unpacker.folder) for image in images]
+        archives = [image_builders.export(image, unpacker.folder) for image in images]
         image_store.prepare_store(store, unpacker, self._binaries / "ctr", archives)
         shutil.rmtree(unpacker.folder)
 
@@ -339,7 +339,7 @@ class LinuxNamespaces:
     def load(self, images: Sequence[str]) -> None:
         """Load images onto every running node. Raises TimedOut that names the nodes where it failed."""
         folder = self.folder / "images"
-        archives = [image_store.protect(engines.export(image, folder), folder) for image in images]
+        archives = [image_store.protect(image_builders.export(image, folder), folder) for image in images]
         state = self._state
         running = [machine for machine in map(self.machine, state.nodes) if machine.pid]
         problems = []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testcluster import binaries, fixtures, providers, state
+from testcluster import binaries, cluster_state, fixtures, providers
 from testcluster.kube_namespace import until
 from testcluster.linux_namespaces import cgroups
 from testcluster.linux_namespaces.provider import NEEDED, LinuxNamespaces
@@ -41,14 +41,14 @@ def census() -> dict[str, Counter[str]]:
     """Count everything that a cluster consists of."""
     processes = list(Path("/proc").glob("[0-9]*"))
     return {
-        "processes": Counter(line for line in map(_command_line, processes) if str(state.clusters()) in line),
+        "processes": Counter(line for line in map(_command_line, processes) if str(cluster_state.clusters()) in line),
         "mounts": Counter(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "links": Counter(entry.name for entry in Path("/sys/class/net").iterdir()),
         "network namespaces": Counter(set(map(_namespace, processes)) - {""}),
         "routes": Counter(_lines("ip", "route", "show", "table", "all")),
         "rules": Counter(_lines("nft", "list", "ruleset")),
         "cgroups": Counter(str(at / name) for at in cgroups.hierarchies() for name in cgroups.with_prefix("finetune.")),
-        "clusters": Counter(path.name for path in state.clusters().glob("*")),
+        "clusters": Counter(path.name for path in cluster_state.clusters().glob("*")),
         "settings": Counter(f"{name}={Path('/proc/sys', name).read_text()}" for name in SETTINGS),
         "files": Counter(str(entry) for folder in map(Path, WATCHED) if folder.is_dir() for entry in folder.iterdir()),
     }
@@ -181,7 +181,7 @@ def test_ctrl_c_during_up_leaves_nothing(no_leftovers):
     up = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    until((state.folder_of(name) / "kubeconfig").exists, 30)
+    until((cluster_state.folder_of(name) / "kubeconfig").exists, 30)
     up.send_signal(signal.SIGINT)
     assert up.wait(60) == 130
     assert not providers.existing(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testcluster import binaries, fixtures, state
+from testcluster import binaries, cluster_state, fixtures
 from testcluster.kind.config import config
 from testcluster.linux_namespaces import cgroups
 from testcluster.nodes import parse
@@ -44,7 +44,7 @@ def test_kernel_without_namespaces():
     done = run("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *COMMAND, "--name", "refused", "up")
     assert done.returncode == 2
     assert "this kernel does not offer" in done.stderr
-    assert not state.folder_of("refused").exists()
+    assert not cluster_state.folder_of("refused").exists()
 
 
 @pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="tests the provider linux-namespaces")
@@ -54,7 +54,7 @@ def test_root_without_rights_to_the_host_network():
     assert done.stderr.startswith("cluster: ip link add")
     assert "run it as root of the host" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not state.folder_of("refused").exists()
+    assert not cluster_state.folder_of("refused").exists()
 
 
 def test_disk_too_small_for_a_cluster(tmp_path):
@@ -70,8 +70,8 @@ def test_unknown_image():
     done = run(*COMMAND, "--name", "refused", "up", "--image", "unknown/image:1")
     assert done.returncode == 2
     assert "no engine has the image unknown/image:1" in done.stderr
-    assert not state.folder_of("refused").exists()
-    assert not cgroups.like("finetune.refused.")
+    assert not cluster_state.folder_of("refused").exists()
+    assert not cgroups.with_prefix("finetune.refused.")
 
 
 def test_kind_program_accepts_the_configuration(tmp_path):

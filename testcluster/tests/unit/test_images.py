@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testcluster.errors import UsageError
-from testcluster.images import build, engines, packing
+from testcluster.images import build, image_builders, image_layers
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILES = [ROOT / "Dockerfile.operator", ROOT / "Dockerfile.trainer"]
@@ -55,7 +55,7 @@ def test_operator_image_does_not_install_the_trainer():
 
 def test_every_engine_gets_the_same_arguments():
     inputs = build.describe("operator", "finetune-operator:dev", "base:1", uv_cache=None)
-    for engine in engines.ENGINES.values():
+    for engine in image_builders.ENGINES.values():
         command = engine.build_command(inputs)
         assert f"--file={ROOT / 'Dockerfile.operator'}" in command
         assert "--build-arg=BASE_IMAGE=base:1" in command
@@ -71,26 +71,26 @@ def test_host_files_are_mounted_read_only():
 def test_missing_engine_is_refused_with_the_packages(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="apt install buildah"):
-        engines.choose()
+        image_builders.choose()
     with pytest.raises(UsageError, match="docker is not available"):
-        engines.choose("docker")
+        image_builders.choose("docker")
 
 
 def test_unknown_image_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="make images"):
-        engines.export("unknown/image:1", tmp_path)
+        image_builders.export("unknown/image:1", tmp_path)
     with pytest.raises(UsageError, match="no archive"):
-        engines.export(str(tmp_path / "missing.tar"), tmp_path)
+        image_builders.export(str(tmp_path / "missing.tar"), tmp_path)
 
 
 def test_archive_name_depends_on_its_content(tmp_path):
     program = tmp_path / "program"
     program.write_bytes(b"one")
-    first = packing.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
-    again = packing.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
+    first = image_layers.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
+    again = image_layers.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
     program.write_bytes(b"two")
-    other = packing.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
+    other = image_layers.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
     assert first == again
     assert first != other
     with tarfile.open(first) as files:

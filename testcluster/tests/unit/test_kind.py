@@ -105,7 +105,7 @@ def docker(tmp_path, monkeypatch):
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setattr(binaries, "build_missing", lambda *_: programs)
-    monkeypatch.setattr("testcluster.images.packing.busybox", lambda: programs / "pause")
+    monkeypatch.setattr("testcluster.images.image_layers.busybox", lambda: programs / "pause")
     return FakeDocker(tmp_path)
 
 
@@ -223,6 +223,6 @@ def test_kind_is_the_default_where_docker_answers(docker):
 
 def test_kind_without_docker_engine_is_refused(docker, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath if "docker" not in os.defpath else "/bin")
-    monkeypatch.setattr("testcluster.images.engines.Docker.is_available", lambda _: False)
+    monkeypatch.setattr("testcluster.images.image_builders.Docker.is_available", lambda _: False)
     with pytest.raises(UsageError, match="no Docker engine answers"):
         Kind("lab").up(ClusterSpec(parse("spot")))

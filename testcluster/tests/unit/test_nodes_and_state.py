@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from testcluster import providers, state
+from testcluster import cluster_state, providers
+from testcluster.cluster_state import State
 from testcluster.errors import UsageError
 from testcluster.linux_namespaces import checks, image_store
 from testcluster.linux_namespaces.network import Network
 from testcluster.nodes import MAX_NODES, parse
 from testcluster.reclaim import reclaim
-from testcluster.state import State
 
 
 @pytest.fixture(autouse=True)
@@ -53,30 +53,30 @@ def test_too_many_nodes_are_refused_with_kwok():
 
 
 def test_clusters_get_distinct_unused_subnets():
-    first = state.create(state.folder_of("one"), taken={0})
-    second = state.create(state.folder_of("two"), taken={0, 2})
+    first = cluster_state.create(cluster_state.folder_of("one"), taken={0})
+    second = cluster_state.create(cluster_state.folder_of("two"), taken={0, 2})
     assert (first.subnet, second.subnet) == (1, 3)
 
 
 def test_existing_cluster_is_refused_with_the_down_command():
-    state.create(state.folder_of("one"), taken=set())
+    cluster_state.create(cluster_state.folder_of("one"), taken=set())
     with pytest.raises(UsageError, match="--name one down"):
-        state.create(state.folder_of("one"), taken=set())
+        cluster_state.create(cluster_state.folder_of("one"), taken=set())
 
 
 def test_no_free_subnet_is_refused():
     with pytest.raises(UsageError, match="in use"):
-        state.create(state.folder_of("one"), taken=set(range(256)))
+        cluster_state.create(cluster_state.folder_of("one"), taken=set(range(256)))
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "a/b", "../x", "x" * 32, "9lives"])
 def test_invalid_cluster_name_is_refused(name):
     with pytest.raises(UsageError, match="not a valid cluster name"):
-        state.folder_of(name)
+        cluster_state.folder_of(name)
 
 
 def test_state_survives_save_and_read(cache):
-    saved = state.create(state.folder_of("one"), taken=set())
+    saved = cluster_state.create(cluster_state.folder_of("one"), taken=set())
     for node in parse("ondemand,spot"):
         saved.assign_index(node)
     saved.save()
@@ -91,7 +91,7 @@ def test_missing_cluster_is_refused_with_the_up_command():
 
 
 def test_link_names_fit_the_kernel_limit():
-    network = Network(state.mark(Path("/a/long/way") / ("x" * 31)), 255)
+    network = Network(cluster_state.mark(Path("/a/long/way") / ("x" * 31)), 255)
     assert len(network.veth_pair(63).end) <= 15
 
 
@@ -165,7 +165,7 @@ class SlowCluster:
     def __init__(self, folder):
         self.folder, self.running, self.max_running = folder, 0, 0
 
-    @state.exclusive
+    @cluster_state.exclusive
     def change(self):
         self.running += 1
         self.max_running = max(self.max_running, self.running)
@@ -174,44 +174,44 @@ class SlowCluster:
 
 
 def test_exclusive_verbs_run_one_at_a_time():
-    cluster = SlowCluster(state.create(state.folder_of("one"), taken=set()).folder)
+    cluster = SlowCluster(cluster_state.create(cluster_state.folder_of("one"), taken=set()).folder)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: cluster.change(), range(4)))
     assert cluster.max_running == 1
 
 
 def test_verb_waiting_during_down_leaves_the_new_cluster():
-    folder = state.create(state.folder_of("one"), taken=set()).folder
+    folder = cluster_state.create(cluster_state.folder_of("one"), taken=set()).folder
     cluster = SlowCluster(folder)
     with ThreadPoolExecutor(1) as pool:
-        with state.locked_cluster(folder):
+        with cluster_state.locked_cluster(folder):
             waiting = pool.submit(cluster.change)
             time.sleep(0.1)
-            state.remove(folder)
-            state.create(state.folder_of("one"), taken=set())
-        with pytest.raises(state.TakenDown, match="was deleted while this command waited"):
+            cluster_state.remove(folder)
+            cluster_state.create(cluster_state.folder_of("one"), taken=set())
+        with pytest.raises(cluster_state.TakenDown, match="was deleted while this command waited"):
             waiting.result()
     assert cluster.max_running == 0
 
 
 @pytest.mark.parametrize("content", ['{"subnet": 1', "[]", "{}", '{"subnet": "a", "nodes": {"n": 1}}'])
 def test_invalid_state_file_is_refused_and_blocks_no_cluster(content):
-    known = state.create(state.folder_of("one"), taken=set())
+    known = cluster_state.create(cluster_state.folder_of("one"), taken=set())
     (known.folder / "cluster.json").write_text(content)
     with pytest.raises(UsageError, match=r"is invalid.* down"):
-        state.State.read(known.folder)
-    assert state.create(state.folder_of("two"), taken=set()).folder.is_dir()
+        cluster_state.State.read(known.folder)
+    assert cluster_state.create(cluster_state.folder_of("two"), taken=set()).folder.is_dir()
 
 
 def test_same_name_in_two_caches_gets_distinct_bridges(monkeypatch, tmp_path):
-    here = Network(state.mark(state.folder_of("one")), 0)
+    here = Network(cluster_state.mark(cluster_state.folder_of("one")), 0)
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "other"))
-    there = Network(state.mark(state.folder_of("one")), 1)
+    there = Network(cluster_state.mark(cluster_state.folder_of("one")), 1)
     assert here.bridge != there.bridge
 
 
 def test_duplicate_node_name_is_refused():
-    known = state.create(state.folder_of("one"), taken=set())
+    known = cluster_state.create(cluster_state.folder_of("one"), taken=set())
     known.assign_index(parse("spot")[0])
     with pytest.raises(UsageError, match="spot-1"):
         known.assign_index(parse("spot")[0])
@@ -249,7 +249,7 @@ def test_interrupted_clone_is_redone_and_never_changes_store(tmp_path):
 
 
 def test_state_file_is_json():
-    known = state.create(state.folder_of("one"), taken=set())
+    known = cluster_state.create(cluster_state.folder_of("one"), taken=set())
     assert json.loads((known.folder / "cluster.json").read_text())["subnet"] == known.subnet
 
 
@@ -276,7 +276,7 @@ def test_failed_unpacking_is_retried_by_the_next_cluster(tmp_path):
 
 def test_unused_stores_are_deleted_when_another_is_filled(tmp_path):
     used, old, fresh = (tmp_path / "stores" / name for name in ("used", "old", "fresh"))
-    known = state.create(state.folder_of("one"), taken=set())
+    known = cluster_state.create(cluster_state.folder_of("one"), taken=set())
     known.image_store = used.name
     known.save()
     for store in (used, old, fresh):

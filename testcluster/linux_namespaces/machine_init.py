@@ -1,4 +1,4 @@
-"""The first process of a machine: `init.py FOLDER` creates its namespaces and root, and restarts its services.
+"""The first process of a machine: `machine_init.py FOLDER` creates its namespaces and root, and restarts its services.
 
 It imports the standard library only, because it must start in milliseconds. Its configuration is FOLDER/machine.json,
 written by machine.py. When this process exits, the kernel kills every process in its pid namespace. The mounts and the

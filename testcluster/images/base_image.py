@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from testcluster.cluster_state import cache
 from testcluster.errors import UsageError
-from testcluster.images.engines import Engine
-from testcluster.state import cache
+from testcluster.images.image_builders import Engine
 
 SUITE = "bookworm"
 PACKAGES = "ca-certificates,python3,python3-venv"
