@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 MARKDOWN_COLUMNS = 100
 TEST_NAME_LENGTH = 60
 SENTENCE_WORDS = 25
@@ -72,16 +74,23 @@ def long_lines(text: str) -> Iterator[tuple[int, str]]:
 def code_problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield problems of docstrings and of test names."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if node.name.startswith("test_") and len(node.name) > TEST_NAME_LENGTH:
+        if isinstance(node, Function) and node.name.startswith("test_") and len(node.name) > TEST_NAME_LENGTH:
             yield node.lineno, f"the test's name has {len(node.name)} characters, more than {TEST_NAME_LENGTH}"
-        sentence = re.split(r"(?<=[.!?])\s|\n\s*\n|;\s", ast.get_docstring(node) or "", maxsplit=1)[0]
-        words = sentence.split()
-        if words and words[0].lower().strip(".,:`") in BANNED_FIRST_WORDS:
-            yield node.lineno, f"the docstring of {node.name} starts with {words[0]}"
-        if len(words) > SENTENCE_WORDS:
-            yield node.lineno, f"the first sentence of {node.name} has {len(words)} words, more than {SENTENCE_WORDS}"
+        if isinstance(node, Documented):
+            yield from docstring_problems(node)
+
+
+def docstring_problems(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Iterator[tuple[int, str]]:
+    """Yield problems of one docstring: its first word, and the length of its first sentence."""
+    line = 1 if isinstance(node, ast.Module) else node.lineno
+    name = "this module" if isinstance(node, ast.Module) else node.name
+    words = re.split(r"(?<=[.!?:])\s|\n\s*\n", ast.get_docstring(node) or "", maxsplit=1)[0].split()
+    if words and words[0].lower().strip(".,:`") in BANNED_FIRST_WORDS:
+        yield line, f"the docstring of {name} starts with {words[0]}"
+    if len(words) > SENTENCE_WORDS:
+        yield line, f"the first sentence of {name} has {len(words)} words, more than {SENTENCE_WORDS}"
 
 
 if __name__ == "__main__":

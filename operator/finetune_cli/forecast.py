@@ -13,7 +13,7 @@ from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Pipeline
 
 PlannedAction = Literal["reuse", "run", "resume", "skip", "blocked"]
-"""`stay`: the stage neither has a result nor starts; it has failed, is suspended or waits for such a stage."""
+"""`blocked`: the stage neither has a result nor starts; it has failed, is suspended or waits for such a stage."""
 CLUSTER_ONLY_FIELDS = ("image", "resources", "placement")
 """Fields of a stage that have no effect in a run on this machine."""
 MAX_CHANGES = 3

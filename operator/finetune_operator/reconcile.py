@@ -1,8 +1,8 @@
 """The reconcile loop, and the file to read first: observe → assess → plan → report → apply.
 
 `reconcile` is level-triggered. It compares what the user wants with what it observes, and never relies on having
-seen an event. It keeps nothing in memory between two calls, so the process may be killed between any two lines:
-the next call continues from the pipeline's status and from what it observes.
+seen an event. It keeps nothing in memory between two calls, so the process may be killed between any two lines.
+The next call continues from the pipeline's status and from what it observes.
 """
 
 from dataclasses import dataclass

@@ -39,9 +39,11 @@ def register(commands: Commands) -> None:
     parser.set_defaults(run=run, retry=False)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `run` and `retry` share."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="manifest of the pipeline")
+def add_arguments(
+    parser: argparse.ArgumentParser, metavar: str = "FILE", target: str = "manifest of the pipeline"
+) -> None:
+    """Add the arguments that `run` and `retry` share; metavar and target describe the positional one."""
+    parser.add_argument("file", type=Path, metavar=metavar, help=target)
     add_local_arguments(parser)
     stages = [stage.name for stage in STAGES]
     parser.add_argument("--until", choices=stages, help="stop after this stage")

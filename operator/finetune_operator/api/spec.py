@@ -93,7 +93,7 @@ class PipelineSpec(WithRules):
     """Limit for the running time of all attempts of all stages together. Waiting time does not count."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=315_360_000)
-    """On a cluster: time after its end at which the pipeline and its Jobs are deleted. Absent: never."""
+    """On a cluster: time after its end at which the pipeline is deleted, with its Jobs and servers. Absent: never."""
 
     def stage(self, name: str) -> StageSpec | None:
         """Return the spec of a stage, or None if it is not requested."""

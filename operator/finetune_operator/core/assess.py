@@ -122,7 +122,7 @@ class _Assessor:
         """Update the last status of a stage with the observation and the current spec.
 
         The order matters. An attempt that has just ended is recorded first, with the identity that it was started for.
-        Then a retry request resets the budgets. Last, the identity is compared with the current spec: a result of an
+        Then a retry request resets the budgets. Last, the identity is compared with the current spec. A result of an
         outdated identity is dropped here, so that it is never taken for the new one.
         """
         before = self.pipeline.status.stages.get(kind.name, StageStatus())

@@ -50,7 +50,7 @@ def reset_budgets(status: StageStatus, *, repeat: bool = False) -> StageStatus:
     """
     cleared: dict[str, object] = {"result": None, "finished_at": None} if repeat else {}
     reset = status.model_copy(update={"active_seconds": 0.0, **cleared})
-    # Only ended attempts are forgiven: an attempt that runs during the retry request still counts when it ends.
+    # Only ended attempts move into the baseline. One that runs during the retry request still counts when it ends.
     ended = [attempt.number for attempt in status.attempts if attempt.finished_at]
     return reset if reset.result else _reset_baseline(reset, max(ended, default=0))
 

@@ -1,7 +1,7 @@
 """Convert pydantic's JSON schema to a structural schema of Kubernetes.
 
-A keyword that a structural schema cannot express raises UnsupportedSchema and is never dropped: without it the API
-server would accept objects that the operator cannot read.
+A keyword that a structural schema cannot express raises UnsupportedSchema. It is never dropped: the API server would
+then accept objects that the operator cannot read.
 """
 
 from collections.abc import Callable, Mapping

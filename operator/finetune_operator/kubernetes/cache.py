@@ -79,7 +79,7 @@ class ResourceCache:
     def update_pod(self, pod: Object, *, gone: bool = False) -> Key | None:
         """Store a pod and return its pipeline; of two pods of one Job the younger counts.
 
-        A pod that was not created by the attempt's Job or ReplicaSet is ignored, whatever its labels: the operator
+        A pod that was not created by the attempt's Job or ReplicaSet is ignored, whatever its labels. The operator
         sends requests to pods and believes their responses.
         """
         self._mark_updated("pods", pod)
