@@ -116,11 +116,11 @@ def test_pushed_model_computes_like_base_model_with_adapter(
 def test_every_lora_variant_is_merged_correctly(tmp_path: Path, tiny_model: Path, variant: dict[str, bool]) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.models.merge import merge_adapter, with_adapter  # noqa: PLC0415
+    from finetune_trainer.models.merge import load_merged, with_adapter  # noqa: PLC0415
 
     adapter = make_adapter(tmp_path / "adapter", tiny_model, **variant)
     expected = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
-    assert (logits(merge_adapter(tiny_model, adapter, torch.float32), tiny_model) - expected).abs().max() < 1e-4
+    assert (logits(load_merged(tiny_model, adapter, torch.float32), tiny_model) - expected).abs().max() < 1e-4
 
 
 def test_merged_model_in_memory_equals_the_pushed_model(
@@ -128,10 +128,10 @@ def test_merged_model_in_memory_equals_the_pushed_model(
 ) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.models.merge import merge_adapter  # noqa: PLC0415
+    from finetune_trainer.models.merge import load_merged  # noqa: PLC0415
 
     push(config, environment)
-    in_memory = merge_adapter(tiny_model, environment.stage_dir("train", "first") / "output", torch.bfloat16)
+    in_memory = load_merged(tiny_model, environment.stage_dir("train", "first") / "output", torch.bfloat16)
     assert torch.equal(logits(in_memory, target), logits(load_model(target), target))
 
 
@@ -149,7 +149,7 @@ def test_large_model_is_written_in_shards(
 ) -> None:
     whole = push(config, environment)
     expected = logits(load_model(target), target)
-    monkeypatch.setattr("finetune_trainer.stages.push.SHARD", "50KB")
+    monkeypatch.setattr("finetune_trainer.models.merge.SHARD", "50KB")
     assert push(with_target(config, "pvc://models/shards"), environment).digest != whole.digest
     shards = target.with_name("shards")
     assert len(list(shards.glob("*.safetensors"))) > 1

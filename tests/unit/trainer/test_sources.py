@@ -5,7 +5,7 @@ from support.stages import environment_in
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, SourceNotFound
-from finetune_trainer.runtime.sources import fetch_dataset, fetch_model, fetch_tokenizer, locate, locate_existing
+from finetune_trainer.runtime.sources import fetch_dataset, fetch_model, locate, locate_existing
 
 
 @pytest.fixture
@@ -72,11 +72,10 @@ def test_local_data_set_is_used_in_place(tmp_path: Path, environment: Environmen
 def test_folder_without_config_json_is_not_a_model(tmp_path: Path, environment: Environment) -> None:
     (tmp_path / "manifest" / "model").mkdir()
 
-    for fetch in (fetch_model, fetch_tokenizer):
-        with pytest.raises(SourceNotFound, match=r"has no config\.json"):
-            fetch("model", None, environment)
+    with pytest.raises(SourceNotFound, match=r"has no config\.json"):
+        fetch_model("model", None, environment)
     (tmp_path / "manifest" / "model" / "config.json").touch()
-    assert fetch_tokenizer("model", None, environment) == tmp_path / "manifest" / "model"
+    assert fetch_model("model", None, environment) == tmp_path / "manifest" / "model"
 
 
 def test_hub_data_set_uri_must_name_a_file(environment: Environment) -> None:

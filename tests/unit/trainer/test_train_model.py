@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from finetune_trainer.contract import Lora, ModelSource
 from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import StepSampler, load_batch
@@ -59,11 +60,11 @@ def test_packed_document_has_the_logits_it_has_alone(tiny_model, packed, pair, b
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_model_without_document_isolation_is_rejected(tiny_model, precision, monkeypatch):
-    model, source = adapted(tiny_model, precision=precision), ModelSource(uri="m")
-    check_isolation(model, source)
+    model = adapted(tiny_model, precision=precision)
+    check_isolation(model, "m")
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None)
     with pytest.raises(ConfigInvalid, match=r"attend to each other in this architecture \(LlamaForCausalLM\)"):
-        check_isolation(model, source)
+        check_isolation(model, "m")
 
 
 def test_packed_loss_and_gradients_equal_those_unpacked(tiny_model, packed, pair):
@@ -180,9 +181,8 @@ def test_unknown_target_module_is_rejected_listing_layers(tiny_model, names):
 
 
 def test_model_with_too_few_positions_is_rejected(tiny_model):
-    source = ModelSource(uri=f"file://{tiny_model}")
     with pytest.raises(ConfigInvalid, match="supports 512 positions, the packed rows have 513"):
-        check_context_length(tiny_model, source, 513)
+        check_context_length(BaseModel("m", tiny_model, "sha256:0"), 513)
 
 
 def copy_of(tiny_model, folder):

@@ -21,7 +21,7 @@ from finetune_trainer.contract.recipes import (
     TrainRecipe,
 )
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 """Part of every identity. Increment it when the trainer produces different results from the same config."""
 
 
@@ -74,6 +74,8 @@ class TrainConfig(StageConfig):
     prepare: str
     """Identity of the prepare stage whose rows are read."""
     model: ModelSource
+    model_digest: str | None = None
+    """Digest of the base model, from the result of `prepare`; None: `prepare` has no result yet, or did not say."""
     recipe: TrainRecipe
     checkpoint: Checkpoint
 

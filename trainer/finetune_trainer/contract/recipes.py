@@ -79,11 +79,12 @@ class Lora(ContractModel):
     alpha: float = Field(default=32, gt=0, le=8192)
     """The update is scaled by alpha/rank; with variant rslora by alpha/sqrt(rank)."""
 
-    dropout: float = Field(default=0.05, ge=0, lt=1)
-    """Dropout probability before the first factor; applied in training only."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout probability before the first factor; applied in training only. Experts of a MoE model need 0."""
 
     target_modules: tuple[ModuleName, ...] = Field(default=("all-linear",), min_length=1, max_length=64)
-    """Names of the layers to adapt; all-linear selects every linear layer except the output head."""
+    """Names of the layers to adapt; all-linear selects every linear layer except output head and routers. Experts that
+    the model holds in one tensor are selected by their names only."""
 
     variant: Literal["lora", "rslora", "dora"] = "lora"
     """rslora scales by alpha/sqrt(rank) (arXiv:2312.03732); dora also learns magnitudes (arXiv:2402.09353)."""

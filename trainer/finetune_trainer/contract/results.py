@@ -92,6 +92,8 @@ class PrepareResult(StageResult):
     """sha256:… of the data set's file."""
     conversations: bool = False
     """Whether the records are conversations, so that the published tokenizer needs the chat template."""
+    model_digest: str | None = None
+    """sha256:… over the base model's weights, configuration and tokenizer; training uses no other base model."""
 
 
 class TrainResult(StageResult):

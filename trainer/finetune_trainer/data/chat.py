@@ -46,6 +46,17 @@ def template_of(tokenizer: Any) -> str:
     return ("{{- bos_token -}}" if writes_bos else "") + DEFAULT_TEMPLATE
 
 
+def end_tokens(tokenizer: Any, *, conversations: bool) -> tuple[int, ...]:
+    """Return the ids of the tokens at which an answer ends in the training data, EOS included.
+
+    In a conversation that is the first special token after the assistant's content, such as <|im_end|>.
+    """
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    ending = tokenizer(ChatTemplate(tokenizer).turn_ending, add_special_tokens=False).input_ids if conversations else []
+    first = next((token for token in ending if token in special), None)
+    return tuple(dict.fromkeys(token for token in (first, tokenizer.eos_token_id) if token is not None))
+
+
 class ChatTemplate:
     """A tokenizer's chat template with a fixed date."""
 
@@ -101,10 +112,15 @@ class ChatTemplate:
             return None
 
     @cached_property
+    def turn_ending(self) -> str:
+        """The text that follows the assistant's content, up to the end of its turn, without trailing whitespace."""
+        exchange = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        return self._surroundings(exchange, 1)[1].rstrip()
+
+    @cached_property
     def _turn_endings(self) -> tuple[str, ...]:
         """The texts that may follow the assistant's content, longest first, without trailing whitespace."""
-        exchange = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-        last = self._surroundings(exchange, 1)[1].rstrip()
+        last = self.turn_ending
         # Some templates write EOS once after the last turn, not after every turn.
         return last, last.removesuffix(self._special_tokens.get("eos_token", "")).rstrip(), ""
 

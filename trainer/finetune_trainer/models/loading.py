@@ -1,5 +1,7 @@
-"""Load the base model and locate the trained adapter. No code from a model's folder is executed."""
+"""Load the base model and find the trained adapter. No code from a model's folder is executed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from finetune_trainer.contract import Environment, ModelSource
+from finetune_trainer.contract import Environment
+from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime.artifacts import CorruptArtifact, verify
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 
@@ -19,10 +22,13 @@ UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 def dtype_of(name: str, model_folder: Path) -> torch.dtype:
     """Return the dtype for bf16, fp16 or fp32; for auto, the dtype in which the model is stored, else fp32."""
-    if name != "auto":
-        return DTYPES[name]
-    stored: torch.dtype | None = AutoConfig.from_pretrained(model_folder, local_files_only=True).dtype
-    return stored or torch.float32
+    return DTYPES[name] if name in DTYPES else load_config(model_folder).dtype or torch.float32
+
+
+def load_config(folder: Path, uri: str = "") -> Any:
+    """Load a model's configuration; `uri` names it in errors. Raises ConfigInvalid if it is not one."""
+    with _load_errors(folder, uri):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
 def load_base(folder: Path, dtype: torch.dtype, uri: str = "") -> Any:
@@ -31,7 +37,7 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "") -> Any:
     Raises ConfigInvalid if the folder holds no such model, or if the weights do not match config.json.
     """
     disable_progress_bar()  # its carriage returns are useless in a log
-    try:
+    with _load_errors(folder, uri):
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -40,8 +46,6 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "") -> Any:
             local_files_only=True,
             output_loading_info=True,
         )
-    except UNREADABLE as error:
-        raise ConfigInvalid(f"model {uri or folder} cannot be loaded from {folder}: {error}") from error
     # transformers would only warn, and initialize these weights with random values.
     if loading_info["missing_keys"] or loading_info["mismatched_keys"]:
         wrong = sorted(loading_info["missing_keys"]) + sorted(str(key) for key in loading_info["mismatched_keys"])
@@ -52,28 +56,34 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "") -> Any:
     return model.eval()
 
 
-def check_context_length(folder: Path, source: ModelSource, context_length: int) -> None:
-    """Raise ConfigInvalid if the model supports fewer positions than the packed rows have tokens."""
+@contextmanager
+def _load_errors(folder: Path, uri: str) -> Iterator[None]:
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        yield
     except UNREADABLE as error:
-        raise ConfigInvalid(f"model {source.uri} cannot be loaded from {folder}: {error}") from error
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        raise ConfigInvalid(f"model {uri or folder} cannot be loaded from {folder}: {error}") from error
+
+
+def check_context_length(base: BaseModel, context_length: int) -> None:
+    """Raise ConfigInvalid if the model supports fewer positions than the packed rows have tokens."""
+    config = load_config(base.folder, base.uri).get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and positions < context_length:
         raise ConfigInvalid(
-            f"model {source.uri} supports {positions} positions, the packed rows have {context_length}: "
+            f"model {base.uri} supports {positions} positions, the packed rows have {context_length}: "
             f"set prepare.contextLength to {positions} or less"
         )
 
 
-def adapter_folder(environment: Environment, train: str) -> Path:
+def open_adapter(environment: Environment, train: str, base: BaseModel) -> Path:
     """Return the output folder of the train stage with this identity, every byte of it verified.
 
-    Raises SourceNotFound if the adapter is missing or corrupt.
+    Raises SourceNotFound if the adapter is missing or corrupt, and ConfigInvalid if it is of another base model.
     """
     folder = environment.stage_dir("train", train) / "output"
     try:
-        verify(folder)
+        about = verify(folder)
     except CorruptArtifact as error:
         raise SourceNotFound(f"the adapter of train/{train}: {error}; run train again") from error
+    base.require(about.get("model"), f"the adapter of train/{train}")
     return folder

@@ -4,10 +4,7 @@ from pathlib import Path
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import InvalidLocation, NotMounted
-from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable, SourceNotFound
-
-TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-"""Patterns of a tokenizer's files, including its chat template and the model's configuration."""
+from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 
 
 def locate(uri: str, environment: Environment) -> Path:
@@ -32,8 +29,9 @@ def locate_existing(uri: str, environment: Environment) -> Path:
 
 
 def fetch_model(uri: str, revision: str | None, environment: Environment) -> Path:
-    """Return the folder of a model; download the model first if the URI is hf://ORG/NAME.
+    """Return the folder of a model; if the URI is hf://ORG/NAME, download it to the workspace.
 
+    All stages and attempts share the download. The first one resolves the revision; the others get the same commit.
     Raise SourceNotFound, ConfigInvalid, CredentialsRejected or ServiceUnavailable.
     """
     if not uri.startswith("hf://"):
@@ -41,14 +39,9 @@ def fetch_model(uri: str, revision: str | None, environment: Environment) -> Pat
         if not (folder / "config.json").is_file():
             raise SourceNotFound(f"{uri}: {folder} is not a model in Hugging Face format: it has no config.json")
         return folder
-    return _from_hub(uri.removeprefix("hf://"), None, revision)
+    from finetune_trainer.runtime.hub import download_model  # noqa: PLC0415  needed only for hf:// URIs
 
-
-def fetch_tokenizer(uri: str, revision: str | None, environment: Environment) -> Path:
-    """Return the folder of a model like `fetch_model`, but download only the tokenizer's files, not the weights."""
-    if not uri.startswith("hf://"):
-        return fetch_model(uri, revision, environment)
-    return _from_hub(uri.removeprefix("hf://"), None, revision, only=TOKENIZER_FILES)
+    return download_model(uri.removeprefix("hf://"), revision, environment.workspace / "models")
 
 
 def fetch_dataset(uri: str, revision: str | None, environment: Environment) -> Path:
@@ -57,34 +50,8 @@ def fetch_dataset(uri: str, revision: str | None, environment: Environment) -> P
         return locate_existing(uri, environment)
     match uri.removeprefix("hf://").split("/", 2):
         case [organisation, name, path]:
-            return _from_hub(f"{organisation}/{name}", path, revision)
+            from finetune_trainer.runtime.hub import download_file  # noqa: PLC0415  needed only for hf:// URIs
+
+            return download_file(f"{organisation}/{name}", path, revision, environment.workspace / "datasets")
         case _:
             raise ConfigInvalid(f"{uri} names no file of the data set; use hf://ORG/NAME/PATH")
-
-
-def _from_hub(repository: str, file: str | None, revision: str | None, only: list[str] | None = None) -> Path:
-    from huggingface_hub import hf_hub_download, snapshot_download  # noqa: PLC0415  needed only for hf:// URIs
-    from huggingface_hub.errors import (  # noqa: PLC0415
-        EntryNotFoundError,
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        if file is None:
-            return Path(snapshot_download(repository, revision=revision, allow_patterns=only))
-        return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
-    except GatedRepoError as error:
-        raise CredentialsRejected(
-            f"hf://{repository}: access denied; use a token of an account with access: {error}"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise ServiceUnavailable(
-            f"hf://{repository}: the hub does not respond and the cache has no copy: {error}"
-        ) from error
-    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
-        raise SourceNotFound(f"hf://{repository}: {error}") from error
-    except OSError as error:
-        raise ServiceUnavailable(f"hf://{repository}: {error}") from error

@@ -18,8 +18,9 @@ from lm_eval.utils import handle_non_serializable
 from finetune_trainer.contract import Environment, EvaluateConfig, EvaluateRecipe, EvaluateResult, Score
 from finetune_trainer.evaluation.response_cache import CachingLM, OnProgress, ResponseCache
 from finetune_trainer.evaluation.tasks import load_tasks
-from finetune_trainer.models.loading import adapter_folder, dtype_of, load_base
-from finetune_trainer.models.merge import merge_adapter, with_adapter
+from finetune_trainer.models.base_model import open_base_model
+from finetune_trainer.models.loading import dtype_of, load_base, open_adapter
+from finetune_trainer.models.merge import load_merged, with_adapter
 from finetune_trainer.runtime.artifacts import (
     atomic_folder,
     canonical_json,
@@ -30,7 +31,6 @@ from finetune_trainer.runtime.artifacts import (
 )
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.progress import ProgressReporter
-from finetune_trainer.runtime.sources import fetch_model
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.training.determinism import prepare_device
 
@@ -47,9 +47,10 @@ Output = dict[str, Any]
 def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     """Run the stage. Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable."""
     context.progress.update(note="loading the model and the tasks")
+    base = open_base_model(config.model, context.environment)
     output = evaluate_model(
-        fetch_model(config.model.uri, config.model.revision, context.environment),
-        adapter_folder(context.environment, config.train),
+        base.folder,
+        open_adapter(context.environment, config.train, base),
         config.recipe,
         context.environment,
         dtype=config.dtype,
@@ -110,7 +111,7 @@ def _load_lm(model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, d
     elif recipe.model == "adapter":
         model = with_adapter(model_folder, adapter, dtype)
     else:
-        model = merge_adapter(model_folder, adapter, dtype)
+        model = load_merged(model_folder, adapter, dtype)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
     return HFLM(
         pretrained=model.to(prepare_device()), tokenizer=tokenizer, batch_size=recipe.batch_size, backend="causal"

@@ -14,9 +14,10 @@ from finetune_trainer.data.chat import ChatTemplate
 from finetune_trainer.data.encoding import Encoder, RecordFormatter, TextExample
 from finetune_trainer.data.packing import Document, PackedWriter, Split
 from finetune_trainer.data.records import InvalidRecord, ReadRecord, count_records, format_of, read_records
+from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.runtime.artifacts import atomic_folder, digest_file, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
-from finetune_trainer.runtime.sources import fetch_dataset, fetch_tokenizer
+from finetune_trainer.runtime.sources import fetch_dataset
 from finetune_trainer.runtime.stage_folder import Context
 
 OUTPUT = "output"
@@ -36,8 +37,9 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     """
     path = fetch_dataset(config.dataset.uri, config.dataset.revision, context.environment)
     file_format = format_of(path, config.dataset.format)
-    context.progress.update(note="reading the tokenizer", total=count_records(path, file_format))
-    tokenizer = load_tokenizer(config, context.environment)
+    context.progress.update(note="reading the base model", total=count_records(path, file_format))
+    base = open_base_model(config.model, context.environment)
+    tokenizer = load_tokenizer(base)
     stats = RecordStats(path.name, config)
     with atomic_folder(context.folder / OUTPUT) as output:
         with PackedWriter(output, config.recipe.context_length, padding_token(tokenizer)) as writer:
@@ -61,6 +63,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         train_tokens=writer.tokens("train"),
         data_digest=f"sha256:{digest_file(path)}",
         conversations=packer.formatter.shape == "messages",
+        model_digest=base.digest,
     )
 
 
@@ -69,15 +72,14 @@ def is_output_valid(result: StageResult, config: PrepareConfig, environment: Env
     return matches_digest(environment.stage_dir("prepare", config.identity) / OUTPUT, result.digest)
 
 
-def load_tokenizer(config: PrepareConfig, environment: Environment) -> Any:
+def load_tokenizer(base: BaseModel) -> Any:
     """Load the model's tokenizer; raise ConfigInvalid if it has no fast one, which alone returns token offsets."""
-    folder = fetch_tokenizer(config.model.uri, config.model.revision, environment)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(base.folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigInvalid(f"{config.model.uri}: its tokenizer cannot be loaded: {error}") from error
+        raise ConfigInvalid(f"{base.uri}: its tokenizer cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
-        raise ConfigInvalid(f"{config.model.uri} has no fast tokenizer; add tokenizer.json to the model's folder")
+        raise ConfigInvalid(f"{base.uri} has no fast tokenizer; add tokenizer.json to the model's folder")
     return tokenizer
 
 

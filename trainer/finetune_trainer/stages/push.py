@@ -4,27 +4,38 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from finetune_trainer.contract import Environment, PrepareResult, PushConfig, PushResult
-from finetune_trainer.data.chat import template_of
-from finetune_trainer.models.loading import DTYPES, adapter_folder
-from finetune_trainer.models.merge import merge_adapter
+from finetune_trainer.data.chat import end_tokens, template_of
+from finetune_trainer.models.base_model import BaseModel, open_base_model
+from finetune_trainer.models.loading import DTYPES, open_adapter
+from finetune_trainer.models.merge import merged_size, save_merged
+from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
 from finetune_trainer.publishing.published_model import CARD, metadata, model_digest
 from finetune_trainer.runtime.artifacts import MANIFEST, atomic_folder, digest_of, files_in, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
-from finetune_trainer.runtime.sources import fetch_model, locate
+from finetune_trainer.runtime.sources import locate
 from finetune_trainer.runtime.stage_folder import Context, read_result
 
-SHARD = "5GB"
-"""Maximum size of one safetensors file."""
 FILE_MODE = 0o644
 """safetensors writes files that only the owner can read, but the model server may run as another user."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The adapter to publish, and its base model."""
+
+    base: BaseModel
+    adapter: Path
+    about: dict[str, object]
+    """What the manifest says of the published model."""
 
 
 class Unchanged(Exception):
@@ -34,12 +45,13 @@ class Unchanged(Exception):
 def run(config: PushConfig, context: Context) -> PushResult:
     """Run the stage. Raise ConfigInvalid, SourceNotFound or ServiceUnavailable; the target is then unchanged."""
     target = resolve_target(config.recipe.target, context.environment)
-    adapter = adapter_folder(context.environment, config.train)
-    about: dict[str, object] = {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)}
-    is_published = metadata(target) == about
+    base = open_base_model(config.model, context.environment)
+    adapter = open_adapter(context.environment, config.train, base)
+    source = Source(base, adapter, {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)})
+    is_published = metadata(target) == source.about
     if not is_published:
         try:
-            publish(config, context, adapter, target, about)
+            publish(config, context, source, target)
         except Unchanged:
             is_published = True
     if is_published:
@@ -76,37 +88,45 @@ def resolve_target(uri: str, environment: Environment) -> Path:
     return target
 
 
-def publish(config: PushConfig, context: Context, adapter: Path, target: Path, about: dict[str, object]) -> None:
+def publish(config: PushConfig, context: Context, source: Source, target: Path) -> None:
     """Merge the model, write it to a temporary folder and rename that to the target.
 
     Raise Unchanged, and write nothing, if the target already contains the same model.
     """
     progress, environment = context.progress, context.environment
     progress.update(step=0, total=2, note="merging")
-    base = fetch_model(config.model.uri, config.model.revision, environment)
-    model = merge_adapter(base, adapter, DTYPES[config.recipe.dtype])
-    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
-    prepared = read_result(environment.stage_dir("prepare", config.prepare))
-    if isinstance(prepared, PrepareResult) and prepared.conversations:
-        # The template used in training, which is a default one if the base model has none.
-        tokenizer.chat_template = template_of(tokenizer)
-    progress.update(step=1, note="writing")
-    with _check_disk_space(model, target, config.recipe.target), atomic_folder(target) as folder:
-        model.save_pretrained(folder, max_shard_size=SHARD)
-        tokenizer.save_pretrained(folder)
+    dtype = DTYPES[config.recipe.dtype]
+    with (
+        _check_disk_space(merged_size(source.base.folder, dtype), target, config.recipe.target),
+        atomic_folder(target) as folder,
+    ):
+        save_merged(source.base.folder, source.adapter, dtype, folder)
+        progress.update(step=1, note="writing")
+        save_tokenizer(config, environment, source.base.folder, folder)
         (folder / CARD).write_text(card(config, environment, target.name))
         for path in files_in(folder):
             path.chmod(FILE_MODE)
-        seal(folder, about)
+        seal(folder, source.about)
         if metadata(target) is not None and model_digest(target) == model_digest(folder):
             raise Unchanged
     progress.update(step=2, note="published")
 
 
+def save_tokenizer(config: PushConfig, environment: Environment, base: Path, folder: Path) -> None:
+    """Write the tokenizer with the chat template used in training, and the tokens at which generation ends."""
+    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    prepared = read_result(environment.stage_dir("prepare", config.prepare))
+    conversations = isinstance(prepared, PrepareResult) and prepared.conversations
+    if conversations:
+        tokenizer.chat_template = template_of(tokenizer)  # a default one if the base model has none
+    tokenizer.save_pretrained(folder)
+    generation = generation_config(base, end_tokens(tokenizer, conversations=conversations))
+    (folder / GENERATION_CONFIG_NAME).write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
+
+
 @contextmanager
-def _check_disk_space(model: Any, target: Path, uri: str) -> Iterator[None]:
+def _check_disk_space(needed: int, target: Path, uri: str) -> Iterator[None]:
     """Raise ServiceUnavailable if the disk has too little free space, or if a write in the block fails."""
-    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free
     if free < needed:

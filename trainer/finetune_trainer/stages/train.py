@@ -4,11 +4,11 @@ import torch
 
 from finetune_trainer.contract import AnyResult, Environment, TrainConfig, TrainResult
 from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
-from finetune_trainer.runtime.sources import fetch_model
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
@@ -39,15 +39,16 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     device = prepare_device()
     context.progress.update(note="loading the model")
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
-    folder = fetch_model(config.model.uri, config.model.revision, context.environment)
-    check_context_length(folder, config.model, rows.context_length)
-    base = load_base(folder, dtype_of(config.recipe.precision, folder), config.model.uri)
+    source = open_base_model(config.model, context.environment)
+    source.require(config.model_digest, f"prepare/{config.prepare}")
+    check_context_length(source, rows.context_length)
+    base = load_base(source.folder, dtype_of(config.recipe.precision, source.folder), source.uri)
     for split in (rows, validation_rows):
         check_tokens(split, base)
     peft_model = attach_adapter(base, config.recipe.lora, config.model, config.seed)
     peft_config = adapter_config(peft_model)
     model = AdaptedModel(peft_model, device, config.recipe)
-    check_isolation(model, config.model)
+    check_isolation(model, source.uri)
     sampler = StepSampler.of(config.recipe, len(rows), config.seed)
     run = TrainingRun(
         config=config,
@@ -61,15 +62,17 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
         progress=context.progress,
         stop=context.stop,
     )
-    about = {"identity": config.identity, "rows": rows_digest}
+    metadata = {"identity": config.identity, "rows": rows_digest}
     # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
     with (
         context.stop.deferred(),
-        CheckpointManager(context.folder / "checkpoints", config.checkpoint, about, peft_config) as checkpoints,
+        CheckpointManager(
+            context.folder / "checkpoints", config.checkpoint, source, metadata, peft_config
+        ) as checkpoints,
     ):
         resume(run, checkpoints)
         train(run, checkpoints)
-        return publish(run, context, peft_config)
+        return publish(run, context, peft_config, source)
 
 
 def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows, PackedRows, str]:
@@ -123,13 +126,13 @@ def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
     run.state.numerics = current
 
 
-def publish(run: TrainingRun, context: Context, peft_config: bytes) -> TrainResult:
+def publish(run: TrainingRun, context: Context, peft_config: bytes, source: BaseModel) -> TrainResult:
     """Write the adapter with the lowest validation loss to `output`; without validation, the last one."""
     output = context.folder / "output"
     with artifacts.atomic_folder(output) as temporary:
         save_tensors(run.best if run.best is not None else run.model.adapter, temporary / ADAPTER)
         (temporary / ADAPTER_CONFIG).write_bytes(peft_config)
-        digest = artifacts.seal(temporary, {"identity": run.config.identity})
+        digest = artifacts.seal(temporary, {"identity": run.config.identity, "model": source.digest})
     state = run.state
     return TrainResult(
         identity=run.config.identity,

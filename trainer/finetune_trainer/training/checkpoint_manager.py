@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from finetune_trainer.contract import Checkpoint
+from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime import artifacts, progress
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ServiceUnavailable
@@ -32,8 +33,11 @@ class CheckpointManager:
     it is complete and durable. Use it as a context manager: leaving the block waits for the last write.
     """
 
-    def __init__(self, folder: Path, rule: Checkpoint, metadata: dict[str, str], adapter_config: bytes) -> None:
-        self._folder, self._rule, self._metadata, self._adapter_config = folder, rule, metadata, adapter_config
+    def __init__(
+        self, folder: Path, rule: Checkpoint, base: BaseModel, metadata: dict[str, str], adapter_config: bytes
+    ) -> None:
+        self._folder, self._rule, self._base, self._adapter_config = folder, rule, base, adapter_config
+        self._metadata = {**metadata, "model": base.digest}
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending_write: Future[None] | None = None
         self._write_error: OSError | None = None
@@ -59,7 +63,7 @@ class CheckpointManager:
     def load_latest(self, layout: Layout) -> Snapshot | None:
         """Return the latest checkpoint that is complete and belongs to this run, or None if there is none.
 
-        Logs every checkpoint that it skips, with the reason.
+        Logs every checkpoint that it skips, with the reason. Raises ConfigInvalid if it is of another base model.
         """
         folders = self._latest_first()
         for folder in folders:
@@ -92,6 +96,7 @@ class CheckpointManager:
                     f"{folder.name} belongs to another run: {name} {metadata.get(name)}, not {self._metadata[name]}"
                 )
         self._check_step(folder, metadata.get("step"))
+        self._base.require(metadata.get("model"), f"checkpoint {folder.name}")
 
     def _check_step(self, folder: Path, step: object) -> None:
         if step != _step_of(folder):

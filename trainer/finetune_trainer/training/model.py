@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
@@ -21,6 +22,11 @@ from finetune_trainer.training.loss import head_at_positions
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
+LINEAR_LAYERS = (torch.nn.Linear, Conv1D)
+ROUTER_NAMES = frozenset({"router", "gate", "shared_expert_gate"})
+"""Names of the layers that choose the experts of a token, in all MoE models of transformers."""
+EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names of layers that PEFT redirects to the fused experts of a model that has such."""
 
 ISOLATION_TOLERANCE = 0.05
 """Maximum difference as a share of the logits' standard deviation.
@@ -67,7 +73,7 @@ class AdaptedModel:
             tensor.copy_(adapter[name])
 
 
-def check_isolation(model: AdaptedModel, source: ModelSource) -> None:
+def check_isolation(model: AdaptedModel, uri: str) -> None:
     """Raise ConfigInvalid if a packed document changes the logits of the document after it.
 
     Some architectures ignore restarting positions. The check runs two rows that differ only in their first
@@ -83,8 +89,8 @@ def check_isolation(model: AdaptedModel, source: ModelSource) -> None:
     first, second = logits[:, length:]
     if (first - second).abs().max() > ISOLATION_TOLERANCE * first.std():
         raise ConfigInvalid(
-            f"model {source.uri}: documents packed into one row attend to each other in this architecture "
-            f"({type(model.model.get_base_model()).__name__}): use another base model"
+            f"model {uri}: documents packed into one row attend to each other in this architecture "
+            f"({type(model.model.get_base_model()).__name__}): set prepare.packing to false"
         )
 
 
@@ -104,6 +110,8 @@ def attach_adapter(base: torch.nn.Module, lora: Lora, source: ModelSource, seed:
         model = get_peft_model(base, config, autocast_adapter_dtype=True)
     except ValueError as error:
         raise ConfigInvalid(f"train.lora: {error}; {linear_layer_names(base)}") from error
+    if lora.variant == "dora":
+        _compute_magnitudes_in_fp32(model)
     # PEFT filled in the local path, which would make the adapter's bytes depend on the machine.
     config.base_model_name_or_path, config.revision = source.uri, source.revision
     return model
@@ -112,7 +120,7 @@ def attach_adapter(base: torch.nn.Module, lora: Lora, source: ModelSource, seed:
 def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
     """Return PEFT's `target_modules` for these names and patterns; raise ConfigInvalid if one matches no layer."""
     if names == (ALL_LINEAR,):
-        return ALL_LINEAR
+        return _all_linear(base)
     modules = [name for name, _ in base.named_modules() if name]
     selected: set[str] = set()
     for name in names:
@@ -126,10 +134,43 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
     return sorted(selected)
 
 
+def _all_linear(base: torch.nn.Module) -> str | list[str]:
+    """Return PEFT's all-linear for a dense model; for a MoE model the names of the layers that it should select.
+
+    An adapted router would send tokens to other experts than those that the base model learned to use.
+    """
+    linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR_LAYERS)]
+    is_fused = any(name.endswith(".gate_up_proj") for name, _ in base.named_parameters())
+    excluded = ROUTER_NAMES | (EXPERT_NAMES if is_fused else set())
+    head = base.get_output_embeddings()
+    selected = [
+        name for name in linear if excluded.isdisjoint(name.split(".")) and base.get_submodule(name) is not head
+    ]
+    is_dense = not is_fused and len(selected) == len(linear) - isinstance(head, LINEAR_LAYERS)
+    return ALL_LINEAR if is_dense else sorted(selected)
+
+
+def _compute_magnitudes_in_fp32(model: PeftModel) -> None:
+    """Replace DoRA's initial magnitudes, which PEFT computes in the base model's dtype.
+
+    Rounded to bf16 they would differ by up to 0.3 % from the norms of the weights, and the untrained adapter would
+    change the model's output. Raises ConfigInvalid if a norm is 0: DoRA divides by it.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer) and module.lora_magnitude_vector:
+            weight = module.get_base_layer().weight.detach().float()
+            magnitude = torch.linalg.norm(weight, dim=1 if isinstance(module.get_base_layer(), torch.nn.Linear) else 0)
+            if not magnitude.all():
+                raise ConfigInvalid(
+                    f"train.lora: {int((magnitude == 0).sum())} rows of {name} are zero, and DoRA divides by their "
+                    "norm: remove this layer from targetModules or set variant to lora"
+                )
+            module.lora_magnitude_vector["default"].weight.data = magnitude
+
+
 def linear_layer_names(base: torch.nn.Module) -> str:
     """Return a sentence with the names of the model's linear layers, without their parents' names."""
-    kinds = (torch.nn.Linear, Conv1D)
-    linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, kinds)}
+    linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, LINEAR_LAYERS)}
     return f"the model's linear layers are {', '.join(sorted(linear))}"
 
 

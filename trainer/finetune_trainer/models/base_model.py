@@ -1,0 +1,90 @@
+"""The base model of a pipeline: its folder, and the digest to which checkpoints and adapters are bound.
+
+The digest is computed once and kept in the workspace. A later stage compares sizes and times of the files with the
+record, and reads only the files that differ.
+"""
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune_trainer.contract import Environment, ModelSource
+from finetune_trainer.files import write_durably
+from finetune_trainer.models.stored_weights import weight_files
+from finetune_trainer.runtime.artifacts import canonical_json, digest_file
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.hub import SMALL_MODEL_FILES
+from finetune_trainer.runtime.sources import fetch_model
+
+THREADS = 4
+"""Files that are read at the same time to compute their digests."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A base model on this machine."""
+
+    uri: str
+    """URI in the manifest, for errors."""
+    folder: Path
+    digest: str
+    """sha256:… over the weights, the configuration and the tokenizer."""
+
+    def require(self, expected: object, where: str) -> None:
+        """Raise ConfigInvalid if `where` was made with another base model; None as the digest means unknown."""
+        if expected not in {None, self.digest}:
+            raise ConfigInvalid(
+                f"model {self.uri} has the digest {self.digest}, but {where} was made with {expected}: "
+                "restore that model, or set model.revision to a new text to start from the beginning with this one"
+            )
+
+
+def open_base_model(source: ModelSource, environment: Environment) -> BaseModel:
+    """Return the base model; download it to the workspace first if that was not done yet.
+
+    Raise like `fetch_model`.
+    """
+    folder = fetch_model(source.uri, source.revision, environment)
+    key = hashlib.sha256(f"{source.uri}@{source.revision}".encode()).hexdigest()[:16]
+    return BaseModel(source.uri, folder, model_digest(folder, environment.workspace / "models" / f"{key}.json"))
+
+
+def model_digest(folder: Path, record: Path) -> str:
+    """Return sha256:… over names and contents of a model's files; read only files that changed since the record."""
+    known = _read_record(record)
+    files = _files_of(folder)
+    with ThreadPoolExecutor(THREADS) as threads:
+        digests = dict(zip(files, threads.map(lambda path: _digest(path, known.get(path.name)), files), strict=True))
+    entries = {path.name: {"stat": _stat(path), "sha256": digest} for path, digest in digests.items()}
+    if entries != known:
+        write_durably(record, json.dumps(entries, indent=1, sort_keys=True).encode())
+    contents = {path.name: digest for path, digest in digests.items()}
+    return "sha256:" + hashlib.sha256(canonical_json(contents)).hexdigest()
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Return the files of a model that determine what it computes, sorted."""
+    small = (path for pattern in SMALL_MODEL_FILES for path in folder.glob(pattern) if path.is_file())
+    return sorted({*small, *weight_files(folder)})
+
+
+def _digest(path: Path, known: dict[str, Any] | None) -> str:
+    return str(known["sha256"]) if known and known["stat"] == _stat(path) else digest_file(path)
+
+
+def _stat(path: Path) -> list[int]:
+    """Return size and times of a file; a write changes the last of them, whatever other times are set to."""
+    found = os.stat(path)  # noqa: PTH116  follows the links of the hub's cache
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _read_record(record: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(record.read_bytes())
+        return {name: entry for name, entry in known.items() if {"stat", "sha256"} <= entry.keys()}
+    except (OSError, ValueError, AttributeError):
+        return {}
