@@ -203,7 +203,9 @@ def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0])
     rule = train_config("m", checkpoint={"every_steps": 500, "every_seconds": 30}).checkpoint
-    with CheckpointManager(tmp_path / "checkpoints", rule, BaseModel("m", tmp_path, "sha256:0"), {}, b"") as checkpoints:
+    with CheckpointManager(
+        tmp_path / "checkpoints", rule, BaseModel("m", tmp_path, "sha256:0"), {}, b""
+    ) as checkpoints:
         assert not checkpoints.should_save(7)
         clock[0] += 30
         assert checkpoints.should_save(7)

@@ -1,18 +1,23 @@
 """The published model computes what was trained, for every architecture and every kind of adapter."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from support.families import FAMILIES, TURN_END, make_family_model
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from support.adapters import make_adapter
+from support.families import ATTENTION, FAMILIES, TURN_END, make_family_model
 from support.models import SENTENCES, write_jsonl
 from support.stages import environment_in, run_to_result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from finetune_trainer.contract import (
     Environment,
+    Lora,
+    ModelSource,
     PrepareConfig,
     PrepareResult,
     PushConfig,
@@ -20,7 +25,12 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
-from finetune_trainer.models.merge import save_merged, with_adapter
+from finetune_trainer.data.chat import end_tokens
+from finetune_trainer.models.loading import load_base
+from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
+from finetune_trainer.models.stored_weights import StoredWeights
+from finetune_trainer.publishing.generation_config import generation_config
+from finetune_trainer.training.model import adapter_config, attach_adapter
 
 torch.set_num_threads(1)
 
@@ -117,3 +127,88 @@ def test_published_model_computes_and_stops_as_trained(prepared, trained, tmp_pa
     rounded = load_file(tmp_path / "model.safetensors")
     for name, weight in load_file(published / "model.safetensors").items():
         assert torch.equal(rounded[name], weight.to(torch.bfloat16)), name
+
+
+def adapted_layers(folder: Path, *names: str) -> set[str]:
+    base = load_base(folder, torch.float32)
+    model = attach_adapter(base, Lora(target_modules=names), ModelSource(uri="m"), seed=1)
+    return {name.split(".lora_")[0].removeprefix("base_model.model.") for name in get_peft_model_state_dict(model)}
+
+
+def test_all_linear_of_a_moe_model_adapts_attention_only(tmp_path):
+    folder = make_family_model(FAMILIES["qwen3-moe"], tmp_path)
+    layers = adapted_layers(folder, "all-linear")
+    assert layers == {f"model.layers.{number}.self_attn.{name}" for number in range(2) for name in ATTENTION}
+
+
+def test_all_linear_of_a_hybrid_model_adapts_its_mixers(tmp_path):
+    folder = make_family_model(FAMILIES["granite-hybrid"], tmp_path)
+    layers = {name.rpartition(".")[2] for name in adapted_layers(folder, "all-linear")}
+    assert layers == {*ATTENTION, "in_proj", "out_proj", "input_linear", "output_linear"}
+
+
+def test_experts_are_adapted_by_name_and_merged_with_the_model(tmp_path):
+    folder = make_family_model(FAMILIES["qwen3-moe"], tmp_path / "model")
+    base = load_base(folder, torch.float32)
+    names = ("q_proj", "gate_proj", "up_proj", "down_proj")
+    model = attach_adapter(base, Lora(target_modules=names), ModelSource(uri="m"), seed=1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.05)
+    adapter, published = tmp_path / "adapter", tmp_path / "published"
+    adapter.mkdir()
+    published.mkdir()
+    save_file(get_peft_model_state_dict(model), adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_bytes(adapter_config(model))
+    tokens = torch.arange(5, 40)[None]
+    expected = logits(model, tokens)
+    assert (logits(load_base(folder, torch.float32), tokens) - expected).abs().max() > 0.1 * expected.std()
+    save_merged(folder, adapter, torch.float32, published)
+    assert (logits(load_base(published, torch.float32), tokens) - expected).abs().max() < 1e-4 * expected.std()
+    assert torch.equal(
+        logits(load_merged(folder, adapter, torch.float32), tokens), logits(load_base(published, torch.float32), tokens)
+    )
+
+
+def test_merged_model_in_memory_has_the_published_bytes(prepared, trained, tmp_path):
+    base, adapter = prepared.manifest_dir / "model", prepared.stage_dir("train", trained) / "output"
+    save_merged(base, adapter, torch.bfloat16, tmp_path)
+    published = AutoModelForCausalLM.from_pretrained(tmp_path)
+    in_memory = load_merged(base, adapter, torch.bfloat16).state_dict()
+    assert all(torch.equal(in_memory[name], weight) for name, weight in published.state_dict().items())
+
+
+def test_merge_writes_files_that_hold_every_tensor_once(tmp_path, monkeypatch):
+    folder = make_family_model(FAMILIES["llama-untied"], tmp_path / "model")
+    adapter = make_adapter(tmp_path / "adapter", folder)
+    monkeypatch.setattr("finetune_trainer.models.merge.SHARD", "20KB")
+    (tmp_path / "published").mkdir()
+    save_merged(folder, adapter, torch.float32, tmp_path / "published")
+    stored = StoredWeights(tmp_path / "published")
+    assert stored.meta.keys() == StoredWeights(folder).meta.keys()
+    assert len(list((tmp_path / "published").glob("model-*-of-*.safetensors"))) > 3
+    assert load_base(tmp_path / "published", torch.float32).config.tie_word_embeddings is False
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ({"eos_token_id": 2, "temperature": 0.6}, {"eos_token_id": [4, 2], "temperature": 0.6}),
+        ({"eos_token_id": [2, 7]}, {"eos_token_id": [4, 2, 7]}),
+        ({"eos_token_id": 4}, {"eos_token_id": [4, 2]}),
+        (None, {"bos_token_id": 1, "eos_token_id": [4, 2], "pad_token_id": 0}),
+    ],
+)
+def test_generation_config_ends_where_training_data_ends(tmp_path, stored, expected):
+    (tmp_path / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "rope": {}}')
+    if stored:
+        (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    assert generation_config(tmp_path, (4, 2)) == expected
+
+
+def test_end_tokens_are_the_turn_end_and_eos(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(make_family_model(FAMILIES["llama-tied"], tmp_path))
+    assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
+    assert end_tokens(tokenizer, conversations=False) == (2,)
+    tokenizer.chat_template = None  # the default template ends turns with EOS
+    assert end_tokens(tokenizer, conversations=True) == (2,)

@@ -226,3 +226,18 @@ def test_initial_adapter_depends_on_the_seed(tiny_model):
         return [p.sum().item() for name, p in model.named_parameters() if "lora_A" in name]
 
     assert weight_sums(1) == weight_sums(1) != weight_sums(2)
+
+
+def test_untrained_dora_on_a_bf16_base_changes_no_logit(tiny_model):
+    model = adapted(tiny_model, precision="bf16", lora={"variant": "dora", "rank": 4}, noise=False).model.eval()
+    tokens = torch.arange(3, 40)[None]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with_adapter = model(input_ids=tokens).logits
+        with model.disable_adapter():
+            assert torch.equal(with_adapter, model(input_ids=tokens).logits)
+    assert (model.base_model.model.model.layers[0].mlp.up_proj.lora_magnitude_vector["default"].weight > 0).all()
+
+
+def test_dora_on_a_layer_with_zero_rows_is_rejected(tiny_model):
+    with pytest.raises(ConfigInvalid, match=r"1 rows of .*lm_head are zero.*remove this layer from targetModules"):
+        adapted(tiny_model, lora={"variant": "dora", "target_modules": ("lm_head",)})

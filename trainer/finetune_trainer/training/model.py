@@ -122,8 +122,9 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
     if names == (ALL_LINEAR,):
         return _all_linear(base)
     modules = [name for name, _ in base.named_modules() if name]
-    selected: set[str] = set()
-    for name in names:
+    # PEFT redirects the names of single experts' layers to the tensor that holds them all.
+    selected = EXPERT_NAMES.intersection(names) if has_fused_experts(base) else set()
+    for name in (name for name in names if name not in selected):
         matching = [m for m in modules if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")]
         if not matching:
             hint = f"; {ALL_LINEAR} cannot be combined with other names" if name == ALL_LINEAR else ""
@@ -134,13 +135,18 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
     return sorted(selected)
 
 
+def has_fused_experts(base: torch.nn.Module) -> bool:
+    """Return whether the model holds the weights of all experts of a layer in one tensor, which is no layer."""
+    return any(name.endswith(".gate_up_proj") for name, _ in base.named_parameters())
+
+
 def _all_linear(base: torch.nn.Module) -> str | list[str]:
     """Return PEFT's all-linear for a dense model; for a MoE model the names of the layers that it should select.
 
     An adapted router would send tokens to other experts than those that the base model learned to use.
     """
     linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR_LAYERS)]
-    is_fused = any(name.endswith(".gate_up_proj") for name, _ in base.named_parameters())
+    is_fused = has_fused_experts(base)
     excluded = ROUTER_NAMES | (EXPERT_NAMES if is_fused else set())
     head = base.get_output_embeddings()
     selected = [
