@@ -84,7 +84,7 @@ def workspace(tmp_path):
     return workspace
 
 
-def test_resume_after_replaced_weights_is_refused_with_both_digests(model, workspace):
+def test_resume_on_replaced_weights_is_refused_with_both_digests(model, workspace):
     config = train_config(model, checkpoint={"every_steps": 5})
     before = open_base_model(config.model, training_environment(workspace)).digest
     with pytest.raises(Interrupted):
