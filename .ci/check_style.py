@@ -80,9 +80,7 @@ def code_problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from docstring_problems(node)
 
 
-def docstring_problems(
-    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
-) -> Iterator[tuple[int, str]]:
+def docstring_problems(node: Documented) -> Iterator[tuple[int, str]]:
     """Yield problems of one docstring: its first word, and the length of its first sentence."""
     line = 1 if isinstance(node, ast.Module) else node.lineno
     name = "this module" if isinstance(node, ast.Module) else node.name

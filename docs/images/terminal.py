@@ -6,6 +6,7 @@ The run is in a temporary folder. Nothing in the picture is written by hand but 
 than the picture is wide ends with an ellipsis.
 """
 
+import io
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = Path(__file__).with_name("run.svg")
-COLUMNS = 108
+COLUMNS = 124
 PROMPT = "$ finetune run pipeline.yaml --claim demo=.demo/material --evict train@100"
 THEME = TerminalTheme(
     (13, 17, 23),
@@ -31,7 +32,7 @@ THEME = TerminalTheme(
 STYLES = (
     (r"^\$ .*", "bold"),
     (r"AttemptInterrupted|Interrupted|evicted[^;]*|interruptions?.*", "yellow"),
-    (r"Succeeded|StageSucceeded|gate passed|✓", "green"),
+    (r"Succeeded|StageSucceeded|gate open|✔", "green"),
     (r"AttemptStarted", "cyan"),
 )
 
@@ -58,7 +59,7 @@ def main() -> int:
 
 def picture(lines: list[str]) -> str:
     """Return the lines as an SVG of a terminal."""
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: PTH123, SIM115
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     for line in lines:
         text = Text(line)
         for pattern, style in STYLES:
