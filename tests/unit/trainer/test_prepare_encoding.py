@@ -13,6 +13,7 @@ from support.stages import environment_in, run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data.chat import ChatTemplate
+from finetune_trainer.data.conversations import Conversation
 from finetune_trainer.data.encoding import Encoder, RecordFormatter
 from finetune_trainer.data.records import InvalidRecord
 
@@ -102,7 +103,7 @@ class FakeTokenizer:
 
 
 def assistant_turns(template: str, messages: list[dict[str, str]]) -> list[str]:
-    text, spans = ChatTemplate(FakeTokenizer(template)).render(messages)
+    text, spans = ChatTemplate(FakeTokenizer(template)).render(Conversation(messages))
     return [text[start:end] for start, end in spans]
 
 
@@ -138,7 +139,7 @@ def test_conversation_may_start_with_assistant_and_end_with_user() -> None:
 
 
 def test_template_that_prints_the_date_gets_a_fixed_one() -> None:
-    text, _ = ChatTemplate(FakeTokenizer(DATED)).render(TWO_TURNS)
+    text, _ = ChatTemplate(FakeTokenizer(DATED)).render(Conversation(TWO_TURNS))
     assert text.startswith("26 Jul 2024 ")
 
 

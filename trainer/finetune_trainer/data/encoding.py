@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from tokenizers.processors import Sequence
 
-from finetune_trainer.data.chat import ChatTemplate, Message, Span
+from finetune_trainer.data.chat import ChatTemplate, Span
+from finetune_trainer.data.conversations import conversation_of
 from finetune_trainer.data.packing import Document
 from finetune_trainer.data.records import (
     SHAPES,
@@ -23,8 +24,9 @@ from finetune_trainer.data.records import (
     Fields,
     InvalidRecord,
     Shape,
+    check_not_blank,
     complete_shapes,
-    kind_of,
+    text_of,
 )
 
 
@@ -42,9 +44,9 @@ class TextExample:
 class RecordFormatter:
     """Formats records as text examples; all records must have the shape of the first."""
 
-    def __init__(self, chat: ChatTemplate) -> None:
+    def __init__(self, chat: ChatTemplate, shape: Shape | None = None) -> None:
         self._chat = chat
-        self.shape: Shape | None = None
+        self.shape: Shape | None = shape
         """The shape of the records so far."""
 
     def format(self, fields: Fields) -> TextExample:
@@ -55,19 +57,24 @@ class RecordFormatter:
         shape = self._shape_of(fields)
         match shape:
             case "messages":
-                example = TextExample(*self._chat.render(_messages(fields["messages"])), has_special_tokens=True)
+                example = self._conversation(fields)
             case "prompt and completion":
-                prompt, completion = _text(fields, "prompt"), _text(fields, "completion")
-                _check_not_blank(completion, "completion")
+                prompt, completion = text_of(fields, "prompt"), text_of(fields, "completion")
+                check_not_blank(completion, "completion")
                 example = TextExample(
                     prompt + completion, ((len(prompt), len(prompt + completion) + 1),), has_special_tokens=False
                 )
             case "text":
-                text = _text(fields, "text")
-                _check_not_blank(text, "text")
+                text = text_of(fields, "text")
+                check_not_blank(text, "text")
                 example = TextExample(text, ((0, len(text) + 1),), has_special_tokens=False)
         self.shape = shape
         return example
+
+    def _conversation(self, fields: Fields) -> TextExample:
+        text, spans = self._chat.render(conversation_of(fields))
+        text_of({"text": text}, "text", "the rendered conversation's ")  # arguments may hold lone surrogates, too
+        return TextExample(text, spans, has_special_tokens=True)
 
     def _shape_of(self, fields: Fields) -> Shape:
         names = {name for name, value in fields.items() if value is not None}
@@ -92,53 +99,6 @@ def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str
         if name not in names:
             return f"{name} is {'null' if name in fields else 'missing'}"
     return f"needs {SUPPORTED_SHAPES}; it has {', '.join(sorted(map(str, fields)))[:80] or 'nothing'}"
-
-
-def _text(fields: Fields, name: str, where: str = "") -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise InvalidRecord(f"{where}{name} must be a string, it is {kind_of(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRecord(
-            f"{where}{name}: character {error.start + 1} is {_describe_surrogate(value[error.start])}: "
-            "save the file as UTF-8"
-        ) from None
-    return value
-
-
-def _describe_surrogate(surrogate: str) -> str:
-    escaped_bytes = range(0xDC80, 0xDD00)  # what errors="surrogateescape" makes of bytes 0x80 to 0xff
-    code = ord(surrogate)
-    return f"byte 0x{code - 0xDC00:02x}, not UTF-8" if code in escaped_bytes else f"a lone surrogate (\\u{code:04x})"
-
-
-def _check_not_blank(text: str, name: str) -> None:
-    if not text.strip():
-        raise InvalidRecord(f"{name} is empty: there is nothing to learn")
-
-
-def _messages(value: object) -> list[Message]:
-    if not isinstance(value, list):
-        raise InvalidRecord(f"messages must be a list of {{role, content}}, it is {kind_of(value)}")
-    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
-    roles = list(dict.fromkeys(message["role"] for message in messages))
-    if "assistant" not in roles:
-        raise InvalidRecord(f"no message has the role assistant (roles: {', '.join(roles)[:60] or 'none'})")
-    return messages
-
-
-def _message(value: object, where: str) -> Message:
-    if not isinstance(value, dict):
-        raise InvalidRecord(f"{where} must be an object with role and content, it is {kind_of(value)}")
-    for name in ("role", "content"):
-        if value.get(name) is None:
-            raise InvalidRecord(f"{where}.{name} is missing")
-    message = {"role": _text(value, "role", f"{where}."), "content": _text(value, "content", f"{where}.")}
-    if message["role"] == "assistant":
-        _check_not_blank(message["content"], f"{where}.content")
-    return message
 
 
 class Encoder:

@@ -25,6 +25,9 @@ SHAPES: dict[Shape, tuple[str, ...]] = {
     "prompt and completion": ("prompt", "completion"),
     "text": ("text",),
 }
+NESTED = ("messages", "tools")
+"""Fields that hold lists of objects; `tools` belongs to `messages`."""
+FIELDS = {name for names in SHAPES.values() for name in names} | set(NESTED)
 SUPPORTED_SHAPES = "messages, prompt and completion, or text"
 
 FORMAT_BY_EXTENSION: dict[str, Format] = {
@@ -147,6 +150,33 @@ def _fields(value: object) -> Fields:
 def kind_of(value: object) -> str:
     """Return the name of a value's JSON type, with its article."""
     return KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+def text_of(fields: Fields, name: str, where: str = "") -> str:
+    """Return a field that must be text; raise InvalidRecord if it is none, or if it is not valid Unicode."""
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise InvalidRecord(f"{where}{name} must be a string, it is {kind_of(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRecord(
+            f"{where}{name}: character {error.start + 1} is {_describe_surrogate(value[error.start])}: "
+            "save the file as UTF-8"
+        ) from None
+    return value
+
+
+def _describe_surrogate(surrogate: str) -> str:
+    escaped_bytes = range(0xDC80, 0xDD00)  # what errors="surrogateescape" makes of bytes 0x80 to 0xff
+    code = ord(surrogate)
+    return f"byte 0x{code - 0xDC00:02x}, not UTF-8" if code in escaped_bytes else f"a lone surrogate (\\u{code:04x})"
+
+
+def check_not_blank(text: str, name: str) -> None:
+    """Raise InvalidRecord if a text has no character but spaces."""
+    if not text.strip():
+        raise InvalidRecord(f"{name} is empty: there is nothing to learn")
 
 
 def _json(path: Path) -> Iterator[ReadRecord]:
@@ -288,7 +318,7 @@ def _parquet(path: Path) -> Iterator[ReadRecord]:
             raise DataInvalid(
                 f"{path.name}: needs the columns {SUPPORTED_SHAPES}; it has {_shortened(', '.join(names))}"
             )
-        columns = [name for name in names if any(name in fields for fields in SHAPES.values())]
+        columns = [name for name in names if name in FIELDS]
         number = 1
         for batch in file.iter_batches(PARQUET_BATCH, columns=columns):
             for record in _rows(batch):
@@ -298,11 +328,26 @@ def _parquet(path: Path) -> Iterator[ReadRecord]:
 
 def _rows(batch: Any) -> list[Fields | InvalidRecord]:
     try:
-        rows: list[Fields | InvalidRecord] = batch.to_pylist()
+        rows: list[Fields] = batch.to_pylist()
     except UnicodeDecodeError:
         # Parquet files may hold invalid UTF-8: convert row by row to find the invalid record.
         return [_rows(batch.slice(row, 1))[0] for row in range(len(batch))] if len(batch) > 1 else [_not_utf8()]
-    return rows
+    return [_without_nulls(row) for row in rows]
+
+
+def _without_nulls(fields: Fields) -> Fields:
+    """Remove nulls within conversations and tools: in Parquet, an object has all fields that any other one has."""
+    return {name: _pruned(value) if name in NESTED else value for name, value in fields.items()}
+
+
+def _pruned(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _pruned(inner) for key, inner in value.items() if inner is not None}
+        case list():
+            return [_pruned(inner) for inner in value]
+        case _:
+            return value
 
 
 def _not_utf8() -> InvalidRecord:

@@ -1,0 +1,140 @@
+"""Read a record's conversation: its messages, and the tools that the assistant may call.
+
+Tool calls have OpenAI's form. The chat template renders them, so everything here stays as the record has it, with
+three exceptions. `arguments` as JSON text becomes an object, because templates of Hugging Face apply `tojson`. A call
+without the object `function` gets one. A `content` that is null or absent becomes empty text, which templates agree on.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from finetune_trainer.data.records import Fields, InvalidRecord, check_not_blank, kind_of, text_of
+
+Message = dict[str, Any]
+OPTIONAL_TEXTS = ("name", "tool_call_id", "reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, and the function schemas of the tools."""
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+
+    def before(self, index: int) -> "Conversation":
+        """Return the conversation up to a message, without it."""
+        return replace(self, messages=self.messages[:index])
+
+    def with_message(self, index: int, message: Message) -> "Conversation":
+        """Return the conversation with another message at an index."""
+        return replace(self, messages=[*self.messages[:index], message, *self.messages[index + 1 :]])
+
+
+def conversation_of(fields: Fields) -> Conversation:
+    """Return the conversation of a record; raise InvalidRecord if its messages or tools have another form."""
+    value = fields["messages"]
+    if not isinstance(value, list):
+        raise InvalidRecord(f"messages must be a list of {{role, content}}, it is {kind_of(value)}")
+    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+    roles = list(dict.fromkeys(message["role"] for message in messages))
+    if "assistant" not in roles:
+        raise InvalidRecord(f"no message has the role assistant (roles: {', '.join(roles)[:60] or 'none'})")
+    return Conversation(messages, _tools(fields.get("tools")))
+
+
+def with_last_arguments(message: Message, text: str) -> Message:
+    """Return an assistant's message whose last tool call has this text as its only argument."""
+    *others, last = message["tool_calls"]
+    arguments = text if isinstance(last["function"]["arguments"], str) else {"value": text}
+    return message | {"tool_calls": [*others, last | {"function": last["function"] | {"arguments": arguments}}]}
+
+
+def parts_left_out(conversation: Conversation) -> Iterator[tuple[str, Conversation]]:
+    """Yield the name of each part that a chat template may ignore, and the conversation without this part.
+
+    These are the tools, every tool call, the text beside tool calls, and the content of every tool's message.
+    """
+    if conversation.tools:
+        yield "tools", replace(conversation, tools=None)
+    for index, message in enumerate(conversation.messages):
+        calls = message.get("tool_calls", [])
+        if (calls or message["role"] == "tool") and message["content"].strip():
+            yield f"messages[{index}].content", conversation.with_message(index, message | {"content": ""})
+        for number in range(len(calls)):
+            others = {"tool_calls": calls[:number] + calls[number + 1 :]} if len(calls) > 1 else {}
+            without = {key: value for key, value in message.items() if key != "tool_calls"} | others
+            yield f"messages[{index}].tool_calls[{number}]", conversation.with_message(index, without)
+
+
+def _message(value: object, where: str) -> Message:
+    if not isinstance(value, dict):
+        raise InvalidRecord(f"{where} must be an object with role and content, it is {kind_of(value)}")
+    if value.get("role") is None:
+        raise InvalidRecord(f"{where}.role is missing")
+    if value.get("function_call") is not None:
+        raise InvalidRecord(f"{where}.function_call is OpenAI's earlier form: use tool_calls")
+    message: Message = {"role": text_of(value, "role", f"{where}.")}
+    if calls := _tool_calls(value.get("tool_calls"), f"{where}.tool_calls"):
+        if message["role"] != "assistant":
+            raise InvalidRecord(f"{where}.tool_calls: only the role assistant calls tools, not {message['role']}")
+        message["tool_calls"] = calls
+    if value.get("content") is None and not calls:
+        raise InvalidRecord(f"{where}.content is missing")
+    message["content"] = "" if value.get("content") is None else text_of(value, "content", f"{where}.")
+    if message["role"] == "assistant" and not calls:
+        check_not_blank(message["content"], f"{where}.content")
+    return message | {name: text_of(value, name, f"{where}.") for name in OPTIONAL_TEXTS if value.get(name) is not None}
+
+
+def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InvalidRecord(f"{where} must be a list, it is {kind_of(value)}")
+    return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(value)]
+
+
+def _tool_call(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRecord(f"{where} must be an object with function, it is {kind_of(value)}")
+    function = value.get("function", value)
+    if not isinstance(function, dict):
+        raise InvalidRecord(f"{where}.function must be an object with name and arguments, it is {kind_of(function)}")
+    named = {"name": text_of(function, "name", f"{where}.function.")}
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    about = {key: value[key] for key in ("id", "type") if value.get(key) is not None}
+    return {"type": "function"} | about | {"function": named | {"arguments": arguments}}
+
+
+def _arguments(value: object, where: str) -> dict[str, Any] | str:
+    match value:
+        case None:
+            raise InvalidRecord(f"{where} is missing: write {{}} for a call without arguments")
+        case dict():
+            return value
+        case str():
+            try:
+                parsed = json.loads(value)
+            except (ValueError, RecursionError):
+                return value  # the template may render text, too
+            return parsed if isinstance(parsed, dict) else value
+        case _:
+            raise InvalidRecord(f"{where} must be an object or its JSON text, it is {kind_of(value)}")
+
+
+def _tools(value: object) -> list[Any] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise InvalidRecord(f"tools is not JSON: {error}") from None
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise InvalidRecord(f"tools must be a list of function schemas, it is {kind_of(value)}")
+    for index, tool in enumerate(value):
+        if not isinstance(tool, dict):
+            raise InvalidRecord(f"tools[{index}] must be an object, it is {kind_of(tool)}")
+    return value
