@@ -2,11 +2,11 @@
 
     python bench/prepare.py [--records 10000 1000000] [--format jsonl]
 
-Prints peak memory and records per second for three sizes, and the ratio of the peaks of the last two.
+Prints peak memory, records and tokens per second for three sizes, and the ratio of the peaks of the last two.
 
 Each run is a process of its own, as in a pod. The peak is the kernel's VmHWM of that process. Most of it is the
 imports; the first run, with 10 records, shows how much. The seconds cover the whole stage without the imports:
-reading, tokenizing, packing, digests and fsync.
+reading, tokenizing, packing, digests and fsync. The records are short: about 25 tokens each.
 """
 
 import argparse
@@ -101,13 +101,13 @@ def make_tokenizer(folder: Path) -> None:
     LlamaConfig(vocab_size=2048).save_pretrained(folder)
 
 
-def measure(folder: Path, count: int, form: str) -> tuple[float, float, float]:
-    """Run the stage once; return peak memory in MiB, wall-clock seconds and CPU seconds."""
+def measure(folder: Path, count: int, form: str) -> tuple[float, float, float, int]:
+    """Run the stage once; return peak memory in MiB, wall-clock seconds, CPU seconds and tokens."""
     write(folder / f"data.{form}", islice(records(), count))
     config = PrepareConfig(
         identity=f"{count}",
         model=ModelSource(uri="model"),
-        dataset=DatasetSource(uri=f"data.{form}"),
+        dataset=DatasetSource(uri=f"data.{form}", validation_fraction=0),
         recipe=PrepareRecipe(context_length=1024),
     )
     environment = Environment(folder / "workspace", manifest_dir=folder, termination_log=folder / "termination-log")
@@ -116,7 +116,8 @@ def measure(folder: Path, count: int, form: str) -> tuple[float, float, float]:
     command = [sys.executable, "-c", RUNNER, str(folder / "model")]
     completed = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
     *_, seconds, cpu_seconds, peak = completed.stdout.split()
-    return int(peak) / 1024, float(seconds), float(cpu_seconds)
+    result = json.loads((environment.stage_dir("prepare", config.identity) / "result.json").read_bytes())
+    return int(peak) / 1024, float(seconds), float(cpu_seconds), result["trainTokens"]
 
 
 def main() -> None:
@@ -128,9 +129,10 @@ def main() -> None:
         make_tokenizer(Path(name) / "model")
         peaks = []
         for count in (10, *options.records):
-            peak, seconds, cpu_seconds = measure(Path(name), count, options.format)
+            peak, seconds, cpu_seconds, tokens = measure(Path(name), count, options.format)
             peaks.append(peak)
-            rates = f"{count / seconds:,.0f} records/s, {count / cpu_seconds:,.0f} per CPU second"
+            rates = f"{count / seconds:,.0f} records/s, {tokens / seconds:,.0f} tokens/s"
+            rates += f", {tokens / cpu_seconds:,.0f} tokens per CPU second"
             print(f"{count:>9,} records: peak {peak:,.0f} MiB, {seconds:.1f} s: {rates}", flush=True)
         print(f"peak memory: ratio {peaks[2] / peaks[1]:.3f}, difference {peaks[2] - peaks[1]:,.0f} MiB")
 

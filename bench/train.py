@@ -103,7 +103,7 @@ def make_rows(workspace: Path, count: int, target_fraction: float) -> Path:
             for _ in range(2 * count):
                 tokens = random.integers(2, VOCABULARY, CONTEXT // 2, dtype="<i4")
                 writer.add("train", Document(tokens, loss_mask))
-        artifacts.seal(folder)
+        artifacts.seal(folder, known_digests=writer.digests())
     return output
 
 
@@ -214,9 +214,10 @@ class Benchmark:
 
     def record(self, row: int) -> dict[str, torch.Tensor]:
         """Return one of our rows in the format that HF's and TRL's trainers expect."""
-        tokens = torch.from_numpy(self.rows.tokens[row].astype(np.int64))
-        labels = tokens.masked_fill(torch.from_numpy(self.rows.loss_mask[row] == 0), -100)
-        positions = torch.from_numpy(self.rows.positions[row].astype(np.int64))
+        read = self.rows.read([row])
+        tokens = torch.from_numpy(read.tokens[0].astype(np.int64))
+        labels = tokens.masked_fill(torch.from_numpy(read.loss_mask[0] == 0), -100)
+        positions = torch.from_numpy(read.positions[0])
         return {"input_ids": tokens, "labels": labels, "position_ids": positions}
 
     def hf(self, steps: int, **changes: object) -> list[float]:

@@ -1,4 +1,4 @@
-"""Train stages as real processes that start in milliseconds, so that tests can kill them.
+"""Stages as real processes that start in milliseconds, so that tests can kill them.
 
 Importing torch, transformers and peft takes seconds. The process of prefork.py imports them once and forks for every
 run. It has a single thread when it forks, so a child behaves like a new process.
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class ForkServer:
-    """The client of a prefork process; starts train stages, one at a time."""
+    """The client of a prefork process; starts the stages train and prepare, one at a time."""
 
     def __init__(self) -> None:
         variables = os.environ | {
@@ -34,15 +34,17 @@ class ForkServer:
             text=True,
         )
 
-    def start(self, config: Any, environment: Any, log: Path, **disk: float) -> "ForkedStage":
-        """Start a train stage that writes its output to `log`.
+    def start(self, config: Any, environment: Any, log: Path, **options: Any) -> "ForkedStage":
+        """Start a stage that writes its output to `log`.
 
-        `disk` may limit its file system: `slow_disk`, seconds that an fsync takes, and `largest_file`, bytes.
+        `options` may limit its file system: `slow_disk`, seconds that an fsync takes, and `largest_file`, bytes.
+        `constants` sets module constants by their full names. To the file `tokenized`, each tokenized text is appended.
         """
         request = {
+            "stage": config.stage,
             "variables": environment.variables() | {"FINETUNE_CONFIG": config.model_dump_json(by_alias=True)},
             "log": str(log),
-            **disk,
+            **options,
         }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -59,7 +61,7 @@ class ForkServer:
 
 
 class ForkedStage:
-    """A running train stage."""
+    """A running stage."""
 
     def __init__(self, pid: int, server: ForkServer, log: Path) -> None:
         self.pid, self._server, self.log = pid, server, log

@@ -39,7 +39,7 @@ def make_tokenizer(
 
 def prepare_config(model: Path, uri: str = "data.jsonl", **changes: Any) -> PrepareConfig:
     """Return a config with rows of 64 tokens and no validation; `changes` are fields of data set and recipe."""
-    recipe = {name: changes.pop(name) for name in ("context_length", "too_long") if name in changes}
+    recipe = {name: changes.pop(name) for name in ("context_length", "too_long", "packing") if name in changes}
     seed = changes.pop("seed", 5)
     return PrepareConfig.model_validate(
         {
@@ -63,12 +63,14 @@ def output_folder(environment: Environment) -> Path:
 def packed_documents(environment: Environment, split: Split = "train") -> list[tuple[list[int], list[int]]]:
     """Return tokens and loss mask of every document in the rows, without padding, in the order of the rows."""
     rows = PackedRows(output_folder(environment), split)
+    read = rows.read(range(len(rows)))
     documents = []
-    for tokens, positions, loss_mask in zip(rows.tokens, rows.positions, rows.loss_mask, strict=True):
-        starts = [index for index, position in enumerate(positions) if position == 0]
-        for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
-            if tokens[start] != rows.pad_token_id:
-                documents.append((tokens[start:end].tolist(), loss_mask[start:end].tolist()))
+    for tokens, positions, loss_mask, length in zip(
+        read.tokens, read.positions, read.loss_mask, read.lengths, strict=True
+    ):
+        starts = [index for index, position in enumerate(positions[:length]) if position == 0]
+        for start, end in zip(starts, [*starts[1:], length], strict=True):
+            documents.append((tokens[start:end].tolist(), loss_mask[start:end].tolist()))
     return documents
 
 

@@ -44,16 +44,17 @@ def write_rows(
     *,
     context_length: int = 32,
     prepared: str = PREPARED,
+    packing: bool = True,
 ) -> Path:
     """Write packed rows into the output folder of a prepare stage and return that folder."""
     output = workspace / "prepare" / prepared / "output"
     with artifacts.atomic_folder(output) as folder:
-        with PackedWriter(folder, context_length, 0) as writer:
+        with PackedWriter(folder, context_length, 0, packing=packing) as writer:
             for each in train:
                 writer.add("train", each)
             for each in validation:
                 writer.add("validation", each)
-        artifacts.seal(folder)
+        artifacts.seal(folder, known_digests=writer.digests())
     return output
 
 

@@ -1,6 +1,7 @@
 """The stage prepare with valid records."""
 
 import json
+import re
 import resource
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from support.stages import environment_in, read_progress, run_in_process, run_to
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.data.source import Source
 from finetune_trainer.runtime import artifacts
 
 
@@ -162,21 +164,44 @@ def test_result_is_reused_until_its_output_is_corrupt(
     assert prepare(config, environment) == first
 
     write_jsonl(data, prompt_records(50))
-    tokens = output_folder(environment) / "train.tokens.bin"
+    tokens = output_folder(environment) / "train-00000.rows"
     tokens.write_bytes(tokens.read_bytes()[:-1] + b"\x7f")
     assert prepare(config, environment) == first
-    assert "train.tokens.bin does not match the digest in its manifest" in capsys.readouterr().out
+    assert "train-00000.rows does not match the digest in its manifest" in capsys.readouterr().out
     artifacts.verify(output_folder(environment))
 
 
 def test_leftovers_of_killed_attempts_are_removed(model: Path, environment: Environment, data: Path) -> None:
-    leftover = environment.stage_dir("prepare", IDENTITY) / ".output.4711"
-    leftover.mkdir(parents=True)
-    (leftover / "train.tokens.bin").write_bytes(b"half a row")
+    folder = environment.stage_dir("prepare", IDENTITY)
+    (folder / "partial" / "rows").mkdir(parents=True)
+    for leftover in (".part-00000.json.4711", "part-00000.json", "rows/train-00007.rows", "rows/manifest.json"):
+        (folder / "partial" / leftover).write_bytes(b"half a row")
     write_jsonl(data, prompt_records(5))
     prepare(prepare_config(model), environment)
 
-    assert sorted(path.name for path in leftover.parent.iterdir()) == [".lock", "config.json", "output", "result.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "config.json", "output", "result.json"]
+    names = ["manifest.json", "rows.json", "train-00000.rows"]
+    assert sorted(path.name for path in (folder / "output").iterdir()) == names
+
+
+def test_summary_and_progress_name_tokens_per_second(
+    model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(data, prompt_records(50))
+    prepare(prepare_config(model), environment)
+
+    assert re.search(r"prepare: \d+ training rows .*; [\d,]+ tokens/s\n", capsys.readouterr().out)
+    assert float(str(read_progress(environment)["tokensPerSecond"])) > 0
+
+
+def test_total_is_estimated_from_the_bytes_read(tmp_path: Path) -> None:
+    source = Source(write_jsonl(tmp_path / "data.jsonl", [{"text": "x" * 1000}] * 1000))
+    with source.open() as file:
+        assert source.estimated_total(0) is None
+        file.read(400_000)
+        assert source.estimated_total(400) == pytest.approx(1000, rel=0.35)
+        file.read()
+        assert source.estimated_total(1000) is None
 
 
 def test_full_disk_is_reported_with_the_folder(model: Path, environment: Environment, data: Path) -> None:

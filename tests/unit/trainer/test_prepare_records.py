@@ -17,6 +17,7 @@ from support.stages import run_to_failure
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data import records
 from finetune_trainer.data.records import read_records
+from finetune_trainer.data.source import Source
 
 Write = Callable[[Path, list[dict[str, Any]]], object]
 
@@ -173,6 +174,7 @@ BAD_FILES = [
     ("data.json", b'[\n{"text": "a"},\n{"text": }\n]', "data.json:3: not JSON: Expecting value"),
     ("data.json", b'[{"text": "a"}\n{"text": "b"}]', "data.json:2: not JSON: expected , and found {"),
     ("data.json", b'[{"text": "a"},\n', "data.json:2: not JSON: Expecting value"),
+    ("data.json", b'[{"text": "a"}]\n[{"text": "b"}]', "data.json:2: not JSON: found [ after the end of the array"),
     ("data.json", b'[\n{"text": "a"},\n12,\n"b"]', "data.json:3: a record is a JSON object {…}, this is a number"),
     ("data.json", b'[{"text": "a"},\n{"text": "\xff"}]', "data.json:2: text: character 1 is byte 0xff, not UTF-8"),
     ("data.parquet", b"PAR?", "data.parquet: not Parquet"),
@@ -282,7 +284,7 @@ def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, file_format: 
     FORMATS[file_format](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
     tracemalloc.start()
     try:
-        count = sum(1 for _ in read_records(path, file_format))
+        count = sum(1 for _ in read_records(Source(path), file_format))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -295,10 +297,10 @@ def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, file_format: 
 def test_json_records_do_not_depend_on_the_chunk_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": "é\n" * length, "n": 10**length} for length in range(12)]
     (tmp_path / "data.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False))
-    in_one_chunk = list(read_records(tmp_path / "data.json", "json"))
+    in_one_chunk = list(read_records(Source(tmp_path / "data.json"), "json"))
 
     for size in range(1, 40):
         monkeypatch.setattr(records, "JSON_CHUNK", size)
-        assert list(read_records(tmp_path / "data.json", "json")) == in_one_chunk
+        assert list(read_records(Source(tmp_path / "data.json"), "json")) == in_one_chunk
     assert [fields for _, fields in in_one_chunk] == rows
     assert [line for line, _ in in_one_chunk] == [2 + 4 * number for number in range(12)]

@@ -203,9 +203,9 @@ def test_missing_packed_rows_are_rejected(tiny_model, tmp_path):
 
 
 def test_corrupt_packed_rows_are_rejected(tiny_model, workspace):
-    rows = workspace / "prepare" / ("p" * 16) / "output" / "train.tokens.bin"
+    rows = workspace / "prepare" / ("p" * 16) / "output" / "train-00000.rows"
     rows.write_bytes(b"\x07" + rows.read_bytes()[1:])
-    with pytest.raises(DataInvalid, match=r"train.tokens.bin does not match the digest.*run prepare again"):
+    with pytest.raises(DataInvalid, match=r"train-00000.rows: row 0 does not match its checksum.*run prepare again"):
         run_train(train_config(tiny_model), workspace)
 
 

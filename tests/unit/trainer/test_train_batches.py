@@ -55,7 +55,7 @@ def test_targets_are_exactly_the_tokens_of_the_loss_mask(rows):
     positions = batch.target_positions.tolist()
     # Position t - 1 predicts token t: tokens 4 to 9 of the first document, 2 to 5 of the second.
     assert positions == [3, 4, 5, 6, 7, 8, 11, 12, 13, 14]
-    assert batch.targets.tolist() == [rows.tokens[0, position + 1] for position in positions]
+    assert batch.targets.tolist() == [rows.read([0]).tokens[0, position + 1] for position in positions]
 
 
 def test_batch_size_excludes_padding(rows):

@@ -47,7 +47,8 @@ def test_packed_document_has_the_logits_it_has_alone(tiny_model, packed, pair, b
     model = adapted(tiny_model).model.eval()
     batch = load_batch(packed, np.zeros(batch_size, dtype=int))
     starts = {int(tokens[0]): index for index, tokens in enumerate([pair[0].tokens, pair[1].tokens])}
-    order = [pair[starts[int(packed.tokens[0, 0])]], pair[1 - starts[int(packed.tokens[0, 0])]]]
+    first = starts[int(packed.read([0]).tokens[0, 0])]
+    order = [pair[first], pair[1 - first]]
     second = slice(len(order[0].tokens), len(order[0].tokens) + len(order[1].tokens))
     with torch.no_grad():
         together = model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False).logits
@@ -104,9 +105,10 @@ def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
     sampler = StepSampler.of(config.recipe, len(rows), config.seed)
     records = []
     for row in np.concatenate([sampler.rows_for_step(step) for step in range(5)]):
-        tokens = rows.tokens[row].astype(np.int64)
-        labels = np.where(rows.loss_mask[row], tokens, -100)
-        records.append({"input_ids": tokens, "position_ids": rows.positions[row].astype(np.int64), "labels": labels})
+        read = rows.read([row])
+        tokens = read.tokens[0].astype(np.int64)
+        labels = np.where(read.loss_mask[0], tokens, -100)
+        records.append({"input_ids": tokens, "position_ids": read.positions[0], "labels": labels})
     model = adapted(tiny_model, seed=config.seed, noise=False, **plain).model
     model.config.use_cache = False
     arguments = TrainingArguments(

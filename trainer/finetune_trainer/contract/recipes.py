@@ -69,6 +69,9 @@ class PrepareRecipe(ContractModel):
     too_long: Literal["truncate", "drop"] = "truncate"
     """Whether a record longer than contextLength is truncated or dropped; the stage's result counts both."""
 
+    packing: bool = True
+    """Whether several records share a row. With false, every row has one record. Some architectures need that."""
+
 
 class Lora(ContractModel):
     """The adapter (Hu et al. 2021, arXiv:2106.09685)."""

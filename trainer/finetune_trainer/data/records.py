@@ -8,12 +8,14 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from pyarrow import ArrowInvalid
 from pyarrow.parquet import ParquetFile
 
+from finetune_trainer.data.source import Source
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 
 Format = Literal["auto", "jsonl", "json", "csv", "parquet"]
@@ -41,6 +43,8 @@ LONGEST_RECORD = 64 * 1024 * 1024
 """Maximum size in characters (bytes for JSON Lines). Without it an unclosed quote would load the whole file."""
 PARQUET_BATCH = 256
 """Rows in memory at a time."""
+DIGEST_CHUNK = 1024 * 1024
+"""Bytes read at a time for the digest of a Parquet file."""
 JSON_CHUNK = 64 * 1024
 """Characters read at a time."""
 
@@ -82,33 +86,30 @@ def format_of(path: Path, requested: Format) -> Format:
         ) from None
 
 
-def read_records(path: Path, form: Format) -> Iterator[ReadRecord]:
-    """Yield the file's records in order.
+def read_records(source: Source, form: Format) -> Iterator[ReadRecord]:
+    """Yield the file's records in order; at the end, the source has been read to its last byte.
 
     Raises DataInvalid if the file as a whole cannot be read, or if nothing after a syntax error can be read.
     """
     match form:
         case "jsonl":
-            return _jsonl(path)
+            return _jsonl(source)
         case "json":
-            return _json(path)
+            return _json(source)
         case "csv":
-            return _csv(path)
+            return _csv(source)
         case "parquet":
-            return _parquet(path)
+            return _parquet(source)
         case "auto":
-            return read_records(path, format_of(path, form))
+            return read_records(source, format_of(source.path, form))
 
 
-def count_records(path: Path, form: Format) -> int | None:
-    """Return the number of records for the progress bar, or None if it takes parsing the file to know."""
-    if form == "parquet":
-        with _opened(path) as file:
-            return int(file.metadata.num_rows)
-    if form != "jsonl":
+def known_count(source: Source, form: Format) -> int | None:
+    """Return the number of records, or None if it takes reading the file to know."""
+    if form != "parquet":
         return None
-    with path.open("rb") as lines:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))
+    with _opened(source.path) as file:
+        return int(file.metadata.num_rows)
 
 
 def complete_shapes(names: set[str]) -> list[Shape]:
@@ -116,12 +117,12 @@ def complete_shapes(names: set[str]) -> list[Shape]:
     return [shape for shape, fields in SHAPES.items() if names.issuperset(fields)]
 
 
-def _jsonl(path: Path) -> Iterator[ReadRecord]:
-    with path.open("rb") as lines:
+def _jsonl(source: Source) -> Iterator[ReadRecord]:
+    with source.open() as lines:
         for number, line in enumerate(iter(lambda: lines.readline(LONGEST_RECORD), b""), start=1):
             if len(line) == LONGEST_RECORD:
                 raise DataInvalid(
-                    f"{path.name}:{number}: the line is longer than {LONGEST_RECORD >> 20} MiB: "
+                    f"{source.name}:{number}: the line is longer than {LONGEST_RECORD >> 20} MiB: "
                     "JSON Lines has one record a line; if the file is one array, set dataset.format to json"
                 )
             if line.strip(b"\xef\xbb\xbf\r\n\t " if number == 1 else None):
@@ -179,10 +180,14 @@ def check_not_blank(text: str, name: str) -> None:
         raise InvalidRecord(f"{name} is empty: there is nothing to learn")
 
 
-def _json(path: Path) -> Iterator[ReadRecord]:
+def _as_text(source: Source) -> TextIO:
     # A byte that is not UTF-8 becomes a lone surrogate. Only the record that holds it is rejected later.
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        window = _JsonWindow(path.name, file)
+    return TextIOWrapper(source.open(), encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _json(source: Source) -> Iterator[ReadRecord]:
+    with _as_text(source) as file:
+        window = _JsonWindow(source.name, file)
         if not window.peek():
             return
         if window.peek() == "{":
@@ -200,6 +205,9 @@ def _json(path: Path) -> Iterator[ReadRecord]:
                 yield line, error
             if window.peek() != "]":
                 window.take(",")
+        window.take("]")
+        if window.peek():
+            raise window.fault(f"not JSON: found {window.peek()} after the end of the array: put all records into it")
 
 
 class _JsonWindow:
@@ -264,16 +272,16 @@ class _JsonWindow:
         self._text, self._at, self._ended = unread + chunk, 0, not chunk
 
 
-def _csv(path: Path) -> Iterator[ReadRecord]:
+def _csv(source: Source) -> Iterator[ReadRecord]:
     csv.field_size_limit(LONGEST_RECORD)
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with _as_text(source) as file:
         rows = csv.reader(file, strict=True)
         header = next(rows, None)
         if header is None:
             return
         if not complete_shapes(set(header)):
             raise DataInvalid(
-                f"{path.name}:1: the first line must name the columns ({SUPPORTED_SHAPES}, separated by commas); "
+                f"{source.name}:1: the first line must name the columns ({SUPPORTED_SHAPES}, separated by commas); "
                 f"found {_shortened(','.join(header))}"
             )
         yield from _csv_rows(rows, header)
@@ -311,16 +319,20 @@ def _opened(path: Path) -> ParquetFile:
         raise DataInvalid(f"{path.name}: not Parquet: {error}") from None
 
 
-def _parquet(path: Path) -> Iterator[ReadRecord]:
-    with _opened(path) as file:
-        names = file.schema_arrow.names
+def _parquet(source: Source) -> Iterator[ReadRecord]:
+    # Parquet is not read from its first byte to its last, so its digest takes a pass of its own.
+    with source.open() as file:
+        while file.read(DIGEST_CHUNK):
+            pass
+    with _opened(source.path) as parquet:
+        names = parquet.schema_arrow.names
         if not complete_shapes(set(names)):
             raise DataInvalid(
-                f"{path.name}: needs the columns {SUPPORTED_SHAPES}; it has {_shortened(', '.join(names))}"
+                f"{source.name}: needs the columns {SUPPORTED_SHAPES}; it has {_shortened(', '.join(names))}"
             )
         columns = [name for name in names if name in FIELDS]
         number = 1
-        for batch in file.iter_batches(PARQUET_BATCH, columns=columns):
+        for batch in parquet.iter_batches(PARQUET_BATCH, columns=columns):
             for record in _rows(batch):
                 yield number, record
                 number += 1

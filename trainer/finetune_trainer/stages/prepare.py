@@ -1,33 +1,36 @@
 """Stage prepare: reads, tokenizes and packs the records once, so that every start of training can skip this work.
 
-The data is streamed: memory holds one batch of records and the rows that are being filled.
+The data is streamed: memory holds one batch of records and the rows that are being filled. Rows are written in parts,
+and a process that is started again goes on behind the last complete part.
 """
 
 import hashlib
+import shutil
+import time
+from collections import deque
 from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import islice
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from finetune_trainer.contract import Environment, PrepareConfig, PrepareRecipe, PrepareResult, StageResult
-from finetune_trainer.data.chat import ChatTemplate
-from finetune_trainer.data.encoding import Encoder, RecordFormatter, TextExample
-from finetune_trainer.data.packing import Document, PackedWriter, Split
-from finetune_trainer.data.records import InvalidRecord, ReadRecord, count_records, format_of, read_records
+from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult, StageResult
+from finetune_trainer.data.packing import PackedWriter
+from finetune_trainer.data.parts import Counts, PartFolder, PartState
+from finetune_trainer.data.record_packer import RecordPacker, Summary
+from finetune_trainer.data.records import Format, ReadRecord, format_of, known_count, read_records
+from finetune_trainer.data.source import Source
+from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
-from finetune_trainer.runtime.artifacts import atomic_folder, digest_file, matches_digest, seal
+from finetune_trainer.runtime.artifacts import canonical_json, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
+from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.sources import fetch_dataset
 from finetune_trainer.runtime.stage_folder import Context
 
 OUTPUT = "output"
-MAX_NAMED_RECORDS = 10
-"""Number of invalid records that are reported one by one."""
-MAX_REASON_CHARACTERS = 160
-"""Limit of one reason; ten of them fit into a termination message."""
-BATCH_RECORDS = 1000
-BATCH_CHARACTERS = 256 * 1024
-"""A batch ends with the record that reaches one of the two limits."""
+PARTIAL = "partial"
 
 
 def run(config: PrepareConfig, context: Context) -> PrepareResult:
@@ -35,36 +38,145 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
 
     Raise ConfigInvalid, SourceNotFound, DataInvalid, CredentialsRejected or ServiceUnavailable.
     """
-    path = fetch_dataset(config.dataset.uri, config.dataset.revision, context.environment)
-    file_format = format_of(path, config.dataset.format)
-    context.progress.update(note="reading the base model", total=count_records(path, file_format))
+    source = Source(fetch_dataset(config.dataset.uri, config.dataset.revision, context.environment))
+    file_format = format_of(source.path, config.dataset.format)
+    context.progress.update(note="reading the base model", total=known_count(source, file_format))
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
-    stats = RecordStats(path.name, config)
-    with atomic_folder(context.folder / OUTPUT) as output:
-        with PackedWriter(output, config.recipe.context_length, padding_token(tokenizer)) as writer:
-            packer = RecordPacker(config, tokenizer, stats, writer)
-            context.progress.update(note="tokenizing and packing")
-            for records in packer.pack(read_records(path, file_format)):
-                context.progress.update(step=records)
-        stats.raise_if_unusable(writer)
-        digest = seal(output)
-    print(f"prepare: {stats.summary(writer, packer.boundary_tokens)}", flush=True)
-    context.progress.update(step=stats.records, total=stats.records, note="")
+    folder = PartFolder(context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base))
+    records, parts = resume(source, file_format, folder, context.progress)
+    writer = new_writer(config, tokenizer, folder, parts)
+    packer = RecordPacker(config, tokenizer, source.name, writer, counts_of(parts))
+    meter = Meter(context.progress, source, packer.counts)
+    pack(packer, records, folder, source, meter)
+    summary = Summary(config, source.name, writer, packer.counts)
+    try:
+        summary.raise_if_unusable()
+    except DataInvalid:
+        folder.delete()
+        raise
+    digest = publish(folder, writer, context)
+    print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
+    counts = packer.counts
+    context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
         identity=config.identity,
         digest=digest,
-        records=stats.records,
-        invalid=stats.invalid,
-        truncated=stats.truncated,
-        dropped=stats.dropped,
+        records=counts.records,
+        invalid=counts.invalid,
+        truncated=counts.truncated,
+        dropped=counts.dropped,
         train_rows=writer.rows("train"),
         validation_rows=writer.rows("validation"),
         train_tokens=writer.tokens("train"),
-        data_digest=f"sha256:{digest_file(path)}",
-        conversations=packer.formatter.shape == "messages",
+        data_digest=f"sha256:{source.digest()}",
+        conversations=counts.shape == "messages",
         model_digest=base.digest,
     )
+
+
+def resume(
+    source: Source, file_format: Format, folder: PartFolder, progress: ProgressReporter
+) -> tuple[Iterator[ReadRecord], list[PartState]]:
+    """Return the records that no complete part has, and the complete parts.
+
+    The records of these parts are read again, but neither formatted nor tokenized. Without parts, or if the data set
+    has changed, these are all records and no parts.
+    """
+    records, parts = read_records(source, file_format), folder.load()
+    if not parts:
+        return records, []
+    last = parts[-1]
+    progress.update(note=f"reading the {last.counts.records} records of {len(parts)} complete parts")
+    deque(islice(records, last.counts.records), maxlen=0)
+    if (source.bytes_read, source.digest()) == (last.source_bytes, last.source_digest):
+        log_line(f"prepare: continuing after record {last.counts.records}, with {len(parts)} complete parts")
+        return records, parts
+    log_line(f"prepare: {source.name} has changed since an earlier attempt wrote {len(parts)} parts; beginning anew")
+    folder.clear()
+    return read_records(source, file_format), []
+
+
+def new_writer(config: PrepareConfig, tokenizer: Any, folder: PartFolder, parts: list[PartState]) -> PackedWriter:
+    """Return a writer that goes on behind the complete parts."""
+    recipe = config.recipe
+    return PackedWriter(
+        folder.rows,
+        recipe.context_length,
+        padding_token(tokenizer),
+        packing=recipe.packing,
+        parts=[part.rows for part in parts],
+    )
+
+
+def counts_of(parts: list[PartState]) -> Counts:
+    """Return the counts at the end of the last part."""
+    return parts[-1].counts if parts else Counts()
+
+
+def pack(
+    packer: RecordPacker, records: Iterator[ReadRecord], folder: PartFolder, source: Source, meter: "Meter"
+) -> None:
+    """Pack all records, saving each part when it is complete, and write the index of the rows."""
+    writer = packer.writer
+
+    def end_part() -> None:
+        rows = dict(writer.end_part())
+        state = PartState(
+            inputs=folder.inputs,
+            counts=packer.counts,
+            source_bytes=source.bytes_read,
+            source_digest=source.digest(),
+            rows=rows,
+        )
+        folder.save(len(writer.parts) - 1, state)
+        meter.part_saved()
+
+    with writer:
+        for tokens in packer.pack(records, end_part):
+            meter.add(tokens)
+
+
+def publish(folder: PartFolder, writer: PackedWriter, context: Context) -> str:
+    """Seal the rows, make them the stage's output, and return their digest."""
+    output = context.folder / OUTPUT
+    digest = seal(folder.rows, known_digests=writer.digests())
+    shutil.rmtree(output, ignore_errors=True)  # its result is missing, or it is corrupt
+    folder.rows.rename(output)
+    sync_folder(context.folder)
+    folder.delete()
+    return digest
+
+
+class Meter:
+    """Reports records, their total if it can be estimated, and tokens per second of this process as progress."""
+
+    def __init__(self, progress: ProgressReporter, source: Source, counts: Counts) -> None:
+        self.tokens_per_second = 0.0
+        self._progress, self._source, self._counts = progress, source, counts
+        self._tokens, self._started = 0, time.monotonic()
+        self._total = progress.now.total
+        self._total_is_known = self._total is not None
+        progress.update(step=counts.records, note="tokenizing and packing")
+
+    def add(self, tokens: int) -> None:
+        """Report the tokens of a batch."""
+        self._tokens += tokens
+        self.tokens_per_second = self._tokens / max(time.monotonic() - self._started, 1e-9)
+        if not self._total_is_known:
+            self._total = self._source.estimated_total(self._counts.records) or self._total
+        self._progress.update(step=self._counts.records, total=self._total, tokens_per_second=self.tokens_per_second)
+
+    def part_saved(self) -> None:
+        """Report that the records so far need not be tokenized again."""
+        self._progress.update(step=self._counts.records, saved_step=self._counts.records)
+
+
+def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
+    """Return a digest of all that determines the rows besides the records: config, tokenizer and its libraries."""
+    libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
+    inputs = {"config": config.model_dump(mode="json"), "model": base.digest, "libraries": libraries}
+    return hashlib.sha256(canonical_json(inputs)).hexdigest()
 
 
 def is_output_valid(result: StageResult, config: PrepareConfig, environment: Environment) -> bool:
@@ -86,138 +198,3 @@ def load_tokenizer(base: BaseModel) -> Any:
 def padding_token(tokenizer: Any) -> int:
     """Return the id of the token that pads rows. Its loss mask is 0, so any id works if the tokenizer defines none."""
     return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-
-
-def split_of(seed: int, record: int, validation_fraction: float) -> Split:
-    """Return the split of a record, which depends only on the seed and the record's number.
-
-    So a record stays in its split when other records are appended, and no state is needed.
-    """
-    digest = hashlib.sha256(f"{seed}:{record}".encode()).digest()[:8]
-    return "validation" if int.from_bytes(digest) < validation_fraction * 2**64 else "train"
-
-
-class RecordStats:
-    """Counts of the records read so far, and the first invalid ones by name."""
-
-    def __init__(self, file: str, config: PrepareConfig) -> None:
-        self.records = self.invalid = self.truncated = self.dropped = 0
-        self._file = file
-        self._recipe = config.recipe
-        self._max_invalid_fraction = config.dataset.max_invalid_fraction
-        self._validation_fraction = config.dataset.validation_fraction
-        self._reasons: list[str] = []
-
-    def reject(self, line: int, reason: InvalidRecord) -> None:
-        """Count an invalid record; report it if it is among the first MAX_NAMED_RECORDS."""
-        self.invalid += 1
-        if len(self._reasons) < MAX_NAMED_RECORDS:
-            self._reasons.append(f"{self._file}:{line}: {reason}"[:MAX_REASON_CHARACTERS])
-            print(self._reasons[-1], flush=True)
-
-    def raise_if_unusable(self, writer: PackedWriter) -> None:
-        """Raise DataInvalid if too many records are invalid, or if there are no rows for training."""
-        if not self.records:
-            raise DataInvalid(f"{self._file} has no records; add records or correct dataset.uri")
-        if self.invalid > self._max_invalid_fraction * self.records:
-            raise DataInvalid(
-                f"{self.invalid} of {self.records} records are invalid, more than dataset.maxInvalidFraction "
-                f"({self._max_invalid_fraction:g}) allows; correct the records or raise the fraction:\n"
-                + "\n".join(self._reasons)
-            )
-        if not writer.rows("train"):
-            raise DataInvalid(f"{self._file}: no training rows: {self._no_training_rows_reason(writer)}")
-
-    def _no_training_rows_reason(self, writer: PackedWriter) -> str:
-        length = self._recipe.context_length
-        if writer.rows("validation"):
-            return "all valid records are in the validation split; lower dataset.validationFraction or add records"
-        if self.dropped:
-            return f"{self.dropped} records are longer than prepare.contextLength ({length}); raise it"
-        return "all records are invalid:\n" + "\n".join(self._reasons)
-
-    def _no_validation_rows_message(self) -> str:
-        fraction = self._validation_fraction
-        if not fraction:
-            return "no validation rows: dataset.validationFraction is 0"
-        return f"no validation rows: too few records for dataset.validationFraction {fraction:g}"
-
-    def summary(self, writer: PackedWriter, boundary_tokens: int) -> str:
-        """Return one line with the counts of rows and records."""
-        length = self._recipe.context_length
-        tokens, rows, validation_rows = writer.tokens("train"), writer.rows("train"), writer.rows("validation")
-        parts = [
-            f"{rows} training rows of {length} tokens ({tokens / rows / length:.0%} full)",
-            f"{validation_rows} validation rows" if validation_rows else self._no_validation_rows_message(),
-            f"{self.invalid} records invalid" if self.invalid else "",
-            f"{self.truncated} truncated to {length} tokens" if self.truncated else "",
-            f"{self.dropped} dropped as too long" if self.dropped else "",
-            f"in {boundary_tokens} records a token spans prompt and completion: start completions with the space"
-            if boundary_tokens
-            else "",
-        ]
-        return "; ".join(part for part in parts if part)
-
-
-class RecordPacker:
-    """Formats, encodes and packs records in batches."""
-
-    def __init__(self, config: PrepareConfig, tokenizer: Any, stats: RecordStats, writer: PackedWriter) -> None:
-        self._config = config
-        self._recipe: PrepareRecipe = config.recipe
-        self.formatter = RecordFormatter(ChatTemplate(tokenizer))
-        self._encoder = Encoder(tokenizer)
-        self._stats = stats
-        self._writer = writer
-
-    @property
-    def boundary_tokens(self) -> int:
-        """Number of records in which one token spans text with loss and text without."""
-        return self._encoder.boundary_tokens
-
-    def pack(self, records: Iterator[ReadRecord]) -> Iterator[int]:
-        """Pack all records; yield the number of records read so far after each full batch."""
-        batch: list[tuple[int, int, TextExample]] = []
-        characters = 0
-        for line, fields in records:
-            example = self._example(line, fields)
-            if example:
-                batch.append((self._stats.records, line, example))
-                characters += len(example.text)
-            self._stats.records += 1
-            if len(batch) == BATCH_RECORDS or characters >= BATCH_CHARACTERS:
-                self._pack_batch(batch)
-                batch, characters = [], 0
-                yield self._stats.records
-        if batch:
-            self._pack_batch(batch)
-
-    def _example(self, line: int, fields: Any) -> TextExample | None:
-        try:
-            if isinstance(fields, InvalidRecord):
-                raise fields
-            return self.formatter.format(fields)
-        except InvalidRecord as error:
-            self._stats.reject(line, error)
-            return None
-
-    def _pack_batch(self, batch: list[tuple[int, int, TextExample]]) -> None:
-        documents = self._encoder.encode([example for _, _, example in batch])
-        for (record, line, _), document in zip(batch, documents, strict=True):
-            if not document.loss_mask.any():
-                self._stats.reject(line, InvalidRecord("has no token to train on"))
-            elif fitting := self._fit(document):
-                self._writer.add(split_of(self._config.seed, record, self._config.dataset.validation_fraction), fitting)
-
-    def _fit(self, document: Document) -> Document | None:
-        """Return the document, truncated to the context length if necessary, or None if it is dropped."""
-        length = self._recipe.context_length
-        if len(document.tokens) <= length:
-            return document
-        truncated = Document(document.tokens[:length], document.loss_mask[:length])
-        # Without a token to train on, the truncated document would only take up space in a row.
-        if self._recipe.too_long == "drop" or not truncated.loss_mask.any():
-            self._stats.dropped += 1
-            return None
-        self._stats.truncated += 1
-        return truncated

@@ -3,7 +3,7 @@
 import torch
 
 from finetune_trainer.contract import AnyResult, Environment, TrainConfig, TrainResult
-from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
 from finetune_trainer.runtime import artifacts
@@ -26,9 +26,6 @@ from finetune_trainer.training.model import (
 from finetune_trainer.training.optimizer import adamw
 from finetune_trainer.training.validation import Validator
 
-CHECKED_ROWS = 4096
-"""Rows that `check_tokens` reads at once; it limits the memory."""
-
 
 def run(config: TrainConfig, context: Context) -> TrainResult:
     """Run the stage; write the adapter with the lowest validation loss to `output`, in PEFT's format.
@@ -48,7 +45,8 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     peft_model = attach_adapter(base, config.recipe.lora, config.model, config.seed)
     peft_config = adapter_config(peft_model)
     model = AdaptedModel(peft_model, device, config.recipe)
-    check_isolation(model, source.uri)
+    if rows.packed:
+        check_isolation(model, source.uri)
     sampler = StepSampler.of(config.recipe, len(rows), config.seed)
     run = TrainingRun(
         config=config,
@@ -76,16 +74,19 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
 
 
 def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows, PackedRows, str]:
-    """Verify and open the packed rows of `prepare`; return the training rows, the validation rows and the digest."""
+    """Open the packed rows of `prepare`; return the training rows, the validation rows and the digest.
+
+    No row is read here. Every row is verified when it is read, so that a resumed process trains at once.
+    """
     if config.recipe.early_stopping and not config.recipe.validate_every_steps:
         raise ConfigInvalid("train.earlyStopping needs repeated validation: set train.validateEverySteps")
     folder = environment.stage_dir("prepare", config.prepare) / "output"
     if not folder.is_dir():
         raise SourceNotFound(f"{folder} does not exist, so there are no packed rows: run the stage prepare first")
     try:
-        artifacts.verify(folder)
+        artifacts.verify(folder, sizes_only=ROW_FILES)
     except CorruptArtifact as error:
-        raise DataInvalid(f"the packed rows are corrupt: {error}: delete {folder} and run prepare again") from error
+        raise corrupt_rows(folder, error) from error
     rows, validation_rows = PackedRows(folder, "train"), PackedRows(folder, "validation")
     if not len(rows):
         raise DataInvalid(f"{folder} has no training rows: add valid records to the data set")
@@ -97,16 +98,13 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
 def check_tokens(rows: PackedRows, base: torch.nn.Module) -> None:
     """Raise DataInvalid if a token is not in the model's vocabulary, or if no token is a target of the loss."""
     size = base.get_input_embeddings().num_embeddings
-    if len(rows) and not rows.loss_mask.any():
+    if len(rows) and not rows.target_count:
         raise DataInvalid("no token of the packed rows is a target of the loss: add completions to the records")
-    for start in range(0, len(rows), CHECKED_ROWS):
-        part = rows.tokens[start : start + CHECKED_ROWS]
-        if part.max() >= size or part.min() < 0:
-            token = int(part.max() if part.max() >= size else part.min())
-            raise DataInvalid(
-                f"the packed rows contain token {token}, but the model's vocabulary is 0 to {size - 1}: "
-                "they may be from another model's tokenizer; run prepare with this model"
-            )
+    if rows.largest_token >= size:
+        raise DataInvalid(
+            f"the packed rows contain token {rows.largest_token}, but the model's vocabulary is 0 to {size - 1}: "
+            "they may be from another model's tokenizer; run prepare with this model"
+        )
 
 
 def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:

@@ -18,10 +18,13 @@ from finetune_trainer.data.packing import PackedRows
 
 Rows = NDArray[np.int64]
 
+LENGTH_MULTIPLE = 8
+"""Lengths of cut rows are multiples of this, which the matrix units of GPUs are fast for."""
+
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of packed rows: B rows of L tokens, N of which are targets of the loss."""
+    """A micro-batch of rows: B rows of L tokens, N of which are targets of the loss."""
 
     tokens: torch.Tensor
     """[B, L] int64."""
@@ -46,22 +49,29 @@ class Batch:
 
 
 def load_batch(rows: PackedRows, indices: Rows) -> Batch:
-    """Read the rows with these indices."""
-    tokens, positions, loss_mask = rows.tokens[indices], rows.positions[indices], rows.loss_mask[indices]
+    """Read the rows with these indices; raise DataInvalid if one of them is corrupt.
+
+    Rows of one document are cut to the longest of these documents, so that little is computed for padding.
+    """
+    read = rows.read(indices)
+    length = rows.context_length if rows.packed else cut_length(int(read.lengths.max()), rows.context_length)
+    tokens, positions = read.tokens[:, :length].astype(np.int64), read.positions[:, :length]
     predicts = np.zeros(tokens.shape, dtype=bool)
     # A document's last token must not predict the first token of the next document (position 0).
-    predicts[:, :-1] = (loss_mask[:, 1:] != 0) & (positions[:, 1:] != 0)
+    predicts[:, :-1] = (read.loss_mask[:, 1:length] != 0) & (positions[:, 1:] != 0)
     target_positions = np.flatnonzero(predicts)
-    # The pad token may occur inside a document: only the run of it at the end of a row is padding.
-    padding = (tokens == rows.pad_token_id) & (loss_mask == 0)
-    size = tokens.size - int(np.logical_and.accumulate(padding[:, ::-1], axis=1).sum())
     return Batch(
-        tokens=torch.from_numpy(tokens.astype(np.int64)),
-        positions=torch.from_numpy(positions.astype(np.int64)),
+        tokens=torch.from_numpy(tokens),
+        positions=torch.from_numpy(np.ascontiguousarray(positions)),
         target_positions=torch.from_numpy(target_positions),
-        targets=torch.from_numpy(tokens.reshape(-1)[target_positions + 1].astype(np.int64)),
-        size=size,
+        targets=torch.from_numpy(tokens.reshape(-1)[target_positions + 1]),
+        size=int(read.lengths.sum()),
     )
+
+
+def cut_length(longest: int, context_length: int) -> int:
+    """Return the length of rows whose longest document has `longest` tokens: the next multiple of LENGTH_MULTIPLE."""
+    return min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, context_length)
 
 
 def batches(rows: PackedRows, indices: Rows, batch_size: int) -> Iterator[Batch]:

@@ -1,0 +1,291 @@
+"""Prepare that is killed: it goes on behind its last complete part and ends in the same bytes."""
+
+import json
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from support.forkserver import ForkServer
+from support.models import write_jsonl
+from support.prepared import IDENTITY, make_tokenizer, output_folder, prepare, prepare_config
+from support.stages import environment_in, read_termination_message, run_in_process
+
+from finetune_trainer.contract import Environment, ExitCode, PrepareResult
+from finetune_trainer.data import record_packer
+from finetune_trainer.data.encoding import Encoder
+
+SMALL = {"BATCH_RECORDS": 20, "PART_TOKENS": 400, "PART_ROWS": 1}
+RECORDS = 3000
+INVALID = {"max_invalid_fraction": 0.5}
+
+
+def records(count: int = RECORDS) -> list[dict[str, object]]:
+    """Return numbered records; every tenth is invalid."""
+    return [{"text": f"{number} opens the file" if number % 10 else None} for number in range(count)]
+
+
+def state_folder(environment: Environment) -> Path:
+    return environment.stage_dir("prepare", IDENTITY) / "partial"
+
+
+def complete_records(environment: Environment) -> int:
+    """Return the number of records in complete parts."""
+    states = sorted(state_folder(environment).glob("part-*.json"))
+    return json.loads(states[-1].read_text())["counts"]["records"] if states else 0
+
+
+def output_bytes(environment: Environment) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(output_folder(environment).iterdir())}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+class Attempts:
+    """Attempts of the stage as real processes, in a workspace of their own."""
+
+    def __init__(self, server: ForkServer, model: Path, folder: Path) -> None:
+        self.environment = environment_in(folder)
+        self._server, self._folder = server, folder
+        self._config = prepare_config(model, **INVALID, validation_fraction=0.2)
+        self.tokenized: list[list[int]] = []
+        """The numbers of the records that each attempt tokenized."""
+        self.complete_before: list[int] = []
+        """The records in complete parts when each attempt began."""
+
+    def start(self) -> Any:
+        self.complete_before.append(complete_records(self.environment))
+        (self._folder / "tokenized").unlink(missing_ok=True)
+        constants = {f"finetune_trainer.data.record_packer.{name}": value for name, value in SMALL.items()}
+        log, tokenized = self._folder / "log", self._folder / "tokenized"
+        return self._server.start(self._config, self.environment, log, constants=constants, tokenized=str(tokenized))
+
+    def wait(self, process: Any) -> int:
+        code = process.wait()
+        log = self._folder / "tokenized"
+        lines = log.read_text().splitlines() if log.exists() else []
+        self.tokenized.append([int(line.split()[0]) for line in lines])
+        return code
+
+    def result(self) -> PrepareResult:
+        result = read_termination_message(self.environment).result
+        assert isinstance(result, PrepareResult)
+        return result
+
+
+def test_random_kills_change_neither_bytes_nor_result(
+    server: ForkServer, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    once, killed = (Attempts(server, tokenizer_folder, tmp_path / name) for name in ("once", "killed"))
+    for attempts in (once, killed):
+        assert attempts.environment.manifest_dir
+        write_jsonl(attempts.environment.manifest_dir / "data.jsonl", records())
+    process = once.start()
+    began = time.monotonic()
+    assert once.wait(process) == ExitCode.DONE
+    duration = time.monotonic() - began
+
+    moments = random.Random(7)
+    kills = 0
+    while kills < 8:
+        process = killed.start()
+        time.sleep(moments.uniform(0.1, 0.7) * duration)
+        process.kill(signal.SIGKILL)
+        if killed.wait(process) == ExitCode.DONE:
+            break
+        kills += 1
+    else:
+        assert killed.wait(killed.start()) == ExitCode.DONE
+
+    assert kills >= 2
+    assert killed.complete_before[-1] > 0
+    for first, tokenized in zip(killed.complete_before, killed.tokenized, strict=True):
+        assert min(tokenized, default=first) >= first
+    assert len(killed.tokenized[-1]) < RECORDS * 0.9
+    assert output_bytes(killed.environment) == output_bytes(once.environment)
+    assert killed.result() == once.result()
+    assert (once.result().records, once.result().invalid) == (RECORDS, RECORDS // 10)
+    assert not state_folder(killed.environment).exists()
+
+
+def write_json(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text(json.dumps(rows))
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("text\n" + "".join(f"{row['text'] or ' '}\n" for row in rows))
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+FORMATS: dict[str, Callable[[Path, list[dict[str, Any]]], object]] = {
+    "jsonl": write_jsonl,
+    "json": write_json,
+    "csv": write_csv,
+    "parquet": write_parquet,
+}
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SMALL.items():
+        monkeypatch.setattr(record_packer, name, value)
+
+
+def fail_after(batches: int, config: Any, environment: Environment) -> int:
+    """Run the stage until so many batches are tokenized, then fail; return the records in complete parts."""
+    encode, count = Encoder.encode, iter(range(batches))
+
+    def failing(self: Encoder, examples: Any) -> Any:
+        if next(count, None) is None:
+            raise OSError(28, "No space left on device")
+        return encode(self, examples)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Encoder, "encode", failing)
+        _, code = run_in_process(config, environment)
+    assert code == ExitCode.UNAVAILABLE
+    complete = complete_records(environment)
+    assert complete > 0
+    return complete
+
+
+def fresh(config: Any, rows: list[dict[str, Any]], folder: Path) -> tuple[PrepareResult, dict[str, bytes]]:
+    """Return the result and the output of an attempt that nothing disturbs."""
+    environment = environment_in(folder)
+    assert environment.manifest_dir
+    name = config.dataset.uri
+    FORMATS[name.rpartition(".")[2]](environment.manifest_dir / name, rows)
+    return prepare(config, environment), output_bytes(environment)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("packing", [True, False])
+def test_every_format_resumes_with_the_same_bytes(
+    *, tokenizer_folder: Path, environment: Environment, manifest_dir: Path, tmp_path: Path, name: str, packing: bool
+) -> None:
+    config = prepare_config(tokenizer_folder, f"data.{name}", packing=packing, **INVALID)
+    FORMATS[name](manifest_dir / f"data.{name}", records(400))
+    fail_after(12, config, environment)
+    result = prepare(config, environment)
+
+    assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_appended_records_do_not_repeat_complete_parts(
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first buffer of the file must be behind the part, so the records are long."""
+    config = prepare_config(tokenizer_folder, **INVALID)
+    long: list[dict[str, object]] = [row | {"more": "x" * 2000} for row in records(400)]
+    write_jsonl(manifest_dir / "data.jsonl", long[:350])
+    complete = fail_after(12, config, environment)
+    write_jsonl(manifest_dir / "data.jsonl", long)
+    result = prepare(config, environment)
+
+    assert f"continuing after record {complete}" in capsys.readouterr().out
+    assert (result, output_bytes(environment)) == fresh(config, long, tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("name", FORMATS)
+def test_changed_source_begins_anew(
+    *,
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    config = prepare_config(tokenizer_folder, f"data.{name}", **INVALID)
+    FORMATS[name](manifest_dir / f"data.{name}", records(400))
+    fail_after(12, config, environment)
+    changed = records(400)
+    changed[1] = {"text": "1 opens the lock"}
+    FORMATS[name](manifest_dir / f"data.{name}", changed)
+    result = prepare(config, environment)
+
+    assert f"data.{name} has changed since an earlier attempt wrote" in capsys.readouterr().out
+    assert (result, output_bytes(environment)) == fresh(config, changed, tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_changed_tokenizer_begins_anew(
+    environment: Environment, manifest_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    make_tokenizer(model)
+    config = prepare_config(model, **INVALID)
+    write_jsonl(manifest_dir / "data.jsonl", records(400))
+    fail_after(12, config, environment)
+    make_tokenizer(model, writes_bos=True)
+    result = prepare(config, environment)
+
+    assert "continuing" not in capsys.readouterr().out
+    assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_parts_behind_a_damaged_one_are_repeated(
+    tokenizer_folder: Path, environment: Environment, manifest_dir: Path, tmp_path: Path, damage: str
+) -> None:
+    config = prepare_config(tokenizer_folder, **INVALID)
+    write_jsonl(manifest_dir / "data.jsonl", records(400))
+    fail_after(12, config, environment)
+    rows = state_folder(environment) / "rows" / "train-00001.rows"
+    rows.write_bytes(rows.read_bytes()[:-1])
+    if damage == "missing":
+        rows.unlink()
+    result = prepare(config, environment)
+
+    assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_unusable_data_leaves_no_parts(tokenizer_folder: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", records(400))
+    _, code = run_in_process(prepare_config(tokenizer_folder), environment)
+
+    assert code == ExitCode.DATA
+    assert not state_folder(environment).exists()
+
+
+def bytes_read() -> int:
+    """Return the bytes that this process has read."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("name", ["jsonl", "json", "csv"])
+def test_source_is_read_once(tokenizer_folder: Path, environment: Environment, manifest_dir: Path, name: str) -> None:
+    """Most bytes are in a column that is not used, so that tokenizing takes no time."""
+    data = manifest_dir / f"data.{name}"
+    rows: list[dict[str, object]] = [{"text": "the file", "more": "x" * 200_000} for _ in range(100)]
+    if name == "csv":
+        data.write_text("text,more\n" + "".join(f"{row['text']},{row['more']}\n" for row in rows))
+    else:
+        FORMATS[name](data, rows)
+    config = prepare_config(tokenizer_folder, f"data.{name}")
+    before = bytes_read()
+    assert prepare(config, environment).records == 100
+
+    assert data.stat().st_size < bytes_read() - before < 1.1 * data.stat().st_size

@@ -1,0 +1,80 @@
+"""The bytes of a packed row.
+
+A row of L tokens is one record of 5 L + 8 bytes:
+
+    tokens      L little-endian int32
+    flags       L uint8, the sum of TARGET, FIRST and PADDING where they apply
+    checksum    8 bytes of BLAKE2b over tokens and flags
+
+The checksum is personalized with the row's split, part and number. So it finds a changed byte, a torn row, and a row
+in another's place, when the row is read. Reading a row therefore needs no other row to be read first.
+"""
+
+import hashlib
+import struct
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = ("train", "validation")
+
+TARGET, FIRST, PADDING = 1, 2, 4
+"""Flags of a token: it is a target of the loss, it is the first of a document, it is padding."""
+
+TOKEN_BYTES, FLAG_BYTES, CHECKSUM_BYTES = 4, 1, 8
+
+Tokens = NDArray[np.int32]
+Flags = NDArray[np.uint8]
+Bytes = NDArray[np.uint8]
+
+
+def record_size(context_length: int) -> int:
+    """Return the number of bytes of a row."""
+    return context_length * (TOKEN_BYTES + FLAG_BYTES) + CHECKSUM_BYTES
+
+
+def empty_record(context_length: int) -> Bytes:
+    """Return a record whose bytes are all 0."""
+    return np.zeros(record_size(context_length), dtype=np.uint8)
+
+
+def tokens_of(records: Bytes) -> Tokens:
+    """Return a view on the tokens of records of shape [..., record size]."""
+    return records[..., : TOKEN_BYTES * _context_length(records)].view("<i4")
+
+
+def flags_of(records: Bytes) -> Flags:
+    """Return a view on the flags of records of shape [..., record size]."""
+    return records[..., TOKEN_BYTES * _context_length(records) : -CHECKSUM_BYTES]
+
+
+def _context_length(records: Bytes) -> int:
+    size: int = records.shape[-1]
+    return (size - CHECKSUM_BYTES) // (TOKEN_BYTES + FLAG_BYTES)
+
+
+def seal_record(record: Bytes, split: Split, part: int, row: int) -> None:
+    """Write the checksum at the end of a record of shape [record size]."""
+    record[-CHECKSUM_BYTES:] = np.frombuffer(_checksum(record, split, part, row), dtype=np.uint8)
+
+
+def is_intact(record: Bytes, split: Split, part: int, row: int) -> bool:
+    """Return whether a record of shape [record size] has its checksum and is in its place."""
+    return record[-CHECKSUM_BYTES:].tobytes() == _checksum(record, split, part, row)
+
+
+def _checksum(record: Bytes, split: Split, part: int, row: int) -> bytes:
+    place = struct.pack("<BxxxIQ", SPLITS.index(split), part, row)
+    return hashlib.blake2b(record[:-CHECKSUM_BYTES].data, digest_size=CHECKSUM_BYTES, person=place).digest()
+
+
+def positions_of(flags: Flags) -> NDArray[np.int64]:
+    """Return the position of every token in its document; flags and result have shape [B, L].
+
+    Positions restart at every first token, and nowhere else.
+    """
+    index = np.arange(flags.shape[-1], dtype=np.int64)
+    starts = np.where(flags & FIRST, index, 0)
+    return index - np.maximum.accumulate(starts, axis=-1)
