@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class ForkServer:
-    """The client of a prefork process; starts the stages train and prepare, one at a time."""
+    """The client of a prefork process; starts stages, also several at a time."""
 
     def __init__(self) -> None:
         variables = os.environ | {
@@ -34,24 +34,21 @@ class ForkServer:
             text=True,
         )
 
-    def start(self, config: Any, environment: Any, log: Path, **options: Any) -> "ForkedStage":
-        """Start a stage that writes its output to `log`.
+    def start(self, config: Any, environment: Any, log: Path, **options: object) -> "ForkedStage":
+        """Start the config's stage, which appends its output to `log`.
 
-        `options` may limit its file system: `slow_disk`, seconds that an fsync takes, and `largest_file`, bytes.
+        `options` may limit its file system: `slow_disk` and `slow_rename`, seconds that an fsync and a rename take,
+        `largest_file`, bytes, and `exchange=False`. With `moves`, a file, it records the folders that it replaces.
         `constants` sets module constants by their full names. To the file `tokenized`, each tokenized text is appended.
         """
-        request = {
-            "stage": config.stage,
-            "variables": environment.variables() | {"FINETUNE_CONFIG": config.model_dump_json(by_alias=True)},
-            "log": str(log),
-            **options,
-        }
+        variables = environment.variables() | {"FINETUNE_CONFIG": config.model_dump_json(by_alias=True)}
+        request = {"stage": config.stage, "variables": variables, "log": str(log), **options}
+        return ForkedStage(int(self.request(request)), self, log)
+
+    def request(self, request: dict[str, object]) -> str:
+        """Send a request to the prefork process and return its answer."""
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return ForkedStage(int(self.read_line()), self, log)
-
-    def read_line(self) -> str:
-        """Read the next line of the prefork process: the pid of a started stage, then its exit code."""
         return self._process.stdout.readline()
 
     def close(self) -> None:
@@ -75,7 +72,7 @@ class ForkedStage:
 
     def wait(self) -> int:
         """Wait for the process to end; return its exit code, or the negative number of the signal that killed it."""
-        return int(self._server.read_line())
+        return int(self._server.request({"wait": self.pid}))
 
     def is_running(self) -> bool:
         """Return whether the process has not ended; a zombie has."""

@@ -1,6 +1,8 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forkserver import ForkServer
 from support.stages import environment_in
 
 from finetune_trainer.contract import Environment
@@ -26,3 +28,11 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     make_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Starts stages as processes; one for all tests, because its imports take many seconds."""
+    server = ForkServer()
+    yield server
+    server.close()

@@ -81,6 +81,10 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix != ".md"}
 
 
+def names_beside(target: Path) -> list[str]:
+    return sorted(path.name for path in target.parent.iterdir())
+
+
 def logits(model: Any, folder: Path) -> Any:
     import torch  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
@@ -221,7 +225,7 @@ def test_target_exists_at_all_times_while_it_is_replaced(
     reader.join()
     assert second.digest != first.digest
     assert observed == {True}
-    assert [path.name for path in target.parent.iterdir()] == ["names"]
+    assert names_beside(target) == [".names.lock", "names"]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_full_disk_is_reported_and_leaves_the_target_unchanged(
     assert "free some space" in message
     assert code == ExitCode.UNAVAILABLE
     assert read_files(target) == before
-    assert [path.name for path in target.parent.iterdir()] == ["names"]
+    assert names_beside(target) == [".names.lock", "names"]
 
 
 def test_leftovers_of_a_killed_push_are_removed(environment: Environment, config: PushConfig, target: Path) -> None:
@@ -313,7 +317,7 @@ def test_leftovers_of_a_killed_push_are_removed(environment: Environment, config
         verify(target)
     push(config, environment)
     verify(target)
-    assert [path.name for path in target.parent.iterdir()] == ["names"]
+    assert names_beside(target) == [".names.lock", "names"]
 
 
 def test_model_card_contains_origin_scores_and_hyperparameters(

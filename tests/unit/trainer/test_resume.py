@@ -23,13 +23,6 @@ SLOW_DISK = 0.01
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = ForkServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     workspace = tmp_path_factory.mktemp("packed")
     write_rows(workspace, documents(60), documents(8, seed=5))
@@ -42,9 +35,9 @@ def config(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(server, packed, config):
+def uninterrupted(fork_server, packed, config):
     other = config.model_copy(update={"identity": "w" * 16})
-    assert server.start(other, environment(packed), packed / "log").wait() == ExitCode.DONE
+    assert fork_server.start(other, environment(packed), packed / "log").wait() == ExitCode.DONE
     return adapter_digest(packed, "w" * 16)
 
 
@@ -110,9 +103,9 @@ class KilledTraining:
 
 
 @pytest.fixture(scope="module")
-def new_training(server, packed, config, tmp_path_factory):
+def new_training(fork_server, packed, config, tmp_path_factory):
     return lambda: KilledTraining(
-        server, config, new_workspace(packed, tmp_path_factory.mktemp("killed") / "workspace")
+        fork_server, config, new_workspace(packed, tmp_path_factory.mktemp("killed") / "workspace")
     )
 
 
@@ -180,8 +173,8 @@ def test_repeated_sigterm_does_not_corrupt_anything(new_training, uninterrupted)
     assert training.finish() == uninterrupted
 
 
-def test_disk_too_small_for_checkpoints_does_not_stop_training(server, config, uninterrupted, workspace):
-    process = server.start(config, environment(workspace), workspace / "log", largest_file=30_000)
+def test_disk_too_small_for_checkpoints_does_not_stop_training(fork_server, config, uninterrupted, workspace):
+    process = fork_server.start(config, environment(workspace), workspace / "log", largest_file=30_000)
     assert process.wait() == ExitCode.DONE
     assert (
         "optimizer.safetensors: Error while serializing: I/O error: File too large" in (workspace / "log").read_text()
@@ -189,8 +182,8 @@ def test_disk_too_small_for_checkpoints_does_not_stop_training(server, config, u
     assert adapter_digest(workspace) == uninterrupted
 
 
-def test_disk_too_small_for_the_last_checkpoint_is_a_failure(server, config, workspace):
-    process = server.start(config, environment(workspace), workspace / "log", largest_file=30_000)
+def test_disk_too_small_for_the_last_checkpoint_is_a_failure(fork_server, config, workspace):
+    process = fork_server.start(config, environment(workspace), workspace / "log", largest_file=30_000)
     process.until(lambda: reported_step(workspace) > 2)
     process.kill(signal.SIGTERM)
     assert process.wait() == ExitCode.UNAVAILABLE
@@ -209,7 +202,7 @@ def start_program(config, workspace: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "finetune_trainer", "train"], env=os.environ | variables)
 
 
-def test_program_stops_on_sigterm_during_import_and_training(server, config, uninterrupted, workspace):
+def test_program_stops_on_sigterm_during_import_and_training(fork_server, config, uninterrupted, workspace):
     importing = start_program(config, workspace)
     while b"finetune_trainer" not in Path(f"/proc/{importing.pid}/cmdline").read_bytes():
         time.sleep(0.01)
@@ -231,6 +224,6 @@ def test_program_stops_on_sigterm_during_import_and_training(server, config, uni
     assert first.interruption.saved_step
     assert (first.progress.start_step, first.progress.step) == (0, first.interruption.step)
 
-    assert KilledTraining(server, config, workspace).finish() == uninterrupted
+    assert KilledTraining(fork_server, config, workspace).finish() == uninterrupted
     last = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
     assert last.progress.start_step == first.interruption.saved_step  # no step was lost

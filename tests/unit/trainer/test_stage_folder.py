@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer.contract import Environment, EvaluateResult, Failure, Score, TerminationMessage
-from finetune_trainer.runtime import stage_folder
+from finetune_trainer.contract import Environment, EvaluateResult, ExitCode, Failure, Score, TerminationMessage
+from finetune_trainer.runtime import locks
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.runtime.stage_folder import exclusive, write_termination_message
+from finetune_trainer.stop_signal import stop
 
 
 def hold_lock(folder: Path, locked, release) -> None:
@@ -19,7 +20,7 @@ def hold_lock(folder: Path, locked, release) -> None:
 
 
 def test_folder_has_one_writer_until_it_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage_folder, "LOCK_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(locks, "LOCK_TIMEOUT_SECONDS", 0.2)
     context = multiprocessing.get_context("fork")
     locked, release = context.Event(), context.Event()
     other = context.Process(target=hold_lock, args=(tmp_path / "x", locked, release))
@@ -31,6 +32,30 @@ def test_folder_has_one_writer_until_it_is_killed(tmp_path, monkeypatch):
     other.join()
     with exclusive(tmp_path / "x"):
         assert (tmp_path / "x").is_dir()
+
+
+def wait_for_lock(folder: Path) -> None:
+    stop.install()
+    with exclusive(folder):
+        pass
+
+
+def test_wait_for_the_folder_is_logged_once_and_ends_on_sigterm(tmp_path, capfd):
+    context = multiprocessing.get_context("fork")
+    with exclusive(tmp_path / "x"):
+        other = context.Process(target=wait_for_lock, args=(tmp_path / "x",))
+        other.start()
+        other.join(1.5)
+        other.terminate()
+        other.join(10)
+    assert other.exitcode == ExitCode.INTERRUPTED
+    assert capfd.readouterr().out.count("waiting up to 120 s for another run of this stage") == 1
+
+
+def test_half_written_results_of_killed_processes_are_removed(tmp_path):
+    (tmp_path / ".result.json.0123abcd").touch()
+    with exclusive(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_termination_message_is_shrunk_to_4096_bytes(tmp_path):

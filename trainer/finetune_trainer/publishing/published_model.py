@@ -2,23 +2,53 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, canonical_json, verify
+from finetune_trainer.runtime.artifacts import (
+    MANIFEST,
+    CorruptArtifact,
+    canonical_json,
+    digest_of,
+    read_unreplaced,
+    verify,
+)
 
 CARD = "README.md"
 
 
-def model_digest(folder: Path) -> str:
-    """Return sha256:… over the published files except the model card, which describes the run and not the model."""
-    files = json.loads((folder / MANIFEST).read_bytes())["files"]
-    model = {name: entry for name, entry in files.items() if name != CARD}
-    return "sha256:" + hashlib.sha256(canonical_json(model)).hexdigest()
+@dataclass(frozen=True)
+class PublishedModel:
+    """An intact published model, as its manifest describes it."""
+
+    about: dict[str, object]
+    digest: str
+    """sha256:… over the files except the model card, which describes the run and not the model."""
+    size: int
+    """Bytes of all files."""
 
 
-def metadata(folder: Path) -> dict[str, object] | None:
-    """Return the `about` of a published model, or None if the folder is not an intact artifact."""
+def read_published(folder: Path) -> PublishedModel | None:
+    """Read every byte of a published model; return None if the folder is not an intact artifact."""
     try:
-        return verify(folder)
+        return read_unreplaced(folder, lambda: read_intact(folder))
     except CorruptArtifact:
         return None
+
+
+def read_intact(folder: Path) -> PublishedModel:
+    """Read every byte of a published model; raise CorruptArtifact if it is not intact, or was replaced meanwhile."""
+    digest = digest_of(folder)
+    verify(folder)
+    found = describe(folder)
+    if digest_of(folder) != digest:
+        raise CorruptArtifact(f"{folder.name} was replaced while it was read")
+    return found
+
+
+def describe(folder: Path) -> PublishedModel:
+    """Return what the manifest says about a published model, without reading its files."""
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    model = {name: entry for name, entry in manifest["files"].items() if name != CARD}
+    digest = "sha256:" + hashlib.sha256(canonical_json(model)).hexdigest()
+    return PublishedModel(manifest["about"], digest, sum(entry["size"] for entry in manifest["files"].values()))

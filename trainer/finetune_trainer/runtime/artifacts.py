@@ -10,14 +10,30 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TypeVar
 
-from finetune_trainer.files import sync_folder, write_durably
+from finetune_trainer.files import (
+    SUFFIX_PATTERN,
+    log_once,
+    remove_temporary_files,
+    sync_folder,
+    temporary_name,
+    write_durably,
+)
+from finetune_trainer.runtime.errors import ServiceUnavailable, StageError
+from finetune_trainer.runtime.locks import LockingUnsupported, locked, release, try_lock
 
 MANIFEST = "manifest.json"
+
+REPLACEMENT_POLLS, REPLACEMENT_POLL_SECONDS = 100, 0.05
+"""Time that a reader allows for two renames; a slow NFS server needs a fraction of a second."""
+
+T = TypeVar("T")
 
 
 class CorruptArtifact(Exception):
@@ -46,6 +62,7 @@ def seal(folder: Path, about: dict[str, object] | None = None, known_digests: Ma
     `about` is stored in the manifest and is not part of the digest. Files whose SHA-256 the caller computed while it
     wrote them are in `known_digests`, by their path in the folder; they are not read again.
     """
+    remove_temporary_files(folder / MANIFEST)  # of a killed process: they would count as files of the artifact
     known = known_digests or {}
     entries = {}
     for path in files_in(folder):
@@ -115,45 +132,150 @@ def digest_of(folder: Path) -> str:
 
 
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder and rename it to `folder` at the end of the block.
 
     An existing `folder` is replaced. If the block raises, the temporary folder is deleted and `folder` stays.
-    Temporary folders of killed processes are removed first.
+    Temporary folders of killed processes are removed first, those of live ones are not. With `shared`, other
+    processes may replace the same folder at the same time: one at a time does, the last one wins. Without it the
+    caller keeps them out.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    temporary.mkdir()
-    try:
+    with _replacing(folder, shared=shared):
+        _finish_replacement(folder)
+    remove_leftovers(folder)
+    with _temporary_folder(folder) as temporary:
         yield temporary
-    except BaseException:
+        with _replacing(folder, shared=shared):
+            _finish_replacement(folder)  # again: another process may have been killed since
+            move_into_place(temporary, folder)
+
+
+def _replacing(folder: Path, *, shared: bool) -> AbstractContextManager[object]:
+    """Hold the lock that a process has while it renames; the file stays, because it is small and names the folder."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    return locked(lock, f"another process that replaces {folder.name}") if shared else nullcontext()
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new empty folder beside `folder`, and delete at the end what then has its name.
+
+    Its lock file exists before it and is deleted after it, so a folder without one belongs to no live process.
+    """
+    temporary = temporary_name(folder)
+    lock = _lock_of(temporary)
+    try:
+        descriptor = try_lock(lock)
+    except LockingUnsupported as error:
+        log_once(f"this file system has no locks ({error}): unfinished folders of killed processes stay")
+        descriptor = None
+        lock.unlink(missing_ok=True)
+    try:
+        temporary.mkdir()
+        yield temporary
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    move_into_place(temporary, folder)
+        if descriptor is not None:
+            lock.unlink(missing_ok=True)
+            release(descriptor)
 
 
-def _clear_leftovers(folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old")
-    if old.exists() and not folder.exists():
-        old.rename(folder)  # a process was killed between the two renames of move_into_place
-    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
-        if leftover == old or leftover.suffix[1:].isdigit():
-            shutil.rmtree(leftover, ignore_errors=True)
+def _lock_of(temporary: Path) -> Path:
+    return temporary.with_name(f"{temporary.name}.lock")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary folders of `folder` whose process is gone: their lock can be taken.
+
+    The lock decides and not the pid: that is 1 in every pod that shares the volume.
+    """
+    for lock in folder.parent.glob(f".{glob.escape(folder.name)}.{SUFFIX_PATTERN}.lock"):
+        try:
+            descriptor = try_lock(lock, create=False)
+        except (OSError, LockingUnsupported):  # removed by another process, or not ours, or no locks here
+            continue
+        if descriptor is None:
+            continue
+        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+        lock.unlink(missing_ok=True)
+        release(descriptor)
 
 
 def move_into_place(temporary: Path, folder: Path) -> None:
-    """Rename an artifact to its final name. Where the kernel can exchange two names, readers always find the name."""
-    if folder.exists() and not _exchange(temporary, folder):
-        old = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
+    """Rename an artifact to its final name. `temporary` then names what was there before, if anything was.
+
+    Where the file system can exchange two names, readers always find the folder; elsewhere it is missing for a moment.
+    """
+    if not folder.exists():
+        temporary.rename(folder)
+    elif not _exchange(temporary, folder):
+        log_once("this file system cannot exchange two names: a folder is missing for a moment while it is replaced")
+        old = _old_name(folder)
         folder.rename(old)
         temporary.rename(folder)
-        temporary = old
-    elif not folder.exists():
-        temporary.rename(folder)
+        old.rename(temporary)
     sync_folder(folder.parent)
-    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def is_present(folder: Path) -> bool:
+    """Return whether a folder exists. While another process is between two renames of it, wait for the second one.
+
+    Raise ServiceUnavailable if the second one does not come: that process may have been killed.
+    """
+    for _ in range(REPLACEMENT_POLLS):
+        if folder.exists():
+            return True
+        if not _old_name(folder).exists():
+            return folder.exists()  # a second look: the other process may have finished between the first two
+        time.sleep(REPLACEMENT_POLL_SECONDS)
+    raise ServiceUnavailable(
+        f"{folder} is missing and {_old_name(folder).name} is there: the process that replaces it "
+        "may have been killed; run that stage again, it completes the replacement"
+    )
+
+
+def read_unreplaced(folder: Path, read: Callable[[], T]) -> T:
+    """Return `read()`; call it again if it raises because another process replaced the folder meanwhile.
+
+    A read that succeeds has seen one version: it compares what it finds with one manifest.
+    """
+    while True:
+        before = _version(folder)
+        try:
+            return read()
+        except (CorruptArtifact, StageError, OSError):
+            if _version(folder) == before:
+                raise
+
+
+def _version(folder: Path) -> tuple[int, int] | None:
+    """Return what differs between two folders that have the same name one after the other."""
+    if not is_present(folder):
+        return None
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+def complete_replacement(folder: Path) -> None:
+    """Undo or complete the renames of a process that was killed between two of them; wait for those of a live one."""
+    if _old_name(folder).exists():
+        with _replacing(folder, shared=True):
+            _finish_replacement(folder)
+
+
+def _finish_replacement(folder: Path) -> None:
+    old = _old_name(folder)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _old_name(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import InvalidLocation, NotMounted
+from finetune_trainer.runtime.artifacts import is_present
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 
 
@@ -23,7 +24,7 @@ def locate(uri: str, environment: Environment) -> Path:
 def locate_existing(uri: str, environment: Environment) -> Path:
     """Return the path like `locate`, but raise SourceNotFound if it does not exist."""
     path = locate(uri, environment)
-    if not path.exists():
+    if not is_present(path):
         raise SourceNotFound(f"{uri}: {path} does not exist; correct the URI or create the file")
     return path
 

@@ -1,9 +1,7 @@
 """The folder of a stage: its lock, its config and its result; and the process's termination message."""
 
 import contextlib
-import fcntl
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +18,14 @@ from finetune_trainer.contract import (
     parse_config,
 )
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
-from finetune_trainer.files import write_durably
-from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.files import remove_temporary_files, write_durably
+from finetune_trainer.runtime.locks import locked
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 
 CONFIG = "config.json"
 RESULT = "result.json"
 LOCK = ".lock"
-LOCK_TIMEOUT_SECONDS = 10
-"""Time to wait for the lock; a process that was just killed releases it within this time."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +43,12 @@ class Context:
 def exclusive(folder: Path) -> Iterator[None]:
     """Lock a stage's folder against other processes, also those of other machines and other runs.
 
-    Raise ServiceUnavailable if another process keeps the lock longer than LOCK_TIMEOUT_SECONDS. That process may be
-    a pod on an unreachable node, or a local run with another work folder.
+    Raise ServiceUnavailable if another process keeps the lock longer than LOCK_TIMEOUT_SECONDS.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
-        for _ in range(LOCK_TIMEOUT_SECONDS):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(1)
-            except OSError as error:
-                log_line(f"{folder}: this file system has no locks ({error}); a second writer cannot be kept out")
-                break
-            else:
-                break
-        else:
-            raise ServiceUnavailable(f"{folder} is locked by another process; wait for it to end, or stop it")
+    with locked(folder / LOCK, "another run of this stage in this folder") as is_locked:
+        for name in (CONFIG, RESULT) if is_locked else ():
+            remove_temporary_files(folder / name)
         yield
 
 

@@ -18,8 +18,16 @@ from finetune_trainer.models.loading import DTYPES, open_adapter
 from finetune_trainer.models.merge import merged_size, save_merged
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
-from finetune_trainer.publishing.published_model import CARD, metadata, model_digest
-from finetune_trainer.runtime.artifacts import MANIFEST, atomic_folder, digest_of, files_in, seal
+from finetune_trainer.publishing.published_model import CARD, PublishedModel, describe, read_published
+from finetune_trainer.runtime.artifacts import (
+    MANIFEST,
+    atomic_folder,
+    complete_replacement,
+    digest_of,
+    files_in,
+    read_unreplaced,
+    seal,
+)
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
 from finetune_trainer.runtime.sources import locate
 from finetune_trainer.runtime.stage_folder import Context, read_result
@@ -41,6 +49,10 @@ class Source:
 class Unchanged(Exception):
     """The target already contains the same model."""
 
+    def __init__(self, published: PublishedModel) -> None:
+        super().__init__()
+        self.published = published
+
 
 def run(config: PushConfig, context: Context) -> PushResult:
     """Run the stage. Raise ConfigInvalid, SourceNotFound or ServiceUnavailable; the target is then unchanged."""
@@ -48,22 +60,23 @@ def run(config: PushConfig, context: Context) -> PushResult:
     base = open_base_model(config.model, context.environment)
     adapter = open_adapter(context.environment, config.train, base)
     source = Source(base, adapter, {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)})
-    is_published = metadata(target) == source.about
-    if not is_published:
+    published = read_published(target)
+    is_published = published is not None and published.about == source.about
+    if published is None or not is_published:
         try:
-            publish(config, context, source, target)
-        except Unchanged:
-            is_published = True
+            published = publish(config, context, source, target)
+        except Unchanged as unchanged:
+            published, is_published = unchanged.published, True
     if is_published:
         print(f"push: {config.recipe.target} already contains this model; nothing was written", flush=True)
-    size = sum(path.stat().st_size for path in files_in(target))
-    return PushResult(identity=config.identity, digest=model_digest(target), uri=config.recipe.target, size=size)
+    # Not of the target: another push may have replaced it by now.
+    return PushResult(identity=config.identity, digest=published.digest, uri=config.recipe.target, size=published.size)
 
 
 def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:
     """Return whether the target contains the model of the result; read every byte of it."""
-    target = resolve_target(config.recipe.target, environment)
-    return metadata(target) is not None and model_digest(target) == result.digest
+    published = read_published(resolve_target(config.recipe.target, environment))
+    return published is not None and published.digest == result.digest
 
 
 def resolve_target(uri: str, environment: Environment) -> Path:
@@ -71,8 +84,14 @@ def resolve_target(uri: str, environment: Environment) -> Path:
     if uri.startswith("pvc://") and not uri.removeprefix("pvc://").partition("/")[2].strip("/"):
         raise ConfigInvalid(f"push.target {uri}: the root of a claim cannot be replaced; use pvc://CLAIM/PATH")
     target = locate(uri, environment).resolve()
+    complete_replacement(target)
+    read_unreplaced(target, lambda: _check_was_pushed(target, uri))
+    return target
+
+
+def _check_was_pushed(target: Path, uri: str) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return target
+        return
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
         is_pushed = manifest["about"]["stage"] == "push"
@@ -85,11 +104,10 @@ def resolve_target(uri: str, environment: Environment) -> Path:
         )
     if unexpected:
         raise ConfigInvalid(f"push.target {uri}: {target / min(unexpected)} was not written by a push; move it")
-    return target
 
 
-def publish(config: PushConfig, context: Context, source: Source, target: Path) -> None:
-    """Merge the model, write it to a temporary folder and rename that to the target.
+def publish(config: PushConfig, context: Context, source: Source, target: Path) -> PublishedModel:
+    """Merge the model, write it to a temporary folder, rename that to the target, and return what was published.
 
     Raise Unchanged, and write nothing, if the target already contains the same model.
     """
@@ -98,7 +116,7 @@ def publish(config: PushConfig, context: Context, source: Source, target: Path) 
     dtype = DTYPES[config.recipe.dtype]
     with (
         _check_disk_space(merged_size(source.base.folder, dtype), target, config.recipe.target),
-        atomic_folder(target) as folder,
+        atomic_folder(target, shared=True) as folder,
     ):
         save_merged(source.base.folder, source.adapter, dtype, folder)
         progress.update(step=1, note="writing")
@@ -107,9 +125,11 @@ def publish(config: PushConfig, context: Context, source: Source, target: Path) 
         for path in files_in(folder):
             path.chmod(FILE_MODE)
         seal(folder, source.about)
-        if metadata(target) is not None and model_digest(target) == model_digest(folder):
-            raise Unchanged
+        published, existing = describe(folder), read_published(target)
+        if existing is not None and existing.digest == published.digest:
+            raise Unchanged(existing)
     progress.update(step=2, note="published")
+    return published
 
 
 def save_tokenizer(config: PushConfig, environment: Environment, base: Path, folder: Path) -> None:

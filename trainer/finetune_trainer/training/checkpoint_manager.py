@@ -181,7 +181,8 @@ def _prepare_folder(folder: Path) -> None:
         folder.replace(backup)
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob(".step-*"):
-        log_line(f"removed the unfinished checkpoint {unfinished.name}")
+        if unfinished.is_dir():  # not its lock file
+            log_line(f"removed the unfinished checkpoint {unfinished.name}")
         _remove(unfinished)
 
 

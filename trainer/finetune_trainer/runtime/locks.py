@@ -1,0 +1,89 @@
+"""Locks between processes, also of other pods and machines: flock on a file. Needs the standard library only."""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from finetune_trainer.files import log_once
+from finetune_trainer.runtime.errors import ServiceUnavailable
+
+LOCK_TIMEOUT_SECONDS = 120
+"""Time to wait for a lock. An NFS server releases the locks of a client that is gone after its lease, usually 90 s."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 1.0
+
+
+class LockingUnsupported(Exception):
+    """The file system has no locks; the message is its error."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, holder: str) -> Iterator[bool]:
+    """Hold the lock of a file, which is created if needed and stays. Yield False where the file system has no locks.
+
+    `holder` is the process to wait for, in words. Raise ServiceUnavailable if it keeps the lock longer than
+    LOCK_TIMEOUT_SECONDS: it may be a pod on an unreachable node, or a local run with another work folder.
+    """
+    try:
+        descriptor = _wait_for_lock(path, holder)
+    except LockingUnsupported as error:
+        log_once(f"this file system has no locks ({error}): a second writer cannot be kept out")
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        release(descriptor)
+
+
+def _wait_for_lock(path: Path, holder: str) -> int:
+    deadline, pause = time.monotonic() + LOCK_TIMEOUT_SECONDS, FIRST_PAUSE_SECONDS
+    while (descriptor := try_lock(path)) is None:
+        if pause == FIRST_PAUSE_SECONDS:
+            with contextlib.suppress(OSError):
+                print(f"{path}: waiting up to {LOCK_TIMEOUT_SECONDS} s for {holder}", flush=True)
+        if time.monotonic() > deadline:
+            raise ServiceUnavailable(
+                f"{path} is locked by another process for more than {LOCK_TIMEOUT_SECONDS} s: "
+                f"wait for {holder}, or stop it"
+            )
+        time.sleep(pause)  # not a blocking flock: the handler of SIGTERM runs between two of these calls
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    return descriptor
+
+
+def try_lock(path: Path, *, create: bool = True) -> int | None:
+    """Return a descriptor that holds the lock of a file, or None if another process holds it.
+
+    Raise LockingUnsupported where the file system has no locks. Without `create`, raise FileNotFoundError if the
+    file does not exist.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            os.close(descriptor)
+            raise LockingUnsupported(str(error)) from error
+        if _is_name_of(path, descriptor):
+            return descriptor
+        os.close(descriptor)  # the process that held the lock has deleted its file, and another may have a new one
+
+
+def _is_name_of(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def release(descriptor: int) -> None:
+    """Release a lock, also if a forked process has inherited the descriptor."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
