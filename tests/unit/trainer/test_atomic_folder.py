@@ -74,7 +74,7 @@ def test_without_locks_nothing_of_others_is_removed(tmp_path, other_process, mon
     assert capsys.readouterr().err.count("this file system has no locks") == 1
 
 
-def test_lock_file_of_a_process_killed_before_its_folder_is_removed(tmp_path):
+def test_lock_file_without_a_folder_is_removed(tmp_path):
     (tmp_path / ".a.0123abcd.lock").touch()
     write(tmp_path / "a", "text")
     assert names_in(tmp_path) == ["a"]

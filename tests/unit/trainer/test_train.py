@@ -23,10 +23,9 @@ from transformers import AutoModelForCausalLM
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, Interrupted, SourceNotFound
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, Diverged, Interrupted, SourceNotFound
 from finetune_trainer.stages import train
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.loop import Diverged
 from finetune_trainer.training.model import AdaptedModel, attach_adapter
 from finetune_trainer.training.validation import Validator
 
@@ -193,7 +192,7 @@ def test_loss_that_is_nan_fails_the_stage_naming_the_step(tmp_path):
     write_rows(tmp_path, [document(0, 32)] * 7 + [poisoned])
     config = train_config(model, max_steps=4)
     step = next(step for step in range(4) if 7 in StepSampler.of(config.recipe, 8, config.seed).rows_for_step(step)) + 1
-    with pytest.raises(Diverged, match=rf"step {step}: the loss is nan.*lower train.optimizer.learningRate"):
+    with pytest.raises(Diverged, match=rf"step {step}: the loss sum is nan.*again.*lower train.optimizer.learningRate"):
         run_train(config, tmp_path)
 
 

@@ -19,6 +19,7 @@ from finetune_trainer.contract import (
     parse_config,
 )
 from finetune_trainer.contract import environment as names
+from finetune_trainer.runtime.device_errors import translate
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable, StageError
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import (
@@ -64,6 +65,7 @@ def _run_and_classify(stage: str, environment: Environment, on_start: OnStart) -
     stop.on_immediate_exit(
         lambda: write_termination_message(environment, TerminationMessage(interruption=Interruption()))
     )
+    config: AnyConfig | None = None
     try:
         config = read_config(stage)
         return TerminationMessage(result=run_or_reuse(config, environment, on_start)), ExitCode.DONE
@@ -77,10 +79,10 @@ def _run_and_classify(stage: str, environment: Environment, on_start: OnStart) -
         # An error without a file name is from a write, such as ENOSPC. Writes outside the workspace name their file.
         text = str(error) if error.filename else f"{environment.workspace}: {error}"
         return report_failure(stage, text), ServiceUnavailable.exit_code
-    except MemoryError:
-        return report_failure(stage, "out of memory: raise resources.memory or lower batchSize"), ExitCode.BUG
     except Exception as error:  # noqa: BLE001  a bug needs a termination message, too
         log_line(traceback.format_exc())
+        if config is not None and (known := translate(error, config, environment)) is not None:
+            return report_failure(stage, str(known)), known.exit_code
         return report_failure(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
 
 

@@ -20,6 +20,10 @@ class ConfigInvalid(StageError):
     exit_code = ExitCode.CONFIG
 
 
+class Diverged(ConfigInvalid):
+    """Permanent: the loss or the gradient norm is not finite, and is again when it is computed again."""
+
+
 class DataInvalid(StageError):
     """Permanent: the user must repair the data, or raise dataset.maxInvalidFraction."""
 

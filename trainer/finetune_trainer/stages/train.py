@@ -33,7 +33,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     Raise ConfigInvalid, DataInvalid, SourceNotFound or Diverged. On a signal to stop, raise Interrupted, or
     ServiceUnavailable if the final checkpoint cannot be saved.
     """
-    device = prepare_device()
+    device = prepare_device(strict=True)
     context.progress.update(note="loading the model")
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
     source = open_base_model(config.model, context.environment)

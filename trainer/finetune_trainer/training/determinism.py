@@ -12,13 +12,15 @@ Tensors = dict[str, torch.Tensor]
 """Tensors by name."""
 
 
-def prepare_device() -> torch.device:
+def prepare_device(*, strict: bool = False) -> torch.device:
     """Enable deterministic algorithms and return the CUDA device if there is one, else the CPU.
 
-    An operation without a deterministic GPU kernel logs a warning and runs anyway.
+    An operation without a deterministic GPU kernel logs a warning and runs anyway; with `strict` it is an error.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS; read at its first use
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Strict for training: PyTorch takes the deterministic backward of flash and memory-efficient attention only with
+    # warn_only=False (pytorch#182551). Not for evaluation: it has no backward and must run any architecture.
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that writes to every new tensor
     torch.backends.cudnn.benchmark = False  # benchmarking chooses kernels by measured time, which varies
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -9,7 +9,7 @@ import torch
 
 from finetune_trainer.contract import TrainConfig
 from finetune_trainer.data.packing import PackedRows
-from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted
+from finetune_trainer.runtime.errors import Interrupted
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.batches import Batch, StepSampler, batches
@@ -17,6 +17,7 @@ from finetune_trainer.training.checkpoint_format import Layout, Snapshot
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.determinism import Tensors, random_state, restore_random_state
 from finetune_trainer.training.model import AdaptedModel, copy_to_cpu
+from finetune_trainer.training.non_finite import is_finite, non_finite
 from finetune_trainer.training.optimizer import (
     learning_rate,
     optimizer_layout,
@@ -26,10 +27,6 @@ from finetune_trainer.training.optimizer import (
 )
 from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
-
-
-class Diverged(ConfigInvalid):
-    """The loss or the gradient norm is not finite. Training is deterministic, so a retry would fail the same way."""
 
 
 @dataclass
@@ -100,7 +97,7 @@ def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
             if run.is_finished():
                 return
             with throughput:
-                train_step(run)
+                train_step(run, generators)
             generators = random_state()
     except Interrupted:
         # The unfinished step is discarded: weights, optimizer state and `generators` are still those of the boundary.
@@ -108,8 +105,8 @@ def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
         raise Interrupted(run.state.step, saved) from None
 
 
-def train_step(run: TrainingRun) -> None:
-    """Run one optimizer step.
+def train_step(run: TrainingRun, generators: Tensors) -> None:
+    """Run one optimizer step from the boundary with these random generators.
 
     The loss is the mean over all targets of the step, not a mean of the micro-batches' means. Gradient accumulation
     therefore changes only the memory use.
@@ -117,16 +114,20 @@ def train_step(run: TrainingRun) -> None:
     recipe, step = run.config.recipe, run.state.step
     micro_batches = list(batches(run.rows, run.sampler.rows_for_step(step), recipe.batch_size))
     targets = sum(len(batch.targets) for batch in micro_batches)
-    loss_sum = accumulate_gradients(run.model, micro_batches, targets, run.raise_if_stop_requested)
-    norm = clip_gradients(run.model.trainable, recipe.optimizer.max_grad_norm)
-    if not (math.isfinite(loss_sum) and math.isfinite(norm)):
-        raise Diverged(
-            f"step {step + 1}: the loss is {loss_sum / max(1, targets)} and the gradient norm {norm}: "
-            "lower train.optimizer.learningRate, raise warmupFraction, or use precision fp32"
-        )
+    loss_sum, norm = compute_gradients(run, micro_batches, targets)
+    if not is_finite(loss_sum, norm):
+        restore_random_state(generators)  # weights and optimizer are still those of the boundary
+        again = compute_gradients(run, micro_batches, targets)
+        raise non_finite(f"step {step + 1}", "the loss sum is {} and the gradient norm {}", (loss_sum, norm), again)
     set_learning_rate(run.optimizer, learning_rate(recipe.optimizer, step, run.sampler.steps))
     run.optimizer.step()
     run.state.record_step(loss_sum, targets, sum(batch.size for batch in micro_batches))
+
+
+def compute_gradients(run: TrainingRun, micro_batches: list[Batch], targets: int) -> tuple[float, float]:
+    """Leave the clipped gradient of the step in the parameters; return the loss sum and the norm before clipping."""
+    loss_sum = accumulate_gradients(run.model, micro_batches, targets, run.raise_if_stop_requested)
+    return loss_sum, clip_gradients(run.model.trainable, run.config.recipe.optimizer.max_grad_norm)
 
 
 def accumulate_gradients(
@@ -154,6 +155,9 @@ def validate(run: TrainingRun) -> None:
     """Compute the validation loss at this step boundary and keep the adapter if it is the best so far."""
     run.progress.update(step=run.state.step, note="validating")
     loss = run.validator.loss(run.model, run.raise_if_stop_requested)
+    if not is_finite(loss):
+        again = run.validator.loss(run.model, run.raise_if_stop_requested)
+        raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
         run.best = copy_to_cpu(run.model.adapter)
     stopped = "stopping early" if run.state.stopped_early else ""

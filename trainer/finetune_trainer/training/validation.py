@@ -1,13 +1,11 @@
 """The loss on the validation rows, which training never sees."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from finetune_trainer.data.packing import PackedRows
-from finetune_trainer.runtime.errors import StageError
 from finetune_trainer.training.batches import batches
 from finetune_trainer.training.model import AdaptedModel
 from finetune_trainer.training.state import State
@@ -27,10 +25,7 @@ class Validator:
         return state.step == self._last_step or (self._every is not None and state.step % self._every == 0)
 
     def loss(self, model: AdaptedModel, raise_if_stop_requested: Callable[[], None]) -> float:
-        """Return the mean cross-entropy per target over all validation rows; uses no random numbers.
-
-        Raises StageError if the loss is not finite.
-        """
+        """Return the mean cross-entropy per target over all validation rows; uses no random numbers."""
         loss_sum, targets = 0.0, 0
         model.model.eval()
         try:
@@ -41,8 +36,4 @@ class Validator:
                     targets += len(batch.targets)
         finally:
             model.model.train()
-        if not math.isfinite(loss_sum):
-            raise StageError(
-                f"the validation loss is {loss_sum}: lower train.optimizer.learningRate or use precision fp32"
-            )
         return loss_sum / max(1, targets)

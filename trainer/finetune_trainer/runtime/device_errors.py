@@ -1,0 +1,102 @@
+"""Translate errors of memory and of PyTorch into a stage's: would another attempt meet them again, or not."""
+
+import re
+import sys
+from typing import Any
+
+from finetune_trainer.contract import AnyConfig, Environment, EvaluateConfig, PrepareConfig, TrainConfig, TrainRecipe
+from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, StageError
+from finetune_trainer.runtime.stage_folder import read_config
+
+GIB = 1024**3
+OWN_SHARE, OWN_BYTES = 0.05, GIB
+"""Memory of a GPU that this process may use beside PyTorch's allocator: the context, libraries, fragmentation."""
+
+HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory")
+GPU_MEMORY = re.compile(r"(CUDA|HIP) (error: )?out of memory")
+NOT_DETERMINISTIC = re.compile(r"does not have a deterministic implementation|operation is not deterministic")
+GPU_ERROR = re.compile(r"(CUDA|HIP) error")
+
+
+def translate(error: Exception, config: AnyConfig, environment: Environment) -> StageError | None:
+    """Return the stage's error for an error of memory or of PyTorch, or None for any other.
+
+    Errors that depend on the config alone are permanent. Errors of hardware, and of a GPU that others use too, are not.
+    torch is not imported: a stage that has not done so does not raise its errors.
+    """
+    text = str(error)
+    if isinstance(error, MemoryError) or HOST_MEMORY.search(text):
+        return ConfigInvalid(
+            f"out of memory ({text or 'MemoryError'}): raise {config.stage}.resources.memory"
+            + "".join(f", or {way}" for way in ways_to_save_memory(config, environment))
+        )
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(error, RuntimeError):
+        return None
+    if isinstance(error, torch.OutOfMemoryError) or GPU_MEMORY.search(text):
+        return _gpu_memory(torch, text.partition(" If reserved but unallocated")[0], config, environment)
+    if NOT_DETERMINISTIC.search(text):
+        return ConfigInvalid(
+            f"an operation of this model has no deterministic implementation on this device, so a resumed run could "
+            f"not be exact: {_first_sentence(text)}: use another base model, or train it on another kind of device"
+        )
+    if isinstance(error, torch.AcceleratorError) or GPU_ERROR.search(text):
+        return StageError(
+            f"the GPU failed, which may be an error of hardware: {text.splitlines()[0]}: the next attempt resumes; "
+            "if it happens again on this node, take the node out of service"
+        )
+    return None
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[a-z)'])\. ", text, maxsplit=1)[0]
+
+
+def _gpu_memory(torch: Any, text: str, config: AnyConfig, environment: Environment) -> StageError:
+    foreign, total = _foreign_memory(torch)
+    if foreign > OWN_SHARE * total + OWN_BYTES:
+        return ServiceUnavailable(
+            f"out of GPU memory, because other processes use {foreign / GIB:.1f} of its {total / GIB:.1f} GiB: "
+            f"wait for them to end, or give this stage a GPU of its own: {text}"
+        )
+    ways = [*ways_to_save_memory(config, environment), "use a GPU with more memory"]
+    return ConfigInvalid(f"out of GPU memory: {', or '.join(ways)}: {text}")
+
+
+def _foreign_memory(torch: Any) -> tuple[int, int]:
+    """Return the bytes of the GPU that other processes use, and all that it has."""
+    try:
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved(), total
+    except (RuntimeError, AssertionError):  # no GPU, or one that no longer answers
+        return 0, 0
+
+
+def ways_to_save_memory(config: AnyConfig, environment: Environment) -> list[str]:
+    """Return the change of the manifest that saves memory and costs least, or nothing where there is none."""
+    match config:
+        case TrainConfig():
+            return [_train_with_less(config.recipe, context_length(config, environment))]
+        case EvaluateConfig() if config.recipe.batch_size > 1:
+            return [f"set evaluate.batchSize: {config.recipe.batch_size // 2}"]
+        case _:
+            return []
+
+
+def _train_with_less(recipe: TrainRecipe, length: int | None) -> str:
+    size, accumulation = recipe.batch_size, recipe.gradient_accumulation
+    if size > 1:
+        factor = next(number for number in range(2, size + 1) if size % number == 0)  # so that a step has the same rows
+        return (
+            f"set train.batchSize: {size // factor} and train.gradientAccumulation: {accumulation * factor}, "
+            "which gives the same result"
+        )
+    if not recipe.gradient_checkpointing:
+        return "set train.gradientCheckpointing: true, which gives the same result and is about a third slower"
+    return f"set prepare.contextLength: {length // 2}" if length else "halve prepare.contextLength"
+
+
+def context_length(config: TrainConfig, environment: Environment) -> int | None:
+    """Return the length of the packed rows, or None if another program than the trainer wrote them."""
+    prepare = read_config(environment.stage_dir("prepare", config.prepare))
+    return prepare.recipe.context_length if isinstance(prepare, PrepareConfig) else None
