@@ -13,11 +13,21 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.forkserver import REPOSITORY, ForkServer
-from support.training import adapter_digest, documents, environment, stage_folder, train_config, write_rows
+from support.training import (
+    PREPARED,
+    adapter_digest,
+    documents,
+    environment,
+    stage_folder,
+    train_config,
+    write_rows,
+)
 
 from finetune_trainer.contract import ExitCode, TerminationMessage
 
 STEPS = 24
+UNPACKED = "q" * 16
+"""Identity of a prepare stage whose rows hold one document each."""
 SLOW_DISK = 0.01
 """Seconds that each fsync takes. A checkpoint needs nine of them, so that kills hit unfinished checkpoints."""
 
@@ -26,6 +36,7 @@ SLOW_DISK = 0.01
 def packed(tmp_path_factory):
     workspace = tmp_path_factory.mktemp("packed")
     write_rows(workspace, documents(60), documents(8, seed=5))
+    write_rows(workspace, documents(60), documents(8, seed=5), prepared=UNPACKED, packing=False)
     return workspace
 
 
@@ -35,10 +46,20 @@ def config(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(fork_server, packed, config):
-    other = config.model_copy(update={"identity": "w" * 16})
-    assert fork_server.start(other, environment(packed), packed / "log").wait() == ExitCode.DONE
-    return adapter_digest(packed, "w" * 16)
+def train_uninterrupted(fork_server, packed):
+    """A function that trains without kills, in a folder of its own, and returns the digest of the adapter."""
+
+    def train(config, identity):
+        other = config.model_copy(update={"identity": identity})
+        assert fork_server.start(other, environment(packed), packed / "log").wait() == ExitCode.DONE
+        return adapter_digest(packed, identity)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(train_uninterrupted, config):
+    return train_uninterrupted(config, "w" * 16)
 
 
 @pytest.fixture
@@ -104,7 +125,7 @@ class KilledTraining:
 
 @pytest.fixture(scope="module")
 def new_training(fork_server, packed, config, tmp_path_factory):
-    return lambda: KilledTraining(
+    return lambda config=config: KilledTraining(
         fork_server, config, new_workspace(packed, tmp_path_factory.mktemp("killed") / "workspace")
     )
 
@@ -120,16 +141,28 @@ kills = st.lists(
 )
 
 
+@pytest.fixture(scope="module", params=[(v, p) for v in ("lora", "rslora", "dora") for p in (True, False)], ids=str)
+def method(request, tiny_model, train_uninterrupted):
+    """The config of one method, and the digest of its adapter after a training without kills."""
+    variant, packing = request.param
+    lora = {"rank": 4, "alpha": 8, "dropout": 0.1, "variant": variant}
+    config = train_config(
+        tiny_model, max_steps=STEPS, validate_every_steps=7, checkpoint={"every_steps": 3}, lora=lora
+    ).model_copy(update={"prepare": PREPARED if packing else UNPACKED})
+    return config, train_uninterrupted(config, f"{variant}-{'packed' if packing else 'unpacked'}")
+
+
 @settings(
-    max_examples=6,
+    max_examples=2,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(kills=kills)
-def test_random_kills_do_not_change_the_adapter(new_training, uninterrupted, kills):
-    training = new_training()
+def test_random_kills_do_not_change_the_adapter(new_training, method, kills):
+    config, uninterrupted = method
+    training = new_training(config)
     for moment, after, number in kills:
         code = training.kill(moment, after, number)
         assert code in {ExitCode.DONE, ExitCode.INTERRUPTED, -signal.SIGKILL}
