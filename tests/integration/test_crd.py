@@ -68,6 +68,7 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
     [
         ({"train": {"lora": {"rank": 0}}}, "spec.train.lora.rank"),
         ({"push": {"placement": {"capacity": "spot"}}}, "spec.push.*placement.capacity: must be on-demand"),
+        ({"train": {"resources": {"gpu": {"count": 2}}}}, "spec.train.*resources.gpu.count: must be 1 without command"),
         ({"train": {"placement": {"capacity": "moon"}}}, "spec.train.placement.capacity"),
         ({"evaluate": {"gate": {"task": "missing", "metric": "acc", "threshold": 0.5}}}, "gate"),
     ],

@@ -103,6 +103,15 @@ def test_args_without_command_are_rejected(stage):
         a_pipeline(**{stage: {"args": ["--fast"]}})
 
 
+@pytest.mark.parametrize("stage", ["prepare", "train", "evaluate", "push"])
+def test_more_gpus_than_the_trainer_uses_are_rejected(stage):
+    several = {"resources": {"gpu": {"count": 2}}}
+    with pytest.raises(ValidationError, match=r"resources.gpu.count: must be 1 without command"):
+        a_pipeline(**{stage: several})
+    assert getattr(a_pipeline(**{stage: several | {"command": ["torchrun"]}}), stage).resources.gpu.count == 2
+    assert a_pipeline(deploy=several).deploy.resources.gpu.count == 2
+
+
 def test_deploy_args_are_not_passed_to_the_trainer():
     """They are for the engine on a cluster. In a local run the trainer serves the model and takes no arguments."""
     scenario = Scenario(a_pipeline(deploy={"args": ["--fast"]}))
@@ -128,7 +137,7 @@ def test_env_reaches_the_process_but_cannot_set_its_config():
 
 
 def test_capacity_and_gpu_determine_placement():
-    changes = {"placement": {"capacity": "spot"}, "resources": {"gpu": {"count": 2}}}
+    changes = {"placement": {"capacity": "spot"}, "resources": {"gpu": {"count": 1}}}
     spot = templates(Scenario(a_pipeline(train=changes)))["train"].placement
     assert (spot.capacity, spot.node_selector) == ("spot", {})
     assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}

@@ -58,6 +58,13 @@ def test_environment_has_the_paths_and_escaped_variables():
     assert (str(environment.termination_log), environment.manifest_dir) == ("/dev/termination-log", None)
 
 
+def test_requested_gpus_are_in_the_environment():
+    assert Environment.read(env_of(job_of())).gpus == 0
+    assert Environment.read(env_of(job_of({"train": {"resources": {"gpu": {}}}}))).gpus == 1
+    several = {"command": ["torchrun"], "resources": {"gpu": {"count": 4}}}
+    assert Environment.read(env_of(job_of({"train": several}))).gpus == 4
+
+
 @pytest.mark.parametrize("text", ["plain", "$HOME", "$$", "a $(b) c", '{"x": "$(y)"}'])
 def test_kubelet_expansion_restores_the_escaped_text(text):
     assert escape_expansion(text).replace("$$(", "$(") == text
@@ -85,7 +92,7 @@ def test_claim_that_is_also_the_workspace_is_one_volume():
 
 def test_pod_has_resources_and_placement_of_the_stage():
     train = {
-        "resources": {"cpu": "2", "memory": "4Gi", "gpu": {"count": 2}},
+        "resources": {"cpu": "2", "memory": "4Gi", "gpu": {}},
         "placement": {"capacity": "spot", "affinity": {"podAntiAffinity": {}}, "nodeSelector": {"pool": "big"}},
         "secretRefs": ["keys"],
         "serviceAccountName": "trainer",
@@ -95,7 +102,7 @@ def test_pod_has_resources_and_placement_of_the_stage():
     [container] = pod["containers"]
     assert container["resources"] == {
         "requests": {"cpu": "2", "memory": "4Gi"},
-        "limits": {"memory": "4Gi", "nvidia.com/gpu": "2"},
+        "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"},
     }
     assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert pod["nodeSelector"] == {"pool": "big"}

@@ -12,6 +12,7 @@ MANIFEST_DIR = "FINETUNE_MANIFEST_DIR"
 TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
 PROGRESS_FILE = "FINETUNE_PROGRESS_FILE"
 METRICS_PORT = "FINETUNE_METRICS_PORT"
+GPUS = "FINETUNE_GPUS"
 GIT_SHA = "FINETUNE_GIT_SHA"
 """Git commit of the manifest, for the model card."""
 
@@ -40,6 +41,8 @@ class Environment:
     """File for Progress, read by the local runner; None: not written."""
     metrics_port: int = 0
     """Port of /metrics and /progress; 0: no HTTP server."""
+    gpus: int = 0
+    """Accelerators that the pod asked for; 0: none, or a local run, which uses a GPU if there is one."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
@@ -51,9 +54,11 @@ class Environment:
         workspace = path(WORKSPACE)
         if workspace is None:
             raise ValueError(f"{WORKSPACE} is not set; set it to the folder of the pipeline's workspace")
-        port = variables.get(METRICS_PORT) or "0"
+        port, gpus = variables.get(METRICS_PORT) or "0", variables.get(GPUS) or "0"
         if not port.isdigit():
             raise ValueError(f"{METRICS_PORT} must be a port number or 0 (got {port!r})")
+        if not gpus.isdigit():
+            raise ValueError(f"{GPUS} must be a number of accelerators (got {gpus!r})")
         return cls(
             workspace=workspace,
             claims=path(CLAIMS),
@@ -61,6 +66,7 @@ class Environment:
             termination_log=path(TERMINATION_LOG) or Path("/dev/termination-log"),
             progress_file=path(PROGRESS_FILE),
             metrics_port=int(port),
+            gpus=int(gpus),
         )
 
     def variables(self) -> dict[str, str]:
@@ -75,6 +81,7 @@ class Environment:
             TERMINATION_LOG: self.termination_log,
             PROGRESS_FILE: self.progress_file,
             METRICS_PORT: self.metrics_port or None,
+            GPUS: self.gpus or None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

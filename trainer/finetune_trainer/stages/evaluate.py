@@ -30,6 +30,7 @@ from finetune_trainer.runtime.artifacts import (
     seal,
 )
 from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.training.determinism import prepare_device
@@ -46,6 +47,7 @@ Output = dict[str, Any]
 
 def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     """Run the stage. Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable."""
+    check_gpu(context.environment)
     context.progress.update(note="loading the model and the tasks")
     base = open_base_model(config.model, context.environment)
     output = evaluate_model(

@@ -9,6 +9,7 @@ from finetune_trainer.models.loading import check_context_length, dtype_of, load
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
+from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
@@ -33,6 +34,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     Raise ConfigInvalid, DataInvalid, SourceNotFound or Diverged. On a signal to stop, raise Interrupted, or
     ServiceUnavailable if the final checkpoint cannot be saved.
     """
+    check_gpu(context.environment)
     device = prepare_device(strict=True)
     context.progress.update(note="loading the model")
     rows, validation_rows, rows_digest = open_rows(config, context.environment)

@@ -82,7 +82,7 @@ class Gpu(ContractModel):
     """Extended resource that the device plugin advertises. A MIG slice has its own name."""
 
     count: int = Field(default=1, ge=1, le=16)
-    """Number of accelerators."""
+    """Number of accelerators. The trainer uses one; the engine of deploy and a command of your own may use more."""
 
 
 class Resources(ContractModel):
@@ -167,6 +167,16 @@ ARGS_NEED_COMMAND = Rule(
     is_valid=lambda data: not data.get("args") or bool(data.get("command")),
 )
 """Applies to stages that run to completion. A server passes `args` to its engine instead."""
+
+ONE_GPU = Rule(
+    field="resources.gpu.count",
+    message="must be 1 without command, because the trainer uses one accelerator: set 1, or add a command that uses"
+    " more",
+    cel="!has(self.resources) || !has(self.resources.gpu) || !has(self.resources.gpu.count)"
+    " || self.resources.gpu.count <= 1 || (has(self.command) && size(self.command) > 0)",
+    is_valid=lambda data: data.get("resources", {}).get("gpu", {}).get("count", 1) <= 1 or bool(data.get("command")),
+)
+"""Applies to stages that run to completion. The engine of `deploy` may use several."""
 
 
 class StageSpec(WithRules):

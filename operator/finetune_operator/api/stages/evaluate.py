@@ -6,7 +6,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec, recipe_from
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.status import GateStatus, truncate_message
 from finetune_trainer.contract import (
@@ -28,6 +28,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
     pool: ClassVar[str] = "eval"
     rules: ClassVar[tuple[Rule, ...]] = (
         ARGS_NEED_COMMAND,
+        ONE_GPU,
         Rule(
             field="gate.task",
             message="must be a name under evaluate.tasks",

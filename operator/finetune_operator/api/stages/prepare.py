@@ -5,7 +5,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec, recipe_from
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
 from finetune_trainer.contract import PrepareConfig, PrepareRecipe
 
 
@@ -15,7 +15,7 @@ class Prepare(StageSpec, PrepareRecipe):
     name: ClassVar[str] = "prepare"
     condition: ClassVar[str] = "Prepared"
     pool: ClassVar[str] = "control"
-    rules: ClassVar[tuple[Rule, ...]] = (ARGS_NEED_COMMAND,)
+    rules: ClassVar[tuple[Rule, ...]] = (ARGS_NEED_COMMAND, ONE_GPU)
 
     @override
     def config(self, context: ConfigContext) -> PrepareConfig:

@@ -5,7 +5,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, GatedSpec, recipe_from
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, GatedSpec, recipe_from
 from finetune_trainer.contract import Lineage, PushConfig, PushRecipe
 
 
@@ -16,7 +16,7 @@ class Push(GatedSpec, PushRecipe):
     condition: ClassVar[str] = "Pushed"
     needs: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     pool: ClassVar[str] = "control"
-    rules: ClassVar[tuple[Rule, ...]] = (ARGS_NEED_COMMAND,)
+    rules: ClassVar[tuple[Rule, ...]] = (ARGS_NEED_COMMAND, ONE_GPU)
 
     @override
     def config(self, context: ConfigContext) -> PushConfig:

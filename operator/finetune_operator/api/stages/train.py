@@ -5,7 +5,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ConfigContext, StageSpec, recipe_from
+from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
 from finetune_trainer.contract import Checkpoint, PrepareResult, TrainConfig, TrainRecipe
 
 
@@ -19,6 +19,7 @@ class Train(StageSpec, TrainRecipe):
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
     rules: ClassVar[tuple[Rule, ...]] = (
         ARGS_NEED_COMMAND,
+        ONE_GPU,
         Rule(
             field="maxSteps",
             message="set epochs or maxSteps, not both",

@@ -114,6 +114,9 @@ def security_context() -> Object:
 
 def _container(pipeline: Pipeline, template: JobTemplate) -> Object:
     env = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(METRICS_PORT), **template.env, **_path_variables()}
+    if template.resources.gpu:
+        # Without it the trainer would use the CPU where the GPU cannot be used, and say nothing.
+        env[names.GPUS] = str(template.resources.gpu.count)
     mounts = [{"name": "workspace", "mountPath": str(WORKSPACE)}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
     mounts += [
         {"name": _volume_of(claim, pipeline, number), "mountPath": str(CLAIMS / claim)}

@@ -1,0 +1,66 @@
+"""Check that the GPU that a pod asked for can be used, and find out why if it cannot."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from finetune_trainer.contract import Environment
+from finetune_trainer.runtime.errors import ServiceUnavailable
+
+DEVICES = Path("/dev")
+DEVICE_PATTERNS = ("nvidia*", "kfd", "dxg")
+"""Device files of NVIDIA, of AMD, and of Windows."""
+
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+DRIVER_PATTERN = re.compile(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s")
+
+OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+"""Major version of CUDA: the oldest driver for it, by NVIDIA's table of minor version compatibility."""
+
+
+def check_gpu(environment: Environment) -> None:
+    """Raise ServiceUnavailable with the cause if the pod asked for a GPU that PyTorch cannot use.
+
+    It is no permanent error: another node may have a newer driver. Without this check the stage would run on the CPU.
+    """
+    if environment.gpus and not torch.cuda.is_available():
+        raise ServiceUnavailable(f"resources.gpu asks for a GPU, but {_cause()}")
+
+
+def _cause() -> str:
+    wheel = torch.version.cuda
+    if wheel is None and torch.version.hip is None:
+        return f"this PyTorch ({torch.__version__}) is built without CUDA: use an image whose PyTorch has it"
+    if not any(path for pattern in DEVICE_PATTERNS for path in DEVICES.glob(pattern)):
+        return (
+            f"the container has no GPU device (no {DEVICES}/nvidia*, no {DEVICES}/kfd): check the device plugin and "
+            "the container runtime of this node"
+        )
+    error, driver = _cuda_error(), _driver_version()
+    needed = OLDEST_DRIVERS.get(int(wheel.partition(".")[0])) if wheel else None
+    is_too_old = needed is not None and driver is not None and int(driver.partition(".")[0]) < needed
+    if is_too_old or "driver on your system is too old" in error:
+        return (
+            f"the driver {driver or 'of this node'} is too old for this PyTorch, which has CUDA {wheel} and needs "
+            f"{needed or 'a newer one'}: update the driver, or use an image with an older CUDA: {error}"
+        )
+    return f"PyTorch cannot use it: {error}"
+
+
+def _driver_version() -> str | None:
+    """Return the version of the NVIDIA driver, such as 535.129.03, or None if there is none to be read."""
+    try:
+        found = DRIVER_PATTERN.search(DRIVER_VERSION.read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def _cuda_error() -> str:
+    """Return the text of PyTorch's error when it initialises CUDA."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error)
+    return "it initialises CUDA, but finds no device; check CUDA_VISIBLE_DEVICES"
