@@ -54,7 +54,10 @@ def test_explicit_default_keeps_the_identity():
 
 
 def test_changed_default_requires_new_results_version():
-    """If this fails: raise RESULTS_VERSION for a changed default, or add a new field to the file."""
+    """If this fails: raise RESULTS_VERSION for a changed default, or add a new field to the file.
+
+    A default of Checkpoint may change without a new version: it is part of no identity.
+    """
     defaults = {
         f"{kind.__name__}.{name}": repr(field.get_default(call_default_factory=True))
         for module in (recipes, configs)

@@ -16,7 +16,7 @@ from support.training import (
     write_rows,
 )
 
-from finetune_trainer.contract import Optimizer
+from finetune_trainer.contract import Checkpoint, Optimizer
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime.errors import Interrupted, ServiceUnavailable
 from finetune_trainer.runtime.stage_folder import Context
@@ -212,6 +212,16 @@ def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
         assert not checkpoints.should_save(0)
         clock[0] -= 30
         assert checkpoints.should_save(500)
+
+
+def test_kill_costs_three_minutes_by_default(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0])
+    with CheckpointManager(tmp_path / "checkpoints", Checkpoint(), {}, b"") as checkpoints:
+        clock[0] += 179
+        assert not checkpoints.should_save(7)
+        clock[0] += 1
+        assert checkpoints.should_save(7)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])

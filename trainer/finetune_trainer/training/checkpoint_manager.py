@@ -106,10 +106,9 @@ class CheckpointManager:
         """Return whether a checkpoint is due. While one is being written, the next waits for a later boundary."""
         if step == self._last_step or self._is_writing():
             return False
-        seconds = self._rule.every_seconds
         # Not `step % every_steps == 0`: a multiple may have passed while the previous checkpoint was written.
         passed = step // self._rule.every_steps > self._last_step // self._rule.every_steps
-        return passed or (seconds is not None and time.monotonic() - self._last_time >= seconds)
+        return passed or time.monotonic() - self._last_time >= self._rule.every_seconds
 
     def save(self, snapshot: Snapshot) -> None:
         """Start writing a snapshot in the background. A write error is logged, and training continues."""
