@@ -137,6 +137,24 @@ def test_limit_and_few_shot_change_the_requests(environment: Environment, config
     assert samples[0]["arguments"][0][0].count("Verb:") == 3
 
 
+def questions_of(config: EvaluateConfig, environment: Environment) -> list[int]:
+    samples = environment.stage_dir("evaluate", config.identity) / "output" / "samples-verbs.jsonl"
+    return [json.loads(line)["doc_id"] for line in samples.open()]
+
+
+def test_limit_draws_a_sample_that_depends_on_the_seed(environment: Environment, config: EvaluateConfig) -> None:
+    asked = []
+    for seed, limit in ((0, 5), (0, 8), (1, 5)):
+        few = with_recipe(config, tasks={"verbs": Task(file="tasks/verbs.yaml", limit=limit)})
+        few = few.model_copy(update={"seed": seed, "identity": f"s{seed}l{limit}"})
+        run_evaluate(few, environment)
+        asked.append(questions_of(few, environment))
+    assert asked[0] == sorted(asked[0])
+    assert asked[0] != list(range(5))
+    assert set(asked[0]) < set(asked[1])
+    assert asked[2] != asked[0]
+
+
 def test_perplexity_and_generation_responses_are_cached(environment: Environment, config: EvaluateConfig) -> None:
     tasks = environment.manifest_dir / "tasks"  # type: ignore[operator]  # set in local runs
     verbs = (tasks / "verbs.yaml").read_text()

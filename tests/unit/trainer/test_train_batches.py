@@ -8,7 +8,8 @@ from support.training import document, write_rows
 
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.data.packing import Document, PackedRows
-from finetune_trainer.training.batches import StepSampler, load_batch, permutation
+from finetune_trainer.data.sampling import permutation
+from finetune_trainer.training.batches import StepSampler, load_batch
 
 
 @given(

@@ -193,7 +193,8 @@ class Task(ContractModel):
     """Number of few-shot examples before each question; absent: the task's own default."""
 
     limit: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Evaluate only this many questions, from the first one on; fewer questions give a larger standard error."""
+    """Evaluate a random sample of this many questions; fewer give a larger standard error. The sample depends only on
+    the seed, the task's name and its number of questions, so it is the same in every run."""
 
 
 class Gate(ContractModel):

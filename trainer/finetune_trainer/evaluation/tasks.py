@@ -2,14 +2,16 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
 from datasets.exceptions import DatasetGenerationError
 from lm_eval.tasks import TaskManager
+from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Task
+from finetune_trainer.data.sampling import sample
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
 from finetune_trainer.runtime.sources import locate_existing
 
@@ -17,15 +19,27 @@ Loaded = dict[str, dict[str, Any]]
 """The argument of lm_eval.evaluate: tasks, groups and group_map, each by name."""
 
 
-def load_tasks(tasks: Mapping[str, Task], environment: Environment, seed: int) -> tuple[Loaded, dict[str, range]]:
-    """Load the tasks and their data; return them, and the indices of the questions for each task with a limit.
+class Questions(list[int]):
+    """The indices of the questions to ask. lm-eval looks for every question of the task in it, so that must be fast."""
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        super().__init__(indices)
+        self._members = frozenset(self)
+
+    @override
+    def __contains__(self, index: object) -> bool:
+        return index in self._members
+
+
+def load_tasks(tasks: Mapping[str, Task], environment: Environment, seed: int) -> tuple[Loaded, dict[str, Questions]]:
+    """Load the tasks and their data; return them, and the questions to ask for each task with a limit.
 
     Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable, naming the field of the manifest.
     """
     # Reading the index of lm-eval's built-in tasks takes seconds, so skip it if all tasks are from files.
     manager = TaskManager(include_defaults=any(task.file is None for task in tasks.values()))
     result: Loaded = {"tasks": {}, "groups": {}, "group_map": {}}
-    samples: dict[str, range] = {}
+    questions: dict[str, Questions] = {}
     for name, recipe in tasks.items():
         with _with_field(f"evaluate.tasks.{name}"):
             loaded = _from_file(manager, name, recipe.file, environment) if recipe.file else _built_in(manager, name)
@@ -34,10 +48,10 @@ def load_tasks(tasks: Mapping[str, Task], environment: Environment, seed: int) -
                     raise ConfigInvalid(f"{member} is already part of another task; name it only once")
                 _set_up(task, recipe, seed)
                 if recipe.limit is not None:
-                    samples[member] = range(min(recipe.limit, len(task.eval_docs)))
+                    questions[member] = Questions(sample(recipe.limit, len(task.eval_docs), seed, member))
         for kind, members in loaded.items():
             result[kind].update(members)
-    return result, samples
+    return result, questions
 
 
 def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> Loaded:

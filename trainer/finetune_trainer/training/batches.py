@@ -7,16 +7,13 @@ loader position.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.data.packing import PackedRows
-
-Rows = NDArray[np.int64]
+from finetune_trainer.data.sampling import Indices, permutation
 
 LENGTH_MULTIPLE = 8
 """Lengths of cut rows are multiples of this, which the matrix units of GPUs are fast for."""
@@ -48,7 +45,7 @@ class Batch:
         )
 
 
-def load_batch(rows: PackedRows, indices: Rows) -> Batch:
+def load_batch(rows: PackedRows, indices: Indices) -> Batch:
     """Read the rows with these indices; raise DataInvalid if one of them is corrupt.
 
     Rows of one document are cut to the longest of these documents, so that little is computed for padding.
@@ -74,7 +71,7 @@ def cut_length(longest: int, context_length: int) -> int:
     return min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, context_length)
 
 
-def batches(rows: PackedRows, indices: Rows, batch_size: int) -> Iterator[Batch]:
+def batches(rows: PackedRows, indices: Indices, batch_size: int) -> Iterator[Batch]:
     """Yield the rows with these indices in micro-batches of `batch_size`; the last one may be smaller."""
     for start in range(0, len(indices), batch_size):
         yield load_batch(rows, indices[start : start + batch_size])
@@ -108,7 +105,7 @@ class StepSampler:
         """Total number of optimizer steps."""
         return math.ceil(self.samples / self.rows_per_step)
 
-    def rows_for_step(self, step: int) -> Rows:
+    def rows_for_step(self, step: int) -> Indices:
         """Return the row indices of a step; `step` counts from 0."""
         first = step * self.rows_per_step
         samples = np.arange(first, min(first + self.rows_per_step, self.samples))
@@ -116,14 +113,3 @@ class StepSampler:
         return np.array(
             [permutation(self.rows, self.seed, int(e))[i] for e, i in zip(epochs, offsets, strict=True)], dtype=np.int64
         )
-
-
-@lru_cache(maxsize=2)
-def permutation(rows: int, seed: int, epoch: int) -> Rows:
-    """Return the order of the rows in one epoch.
-
-    The rows are sorted by the raw stream of Philox (Salmon et al. 2011). NumPy guarantees that this stream stays the
-    same in later versions. It gives no such guarantee for its own permutations.
-    """
-    key = np.array([seed % 2**64, epoch], dtype=np.uint64)
-    return np.argsort(np.random.Philox(key=key).random_raw(rows), kind="stable").astype(np.int64)

@@ -1,0 +1,29 @@
+"""Random orders and samples that are pure functions of their arguments, and the same in later versions of NumPy."""
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+@lru_cache(maxsize=2)
+def permutation(count: int, seed: int, stream: int) -> Indices:
+    """Return a random order of the numbers below `count`; each stream of a seed has an order of its own.
+
+    The numbers are sorted by the raw stream of Philox (Salmon et al. 2011). NumPy guarantees that this stream stays
+    the same in later versions. It gives no such guarantee for its own permutations.
+    """
+    key = np.array([seed % 2**64, stream], dtype=np.uint64)
+    return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable").astype(np.int64)
+
+
+def sample(size: int, count: int, seed: int, name: str) -> list[int]:
+    """Return `size` of the numbers below `count`, drawn without replacement and sorted; all of them if there are fewer.
+
+    A larger sample of the same seed and name contains the smaller one.
+    """
+    stream = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    return sorted(permutation(count, seed, stream)[:size].tolist())
