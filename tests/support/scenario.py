@@ -14,7 +14,7 @@ from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.memory import MemoryCluster
 from finetune_operator.reconcile import ReconcileResult, reconcile
-from finetune_trainer.contract import AnyResult, TerminationMessage
+from finetune_trainer.contract import AnyResult, TerminationMessage, parse_config
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -156,6 +156,11 @@ class Scenario:
         found = self.stage(stage).last_attempt
         assert found, f"{stage} has not been attempted"
         return found
+
+    def config(self, stage: str) -> Any:
+        """Return the config that the stage's newest attempt received."""
+        job = self.cluster.jobs[self.attempt(stage).job]
+        return parse_config(job.template.env["FINETUNE_CONFIG"])
 
     def condition(self, kind: str) -> tuple[str, str] | None:
         """Return status and reason of a condition, or None if it is absent."""

@@ -157,12 +157,16 @@ class GateStatus(ContractModel):
     """Measured score. Absent if it was not measured or is not finite."""
     stderr: float | None = None
     """Standard error of the score. Absent if it is unknown or not finite."""
+    base: float | None = None
+    """Score of the base model on the same questions. Absent if it was not measured or is not finite."""
+    difference_stderr: float | None = None
+    """Standard error of the paired difference between the two. Absent if it is unknown or not finite."""
     threshold: float
     """Threshold of the gate."""
     measured: bool = True
     """Whether there is a score to compare. False if evaluate.gate needs one that was not measured."""
     passed: bool
-    """Whether the score, minus the margin of error, is above the threshold."""
+    """Whether the score, or its difference from the base's, is above the threshold by the margin of error."""
     message: Message
     """Human-readable comparison."""
 

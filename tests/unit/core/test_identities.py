@@ -32,7 +32,7 @@ def later(config: configs.TrainConfig, **fields: float) -> LaterConfig:
 
 def train_spec_and_config() -> tuple[Train, configs.TrainConfig]:
     scenario = Scenario().run("prepare").reconcile_until_stable()
-    config = configs.parse_config(scenario.cluster.jobs[scenario.attempt("train").job].template.env["FINETUNE_CONFIG"])
+    config = scenario.config("train")
     assert isinstance(config, configs.TrainConfig)
     return scenario.spec.train, config
 

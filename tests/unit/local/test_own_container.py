@@ -35,6 +35,7 @@ TRAINED = TrainResult(
 )
 EVALUATE_CONFIG = EvaluateConfig(
     identity="0123456789abcdef",
+    prepare="prepared",
     train="trained",
     model=ModelSource(uri="hf://org/base"),
     recipe=EvaluateRecipe(tasks={name: Task() for name in EVALUATE["tasks"]}),

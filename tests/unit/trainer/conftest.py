@@ -36,3 +36,16 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def datasets_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the library `datasets` for this session; torch uses one thread."""
+    import datasets  # noqa: PLC0415  datasets reads its cache folder at import
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    cache = tmp_path_factory.getbasetemp() / "datasets"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(cache))
+    return cache

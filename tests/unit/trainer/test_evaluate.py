@@ -3,75 +3,31 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from support.adapters import make_adapter
+from support.evaluation import VERBS, evaluate_config, evaluate_environment, read_samples, run_evaluate, with_recipe
 from support.lm_eval_tasks import write_verbs_task
-from support.stages import (
-    environment_in,
-    read_progress,
-    read_termination_message,
-    run_to_failure,
-    run_to_result,
-    start_stage,
-)
+from support.models import SENTENCES
+from support.stages import read_progress, read_termination_message, run_to_failure, start_stage
 
-from finetune_trainer.contract import (
-    Environment,
-    EvaluateConfig,
-    EvaluateRecipe,
-    EvaluateResult,
-    ExitCode,
-    ModelSource,
-    Task,
-)
+from finetune_trainer.contract import Environment, EvaluateConfig, ExitCode, Task
 
-VERBS = {"verbs": Task(file="tasks/verbs.yaml")}
-
-
-@pytest.fixture(autouse=True)
-def temporary_datasets_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets  # noqa: PLC0415  datasets reads its cache folder at import
-    import torch  # noqa: PLC0415
-
-    torch.set_num_threads(1)
-    cache = tmp_path_factory.getbasetemp() / "datasets"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(cache))
+pytestmark = pytest.mark.usefixtures("datasets_cache")
 
 
 @pytest.fixture
 def environment(tmp_path: Path, tiny_model: Path) -> Environment:
-    """Two trained adapters, and a task file in the manifest's folder."""
-    environment = environment_in(tmp_path)
-    for seed, name in enumerate(("first", "second")):
-        make_adapter(environment.stage_dir("train", name) / "output", tiny_model, seed=seed)
-    write_verbs_task(tmp_path / "manifest" / "tasks")
-    return environment
+    return evaluate_environment(tmp_path, tiny_model)
 
 
 @pytest.fixture
 def config(tiny_model: Path) -> EvaluateConfig:
-    return EvaluateConfig(
-        identity="e1",
-        train="first",
-        model=ModelSource(uri=f"file://{tiny_model}"),
-        recipe=EvaluateRecipe(tasks=VERBS, batch_size=4),
-    )
-
-
-def with_recipe(config: EvaluateConfig, **changes: object) -> EvaluateConfig:
-    recipe = config.recipe.model_copy(update=changes)
-    return config.model_copy(update={"recipe": recipe, "identity": f"e{abs(hash(str(changes)))}"})
-
-
-def run_evaluate(config: EvaluateConfig, environment: Environment) -> EvaluateResult:
-    return run_to_result(config, environment, EvaluateResult)
+    return evaluate_config(tiny_model)
 
 
 def log_likelihoods(config: EvaluateConfig, environment: Environment) -> list[float]:
-    samples = environment.stage_dir("evaluate", config.identity) / "output" / "samples-verbs.jsonl"
-    return [float(response[0][0]) for line in samples.open() for response in json.loads(line)["resps"]]
+    return [float(response[0][0]) for sample in read_samples(config, environment) for response in sample["resps"]]
 
 
 def test_task_file_yields_a_score_and_its_standard_error(environment: Environment, config: EvaluateConfig) -> None:
@@ -117,12 +73,17 @@ def test_merged_model_responds_like_base_model_with_adapter(environment: Environ
 def test_base_model_is_evaluated_without_an_adapter(
     environment: Environment, config: EvaluateConfig, tiny_model: Path
 ) -> None:
-    from finetune_trainer.stages.evaluate import evaluate_model, scores_of  # noqa: PLC0415  imports lm_eval
+    import torch  # noqa: PLC0415
+
+    from finetune_trainer.evaluation.language_model import EvaluatedModel  # noqa: PLC0415  imports lm_eval
+    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
+    from finetune_trainer.stages.evaluate import Evaluation, scores_of  # noqa: PLC0415
 
     scores = scores_of(tiny_model, None, config.recipe, environment)
     assert 0 <= scores["verbs"]["acc"].value <= 1
     run_evaluate(config, environment)
-    base = evaluate_model(tiny_model, None, config.recipe, environment)["samples"]["verbs"]
+    model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
+    base = Evaluation(config.recipe, environment).answer(model)["samples"]["verbs"]
     of_base = [float(response[0][0]) for sample in base for response in sample["resps"]]
     of_adapter = log_likelihoods(config, environment)
     assert max(abs(a - b) for a, b in zip(of_base, of_adapter, strict=True)) > 0.1
@@ -131,15 +92,13 @@ def test_base_model_is_evaluated_without_an_adapter(
 def test_limit_and_few_shot_change_the_requests(environment: Environment, config: EvaluateConfig) -> None:
     few = with_recipe(config, tasks={"verbs": Task(file="tasks/verbs.yaml", limit=5, few_shot=2)})
     run_evaluate(few, environment)
-    output = environment.stage_dir("evaluate", few.identity) / "output"
-    samples = [json.loads(line) for line in (output / "samples-verbs.jsonl").open()]
+    samples = read_samples(few, environment)
     assert len(samples) == 5
     assert samples[0]["arguments"][0][0].count("Verb:") == 3
 
 
 def questions_of(config: EvaluateConfig, environment: Environment) -> list[int]:
-    samples = environment.stage_dir("evaluate", config.identity) / "output" / "samples-verbs.jsonl"
-    return [json.loads(line)["doc_id"] for line in samples.open()]
+    return [sample["doc_id"] for sample in read_samples(config, environment)]
 
 
 def test_limit_draws_a_sample_that_depends_on_the_seed(environment: Environment, config: EvaluateConfig) -> None:
@@ -176,6 +135,38 @@ def test_perplexity_and_generation_responses_are_cached(environment: Environment
     (environment.stage_dir("evaluate", both.identity) / "result.json").unlink()
     assert run_evaluate(both, environment).scores == first.scores
     assert read_progress(environment)["startStep"] == 12
+
+
+def test_texts_in_several_windows_form_the_same_batches(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval gets the texts in parts, so that each part is cached; its batches are those of one call."""
+    import torch  # noqa: PLC0415
+    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
+
+    from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
+    from finetune_trainer.evaluation.response_cache import CachingLM, ResponseCache  # noqa: PLC0415
+    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
+
+    model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
+    tokenizer = model.load_tokenizer(apply_chat_template=False)
+    lm = load_lm(model, tokenizer, (2,), torch.device("cpu"), batch_size=4, apply_chat_template=False)
+    lm._max_length = 16
+    batches: list[list[list[int]]] = []
+    call = HFLM._model_call
+
+    def record(self: HFLM, inps: torch.Tensor) -> torch.Tensor:
+        batches.append(inps.tolist())
+        return call(self, inps)
+
+    monkeypatch.setattr(HFLM, "_model_call", record)
+    texts = [" ".join(SENTENCES[start : start + count]) for start, count in ((0, 1), (1, 7), (9, 2), (20, 1), (30, 9))]
+    requests = [SimpleNamespace(args=(text,)) for text in texts]
+    expected = lm.loglikelihood_rolling(requests)
+    of_one_call, batches = batches, []
+    durable: list[tuple[int, int]] = []
+    caching = CachingLM(lm, ResponseCache(), lambda done, _total, _cached: durable.append((done, len(batches))))
+    assert caching.loglikelihood_rolling(requests) == expected
+    assert batches == of_one_call
+    assert durable[1][1] < len(batches)  # the first response is cached before the last batch
 
 
 @pytest.mark.parametrize(

@@ -320,6 +320,25 @@ def test_leftovers_of_a_killed_push_are_removed(environment: Environment, config
     assert names_beside(target) == [".names.lock", "names"]
 
 
+def test_model_card_has_the_base_model_where_it_was_measured(
+    environment: Environment, config: PushConfig, target: Path, tiny_model: Path
+) -> None:
+    write_results_and_configs(environment, tiny_model)
+    scores = {
+        "verbs": {
+            "acc": Score(value=0.75, stderr=0.043, base=0.4, difference_stderr=0.031),
+            "mcc": Score(value=0.5, stderr=0.1, base=0.25),
+        }
+    }
+    folder = environment.stage_dir("evaluate", "e1")
+    write_result(folder, EvaluateResult(identity="e1", digest="sha256:2", scores=scores))
+    push(config, environment)
+    card = (target / "README.md").read_text()
+    assert "| Standard error | Base model | Standard error of the difference |" in card
+    assert "| verbs | acc | 0.7500 | 0.0430 | 0.4000 | 0.0310 |" in card
+    assert "| verbs | mcc | 0.5000 | 0.1000 | 0.2500 |  |" in card
+
+
 def test_model_card_contains_origin_scores_and_hyperparameters(
     environment: Environment, config: PushConfig, target: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
@@ -375,6 +394,6 @@ def write_results_and_configs(environment: Environment, model: Path) -> None:
     )
     evaluate = environment.stage_dir("evaluate", "e1")
     recipe = EvaluateRecipe(tasks={"verbs": Task(file="verbs.yaml")})
-    write_config(evaluate, EvaluateConfig(identity="e1", train="first", model=source, recipe=recipe))
+    write_config(evaluate, EvaluateConfig(identity="e1", prepare="d1", train="first", model=source, recipe=recipe))
     scores = {"verbs": {"acc": Score(value=0.75, stderr=0.043)}}
     write_result(evaluate, EvaluateResult(identity="e1", digest="sha256:2", scores=scores))

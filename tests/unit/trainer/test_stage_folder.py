@@ -64,8 +64,11 @@ def test_termination_message_is_shrunk_to_4096_bytes(tmp_path):
     write_termination_message(environment, TerminationMessage(failure=Failure(message="ü" * 9000)))
     assert len(log.read_bytes()) <= 4096
     assert json.loads(log.read_bytes())["failure"]["message"].endswith("…")
-    metrics = {f"metric_{number}": Score(value=0.123456, stderr=0.0123456) for number in range(9)}
-    result = EvaluateResult(identity="i", digest="sha256:0", scores={f"a_task_{n}": metrics for n in range(16)})
+    score = Score(value=-0.123456, stderr=0.0123456, base=-1.23456e-07, difference_stderr=1.23456e-07)
+    metrics = {f"metric_{number}": score for number in range(9)}
+    # The longest names that the API allows for a task.
+    tasks = [f"{n:02}" + "t" * 126 for n in range(16)]
+    result = EvaluateResult(identity="i" * 16, digest="sha256:" + "0" * 64, scores=dict.fromkeys(tasks, metrics))
     write_termination_message(environment, TerminationMessage(result=result))
     assert len(log.read_bytes()) <= 4096
     scores = json.loads(log.read_bytes())["result"]["scores"]

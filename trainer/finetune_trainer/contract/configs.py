@@ -84,12 +84,15 @@ class EvaluateConfig(StageConfig):
     """Config of the stage that evaluates the adapter of `train`."""
 
     stage: Literal["evaluate"] = "evaluate"
+    prepare: str
+    """Identity of the prepare stage, whose result says whether the training records are conversations."""
     train: str
     """Identity of the train stage whose adapter is evaluated."""
     model: ModelSource
     recipe: EvaluateRecipe
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Data type of the evaluated weights, the same as when they are pushed; auto: the base model's stored data type."""
+    """Data type of the evaluated weights, the same as when they are pushed; auto: the base model's stored data type.
+    The base model is evaluated in the same one."""
 
 
 class Lineage(ContractModel):

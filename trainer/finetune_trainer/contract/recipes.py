@@ -204,13 +204,19 @@ class Gate(ContractModel):
     """One of the names under tasks."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=64)] = "acc"
-    """Name of the metric in lm-eval, with or without its filter: acc, or acc,none."""
+    """Name of the metric in lm-eval, with or without its filter: acc, or acc,none. The gate takes a greater score for
+    a better one: do not use a metric where lower is better, such as word_perplexity."""
+
+    against: Literal["value", "base"] = "value"
+    """What must exceed the threshold. value: the score. base: the score minus the base model's score on the same
+    questions; this implies compareWithBase, so changing it may run the stage again."""
 
     threshold: float = Field(allow_inf_nan=False)
-    """The gate passes if the score is greater than this; an equal score does not pass."""
+    """The gate passes if the score, or its difference from the base's, is greater than this; equal does not pass."""
 
     standard_errors: float = Field(default=0.0, ge=0, le=10)
-    """Standard errors by which the score must exceed the threshold; 1.645 means 95 % confidence (one-sided)."""
+    """Standard errors by which the threshold must be exceeded; 1.645 means 95 % confidence (one-sided). With against:
+    base it is the standard error of the paired difference."""
 
 
 class EvaluateRecipe(ContractModel):
@@ -219,11 +225,29 @@ class EvaluateRecipe(ContractModel):
     tasks: dict[TaskName, Task] = Field(min_length=1, max_length=16)
     """lm-eval tasks by name."""
 
-    model: Literal["adapter", "merged"] = "adapter"
-    """adapter: evaluate the base model with the adapter attached; merged: evaluate the merged model as it is pushed."""
+    model: Literal["adapter", "merged"] | None = None
+    """adapter: evaluate the base model with the adapter attached; merged: evaluate the merged model as it is pushed.
+    Absent: merged if the pipeline has push, else adapter."""
 
-    batch_size: int = Field(default=8, ge=1, le=4096)
-    """Requests per forward pass."""
+    compare_with_base: bool = False
+    """Also evaluate the base model on the same questions, after the other model. The scores then have the base's value
+    and the standard error of the paired difference. Takes twice the time."""
+
+    apply_chat_template: bool | None = None
+    """Write each question as a conversation, with the chat template of training. Absent: true if the training records
+    are conversations."""
+
+    fewshot_as_multiturn: bool | None = None
+    """Write each few-shot example as a turn of the user and one of the assistant, instead of all in one turn. Absent:
+    the same as applyChatTemplate."""
+
+    system_instruction: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = None
+    """System message before every question. Without a chat template it is the text before it; end it with a line
+    break, because lm-eval adds none."""
+
+    batch_size: int | None = Field(default=None, ge=1, le=4096)
+    """Requests per forward pass. Absent: as many as fit, at most 64 on a GPU and 32 on a CPU. The last digits of a
+    score may depend on it, so set it to compare scores of different machines."""
 
 
 class PushRecipe(ContractModel):

@@ -118,6 +118,10 @@ class Score(ContractModel):
     value: JsonFloat
     stderr: JsonFloat | None = None
     """Standard error; absent if lm-eval computes none."""
+    base: JsonFloat | None = None
+    """Value of the base model on the same questions; absent if it was not evaluated."""
+    difference_stderr: JsonFloat | None = None
+    """Standard error of the paired difference value - base; absent if the metric is not a mean over questions."""
 
 
 class EvaluateResult(StageResult):

@@ -46,6 +46,11 @@ def template_of(tokenizer: Any) -> str:
     return ("{{- bos_token -}}" if writes_bos else "") + DEFAULT_TEMPLATE
 
 
+def dated_template_of(tokenizer: Any) -> str:
+    """Return the template of `template_of` with the date fixed, as training renders it on any day."""
+    return _FROZEN_CLOCK + template_of(tokenizer)
+
+
 def end_tokens(tokenizer: Any, *, conversations: bool) -> tuple[int, ...]:
     """Return the ids of the tokens at which an answer ends in the training data, EOS included.
 

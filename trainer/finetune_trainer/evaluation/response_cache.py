@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_eval.utils import get_rolling_token_windows
+
+from finetune_trainer.evaluation.batch_size import BatchSize
 from finetune_trainer.runtime.artifacts import canonical_json
 
 OnProgress = Callable[[int, int, int], None]
@@ -60,10 +63,14 @@ def _read_entries(file: Path) -> Iterator[tuple[str, Any]]:
 class CachingLM:
     """An lm-eval model that sends only requests without a cached response, and reports progress."""
 
-    def __init__(self, model: Any, cache: ResponseCache, on_progress: OnProgress) -> None:
+    def __init__(
+        self, model: Any, cache: ResponseCache, on_progress: OnProgress, batch_size: BatchSize | None = None
+    ) -> None:
+        """Wrap a model; `batch_size` chooses the batch size for each kind of requests, None keeps the model's own."""
         self._model = model
         self._cache = cache
         self._on_progress = on_progress
+        self._batch_size = batch_size
         self._done = self._total = self._cached = 0
         model.set_cache_hook(self)
 
@@ -72,16 +79,16 @@ class CachingLM:
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Return for each (context, continuation) its natural log probability, and whether it is the greedy one."""
-        return self._run("loglikelihood", requests, len(requests))
+        return self._run("loglikelihood", requests, lambda missing: [missing])
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Return for each (text,) its natural log probability."""
-        # lm-eval adds these responses to the cache only at the end of a call, so send them in small batches.
-        return self._run("loglikelihood_rolling", requests, self._model.batch_size)
+        # lm-eval adds these responses to the cache only at the end of a call, so send them in small parts.
+        return self._run("loglikelihood_rolling", requests, self._parts_of_full_batches)
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Return for each (context, generation arguments) the generated text."""
-        return self._run("generate_until", requests, len(requests))
+        return self._run("generate_until", requests, lambda missing: [missing])
 
     def add_partial(self, kind: str, arguments: Iterable[Any], response: Any) -> None:
         """Store a response as soon as it is known. This is lm-eval's cache hook, so lm-eval calls it."""
@@ -89,15 +96,40 @@ class CachingLM:
         self._done += 1
         self._on_progress(self._done, self._total, self._cached)
 
-    def _run(self, kind: str, requests: Sequence[Any], batch: int) -> list[Any]:
+    def _run(self, kind: str, requests: Sequence[Any], split: Callable[[list[Any]], Iterable[list[Any]]]) -> list[Any]:
         responses = [self._cache.get(kind, request.args) for request in requests]
         missing = [request for request, response in zip(requests, responses, strict=True) if response is None]
         self._total += len(requests)
         self._cached += len(requests) - len(missing)
         self._done += len(requests) - len(missing)
         self._on_progress(self._done, self._total, self._cached)
-        computed: list[Any] = []
-        for start in range(0, len(missing), max(1, batch)):
-            computed += getattr(self._model, kind)(missing[start : start + batch], disable_tqdm=True)
+        if missing and self._batch_size:
+            # All requests count, not only the missing ones, so that a resumed run chooses the same batch size.
+            self._model.batch_size_per_gpu = self._batch_size(self._model, kind, requests)
+        computed = [
+            response
+            for part in split(missing)
+            if part
+            for response in getattr(self._model, kind)(part, disable_tqdm=True)
+        ]
         remaining = iter(computed)
         return [next(remaining) if response is None else response for response in responses]
+
+    def _parts_of_full_batches(self, requests: list[Any]) -> Iterator[list[Any]]:
+        """Yield the texts in parts that end where a batch of windows ends, so that lm-eval forms the same batches.
+
+        lm-eval cuts a text that is longer than the model's context into several windows.
+        """
+        part, windows = [], 0
+        for request in requests:
+            part.append(request)
+            windows += self._count_windows(request.args[0])
+            if windows % self._model.batch_size == 0:
+                yield part
+                part = []
+        yield part
+
+    def _count_windows(self, text: str) -> int:
+        tokens = self._model.tok_encode(text)
+        windows = get_rolling_token_windows(tokens, self._model.prefix_token_id, self._model.max_length, 1)
+        return sum(1 for _ in windows)

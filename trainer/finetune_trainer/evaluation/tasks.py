@@ -46,12 +46,25 @@ def load_tasks(tasks: Mapping[str, Task], environment: Environment, seed: int) -
             for member, task in loaded["tasks"].items():
                 if member in result["tasks"]:
                     raise ConfigInvalid(f"{member} is already part of another task; name it only once")
-                _set_up(task, recipe, seed)
+                _set_up(task, recipe)
                 if recipe.limit is not None:
                     questions[member] = Questions(sample(recipe.limit, len(task.eval_docs), seed, member))
         for kind, members in loaded.items():
             result[kind].update(members)
     return result, questions
+
+
+def prepare_tasks(loaded: Loaded, seed: int, end_texts: list[str]) -> None:
+    """Make the tasks ready for one more model: the same few-shot examples again, and answers end at these texts.
+
+    Drawing examples advances a task's generator, so without this the next model would see others.
+    """
+    for task in loaded["tasks"].values():
+        task.set_fewshot_seed(seed=seed)
+        if end_texts and task.get_config("output_type") == "generate_until":
+            until = (task.get_config("generation_kwargs") or {}).get("until") or []
+            until = [until] if isinstance(until, str) else until
+            task.set_config("generation_kwargs", {"until": list(dict.fromkeys([*until, *end_texts]))}, update=True)
 
 
 def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> Loaded:
@@ -77,12 +90,11 @@ def _built_in(manager: Any, name: str) -> Loaded:
     return loaded
 
 
-def _set_up(task: Any, recipe: Task, seed: int) -> None:
+def _set_up(task: Any, recipe: Task) -> None:
     if recipe.few_shot is not None:
         task.set_config(key="num_fewshot", value=recipe.few_shot)
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=seed)
     if getattr(task, "UNSAFE_CODE", False):
         raise ConfigInvalid("this task runs code written by the model, which is not allowed; choose another task")
     if getattr(task, "MULTIMODAL", False):

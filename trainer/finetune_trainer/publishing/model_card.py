@@ -100,12 +100,22 @@ def _with_revision(uri: str, revision: str | None) -> str:
 def _evaluation(scores: EvaluateResult | None) -> str:
     if scores is None:
         return ""
-    rows = [
-        (task, metric, f"{score.value:.4f}", "" if score.stderr is None else f"{score.stderr:.4f}")
-        for task, metrics in scores.scores.items()
-        for metric, score in metrics.items()
+    measured = [(task, metric, score) for task, metrics in scores.scores.items() for metric, score in metrics.items()]
+    head: tuple[str, ...] = ("Task", "Metric", "Value", "Standard error")
+    rows: list[tuple[str, ...]] = [
+        (task, metric, _decimals(score.value), _decimals(score.stderr)) for task, metric, score in measured
     ]
-    return "## Evaluation\n\nMeasured with lm-eval.\n\n" + _table(("Task", "Metric", "Value", "Standard error"), rows)
+    note = "Measured with lm-eval."
+    if any(score.base is not None for _, _, score in measured):
+        head += ("Base model", "Standard error of the difference")
+        note += " The base model answered the same questions; the difference is paired."
+        more = [(_decimals(score.base), _decimals(score.difference_stderr)) for _, _, score in measured]
+        rows = [(*row, *columns) for row, columns in zip(rows, more, strict=True)]
+    return f"## Evaluation\n\n{note}\n\n" + _table(head, rows)
+
+
+def _decimals(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _training(config: PushConfig, trained: AnyResult | None) -> str:

@@ -77,8 +77,9 @@ def ways_to_save_memory(config: AnyConfig, environment: Environment) -> list[str
     match config:
         case TrainConfig():
             return [_train_with_less(config.recipe, context_length(config, environment))]
-        case EvaluateConfig() if config.recipe.batch_size > 1:
-            return [f"set evaluate.batchSize: {config.recipe.batch_size // 2}"]
+        case EvaluateConfig():
+            size = config.recipe.batch_size
+            return [f"set evaluate.batchSize: {size // 2 if size else 1}"] if size != 1 else []
         case _:
             return []
 

@@ -1,69 +1,70 @@
-"""Stage evaluate: measures the adapter, or the merged model, on lm-eval tasks."""
+"""Stage evaluate: measures the adapter, or the merged model, on lm-eval tasks, and the base model beside it."""
 
-import hashlib
+import gc
 import json
-import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import lm_eval
 import torch
 import transformers
-from lm_eval.models.huggingface import HFLM
+from jinja2 import TemplateError
 from lm_eval.utils import handle_non_serializable
 
-from finetune_trainer.contract import Environment, EvaluateConfig, EvaluateRecipe, EvaluateResult, Score
-from finetune_trainer.evaluation.response_cache import CachingLM, OnProgress, ResponseCache
-from finetune_trainer.evaluation.tasks import load_tasks
-from finetune_trainer.models.base_model import open_base_model
-from finetune_trainer.models.loading import dtype_of, load_base, open_adapter
-from finetune_trainer.models.merge import load_merged, with_adapter
-from finetune_trainer.runtime.artifacts import (
-    atomic_folder,
-    canonical_json,
-    digest_file,
-    digest_of,
-    matches_digest,
-    seal,
+from finetune_trainer.contract import (
+    Environment,
+    EvaluateConfig,
+    EvaluateRecipe,
+    EvaluateResult,
+    PrepareResult,
+    Score,
 )
+from finetune_trainer.data.chat import end_tokens
+from finetune_trainer.data.records import InvalidRecord
+from finetune_trainer.evaluation.batch_size import largest_batch_size
+from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm
+from finetune_trainer.evaluation.prompts import PromptFormat
+from finetune_trainer.evaluation.response_cache import CachingLM, OnProgress, ResponseCache
+from finetune_trainer.evaluation.scores import Output, compare_scores, extract_scores
+from finetune_trainer.evaluation.tasks import load_tasks, prepare_tasks
+from finetune_trainer.models.base_model import BaseModel, open_base_model
+from finetune_trainer.models.loading import dtype_of, open_adapter
+from finetune_trainer.runtime.artifacts import atomic_folder, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.progress import ProgressReporter
-from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.training.determinism import prepare_device
 
 BOOTSTRAP_RESAMPLES = 1000
 """For metrics whose standard error has no formula. The estimate's relative error is 1/sqrt(2·1000), about 2 %."""
-
-MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
-"""Patterns of the base model's files that affect its responses."""
-
-Output = dict[str, Any]
-"""The return value of lm_eval.evaluate."""
 
 
 def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     """Run the stage. Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable."""
     check_gpu(context.environment)
     context.progress.update(note="loading the model and the tasks")
-    base = open_base_model(config.model, context.environment)
-    output = evaluate_model(
-        base.folder,
-        open_adapter(context.environment, config.train, base),
-        config.recipe,
-        context.environment,
-        dtype=config.dtype,
-        seed=config.seed,
-        cache_folder=context.folder,
-        on_progress=_progress_callback(context.progress),
+    source = open_base_model(config.model, context.environment)
+    adapter = open_adapter(context.environment, config.train, source)
+    dtype = dtype_of(config.dtype, source.folder)
+    conversations = trained_on_conversations(config, context.environment)
+    evaluation = Evaluation(
+        config.recipe, context.environment, seed=config.seed, conversations=conversations, cache_folder=context.folder
     )
-    scores = extract_scores(output, config.recipe.tasks)
-    with atomic_folder(context.folder / "output") as folder:
-        write_output(output, folder)
-        digest = seal(folder)
+    progress = RequestProgress(context.progress, models=2 if config.recipe.compare_with_base else 1)
+    model = EvaluatedModel(source, adapter, dtype, is_merged=config.recipe.model == "merged")
+    outputs = {"": evaluation.answer(model, progress.next_model("evaluating"))}
+    if config.recipe.compare_with_base:
+        base = EvaluatedModel(source, None, dtype)
+        outputs["base-"] = evaluation.answer(base, progress.next_model("evaluating the base model"))
+    with atomic_folder(context.folder / "output") as output_folder:
+        for prefix, output in outputs.items():
+            write_output(output, output_folder, prefix)
+        digest = seal(output_folder)
+    scores = evaluation.scores(outputs[""], outputs.get("base-"))
     return EvaluateResult(identity=config.identity, digest=digest, scores=scores)
 
 
@@ -72,126 +73,136 @@ def is_output_valid(result: EvaluateResult, config: EvaluateConfig, environment:
     return matches_digest(environment.stage_dir("evaluate", config.identity) / "output", result.digest)
 
 
+def trained_on_conversations(config: EvaluateConfig, environment: Environment) -> bool:
+    """Return whether the training records are conversations; False if the prepare stage does not say so."""
+    prepared = read_result(environment.stage_dir("prepare", config.prepare))
+    return isinstance(prepared, PrepareResult) and prepared.conversations
+
+
 def scores_of(
     model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, environment: Environment, *, seed: int = 0
 ) -> dict[str, dict[str, Score]]:
     """Return the scores of a model by task and metric; without an adapter, of the base model. Write no files."""
-    return extract_scores(evaluate_model(model_folder, adapter, recipe, environment, seed=seed), recipe.tasks)
+    evaluation = Evaluation(recipe, environment, seed=seed)
+    base = BaseModel(str(model_folder), model_folder, digest="")  # without a cache, the digest is not needed
+    model = EvaluatedModel(base, adapter, dtype_of("auto", model_folder), recipe.model == "merged")
+    return evaluation.scores(evaluation.answer(model))
 
 
-def evaluate_model(
-    model_folder: Path,
-    adapter: Path | None,
-    recipe: EvaluateRecipe,
-    environment: Environment,
-    *,
-    dtype: str = "auto",
-    seed: int = 0,
-    cache_folder: Path | None = None,
-    on_progress: OnProgress = lambda _done, _total, _cached: None,
-) -> Output:
-    """Evaluate a model and return lm-eval's output. With `cache_folder`, responses are cached there across runs."""
-    tasks, samples = load_tasks(recipe.tasks, environment, seed)
-    torch_dtype = dtype_of(dtype, model_folder)
-    file = None
-    if cache_folder:
-        file = cache_folder / f"answers-{cache_key(model_folder, adapter, recipe.model, torch_dtype)}.jsonl"
-    model = CachingLM(_load_lm(model_folder, adapter, recipe, torch_dtype), ResponseCache(file), on_progress)
-    transformers.set_seed(seed)
-    # By default lm-eval bootstraps in forked processes, which would inherit this process's SIGTERM handler.
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    output: Output = lm_eval.evaluate(
-        lm=model, task_dict=tasks, samples=samples or None, bootstrap_iters=BOOTSTRAP_RESAMPLES
-    )
-    return output
+class Evaluation:
+    """The questions of a recipe, to be answered by one model after the other."""
 
+    def __init__(
+        self,
+        recipe: EvaluateRecipe,
+        environment: Environment,
+        *,
+        seed: int = 0,
+        conversations: bool = False,
+        cache_folder: Path | None = None,
+    ) -> None:
+        """Load the tasks and their data. With `cache_folder`, responses are cached there across runs.
 
-def _load_lm(model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, dtype: torch.dtype) -> Any:
-    """Load the model that the recipe selects, on the accelerator if there is one."""
-    if adapter is None:
-        model = load_base(model_folder, dtype)
-    elif recipe.model == "adapter":
-        model = with_adapter(model_folder, adapter, dtype)
-    else:
-        model = load_merged(model_folder, adapter, dtype)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
-    return HFLM(
-        pretrained=model.to(prepare_device()), tokenizer=tokenizer, batch_size=recipe.batch_size, backend="causal"
-    )
+        Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable.
+        """
+        self._recipe = recipe
+        self._seed = seed
+        self._cache_folder = cache_folder
+        self._prompts = PromptFormat.of(recipe, conversations=conversations)
+        # The published model, too, stops at the end of a turn if it was trained on turns.
+        self._has_turns = conversations or self._prompts.apply_chat_template
+        self._tasks, self._questions = load_tasks(recipe.tasks, environment, seed)
 
+    def answer(self, model: EvaluatedModel, on_progress: OnProgress = lambda _done, _total, _cached: None) -> Output:
+        """Ask a model all questions and return lm-eval's output. The model is in memory only during this call."""
+        free_memory()
+        try:
+            return self._evaluate(self._load(model, on_progress))
+        except (TemplateError, InvalidRecord) as error:
+            raise ConfigInvalid(
+                f"evaluate: the chat template rejects a question: {error}; set evaluate.applyChatTemplate to false, "
+                "or set evaluate.fewshotAsMultiturn to false if the template needs turns in another order"
+            ) from error
 
-def cache_key(model_folder: Path, adapter: Path | None, measured: str, dtype: torch.dtype) -> str:
-    """Return 16 hex digits of a hash over everything that affects the model's responses.
+    def _load(self, model: EvaluatedModel, on_progress: OnProgress) -> CachingLM:
+        chat, batch_size = self._prompts.apply_chat_template, self._recipe.batch_size
+        tokenizer = model.load_tokenizer(apply_chat_template=chat)
+        ends = end_tokens(tokenizer, conversations=self._has_turns)
+        prepare_tasks(self._tasks, self._seed, [tokenizer.decode([token]) for token in ends])
+        key = model.cache_key(tokenizer, ends, apply_chat_template=chat)
+        cache = ResponseCache(self._cache_folder / f"answers-{key}.jsonl" if self._cache_folder else None)
+        lm = load_lm(model, tokenizer, ends, prepare_device(), batch_size=batch_size or 1, apply_chat_template=chat)
+        return CachingLM(lm, cache, on_progress, None if batch_size else largest_batch_size)
 
-    That includes the tokenizer, the chat template and the versions of the libraries.
-    """
-    files = sorted({path for pattern in MODEL_FILES for path in model_folder.glob(pattern)})
-    inputs = {
-        "base": {path.name: digest_file(path) for path in files},
-        "adapter": digest_of(adapter) if adapter else None,
-        "measured": measured,
-        "dtype": str(dtype),
-        "libraries": [lm_eval.__version__, transformers.__version__],
-    }
-    return hashlib.sha256(canonical_json(inputs)).hexdigest()[:16]
-
-
-def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
-    """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
-    scores = {task: _scores(output["results"].get(task, {})) for task in tasks}
-    if without_score := [task for task, metrics in scores.items() if not metrics]:
-        raise ConfigInvalid(f"evaluate.tasks.{without_score[0]}: lm-eval reports no score; choose a task that has one")
-    return scores
-
-
-def _scores(results: Mapping[str, Any]) -> dict[str, Score]:
-    # lm-eval names a metric "acc,none": the metric, a comma, and the filter applied to the responses.
-    filters: dict[str, list[str]] = {}
-    for key in results:
-        metric, comma, filter_name = key.partition(",")
-        if comma and not metric.endswith("_stderr") and _number(results[key]) is not None:
-            filters.setdefault(metric, []).append(filter_name)
-    return {
-        metric if len(names) == 1 else f"{metric},{name}": Score(
-            value=_number(results[f"{metric},{name}"]), stderr=_number(results.get(f"{metric}_stderr,{name}"))
+    def _evaluate(self, lm: CachingLM) -> Output:
+        # By default lm-eval bootstraps in forked processes, which would inherit this process's SIGTERM handler.
+        os.environ["DISABLE_MULTIPROC"] = "1"
+        transformers.set_seed(self._seed)
+        output: Output = lm_eval.evaluate(
+            lm=lm,
+            task_dict=self._tasks,
+            samples=self._questions or None,
+            bootstrap_iters=BOOTSTRAP_RESAMPLES,
+            **asdict(self._prompts),
         )
-        for metric, names in filters.items()
-        for name in names
-    }
+        return output
+
+    def scores(self, output: Output, base: Output | None = None) -> dict[str, dict[str, Score]]:
+        """Return the scores by task and metric, compared with the base model's output if there is one."""
+        if base is None:
+            return extract_scores(output, self._recipe.tasks)
+        return compare_scores(output, base, self._tasks, self._recipe.tasks)
 
 
-def _number(value: Any) -> float | None:
-    """Return a finite float with six significant digits, or None for lm-eval's placeholders 'N/A' and nan.
+def free_memory() -> None:
+    """Free the memory of the model before: the accelerator may have room for one only."""
+    gc.collect()  # lm-eval's model and its cache refer to each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
-    With six digits, the scores of sixteen tasks fit into a termination message; results.json has all digits.
+
+def write_output(output: Output, folder: Path, prefix: str = "") -> None:
+    """Write results.json, and one JSON Lines file per task with its questions and responses.
+
+    The names start with the prefix.
     """
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return float(f"{number:.6g}") if math.isfinite(number) else None
-
-
-def write_output(output: Output, folder: Path) -> None:
-    """Write results.json, and one JSON Lines file per task with its questions and responses."""
     samples = output.get("samples") or {}
-    rest = {key: value for key, value in output.items() if key != "samples"}
+    rest: dict[str, Any] = {key: value for key, value in output.items() if key != "samples"}
     rest["versions_of_libraries"] = {"lm_eval": lm_eval.__version__, "transformers": transformers.__version__}
-    (folder / "results.json").write_text(json.dumps(rest, indent=1, default=handle_non_serializable))
+    (folder / f"{prefix}results.json").write_text(json.dumps(rest, indent=1, default=handle_non_serializable))
     for task, task_samples in samples.items():
         lines = (json.dumps(sample, default=handle_non_serializable) + "\n" for sample in task_samples)
-        (folder / f"samples-{task}.jsonl").write_text("".join(lines))
+        (folder / f"{prefix}samples-{task}.jsonl").write_text("".join(lines))
 
 
-def _progress_callback(progress: ProgressReporter) -> OnProgress:
-    """Return a callback that reports the number of requests with an estimate of the remaining time."""
-    started = time.monotonic()
+class RequestProgress:
+    """Reports the requests to all models as one count, with an estimate of the remaining time.
 
-    def report(done: int, total: int, cached: int) -> None:
-        if done == cached:  # no new response yet
-            progress.update(note="evaluating")
-        seconds = (time.monotonic() - started) / max(1, done - cached)
-        remaining = (total - done) * seconds if done > cached else None
-        progress.update(step=done, total=total, start_step=cached, step_seconds=seconds, eta_seconds=remaining)
+    Every model gets the same number of requests, so the total is known as soon as the first model's is.
+    """
 
-    return report
+    def __init__(self, progress: ProgressReporter, models: int) -> None:
+        self._progress = progress
+        self._models = models
+        self._started = time.monotonic()
+        self._before = self._latest = (0, 0, 0)
+        """Done, total and cached requests of the earlier models, and those with the present one."""
+
+    def next_model(self, note: str) -> OnProgress:
+        """Return the callback for the next model; the note says what the stage does meanwhile."""
+        self._before = self._latest
+        self._models -= 1
+
+        def report(done: int, total: int, cached: int) -> None:
+            if done == cached:  # no new response of this model yet
+                self._progress.update(note=note)
+            self._report(self._before[0] + done, self._before[1] + total, self._before[2] + cached, total)
+
+        return report
+
+    def _report(self, done: int, total: int, cached: int, total_of_model: int) -> None:
+        self._latest = (done, total, cached)
+        expected = total + self._models * total_of_model
+        seconds = (time.monotonic() - self._started) / max(1, done - cached)
+        remaining = (expected - done) * seconds if done > cached else None
+        self._progress.update(step=done, total=expected, start_step=cached, step_seconds=seconds, eta_seconds=remaining)

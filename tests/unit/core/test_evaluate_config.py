@@ -1,0 +1,68 @@
+"""What the process of evaluate receives."""
+
+import pytest
+from pydantic import ValidationError
+from support.scenario import Scenario, a_pipeline
+
+from finetune_trainer.contract import EvaluateConfig
+
+NO_PUSH = {"push": None, "deploy": None}
+
+
+def evaluate_config(**changes) -> EvaluateConfig:
+    config = Scenario(a_pipeline(**changes)).run("prepare").run("train").reconcile_until_stable().config("evaluate")
+    assert isinstance(config, EvaluateConfig)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "dtype"),
+    [
+        ({}, "merged", "bf16"),
+        ({"push": {"dtype": "fp16"}}, "merged", "fp16"),
+        ({"evaluate": {"model": "adapter"}}, "adapter", "auto"),
+        (NO_PUSH, "adapter", "auto"),
+        ({**NO_PUSH, "evaluate": {"model": "merged"}}, "merged", "auto"),
+    ],
+)
+def test_evaluated_model_is_the_one_that_is_pushed(changes, model, dtype):
+    config = evaluate_config(**changes)
+    assert (config.recipe.model, config.dtype) == (model, dtype)
+
+
+def test_config_names_the_prepare_stage_for_its_records():
+    scenario = Scenario().run("prepare").run("train").reconcile_until_stable()
+    assert scenario.config("evaluate").prepare == scenario.stage("prepare").identity
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "compares"),
+    [
+        ({}, False),
+        ({"compareWithBase": True}, True),
+        ({"gate": {"against": "base"}}, True),
+        ({"gate": {"against": "value"}}, False),
+    ],
+)
+def test_gate_against_base_implies_the_comparison(evaluate, compares):
+    assert evaluate_config(evaluate=evaluate).recipe.compare_with_base is compares
+
+
+@pytest.mark.parametrize("template", [{}, {"applyChatTemplate": False}])
+def test_turns_without_a_chat_template_are_refused(template):
+    with pytest.raises(ValidationError, match="fewshotAsMultiturn: turns need a chat template: add applyChatTemplate"):
+        a_pipeline(evaluate={"fewshotAsMultiturn": True, **template})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"applyChatTemplate": True, "fewshotAsMultiturn": True},
+        {"applyChatTemplate": True, "fewshotAsMultiturn": False},
+        {"fewshotAsMultiturn": False},
+        {"systemInstruction": "Answer with one word."},
+    ],
+)
+def test_settings_of_the_chat_template_reach_the_process(fields):
+    recipe = evaluate_config(evaluate=fields).recipe.model_dump(by_alias=True)
+    assert {name: recipe[name] for name in fields} == fields

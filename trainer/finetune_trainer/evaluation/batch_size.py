@@ -1,0 +1,85 @@
+"""The batch size where the recipe names none: as many requests per forward pass as the memory allows."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval.models.utils import normalize_gen_kwargs
+
+MAX_ON_GPU = 64
+MAX_ON_CPU = 32
+LOGIT_BYTES = 4
+MEMORY_SHARE = 4
+"""The logits may take a quarter of the free memory: their softmax takes another, and activations the rest."""
+
+BatchSize = Callable[[Any, str, Sequence[Any]], int]
+"""Called with the lm-eval model, the kind of its requests and the requests; returns requests per forward pass."""
+
+
+def largest_batch_size(lm: Any, kind: str, requests: Sequence[Any]) -> int:
+    """Return the batch size for requests of one kind, according to the longest of them.
+
+    On a GPU it is what lm-eval's `auto` finds by trying. On a CPU trying would end in the kernel's out-of-memory
+    killer, so it is computed from the size of the logits.
+    """
+    longest = longest_request(lm, kind, requests)
+    if lm.device.type == "cuda":
+        # Without a request lm-eval tries the model's maximum length, which no request may have.
+        return int(lm._detect_batch_size([(None, [0] * longest, [0])]))  # noqa: SLF001  lm-eval's `auto` calls it, too
+    vocabulary = lm.model.config.get_text_config().vocab_size
+    return fitting_batch_size(available_memory(), longest * vocabulary * LOGIT_BYTES)
+
+
+def longest_request(lm: Any, kind: str, requests: Sequence[Any]) -> int:
+    """Return the number of tokens of the longest request, including those to be generated."""
+    texts = {"".join(text for text in request.args if isinstance(text, str)) for request in requests}
+    longest = max(len(tokens) for tokens in lm.tokenizer(sorted(texts)).input_ids)
+    if kind == "generate_until":
+        longest += max(normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"] for request in requests)
+    return int(min(max(longest, 1), lm.max_length))
+
+
+def fitting_batch_size(memory: int, request_bytes: int) -> int:
+    """Return the largest power of two, at most 32, of requests that fit into a quarter of the memory; at least 1."""
+    fitting = memory // MEMORY_SHARE // request_bytes
+    return int(min(MAX_ON_CPU, 1 << max(0, fitting.bit_length() - 1)))
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that this process can still use: what its cgroups and the machine have left."""
+    return max(0, min([_machine_memory(root), *_cgroup_memory(root)]))
+
+
+def _machine_memory(root: Path) -> int:
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+
+
+def _cgroup_memory(root: Path) -> Iterator[int]:
+    """Yield what is left of the limit of each cgroup v2 of this process; nothing where there is none."""
+    for folder in _cgroups(root):
+        try:
+            limit = (folder / "memory.max").read_text().strip()
+            if limit != "max":
+                yield int(limit) - int((folder / "memory.current").read_text()) + _reclaimable(folder)
+        except (OSError, ValueError):
+            continue  # the root cgroup has no limit, and a cgroup may lack the memory controller
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Yield the folder of this process's cgroup and those above it; in a container the mount is its own cgroup."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mount = root / "sys/fs/cgroup"
+    for line in lines:
+        if line.startswith("0::"):
+            folder = mount / line.removeprefix("0::").strip("/")
+            yield from (path for path in (folder, *folder.parents) if path == mount or mount in path.parents)
+
+
+def _reclaimable(folder: Path) -> int:
+    """Return the bytes of the page cache that the kernel frees first; the kubelet does not count them as used."""
+    lines = (folder / "memory.stat").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

@@ -1,0 +1,82 @@
+"""The model to evaluate as an lm-eval model, and the name of its cache of responses."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import torch
+import transformers
+from lm_eval.models.huggingface import HFLM
+
+from finetune_trainer.evaluation.batch_size import MAX_ON_GPU
+from finetune_trainer.evaluation.prompts import needs_no_bos, set_chat_template, set_end_tokens
+from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.models.loading import load_base
+from finetune_trainer.models.merge import load_merged, with_adapter
+from finetune_trainer.runtime.artifacts import canonical_json, digest_of
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """A base model alone, with its adapter attached, or merged with it."""
+
+    base: BaseModel
+    adapter: Path | None
+    dtype: torch.dtype
+    is_merged: bool = False
+
+    def load(self) -> Any:
+        """Load the model to the CPU."""
+        if self.adapter is None:
+            return load_base(self.base.folder, self.dtype)
+        if self.is_merged:
+            return load_merged(self.base.folder, self.adapter, self.dtype)
+        return with_adapter(self.base.folder, self.adapter, self.dtype)
+
+    def load_tokenizer(self, *, apply_chat_template: bool) -> Any:
+        """Load the tokenizer, with the template of training if it is to be applied."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.base.folder, local_files_only=True)
+        if apply_chat_template:
+            set_chat_template(tokenizer)
+        return tokenizer
+
+    def cache_key(self, tokenizer: Any, ends: Sequence[int], *, apply_chat_template: bool) -> str:
+        """Return 16 hex digits of a hash over everything that affects the model's responses besides the requests.
+
+        That includes the versions of the libraries. The system instruction and the examples are in the requests.
+        """
+        inputs = {
+            "base": self.base.digest,
+            "adapter": digest_of(self.adapter) if self.adapter else None,
+            "merged": self.is_merged,
+            "dtype": str(self.dtype),
+            "chat_template": tokenizer.chat_template if apply_chat_template else None,
+            "end_tokens": list(ends),
+            "libraries": [lm_eval.__version__, transformers.__version__],
+        }
+        return hashlib.sha256(canonical_json(inputs)).hexdigest()[:16]
+
+
+def load_lm(
+    model: EvaluatedModel,
+    tokenizer: Any,
+    ends: Sequence[int],
+    device: torch.device,
+    *,
+    batch_size: int,
+    apply_chat_template: bool,
+) -> Any:
+    """Load a model to the device as an lm-eval model whose answers end at the tokens `ends`."""
+    weights = model.load()
+    set_end_tokens(weights, ends)
+    return HFLM(
+        pretrained=weights.to(device),
+        tokenizer=tokenizer,
+        batch_size=batch_size,
+        max_batch_size=MAX_ON_GPU,
+        backend="causal",
+        add_bos_token=False if apply_chat_template and needs_no_bos(tokenizer) else None,
+    )

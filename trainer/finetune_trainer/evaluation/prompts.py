@@ -1,0 +1,58 @@
+"""How lm-eval writes a question: as plain text, or as a conversation with the chat template of training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_trainer.contract import EvaluateRecipe
+from finetune_trainer.data.chat import dated_template_of
+from finetune_trainer.runtime.errors import ConfigInvalid
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """The arguments of lm_eval.evaluate by these names."""
+
+    apply_chat_template: bool
+    fewshot_as_multiturn: bool
+    system_instruction: str | None
+
+    @classmethod
+    def of(cls, recipe: EvaluateRecipe, *, conversations: bool) -> "PromptFormat":
+        """Return the format of a recipe; `conversations` is whether the training records are conversations.
+
+        Raise ConfigInvalid for turns without a chat template, as lm-eval's command line does.
+        """
+        template = conversations if recipe.apply_chat_template is None else recipe.apply_chat_template
+        multiturn = template if recipe.fewshot_as_multiturn is None else recipe.fewshot_as_multiturn
+        if multiturn and not template:
+            raise ConfigInvalid(
+                "evaluate.fewshotAsMultiturn is true, but no chat template is applied; "
+                "add evaluate.applyChatTemplate: true, or remove fewshotAsMultiturn"
+            )
+        return cls(template, multiturn, recipe.system_instruction)
+
+
+def set_chat_template(tokenizer: Any) -> None:
+    """Set the template of training, with the same fixed date, so that a score does not depend on the day."""
+    tokenizer.chat_template = dated_template_of(tokenizer)
+
+
+def needs_no_bos(tokenizer: Any) -> bool:
+    """Return whether BOS must be kept out of prompts: the tokenizer writes it, but neither template nor training does.
+
+    lm-eval itself leaves BOS out only where the template has written it already.
+    """
+    bos = tokenizer.bos_token
+    writes_bos = bos is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
+    if not writes_bos:
+        return False
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+    return not str(prompt).startswith(bos)
+
+
+def set_end_tokens(model: Any, ends: Sequence[int]) -> None:
+    """Make generation stop at these tokens, besides those that the model's configuration names."""
+    config = model.generation_config
+    known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    config.eos_token_id = list(dict.fromkeys(token for token in (*known, *ends) if token is not None)) or None

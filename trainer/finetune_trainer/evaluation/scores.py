@@ -1,0 +1,115 @@
+"""The scores in lm-eval's output, and the paired comparison of two models' outputs."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lm_eval.api.metrics import mean, mean_stderr
+
+from finetune_trainer.contract import Score
+from finetune_trainer.evaluation.tasks import Loaded
+from finetune_trainer.runtime.errors import ConfigInvalid
+
+Output = dict[str, Any]
+"""The return value of lm_eval.evaluate."""
+Numbers = Mapping[str, Any]
+"""Numbers of one task by lm-eval's names: `acc,none` is metric and filter, `acc_stderr,none` its standard error."""
+
+
+def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
+    """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
+    scores = {task: _scores(output["results"].get(task, {}), {}, {}) for task in tasks}
+    if without_score := [task for task, metrics in scores.items() if not metrics]:
+        raise ConfigInvalid(f"evaluate.tasks.{without_score[0]}: lm-eval reports no score; choose a task that has one")
+    return scores
+
+
+def compare_scores(output: Output, base: Output, loaded: Loaded, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
+    """Return the scores of a model, with those of the base model on the same questions. Raise as `extract_scores`."""
+    differences = paired_differences(output, base, loaded)
+    scores = extract_scores(output, tasks)
+    return {
+        task: _scores(output["results"][task], base["results"].get(task, {}), differences.get(task, {}))
+        for task in scores
+    }
+
+
+def _scores(results: Numbers, base: Numbers, differences: Numbers) -> dict[str, Score]:
+    filters: dict[str, list[str]] = {}
+    for key in results:
+        metric, comma, filter_name = key.partition(",")
+        if comma and not metric.endswith("_stderr") and _number(results[key]) is not None:
+            filters.setdefault(metric, []).append(filter_name)
+    return {
+        metric if len(names) == 1 else f"{metric},{name}": Score(
+            value=_number(results[f"{metric},{name}"]),
+            stderr=_number(results.get(f"{metric}_stderr,{name}")),
+            base=_number(base.get(f"{metric},{name}")),
+            difference_stderr=_number(differences.get(f"{metric}_stderr,{name}")),
+        )
+        for metric, names in filters.items()
+        for name in names
+    }
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite float with six significant digits, or None for lm-eval's placeholders 'N/A' and nan.
+
+    With six digits, the scores of sixteen tasks fit into a termination message; results.json has all digits.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return float(f"{number:.6g}") if math.isfinite(number) else None
+
+
+def paired_differences(output: Output, base: Output, loaded: Loaded) -> dict[str, Numbers]:
+    """Return mean and standard error of the differences output - base, by task or group, in lm-eval's names.
+
+    Only metrics that lm-eval aggregates as a mean over questions are in it, and groups of such metrics.
+    """
+    differences = {
+        name: _task_differences(task, output["samples"][name], base["samples"][name])
+        for name, task in loaded["tasks"].items()
+    }
+    groups = {
+        name: _group_differences(group, output["results"], differences) for name, group in loaded["groups"].items()
+    }
+    return {**differences, **groups}
+
+
+def _task_differences(task: Any, samples: Iterable[Numbers], base_samples: Iterable[Numbers]) -> dict[str, Any]:
+    values, base_values = _values_by_question(task, samples), _values_by_question(task, base_samples)
+    numbers: dict[str, Any] = {}
+    for (metric, filter_name), by_question in values.items():
+        of_base = base_values.get((metric, filter_name), {})
+        if by_question.keys() != of_base.keys():
+            continue  # without a value for some questions, the two means are not over the same ones
+        differences = [value - of_base[question] for question, value in by_question.items()]
+        numbers[f"{metric},{filter_name}"] = mean(differences)
+        numbers[f"{metric}_stderr,{filter_name}"] = mean_stderr(differences) if len(differences) > 1 else "N/A"
+        numbers["sample_len"] = len(differences)
+    return numbers
+
+
+def _group_differences(group: Any, results: Mapping[str, Numbers], differences: Mapping[str, Numbers]) -> Numbers:
+    """Aggregate the differences of a group's tasks with the group's own weights, as lm-eval does with the scores."""
+    members = [task.task_name for task in group.get_all_tasks()]
+    partial = {key for name in members for key in results[name] if "," in key and key not in differences[name]}
+    complete = {
+        name: {key: value for key, value in differences[name].items() if key not in partial} for name in members
+    }
+    aggregated: Numbers = group.aggregate(complete)
+    return aggregated
+
+
+def _values_by_question(task: Any, samples: Iterable[Numbers]) -> dict[tuple[str, str], dict[int, float]]:
+    """Return the values of each metric that is a mean over questions, by metric and filter, then by question."""
+    aggregation = task.aggregation()
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for sample in samples:
+        for metric in sample["metrics"]:
+            if aggregation.get(metric, mean) is mean:  # lm-eval, too, takes the mean of a metric that names nothing
+                values.setdefault((metric, sample["filter"]), {})[sample["doc_id"]] = float(sample[metric])
+    return values
