@@ -78,7 +78,7 @@ class PipelineSpec(WithRules):
     """Trains the LoRA adapter. Resumes from a checkpoint after an interruption."""
 
     evaluate: Evaluate | None = None
-    """Evaluates the adapter. Absent: no evaluation and no gate."""
+    """Evaluates the trained model. Absent: no evaluation and no gate."""
 
     push: Push | None = None
     """Merges the adapter into the base model and publishes it. Absent: the adapter stays in the workspace."""

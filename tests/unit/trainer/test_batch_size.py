@@ -103,18 +103,51 @@ def test_gpu_tries_the_longest_request_of_a_kind(kind: str, arguments: list[Any]
 def test_evaluation_without_batch_size_fits_the_memory(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
     environment = evaluate_environment(tmp_path, tiny_model)
-    config = evaluate_config(tiny_model, batch_size=None, tasks={"verbs": Task(file="tasks/verbs.yaml", limit=10)})
-    of_four = run_evaluate(with_recipe(config, batch_size=4), environment)
-    chosen = []
+    tasks = {"verbs": Task(file="tasks/verbs.yaml", limit=10)}
+    of_four = evaluate_config(tiny_model, tasks=tasks, batch_size=4)
+    expected = run_evaluate(of_four, environment).scores
+    samples = read_samples(of_four, environment)
+    texts = ["".join(arguments) for sample in samples for arguments in sample["arguments"]]
+    longest = max(len(tokens) for tokens in AutoTokenizer.from_pretrained(tiny_model)(texts).input_ids)
 
-    def choose(lm: Any, kind: str, requests: Any) -> int:
-        chosen.append(largest_batch_size(lm, kind, requests))
-        return chosen[-1]
+    rows: list[int] = []
+    call = HFLM._model_call
 
-    monkeypatch.setattr("finetune_trainer.stages.evaluate.largest_batch_size", choose)
-    longest = max(len("".join(pair)) for sample in read_samples(with_recipe(config, batch_size=4), environment)
-                  for pair in sample["arguments"])  # fmt: skip
-    monkeypatch.setattr(batch_size, "available_memory", lambda: 4 * 4 * longest * 320 * 4)
-    assert run_evaluate(config, environment).scores == of_four.scores
-    assert chosen[0] in {4, 8, 16}  # a token has one character or more, so at least four requests fit
+    def count_rows(self: HFLM, inps: Any) -> Any:
+        rows.append(len(inps))
+        return call(self, inps)
+
+    monkeypatch.setattr(HFLM, "_model_call", count_rows)
+    monkeypatch.setattr(batch_size, "available_memory", lambda: 4 * 7 * longest * 320 * 4)  # room for seven
+    assert run_evaluate(with_recipe(of_four, batch_size=None), environment).scores == expected
+    assert max(rows) == 4
+
+
+def test_lm_eval_tries_batches_of_the_longest_request(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, lm-eval's `auto` is called with one request, as here on a CPU: 64 rows of 7 tokens, five times."""
+    import torch  # noqa: PLC0415
+    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
+
+    from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
+
+    model = EvaluatedModel(tiny_model, None, torch.float32)
+    tokenizer = model.load_tokenizer(apply_chat_template=False)
+    lm = load_lm(model, tokenizer, (2,), torch.device("cpu"), batch_size=1, apply_chat_template=False)
+    shapes: list[tuple[int, ...]] = []
+    call = HFLM._model_call
+
+    def record(self: HFLM, inps: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(inps.shape))
+        if len(inps) > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return call(self, inps)
+
+    monkeypatch.setattr(HFLM, "_model_call", record)
+    found = lm._detect_batch_size([(None, [0] * 7, [0])])
+    assert shapes[0] == (64, 7)
+    assert shapes[-5:] == [(found, 7)] * 5
+    assert 10 <= found <= 20

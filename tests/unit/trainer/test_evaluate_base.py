@@ -119,9 +119,7 @@ def test_models_are_in_memory_one_after_the_other(
     assert alive == [0, 0]
 
 
-def test_only_means_over_questions_have_an_error_of_the_difference(
-    environment: Environment, config: EvaluateConfig
-) -> None:
+def test_only_means_over_questions_have_a_difference_error(environment: Environment, config: EvaluateConfig) -> None:
     mixed = write_task(
         environment, "mixed", CHOICE + "metric_list: [{metric: acc}, {metric: acc_norm}, {metric: mcc}]\n"
     )
@@ -151,7 +149,7 @@ def test_only_means_over_questions_have_an_error_of_the_difference(
 
 
 def add_group(monkeypatch: pytest.MonkeyPatch, *members: str, weight_by_size: bool) -> None:
-    """Let the task `both` be a group of other tasks, as many of lm-eval's built-in names are."""
+    """Make the task `both` a group of other tasks, as many of lm-eval's built-in names are."""
     from lm_eval.api.group import Group  # noqa: PLC0415  imports lm_eval
     from lm_eval.config.group import AggMetricConfig  # noqa: PLC0415
 

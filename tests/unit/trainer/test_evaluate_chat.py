@@ -210,6 +210,7 @@ def test_prompt_has_the_special_tokens_of_training(
 
     from finetune_trainer.data.chat import ChatTemplate  # noqa: PLC0415
     from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
+    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
 
     make_tokenizer(tmp_path, chat_template=template, writes_bos=writes_bos)
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}

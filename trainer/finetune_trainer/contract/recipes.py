@@ -209,7 +209,7 @@ class Gate(ContractModel):
 
     against: Literal["value", "base"] = "value"
     """What must exceed the threshold. value: the score. base: the score minus the base model's score on the same
-    questions; this implies compareWithBase, so changing it may run the stage again."""
+    questions; this implies compareWithBase, so the edit runs the stage again unless that was true."""
 
     threshold: float = Field(allow_inf_nan=False)
     """The gate passes if the score, or its difference from the base's, is greater than this; equal does not pass."""

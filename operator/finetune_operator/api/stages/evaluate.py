@@ -21,7 +21,7 @@ from finetune_trainer.contract import (
 
 
 class Evaluate(StageSpec, EvaluateRecipe):
-    """Evaluates the adapter with lm-eval."""
+    """Evaluates the trained model with lm-eval."""
 
     name: ClassVar[str] = "evaluate"
     condition: ClassVar[str] = "Evaluated"
@@ -46,8 +46,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
     )
 
     gate: Gate | None = None
-    """Score required by stages with when: GatePassed. Editing it reruns no stage, except that against: base needs the
-    scores of the base model."""
+    """Score required by stages with when: GatePassed. Editing it reruns no stage; only against may."""
 
     @override
     def config(self, context: ConfigContext) -> EvaluateConfig:
