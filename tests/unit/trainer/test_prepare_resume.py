@@ -19,6 +19,7 @@ from support.stages import environment_in, read_termination_message, run_in_proc
 from finetune_trainer.contract import Environment, ExitCode, PrepareResult
 from finetune_trainer.data import record_packer
 from finetune_trainer.data.encoding import Encoder
+from finetune_trainer.data.parts import PartFolder
 
 SMALL = {"BATCH_RECORDS": 20, "PART_TOKENS": 400, "PART_ROWS": 1}
 RECORDS = 3000
@@ -96,16 +97,15 @@ def test_random_kills_change_neither_bytes_nor_result(
     duration = time.monotonic() - began
 
     moments = random.Random(7)
-    kills = 0
-    while kills < 8:
+    code, kills = None, 0
+    while code != ExitCode.DONE:
         process = killed.start()
-        time.sleep(moments.uniform(0.1, 0.7) * duration)
-        process.kill(signal.SIGKILL)
-        if killed.wait(process) == ExitCode.DONE:
-            break
-        kills += 1
-    else:
-        assert killed.wait(killed.start()) == ExitCode.DONE
+        # The last attempts are not killed, so that one of them begins with complete parts and ends.
+        if kills < 8 and killed.complete_before[-1] < RECORDS * 0.8:
+            time.sleep(moments.uniform(0.1, 0.7) * duration)
+            process.kill(signal.SIGKILL)
+            kills += 1
+        code = killed.wait(process)
 
     assert kills >= 2
     assert killed.complete_before[-1] > 0
@@ -259,6 +259,59 @@ def test_parts_behind_a_damaged_one_are_repeated(
     result = prepare(config, environment)
 
     assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_rows_without_a_result_are_not_tokenized_again(
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process may die between publishing the rows and writing its result."""
+    config = prepare_config(tokenizer_folder, **INVALID)
+    write_jsonl(manifest_dir / "data.jsonl", records(400))
+
+    def die(_: PartFolder) -> None:
+        raise OSError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartFolder, "delete", die)
+        assert run_in_process(config, environment)[1] == ExitCode.UNAVAILABLE
+    assert output_folder(environment).exists()
+
+    complete = complete_records(environment)
+    tokenized: list[str] = []
+    encode = Encoder.encode
+    monkeypatch.setattr(
+        Encoder, "encode", lambda self, texts: encode(self, tokenized.extend(each.text for each in texts) or texts)
+    )
+    result = prepare(config, environment)
+    assert min((int(text.split()[0]) for text in tokenized), default=complete) >= complete > 300
+    assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_kill_while_parts_are_deleted_keeps_the_first_ones(
+    tokenizer_folder: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = prepare_config(tokenizer_folder, **INVALID)
+    write_jsonl(manifest_dir / "data.jsonl", records(400))
+    fail_after(12, config, environment)
+    states = sorted(path.name for path in state_folder(environment).glob("part-*.json"))
+    folder = PartFolder(state_folder(environment), config.recipe.context_length, "")
+    unlink, count = Path.unlink, iter(range(3))
+
+    def killed(path: Path) -> None:
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.delete()
+    assert sorted(path.name for path in state_folder(environment).glob("part-*.json")) == states[:-3]
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -58,8 +58,14 @@ class PartFolder:
         self.inputs = inputs
         self._folder, self._context_length = folder, context_length
 
-    def load(self) -> list[PartState]:
-        """Return the complete parts in order; delete all other files in the folder."""
+    def load(self, output: Path) -> list[PartState]:
+        """Return the complete parts in order; delete all other files in the folder.
+
+        A process may have been killed when its rows were `output` already, and its result was not yet written. Then
+        the rows are moved back.
+        """
+        if output.is_dir() and self._state_file(0).exists() and not self.rows.exists():
+            output.rename(self.rows)
         states: list[PartState] = []
         for number in count():
             state = self._read(number)
@@ -78,7 +84,12 @@ class PartFolder:
         self._delete_all_but([])
 
     def delete(self) -> None:
-        """Delete the folder, when its rows are the output or are of no use."""
+        """Delete the folder, when its rows are the output or are of no use.
+
+        The last part is deleted first: where this is killed, the complete parts are still the first ones.
+        """
+        for path in sorted(self._folder.glob("part-*.json"), reverse=True):
+            path.unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _state_file(self, number: int) -> Path:

@@ -44,7 +44,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
     folder = PartFolder(context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base))
-    records, parts = resume(source, file_format, folder, context.progress)
+    records, parts = resume(source, file_format, folder, context)
     writer = new_writer(config, tokenizer, folder, parts)
     packer = RecordPacker(config, tokenizer, source.name, writer, counts_of(parts))
     meter = Meter(context.progress, source, packer.counts)
@@ -76,18 +76,18 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
 
 
 def resume(
-    source: Source, file_format: Format, folder: PartFolder, progress: ProgressReporter
+    source: Source, file_format: Format, folder: PartFolder, context: Context
 ) -> tuple[Iterator[ReadRecord], list[PartState]]:
     """Return the records that no complete part has, and the complete parts.
 
     The records of these parts are read again, but neither formatted nor tokenized. Without parts, or if the data set
     has changed, these are all records and no parts.
     """
-    records, parts = read_records(source, file_format), folder.load()
+    records, parts = read_records(source, file_format), folder.load(context.folder / OUTPUT)
     if not parts:
         return records, []
     last = parts[-1]
-    progress.update(note=f"reading the {last.counts.records} records of {len(parts)} complete parts")
+    context.progress.update(note=f"reading the {last.counts.records} records of {len(parts)} complete parts")
     deque(islice(records, last.counts.records), maxlen=0)
     if (source.bytes_read, source.digest()) == (last.source_bytes, last.source_digest):
         log_line(f"prepare: continuing after record {last.counts.records}, with {len(parts)} complete parts")
