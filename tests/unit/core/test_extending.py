@@ -85,7 +85,7 @@ def extended(tmp_path) -> Path:
     )
     add(
         package / "api" / "spec.py",
-        after='    """Evaluates the adapter. Absent: no evaluation and no gate."""\n',
+        after='    """Evaluates the trained model. Absent: no evaluation and no gate."""\n',
         line="    safety: Safety | None = None\n",
     )
     add(package / "api" / "placement.py", after='    "spot": lambda defaults: defaults.spot,\n', line=NEW_PLACEMENT)
