@@ -133,8 +133,9 @@ def test_lm_eval_tries_batches_of_the_longest_request(tiny_model: Path, monkeypa
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
 
     from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
+    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
 
-    model = EvaluatedModel(tiny_model, None, torch.float32)
+    model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
     tokenizer = model.load_tokenizer(apply_chat_template=False)
     lm = load_lm(model, tokenizer, (2,), torch.device("cpu"), batch_size=1, apply_chat_template=False)
     shapes: list[tuple[int, ...]] = []

@@ -209,6 +209,7 @@ def test_prompt_has_the_special_tokens_of_training(
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     from finetune_trainer.data.chat import ChatTemplate  # noqa: PLC0415
+    from finetune_trainer.data.conversations import Conversation  # noqa: PLC0415
     from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
     from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
 
@@ -221,7 +222,7 @@ def test_prompt_has_the_special_tokens_of_training(
     prompt = lm.apply_chat_template([{"role": "user", "content": "A reader opens"}])
     tokens = lm.tok_encode(prompt)
     messages = [{"role": "user", "content": "A reader opens"}, {"role": "assistant", "content": "the file"}]
-    text, spans = ChatTemplate(tokenizer).render(messages)
+    text, spans = ChatTemplate(tokenizer).render(Conversation(messages))
     assert tokens == tokenizer(text[: spans[0][0]], add_special_tokens=False).input_ids
     assert tokens == lm.tok_batch_encode([prompt])[0][0].tolist()
     assert (tokens[0] == tokenizer.bos_token_id) is starts_with_bos

@@ -174,10 +174,17 @@ def test_error_of_a_step_is_permanent_only_if_deterministic(train_with, error, e
     assert found == code
 
 
-@pytest.mark.parametrize(("size", "fix"), [(8, "set evaluate.batchSize: 4, or use a GPU"), (1, "memory: use a GPU")])
+@pytest.mark.parametrize(
+    ("size", "fix"),
+    [
+        (8, "set evaluate.batchSize: 4, or use a GPU"),
+        (None, "set evaluate.batchSize: 1, or use"),
+        (1, "memory: use a GPU"),
+    ],
+)
 def test_evaluation_out_of_gpu_memory_names_the_batch_size(tmp_path, size, fix):
     recipe = EvaluateRecipe(tasks={"a": Task()}, batch_size=size)
-    config = EvaluateConfig(identity="e", train="t", model={"uri": "m"}, recipe=recipe)
+    config = EvaluateConfig(identity="e", prepare="p", train="t", model={"uri": "m"}, recipe=recipe)
     found = device_errors.translate(torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), config, environment(tmp_path))
     assert isinstance(found, ConfigInvalid)
     assert fix in str(found)

@@ -89,7 +89,11 @@ def test_stage_does_not_fall_back_to_the_cpu_in_silence(node, tiny_model, stage)
     configs = {
         "train": train_config(tiny_model),
         "evaluate": EvaluateConfig(
-            identity="e", train="t", model={"uri": f"file://{tiny_model}"}, recipe=EvaluateRecipe(tasks={"a": Task()})
+            identity="e",
+            prepare="p",
+            train="t",
+            model={"uri": f"file://{tiny_model}"},
+            recipe=EvaluateRecipe(tasks={"a": Task()}),
         ),
     }
     message, code = run_to_failure(configs[stage], replace(environment(node), gpus=1))

@@ -217,7 +217,9 @@ def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
 def test_kill_costs_three_minutes_by_default(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0])
-    with CheckpointManager(tmp_path / "checkpoints", Checkpoint(), {}, b"") as checkpoints:
+    with CheckpointManager(
+        tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, b""
+    ) as checkpoints:
         clock[0] += 179
         assert not checkpoints.should_save(7)
         clock[0] += 1
