@@ -170,3 +170,16 @@ def test_seal_ignores_the_manifest_of_a_killed_process(tmp_path):
     seal(tmp_path)
     verify(tmp_path)
     assert names_in(tmp_path) == ["manifest.json", "text"]
+
+
+def test_name_whose_lock_another_process_took_is_not_used(tmp_path, monkeypatch):
+    real, names = artifacts.try_lock, []
+
+    def taken_once(path, **options):
+        names.append(path)
+        return None if len(names) == 1 else real(path, **options)
+
+    monkeypatch.setattr(artifacts, "try_lock", taken_once)
+    with artifacts.atomic_folder(tmp_path / "model") as temporary:
+        assert names[1] == temporary.with_name(f"{temporary.name}.lock") != names[0]
+        assert real(names[1]) is None  # this process holds the lock of the folder that it writes

@@ -54,7 +54,8 @@ def replace_weights(model: Path) -> None:
 def test_digest_changes_with_weights_config_and_tokenizer(model, tmp_path):
     record = tmp_path / "record.json"
     digests = [model_digest(model, record)]
-    (model / "README.md").write_text("no part of the model")
+    for name in ("README.md", "LICENSE.txt", "notes.json"):
+        (model / name).write_text("no part of the model")
     assert model_digest(model, record) == digests[0]
     replace_weights(model)
     digests.append(model_digest(model, record))
@@ -161,3 +162,9 @@ def test_hub_model_is_downloaded_once_and_stays_at_its_commit(tiny_model, tmp_pa
         assert set(hub.downloads.values()) == {1}
         assert hub.downloads.keys() == {path.name for path in tiny_model.iterdir()}
     assert not list(environment.workspace.rglob("*.bin.incomplete"))
+
+
+def test_missing_shard_is_a_permanent_error(model, tmp_path):
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    with pytest.raises(ConfigInvalid, match=r"names model-00001-of-00002.safetensors, which does not exist"):
+        model_digest(model, tmp_path / "record.json")

@@ -152,14 +152,8 @@ def test_experts_are_adapted_by_name_and_merged_with_the_model(tmp_path):
     base = load_base(folder, torch.float32)
     names = ("q_proj", "gate_proj", "up_proj", "down_proj")
     model = attach_adapter(base, Lora(target_modules=names), ModelSource(uri="m"), seed=1)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.05)
-    adapter, published = tmp_path / "adapter", tmp_path / "published"
-    adapter.mkdir()
+    adapter, published = save_adapter(model, tmp_path / "adapter"), tmp_path / "published"
     published.mkdir()
-    save_file(get_peft_model_state_dict(model), adapter / "adapter_model.safetensors")
-    (adapter / "adapter_config.json").write_bytes(adapter_config(model))
     tokens = torch.arange(5, 40)[None]
     expected = logits(model, tokens)
     assert (logits(load_base(folder, torch.float32), tokens) - expected).abs().max() > 0.1 * expected.std()
@@ -211,4 +205,64 @@ def test_end_tokens_are_the_turn_end_and_eos(tmp_path):
     assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
     assert end_tokens(tokenizer, conversations=False) == (2,)
     tokenizer.chat_template = None  # the default template ends turns with EOS
+    assert end_tokens(tokenizer, conversations=True) == (2,)
+
+
+def save_adapter(model: Any, folder: Path) -> Path:
+    """Write the adapter with random weights, as the stage train does."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.05)
+    folder.mkdir()
+    save_file(get_peft_model_state_dict(model, save_embedding_layers=False), folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_bytes(adapter_config(model))
+    return folder
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_proj"])
+def test_stored_head_of_a_model_that_claims_to_tie_it_is_kept(tmp_path, target):
+    folder = make_family_model(FAMILIES["llama-untied"], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    base = load_base(folder, torch.float32)
+    model = attach_adapter(base, Lora(target_modules=(target,)), ModelSource(uri="m"), seed=1)
+    adapter = save_adapter(model, tmp_path / "adapter")
+    tokens = torch.arange(5, 40)[None]
+    expected = logits(model, tokens)
+    (tmp_path / "published").mkdir()
+    save_merged(folder, adapter, torch.float32, tmp_path / "published")
+    assert (logits(load_base(tmp_path / "published", torch.float32), tokens) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("main", "exception"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_adapted_layer_of_another_dtype_gets_the_published_one(tmp_path, main, exception):
+    folder = make_family_model(FAMILIES["llama-untied"], tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    dtypes = {name: exception if "q_proj" in name else main for name in weights}
+    stored = {name: tensor.to(getattr(torch, dtypes[name])) for name, tensor in weights.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    adapter = make_adapter(tmp_path / "adapter", folder)
+    (tmp_path / "published").mkdir()
+    dtype = getattr(torch, main)
+    save_merged(folder, adapter, dtype, tmp_path / "published")
+    tokens = torch.arange(5, 40)[None]
+    published = logits(load_base(tmp_path / "published", dtype), tokens)
+    assert torch.equal(published, logits(load_merged(folder, adapter, dtype), tokens))
+    assert (
+        load_file(tmp_path / "published" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"].dtype == dtype
+    )
+
+
+def test_turn_end_is_only_a_special_token_directly_after_content(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(make_family_model(FAMILIES["llama-tied"], tmp_path))
+    tokenizer.add_tokens(["\n\n"])
+    turn = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}ENDING{% endfor %}"
+    tokenizer.chat_template = turn.replace("ENDING", "\n\n<|im_end|>")
+    assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
+    tokenizer.chat_template = turn.replace("ENDING", "\n\n### End")
+    assert end_tokens(tokenizer, conversations=True) == (2,)
+    needs_system = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    tokenizer.chat_template = needs_system + turn.replace("ENDING", "<|im_end|>")
+    assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
     assert end_tokens(tokenizer, conversations=True) == (2,)

@@ -54,12 +54,23 @@ def dated_template_of(tokenizer: Any) -> str:
 def end_tokens(tokenizer: Any, *, conversations: bool) -> tuple[int, ...]:
     """Return the ids of the tokens at which an answer ends in the training data, EOS included.
 
-    In a conversation that is the first special token after the assistant's content, such as <|im_end|>.
+    In a conversation that is the special token with which the template ends a turn, such as <|im_end|>. A turn that
+    ends with other text has none.
     """
+    ends = (turn_end(tokenizer) if conversations else None, tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(token for token in ends if token is not None))
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """Return the special token directly after the assistant's content, or None if other text follows it."""
+    try:
+        # The tokenizer may have an added token for a blank line, which also occurs within answers.
+        ending = ChatTemplate(tokenizer).turn_ending.lstrip()
+    except InvalidRecord:
+        return None
+    tokens = tokenizer(ending, add_special_tokens=False).input_ids
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    ending = tokenizer(ChatTemplate(tokenizer).turn_ending, add_special_tokens=False).input_ids if conversations else []
-    first = next((token for token in ending if token in special), None)
-    return tuple(dict.fromkeys(token for token in (first, tokenizer.eos_token_id) if token is not None))
+    return tokens[0] if tokens and tokens[0] in special else None
 
 
 class ChatTemplate:
@@ -163,8 +174,12 @@ class ChatTemplate:
     @cached_property
     def turn_ending(self) -> str:
         """The text that follows the assistant's content, up to the end of its turn, without trailing whitespace."""
-        exchange = Conversation([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
-        return self._surroundings(exchange, 1)[1].rstrip()
+        exchange: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        with_system: list[Message] = [{"role": "system", "content": "."}, *exchange]
+        try:
+            return self._surroundings(Conversation(exchange), 1)[1].rstrip()
+        except InvalidRecord:  # some templates need a system message
+            return self._surroundings(Conversation(with_system), 2)[1].rstrip()
 
     @cached_property
     def _turn_endings(self) -> tuple[str, ...]:

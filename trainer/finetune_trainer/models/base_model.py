@@ -17,9 +17,13 @@ from finetune_trainer.files import write_durably
 from finetune_trainer.models.stored_weights import weight_files
 from finetune_trainer.runtime.artifacts import canonical_json, digest_file
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.runtime.hub import SMALL_MODEL_FILES
 from finetune_trainer.runtime.sources import fetch_model
 
+DIGESTED_FILES = (
+    *("config.json", "generation_config.json", "tokenizer*.json", "tekken.json", "chat_template.*", "*.jinja"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+)
+"""Patterns of a model's configuration and tokenizer. Other files, such as a license, may change."""
 THREADS = 4
 """Files that are read at the same time to compute their digests."""
 
@@ -58,18 +62,28 @@ def model_digest(folder: Path, record: Path) -> str:
     known = _read_record(record)
     files = _files_of(folder)
     with ThreadPoolExecutor(THREADS) as threads:
-        digests = dict(zip(files, threads.map(lambda path: _digest(path, known.get(path.name)), files), strict=True))
-    entries = {path.name: {"stat": _stat(path), "sha256": digest} for path, digest in digests.items()}
+        digests = dict(
+            zip(
+                files,
+                threads.map(lambda path: _digest(path, known.get(path.relative_to(folder).as_posix())), files),
+                strict=True,
+            )
+        )
+    names = {path: path.relative_to(folder).as_posix() for path in files}
+    entries = {names[path]: {"stat": _stat(path), "sha256": digest} for path, digest in digests.items()}
     if entries != known:
         write_durably(record, json.dumps(entries, indent=1, sort_keys=True).encode())
-    contents = {path.name: digest for path, digest in digests.items()}
+    contents = {names[path]: digest for path, digest in digests.items()}
     return "sha256:" + hashlib.sha256(canonical_json(contents)).hexdigest()
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """Return the files of a model that determine what it computes, sorted."""
-    small = (path for pattern in SMALL_MODEL_FILES for path in folder.glob(pattern) if path.is_file())
-    return sorted({*small, *weight_files(folder)})
+    """Return the files of a model that determine what it computes, sorted; raise ConfigInvalid if one is missing."""
+    small = (path for pattern in DIGESTED_FILES for path in folder.glob(pattern) if path.is_file())
+    weights = weight_files(folder)
+    if missing := [path for path in weights if not path.is_file()]:
+        raise ConfigInvalid(f"{folder}: the index names {missing[0].name}, which does not exist: copy the whole model")
+    return sorted({*small, *weights})
 
 
 def _digest(path: Path, known: dict[str, Any] | None) -> str:

@@ -64,7 +64,8 @@ class MergedWeights:
         self.is_untied = any(layer.name in {embedding, head} for layer in layers)
         """Whether embedding and output head have different weights in the merged model only."""
         if self.is_untied:
-            self._sources[f"{head}.weight"] = self._stored_name(embedding)
+            # A model may store a head of its own although its configuration ties it; transformers then uses that one.
+            self._sources.setdefault(f"{head}.weight", self._stored_name(embedding))
         self.layers = {self._stored_name(layer.name): layer for layer in layers}
         """The layers that the adapter changes, by the names of their weights."""
 
@@ -72,7 +73,7 @@ class MergedWeights:
     def meta(self) -> dict[str, torch.Tensor]:
         """Shape and dtype of every tensor, as tensors without storage."""
         return {
-            name: torch.empty_like(self._stored.meta[source], dtype=self._dtype_of(source))
+            name: torch.empty_like(self._stored.meta[source], dtype=self._dtype_of(name))
             for name, source in sorted(self._sources.items())
         }
 
@@ -82,7 +83,7 @@ class MergedWeights:
         weight = self._stored.read(source)
         if layer := self.layers.get(name):
             weight = self._merge(layer, weight.float())
-        return weight.to(self._dtype_of(source)).contiguous()
+        return weight.to(self._dtype_of(name)).contiguous()
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json: that of the base model with the new dtype, without code to execute."""
@@ -99,10 +100,10 @@ class MergedWeights:
     def _dtype_name(self) -> str:
         return str(self._dtype).removeprefix("torch.")
 
-    def _dtype_of(self, source: str) -> torch.dtype:
-        """Return the published dtype of a stored tensor: `dtype`, unless the base model makes an exception of it."""
-        stored = self._stored.meta[source].dtype
-        return self._dtype if stored == self._main_dtype else stored
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """Return the published dtype of a tensor: `dtype`, unless the base model makes an exception of it."""
+        stored = self._stored.meta[self._sources[name]].dtype
+        return self._dtype if name in self.layers or stored == self._main_dtype else stored
 
     def _stored_name(self, layer: str) -> str:
         """Return the name under which the weight of a layer is stored, with or without the model's prefix."""

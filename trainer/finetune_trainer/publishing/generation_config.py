@@ -19,6 +19,7 @@ def generation_config(base: Path, end_tokens: Iterable[int]) -> dict[str, Any]:
     path = base / GENERATION_CONFIG_NAME
     config: dict[str, Any] = json.loads((path if path.is_file() else base / "config.json").read_bytes())
     if not path.is_file():
+        config = {**config.get("text_config", {}), **config}  # a multimodal model has its token ids in there
         config = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
     known = config.get("eos_token_id")
     before = known if isinstance(known, list) else [known]

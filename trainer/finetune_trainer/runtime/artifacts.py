@@ -163,14 +163,8 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
 
     Its lock file exists before it and is deleted after it, so a folder without one belongs to no live process.
     """
-    temporary = temporary_name(folder)
+    temporary, descriptor = _locked_name(folder)
     lock = _lock_of(temporary)
-    try:
-        descriptor = try_lock(lock)
-    except LockingUnsupported as error:
-        log_once(f"this file system has no locks ({error}): unfinished folders of killed processes stay")
-        descriptor = None
-        lock.unlink(missing_ok=True)
     try:
         temporary.mkdir()
         yield temporary
@@ -179,6 +173,21 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
         if descriptor is not None:
             lock.unlink(missing_ok=True)
             release(descriptor)
+
+
+def _locked_name(folder: Path) -> tuple[Path, int | None]:
+    """Return a new name beside `folder` and the descriptor of its lock, or no descriptor where there are no locks."""
+    while True:
+        temporary = temporary_name(folder)
+        try:
+            descriptor = try_lock(_lock_of(temporary))
+        except LockingUnsupported as error:
+            log_once(f"this file system has no locks ({error}): unfinished folders of killed processes stay")
+            _lock_of(temporary).unlink(missing_ok=True)
+            return temporary, None
+        if descriptor is not None:
+            return temporary, descriptor
+        # A process that removes leftovers took the new lock first, and will remove what has this name.
 
 
 def _lock_of(temporary: Path) -> Path:

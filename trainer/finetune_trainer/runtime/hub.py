@@ -1,5 +1,6 @@
 """Downloads from the Hugging Face hub to the workspace, which all stages and attempts share."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from finetune_trainer.runtime.errors import CredentialsRejected, ServiceUnavaila
 
 SMALL_MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of a model's configuration, tokenizer and chat template."""
-MODEL_FILES = [*SMALL_MODEL_FILES, "model.safetensors", "model-*-of-*.safetensors"]
+MODEL_FILES = [*SMALL_MODEL_FILES, "model*.safetensors*"]
 """Patterns of the files that stages read. Repositories often hold the same weights in other formats, too."""
 SUBFOLDERS = "*/*"
 
@@ -33,8 +34,17 @@ def download_model(repository: str, revision: str | None, cache: Path) -> Path:
     commit = pin.read_text() if pin.is_file() else None
     folder = _snapshot(repository, commit or revision, cache, local=commit is not None)
     if commit is None:
+        _check_complete(repository, folder)
         write_durably(pin, folder.name.encode())  # last: it states that the download is complete
     return folder
+
+
+def _check_complete(repository: str, folder: Path) -> None:
+    """Raise SourceNotFound if a file of the model's index was not downloaded."""
+    index = folder / "model.safetensors.index.json"
+    names = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else set()
+    if missing := sorted(name for name in names if not (folder / name).is_file()):
+        raise SourceNotFound(f"hf://{repository}: its index names {missing[0]}, which is not in the repository")
 
 
 def _snapshot(repository: str, revision: str | None, cache: Path, *, local: bool) -> Path:

@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult, StageResult
+from finetune_trainer.data import packing
+from finetune_trainer.data.chat import turn_end
 from finetune_trainer.data.packing import PackedWriter
 from finetune_trainer.data.parts import Counts, PartFolder, PartState
 from finetune_trainer.data.record_packer import RecordPacker, Summary
@@ -23,7 +26,7 @@ from finetune_trainer.data.records import Format, ReadRecord, format_of, known_c
 from finetune_trainer.data.source import Source
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
-from finetune_trainer.runtime.artifacts import canonical_json, matches_digest, seal
+from finetune_trainer.runtime.artifacts import canonical_json, digest_file, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.sources import fetch_dataset
@@ -58,6 +61,11 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
     counts = packer.counts
+    if counts.shape == "messages" and turn_end(tokenizer) is None:
+        log_line(
+            "prepare: the chat template ends a turn with text that is no special token, so that servers will not "
+            "stop there: use a template that ends turns with a special token"
+        )
     context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
         identity=config.identity,
@@ -173,9 +181,10 @@ class Meter:
 
 
 def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
-    """Return a digest of all that determines the rows besides the records: config, tokenizer and its libraries."""
+    """Return a digest of all that determines the rows besides the records: config, tokenizer, libraries and code."""
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
-    inputs = {"config": config.model_dump(mode="json"), "model": base.digest, "libraries": libraries}
+    code = {path.name: digest_file(path) for path in sorted(Path(packing.__file__).parent.glob("*.py"))}
+    inputs = {"config": config.model_dump(mode="json"), "model": base.digest, "libraries": libraries, "code": code}
     return hashlib.sha256(canonical_json(inputs)).hexdigest()
 
 

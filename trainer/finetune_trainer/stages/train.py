@@ -1,6 +1,9 @@
 """Stage train: trains the adapter, from the start or from the latest valid checkpoint."""
 
+from collections.abc import Iterable
+
 import torch
+from peft import PeftModel
 
 from finetune_trainer.contract import AnyResult, Environment, TrainConfig, TrainResult
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
@@ -41,10 +44,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     source = open_base_model(config.model, context.environment)
     source.require(config.model_digest, f"prepare/{config.prepare}")
     check_context_length(source, rows.context_length)
-    base = load_base(source.folder, dtype_of(config.recipe.precision, source.folder), source.uri)
-    for split in (rows, validation_rows):
-        check_tokens(split, base)
-    peft_model = attach_adapter(base, config.recipe.lora, config.model, config.seed)
+    peft_model = load_with_new_adapter(config, source, (rows, validation_rows))
     peft_config = adapter_config(peft_model)
     model = AdaptedModel(peft_model, device, config.recipe)
     if rows.packed:
@@ -73,6 +73,14 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
         resume(run, checkpoints)
         train(run, checkpoints)
         return publish(run, context, peft_config, source)
+
+
+def load_with_new_adapter(config: TrainConfig, source: BaseModel, splits: Iterable[PackedRows]) -> PeftModel:
+    """Load the base model with a new adapter; raise DataInvalid if a split does not fit the model's vocabulary."""
+    base = load_base(source.folder, dtype_of(config.recipe.precision, source.folder), source.uri)
+    for rows in splits:
+        check_tokens(rows, base)
+    return attach_adapter(base, config.recipe.lora, config.model, config.seed)
 
 
 def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows, PackedRows, str]:
