@@ -129,6 +129,8 @@ class StageStatus(ContractModel):
     """Latest progress report of the current attempt."""
     result: StoredResult | None = None
     """Result of the stage. Absent until it succeeds."""
+    model_digest: str | None = None
+    """Digest of the base model in the stage's latest result; stays while the stage is repeated. Only of prepare."""
 
     @property
     def failures_counted(self) -> int:

@@ -7,7 +7,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import ATTEMPTS_KEPT, AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.core.endings import result_of, update_attempt
 from finetune_operator.core.observation import ObservedJob, ObservedServer
-from finetune_trainer.contract import DeployResult
+from finetune_trainer.contract import DeployResult, PrepareResult
 
 
 def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: datetime) -> StageStatus:
@@ -114,6 +114,8 @@ def _count_outcome(status: StageStatus, ended: AttemptStatus, job: ObservedJob |
     result = result_of(ended, job) if job else None
     if result and ended.identity == status.identity:
         counted |= {"result": result, "finished_at": ended.finished_at}
+        if isinstance(result, PrepareResult):
+            counted |= {"model_digest": result.model_digest}
     return status.model_copy(update=counted)
 
 

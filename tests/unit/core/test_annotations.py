@@ -143,6 +143,23 @@ def test_retry_after_missing_input_reruns_its_producer_first(code):
     assert scenario.finish().status.phase == "Succeeded"
 
 
+def test_retry_that_repeats_prepare_keeps_what_training_cost():
+    scenario = Scenario().run("prepare", modelDigest="sha256:model")
+    identity = scenario.stage("train").identity
+    assert scenario.config("train").model_digest == "sha256:model"
+    scenario.lose_node(scenario.start("train"))
+    scenario.run("train")
+    scenario.cluster.fail(scenario.start("evaluate"), 66, "there is no adapter")
+    scenario.reconcile_until_stable().retry("1")
+    assert scenario.running == "prepare"
+    assert (scenario.stage("train").identity, scenario.stage("train").interruptions) == (identity, 1)
+
+
+def test_other_base_model_gives_training_another_identity():
+    one, other = (Scenario().run("prepare", modelDigest=f"sha256:{name}").stage("train").identity for name in "ab")
+    assert one != other
+
+
 def test_retry_after_lost_workspace_reruns_all_stages():
     scenario = Scenario().run("prepare").run("train")
     scenario.cluster.fail(scenario.start("evaluate"), 66, "there is no adapter")

@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
-from finetune_trainer.contract import Checkpoint, PrepareResult, TrainConfig, TrainRecipe
+from finetune_trainer.contract import Checkpoint, TrainConfig, TrainRecipe
 
 
 class Train(StageSpec, TrainRecipe):
@@ -33,13 +33,12 @@ class Train(StageSpec, TrainRecipe):
 
     @override
     def config(self, context: ConfigContext) -> TrainConfig:
-        prepared = context.statuses["prepare"].result
         return TrainConfig(
             identity="",
             seed=context.seed,
             prepare=context.identities["prepare"],
             model=context.model,
-            model_digest=prepared.model_digest if isinstance(prepared, PrepareResult) else None,
+            model_digest=context.statuses["prepare"].model_digest,
             recipe=recipe_from(self, TrainRecipe),
             checkpoint=self.checkpoint,
         )
