@@ -3,11 +3,14 @@
 from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, GetJsonSchemaHandler, StringConstraints
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+from typing_extensions import override
 
-from finetune_trainer.contract import ContractModel
+from finetune_trainer.contract import ExtensibleModel
 
 READY = "Ready"
 """True when every requested stage is done."""
@@ -19,7 +22,30 @@ FINISHED = "Finished"
 """True on success and on failure, so that `kubectl wait --for=condition=Finished` returns in both cases."""
 
 
-class Reason(StrEnum):
+class OpenEnum(StrEnum):
+    """An enum that only informs, so that a value of another version of the operator is kept as it is.
+
+    Such a value is equal to its text, and identical to no member.
+    """
+
+    @override
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        # Without the list of values: after a rollback, the API server must accept the kept values of the newer version.
+        schema = handler.resolve_ref_schema(handler(core))
+        del schema["enum"]
+        return schema
+
+
+class Reason(OpenEnum):
     """Why a stage or a condition is in its state."""
 
     ALL_STAGES_SUCCEEDED = "AllStagesSucceeded"
@@ -36,6 +62,7 @@ class Reason(StrEnum):
     NODE_LOST = "NodeLost"
     NOT_REQUESTED = "NotRequested"
     OUT_OF_MEMORY = "OutOfMemory"
+    PLACEMENT_CHANGED = "PlacementChanged"
     POD_REFUSED = "PodRefused"
     PROGRESSING = "Progressing"
     RESULT_MISSING = "ResultMissing"
@@ -56,7 +83,7 @@ class Reason(StrEnum):
     WORKSPACE_IN_USE = "WorkspaceInUse"
 
 
-class Condition(ContractModel):
+class Condition(ExtensibleModel):
     """One condition, in the standard form that kubectl and Flux read."""
 
     type: Annotated[str, StringConstraints(max_length=316)]
@@ -76,9 +103,11 @@ class Condition(ContractModel):
 def merge_conditions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Condition, ...]:
     """Return the new conditions. Each keeps its last transition time unless its status changed."""
     before = {condition.type: condition for condition in old}
-    return tuple(
-        condition.model_copy(update={"last_transition_time": before[condition.type].last_transition_time})
-        if condition.type in before and before[condition.type].status == condition.status
-        else condition
-        for condition in new
-    )
+    return tuple(_merge_condition(before.get(condition.type), condition) for condition in new)
+
+
+def _merge_condition(old: Condition | None, new: Condition) -> Condition:
+    merged = new.with_unknown_fields_of(old)
+    if old is None or old.status != new.status:
+        return merged
+    return merged.model_copy(update={"last_transition_time": old.last_transition_time})

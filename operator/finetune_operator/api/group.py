@@ -6,7 +6,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "FineTunePipeline"
 PLURAL = "finetunepipelines"
 SINGULAR = "finetunepipeline"
-SHORT_NAME = "ftp"
+SHORT_NAME = "ft"
 
 RETRY_ANNOTATION = f"{GROUP}/retry"
 """A new value retries the failed stage with fresh retry budgets."""

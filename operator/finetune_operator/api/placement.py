@@ -1,11 +1,15 @@
-"""Capacity types, and the labels and taints of their nodes. A new capacity type is one line of NODE_CLASSES."""
+"""Capacity types, and the labels, taints and prices of their nodes. A new capacity type is one line of CAPACITIES."""
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from datetime import date
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from finetune_trainer.contract import ContractModel
+from finetune_operator.api.amounts import Amount
+from finetune_trainer.contract import ContractModel, one_of
+
+SPOT, ON_DEMAND, AUTO = "Spot", "OnDemand", "Auto"
 
 
 class Toleration(ContractModel):
@@ -21,39 +25,173 @@ class Toleration(ContractModel):
     """Effect of the taint. Absent: all effects."""
 
 
-class NodeClass(ContractModel):
-    """Labels and taints of one class of nodes on this cluster."""
+class Nodes(ContractModel):
+    """Labels and taints of nodes on this cluster, and annotations of the pods there."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of these nodes."""
+    excluded_labels: dict[str, str] = Field(default_factory=dict)
+    """Labels that these nodes do not have, where nothing else keeps pods away from other nodes."""
     tolerations: tuple[Toleration, ...] = ()
     """Tolerations for the taints of these nodes."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations of the pods of Jobs on these nodes. Pods of servers do not get them."""
 
 
-SPOT_TAINT = Toleration(key="spot", operator="Equal", value="true", effect="NoSchedule")
+class NodeClass(Nodes):
+    """Nodes of one capacity type and one price. Labels and tolerations of the capacity type are added to its own."""
+
+    name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+    """Name in the status of a pipeline, in metrics and in the list of prices."""
+    capacity: Literal["Spot", "OnDemand"]
+    """Capacity type of these nodes."""
+    accelerator: str | None = None
+    """Resource that a stage must ask for to run here, such as nvidia.com/gpu. Absent: stages without an accelerator."""
+    price: Annotated[Amount, Field(le=1_000_000)] | None = None
+    """Price per hour: of each accelerator, or of a pod without one. Absent: not known."""
+    price_date: date | None = None
+    """Day on which the price was looked up."""
+    interruptions_per_hour: float | None = Field(default=None, ge=0, le=60)
+    """Expected interruptions per hour of a pod on these nodes, until a stage has its own experience."""
 
 
-class PlacementDefaults(ContractModel):
-    """Meaning of pools and capacity types on this cluster. Set by the platform team, not by a pipeline."""
-
-    pools: dict[str, NodeClass] = Field(default_factory=dict)
-    """Nodes for each kind of stage: control, training, eval, inference. Absent: any node."""
-    on_demand: NodeClass = NodeClass()
-    """Nodes that the cloud provider does not reclaim."""
-    spot: NodeClass = NodeClass(tolerations=(SPOT_TAINT,))
-    """Cheaper nodes that the cloud provider may reclaim at short notice."""
+DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true"}
 
 
-NODE_CLASSES: dict[str, Callable[[PlacementDefaults], NodeClass]] = {
-    "on-demand": lambda defaults: defaults.on_demand,  # no toleration: the taint of spot nodes keeps the pod away
-    "spot": lambda defaults: defaults.spot,
+class Preset(NamedTuple):
+    """Labels and taints of a cloud's nodes."""
+
+    on_demand: Nodes
+    spot: Nodes
+
+
+# docs/guides/placement.md names the page of each cloud that describes these.
+PRESETS = {
+    # Without labels, so that the first manifest runs on any cluster. Spot nodes are those with the taint.
+    "generic": Preset(Nodes(), Nodes(tolerations=(Toleration(key="spot", value="true", effect="NoSchedule"),))),
+    # GKE labels spot nodes, and no others reliably. It taints those of Autopilot and of auto-provisioning only, so that
+    # on-demand pods must keep away from the label.
+    "gke": Preset(
+        Nodes(excluded_labels={"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-preemptible": "true"}),
+        Nodes(
+            node_selector={"cloud.google.com/gke-spot": "true"},
+            tolerations=(Toleration(key="cloud.google.com/gke-spot", value="true", effect="NoSchedule"),),
+        ),
+    ),
+    # Managed node groups label both capacity types and taint neither.
+    "eks": Preset(
+        Nodes(node_selector={"eks.amazonaws.com/capacityType": "ON_DEMAND"}),
+        Nodes(node_selector={"eks.amazonaws.com/capacityType": "SPOT"}),
+    ),
+    # Karpenter provisions nodes of the capacity type that a pod selects. It would move a pod to a cheaper node: the
+    # annotation keeps it from that, and from nothing that the cloud does.
+    "karpenter": Preset(
+        Nodes(node_selector={"karpenter.sh/capacity-type": "on-demand"}, annotations=DO_NOT_DISRUPT),
+        Nodes(node_selector={"karpenter.sh/capacity-type": "spot"}, annotations=DO_NOT_DISRUPT),
+    ),
+    # AKS labels and taints its spot nodes, and no others.
+    "aks": Preset(
+        Nodes(),
+        Nodes(
+            node_selector={"kubernetes.azure.com/scalesetpriority": "spot"},
+            tolerations=(Toleration(key="kubernetes.azure.com/scalesetpriority", value="spot", effect="NoSchedule"),),
+        ),
+    ),
 }
 
 
-def _check_capacity(value: str) -> str:
-    if value not in NODE_CLASSES:
-        raise ValueError(f"must be one of {', '.join(sorted(NODE_CLASSES))}")
-    return value
+class PriceList(ContractModel):
+    """Prices of node classes on one day. They replace those of the configuration."""
+
+    date: date
+    """Day on which the prices were looked up."""
+    prices: dict[str, Amount | None]
+    """Name of a node class -> its price. null: not known."""
 
 
-Capacity = Annotated[str, AfterValidator(_check_capacity), Field(json_schema_extra={"enum": sorted(NODE_CLASSES)})]
+class PlacementDefaults(ContractModel):
+    """Meaning of pools and capacity types on this cluster, and prices. Set by the platform team, not by a pipeline."""
+
+    preset: Annotated[str, AfterValidator(one_of(PRESETS))] = "generic"
+    """Labels and taints of on-demand and spot nodes that are not set below."""
+    pools: dict[str, Nodes] = Field(default_factory=dict)
+    """Nodes for each kind of stage: control, training, eval, inference. Absent: any node."""
+    on_demand: Nodes = Nodes()
+    """Nodes that the cloud provider does not reclaim. Empty: those of the preset."""
+    spot: Nodes = Nodes()
+    """Cheaper nodes that the cloud provider may reclaim at short notice. Empty: those of the preset."""
+    node_classes: tuple[NodeClass, ...] = ()
+    """Node classes with their prices, tried in the order of price. Absent for a stage: any nodes of the capacity."""
+    currency: str = Field(default="USD", min_length=1, max_length=8, pattern=r"^\S+$")
+    """Currency of all prices."""
+    short_stage_seconds: int = Field(default=1800, ge=0, le=31_536_000)
+    """A stage that is expected to run for a shorter time gets on-demand nodes with capacity Auto."""
+    restart_seconds: int = Field(default=180, ge=1, le=86_400)
+    """Time from the start of an attempt to its first new step, until a stage has its own experience."""
+    return_seconds: int = Field(default=1800, ge=1, le=31_536_000)
+    """Running time on on-demand nodes after which Auto tries spot again. It doubles with each such attempt."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [one.name for one in self.node_classes]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"nodeClasses: the name {min(twice)} is not unique: rename one of them")
+        return self
+
+    def with_prices(self, found: PriceList) -> Self:
+        """Return a copy with the prices of the list; names that are no node class are ignored."""
+        classes = tuple(
+            one.model_copy(update={"price": found.prices[one.name], "price_date": found.date})
+            if one.name in found.prices
+            else one
+            for one in self.node_classes
+        )
+        return self.model_copy(update={"node_classes": classes})
+
+
+CAPACITIES: dict[str, Callable[[PlacementDefaults], Nodes]] = {
+    "OnDemand": lambda defaults: _set_or(defaults.on_demand, PRESETS[defaults.preset].on_demand),
+    "Spot": lambda defaults: _set_or(defaults.spot, PRESETS[defaults.preset].spot),
+}
+"""Capacity type -> its nodes."""
+
+
+def _set_or(nodes: Nodes, preset: Nodes) -> Nodes:
+    return preset if nodes == Nodes() else nodes
+
+
+Capacity = Annotated[
+    str,
+    AfterValidator(one_of((AUTO, *CAPACITIES))),
+    Field(json_schema_extra={"enum": sorted((AUTO, *CAPACITIES))}),
+]
+
+
+class Fallback(ContractModel):
+    """When an Auto stage leaves a node class: for another of the same capacity, and then for on-demand nodes."""
+
+    after_interruptions: int | None = Field(default=None, ge=1, le=1000)
+    """Interruptions in a row on one spot node class, each within an hour of its start. Absent: three; with a deadline
+    no limit, because the time to spare is one."""
+    after_pending_seconds: int | None = Field(default=None, ge=1, le=604_800)
+    """Time for which a pod has found no node. Absent: ten minutes; with a deadline most of the time to spare."""
+    after_fruitless_attempts: int | None = Field(default=None, ge=1, le=1000)
+    """Interruptions in a row without a new durable step. Absent: three; with a deadline no limit."""
+
+
+class Placement(ContractModel):
+    """Capacity on which the stage's pod runs. Labels and tolerations of your own stand under pod."""
+
+    capacity: Capacity = ON_DEMAND
+    """Spot nodes cost less and may be reclaimed at any time; OnDemand nodes are not. Auto chooses for each attempt."""
+    expected_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    """Expected running time of the stage, until it is measured. Auto compares costs and keeps the deadline with it."""
+    fallback: Fallback = Fallback()
+    """When Auto leaves a node class."""
+
+
+class TrainPlacement(Placement):
+    """Capacity on which the stage's pod runs. Labels and tolerations of your own stand under pod."""
+
+    capacity: Capacity = AUTO
+    """Spot nodes cost less and may be reclaimed at any time; OnDemand nodes are not. Auto chooses for each attempt."""

@@ -22,8 +22,9 @@ class Rule:
     """What is wrong and how to fix it."""
     cel: str
     """The rule for the API server, in CEL. `self` is the object."""
-    is_valid: Callable[[Mapping[str, Any]], bool]
-    """The same rule in Python. The argument is the object as plain camelCase data with defaults filled in."""
+    is_valid: Callable[[Mapping[str, Any]], bool] = lambda _data: True
+    """The same rule in Python. The argument is the object as plain camelCase data with defaults filled in. Absent: the
+    rule holds on a cluster only."""
 
 
 class WithRules(ContractModel):

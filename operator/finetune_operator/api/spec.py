@@ -1,23 +1,37 @@
 """The spec of a FineTunePipeline: everything that the user may request."""
 
+import re
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, StringConstraints
+from pydantic import AwareDatetime, Field, StringConstraints
 
+from finetune_operator.api.datasets import Dataset, ValidationSet
 from finetune_operator.api.rules import Rule, WithRules
-from finetune_operator.api.stages.base import ObjectName, Quantity, StageSpec
+from finetune_operator.api.stages.base import ONE_DEFAULT_GPU, StageSpec
 from finetune_operator.api.stages.deploy import Deploy
 from finetune_operator.api.stages.evaluate import Evaluate
+from finetune_operator.api.stages.pod import BYTES, ObjectName, PodDefaults, StorageSize
 from finetune_operator.api.stages.prepare import Prepare
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train
-from finetune_trainer.contract import ContractModel, DatasetSource, ModelSource
+from finetune_trainer.contract import ModelSource, Tracking
 
 
-class Workspace(ContractModel):
+class Workspace(WithRules):
     """The volume for the files of all stages. A local run uses a folder and reads only existingClaim."""
 
-    size: Quantity = "100Gi"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="size",
+            message="is less than a megabyte; write 50Gi for gibibytes or 50G for gigabytes",
+            cel=f"!has(self.size) || string(self.size).matches('{BYTES}')",
+            is_valid=lambda data: bool(re.match(BYTES, data["size"])),
+        ),
+    )
+
+    size: StorageSize = "50Gi"
     """Size of the claim that the operator creates. It can grow if the storage class allows it, and never shrinks."""
 
     storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
@@ -38,32 +52,123 @@ class Workspace(ContractModel):
 def _needs_gate(stage: str) -> Rule:
     return Rule(
         field=f"{stage}.when",
-        message=f"GatePassed needs a gate: add evaluate.gate, or set {stage}.when to Always",
-        cel=f"!has(self.{stage}) || self.{stage}.when != 'GatePassed'"
-        " || (has(self.evaluate) && has(self.evaluate.gate))",
-        is_valid=lambda data: data.get(stage, {}).get("when") != "GatePassed" or "gate" in data.get("evaluate", {}),
+        message=f"GatesPassed needs a gate: add evaluate.gates, or set {stage}.when to Always",
+        cel=f"!has(self.{stage}) || self.{stage}.when != 'GatesPassed'"
+        " || (has(self.evaluate) && has(self.evaluate.gates) && size(self.evaluate.gates) > 0)",
+        is_valid=lambda data: (
+            data.get(stage, {}).get("when") != "GatesPassed" or bool(data.get("evaluate", {}).get("gates"))
+        ),
     )
 
 
+def _readable_by_pods(field: str, schemes: str, values: str, advice: str) -> Rule:
+    """Return the rule that a cluster accepts URIs of these schemes only. `values` is CEL, where $ judges one `uri`."""
+    readable = f"uri.matches('^({schemes})://') && !uri.matches('/[.][.](/|$)')"
+    return Rule(field=field, message=f"a pod cannot read this path: {advice}", cel=values.replace("$", readable))
+
+
+STORES = "hf|s3|gs|az|oci|pvc"
+CLUSTER_RULES = (
+    _readable_by_pods(
+        "model.uri", STORES, "[self.model.uri].all(uri, $)", "a hub model is hf://ORG/NAME, a volume pvc://CLAIM/PATH"
+    ),
+    _readable_by_pods(
+        "datasets",
+        f"{STORES}|https?",
+        "self.datasets.map(one, one.uri).all(uri, $)",
+        "a hub data set is hf://ORG/NAME, a volume pvc://CLAIM/PATH",
+    ),
+    _readable_by_pods(
+        "validation.uri",
+        f"{STORES}|https?",
+        "!has(self.validation) || !has(self.validation.uri) || [self.validation.uri].all(uri, $)",
+        "a hub data set is hf://ORG/NAME, a volume pvc://CLAIM/PATH",
+    ),
+    _readable_by_pods(
+        "evaluate.tasks",
+        "pvc",
+        "!has(self.evaluate) || self.evaluate.tasks.filter(one, has(one.file)).map(one, one.file).all(uri, $)",
+        "put the task file on a volume, pvc://CLAIM/PATH",
+    ),
+    _readable_by_pods(
+        "push.targets",
+        STORES,
+        "!has(self.push) || self.push.targets.map(one, one.uri).all(uri, $)",
+        "publish to hf://ORG/NAME, s3://BUCKET/PATH, oci://HOST/REPOSITORY or pvc://CLAIM/PATH",
+    ),
+    _readable_by_pods(
+        "tracking.tensorboard.uri",
+        "pvc",
+        "!has(self.tracking) || !has(self.tracking.tensorboard) || !has(self.tracking.tensorboard.uri)"
+        " || [self.tracking.tensorboard.uri].all(uri, $)",
+        "write to a volume, pvc://CLAIM/PATH",
+    ),
+)
+"""Rules for the API server. A local run also reads paths of this machine."""
+HAS_ALIAS = "(has(self.tracking) && has(self.tracking.mlflow) && has(self.tracking.mlflow.alias))"
+RESERVED_ALIAS = "^([lL][aA][tT][eE][sS][tT]|[vV][0-9]+)$"
+
+
+def _alias(data: Mapping[str, Any]) -> str:
+    """Return tracking.mlflow.alias of a spec, or an empty text."""
+    return str(data.get("tracking", {}).get("mlflow", {}).get("alias", ""))
+
+
 class PipelineSpec(WithRules):
-    """A pipeline that fine-tunes a base model on a data set, evaluates, publishes and serves the result."""
+    """A pipeline that fine-tunes a base model on data sets, evaluates, publishes and serves the result."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        *CLUSTER_RULES,
         Rule(
             field="deploy",
-            message="needs push, because the published model is served: add push.target",
-            cel="!has(self.deploy) || has(self.push)",
-            is_valid=lambda data: "deploy" not in data or "push" in data,
+            message="needs a published model: add an entry with format Merged to push.targets",
+            cel="!has(self.deploy) || (has(self.push) && self.push.targets.exists(target, "
+            "!has(target.format) || target.format == 'Merged'))",
+            is_valid=lambda data: (
+                "deploy" not in data
+                or any(target["format"] == "Merged" for target in data.get("push", {}).get("targets", ()))
+            ),
         ),
+        ONE_DEFAULT_GPU,
         _needs_gate("push"),
         _needs_gate("deploy"),
+        Rule(
+            field="whenExpired",
+            message="has no effect without a time: add ttlSecondsAfterFinished, or remove whenExpired",
+            cel="!has(self.whenExpired) || has(self.ttlSecondsAfterFinished)",
+            is_valid=lambda data: "whenExpired" not in data or "ttlSecondsAfterFinished" in data,
+        ),
+        Rule(
+            field="whenExpired",
+            message="Delete would delete the server of deploy with the pipeline: set Retain, or remove deploy",
+            cel="!has(self.whenExpired) || self.whenExpired != 'Delete' || !has(self.deploy)",
+            is_valid=lambda data: data.get("whenExpired") != "Delete" or "deploy" not in data,
+        ),
+        Rule(
+            field="tracking.mlflow.alias",
+            message="names a version of a registered model: add registeredModel, or remove alias",
+            cel=f"!{HAS_ALIAS} || has(self.tracking.mlflow.registeredModel)",
+            is_valid=lambda data: not _alias(data) or "registeredModel" in data["tracking"]["mlflow"],
+        ),
+        Rule(
+            field="tracking.mlflow.alias",
+            message="MLflow reserves latest, and v with a number: choose another alias, such as champion",
+            cel=f"!{HAS_ALIAS} || !self.tracking.mlflow.alias.matches('{RESERVED_ALIAS}')",
+            is_valid=lambda data: not re.search(RESERVED_ALIAS, _alias(data)),
+        ),
     )
 
     model: ModelSource
     """The base model."""
 
-    dataset: DatasetSource
-    """The training records."""
+    datasets: tuple[Dataset, ...] = Field(min_length=1, max_length=64)
+    """The training records: data sets, read in this order."""
+
+    validation: ValidationSet = ValidationSet(fraction=0.05)
+    """Records to measure the validation loss: a fraction of each data set, or a data set of their own."""
+
+    pod_defaults: PodDefaults | None = None
+    """Defaults of the pods of all stages, below the stages' own pods."""
 
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     """Random seed of all stages."""
@@ -72,7 +177,7 @@ class PipelineSpec(WithRules):
     """The volume for the files of all stages. A local run uses a folder and reads only existingClaim."""
 
     prepare: Prepare = Prepare()
-    """Tokenizes the data set and packs it into rows."""
+    """Tokenizes the data sets and packs them into rows."""
 
     train: Train = Train()
     """Trains the LoRA adapter. Resumes from a checkpoint after an interruption."""
@@ -81,33 +186,51 @@ class PipelineSpec(WithRules):
     """Evaluates the trained model. Absent: no evaluation and no gate."""
 
     push: Push | None = None
-    """Merges the adapter into the base model and publishes it. Absent: the adapter stays in the workspace."""
+    """Publishes the merged model, or the adapter alone, to each target. Absent: the adapter stays in the workspace."""
 
     deploy: Deploy | None = None
     """Serves the published model. Absent: no server."""
 
+    tracking: Tracking | None = None
+    """Experiment trackers that get the metrics of train, the scores of evaluate and the model of push. A change reruns
+    no stage. Absent: the metrics are only in the workspace, in metrics.jsonl of the train stage."""
+
     suspend: bool = False
     """Stops the running attempt as an eviction would and starts no other until this is false. Servers keep running."""
 
-    active_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    max_runtime_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """Limit for the running time of all attempts of all stages together. Waiting time does not count."""
 
+    deadline: Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})] | None = None
+    """Time at which all stages should be done, such as 2030-01-31T08:00:00Z. Stages with capacity Auto run on on-demand
+    nodes where an interruption could miss it. It stops nothing."""
+
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=315_360_000)
-    """On a cluster: time after its end at which the pipeline is deleted, with its Jobs and servers. Absent: never."""
+    """On a cluster: time after the pipeline's end at which its Jobs are deleted, with their pods and logs. The pipeline
+    stays as the record, and so does its server. Absent: never."""
+
+    when_expired: Literal["Retain", "Delete"] | None = None
+    """What happens to the pipeline at that time. Retain keeps it. Delete deletes it too, which a pipeline with deploy
+    may not ask for. Absent: Retain."""
 
     def stage(self, name: str) -> StageSpec | None:
-        """Return the spec of a stage, or None if it is not requested."""
-        found: StageSpec | None = getattr(self, name)
-        return found
+        """Return the spec of a stage with the defaults below its pod, or None if it is not requested."""
+        return self._stages.get(name)
 
     def stages(self) -> dict[str, StageSpec]:
         """Return the requested stages by name, in execution order."""
-        return {kind.name: stage for kind in STAGES if (stage := self.stage(kind.name))}
+        return dict(self._stages)
+
+    @cached_property
+    def _stages(self) -> dict[str, StageSpec]:
+        found = {kind.name: getattr(self, kind.name) for kind in STAGES}
+        return {name: stage.over(self.pod_defaults) for name, stage in found.items() if stage}
 
     def source_uris(self) -> tuple[str, ...]:
         """Return the URIs of all external inputs of the stages."""
         more = (uri for stage in self.stages().values() for uri in stage.source_uris())
-        return (self.model.uri, self.dataset.uri, *more)
+        validation = (self.validation.uri,) if self.validation.uri else ()
+        return (self.model.uri, *(source.uri for source in self.datasets), *validation, *more)
 
 
 def _stage_type(annotation: Any) -> type[StageSpec] | None:

@@ -1,18 +1,32 @@
 """The status of a FineTunePipeline, written by the operator.
 
 `assess` reads back only what cannot be observed again: identities, attempts and their outcomes, counters, results,
-`budgetBaseAttempt`, `cancelled` and `observedAnnotations`. Phase, stage, progress, conditions and every state are
-output for users and tools.
+`budgetBaseAttempt`, `earlierCosts`, `cancelled`, `observedAnnotations` and `refusals`. Phase, stage, progress,
+conditions, sums and every state are output for users and tools.
+
+Another version of the operator may have written the status. Its unknown fields are kept, and so are unknown reasons and
+states, because they only inform. An unknown outcome of an attempt is an error: what it counts against is not known.
 """
 
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
-from finetune_operator.api.conditions import Condition, Reason
-from finetune_trainer.contract import AnyResult, ContractModel, MaybeProgress
+from finetune_operator.api.amounts import Amount, SignedAmount
+from finetune_operator.api.conditions import Condition, OpenEnum, Reason
+from finetune_trainer.contract import AnyResult, ExtensibleModel, MaybeProgress
 
 MESSAGE_LENGTH = 4096
 Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
@@ -27,7 +41,7 @@ def truncate_message(text: str) -> str:
     return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 2] + " …"
 
 
-class StageState(StrEnum):
+class StageState(OpenEnum):
     """State of a stage."""
 
     PENDING = "Pending"
@@ -44,14 +58,14 @@ class Outcome(StrEnum):
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    """The program failed. Counts against retries.failures."""
+    """The program failed. Counts against maxFailures."""
     INTERRUPTED = "Interrupted"
-    """The attempt was evicted or preempted, or its node was lost. Counts against retries.interruptions."""
+    """The attempt was evicted or preempted, or its node was lost. Counts against maxInterruptions."""
     STOPPED = "Stopped"
     """Stopped on request: suspended, cancelled, or the spec changed. Counts against no budget."""
 
 
-class AttemptStatus(ContractModel):
+class AttemptStatus(ExtensibleModel):
     """One attempt of a stage, which is one Job."""
 
     number: int = Field(ge=1)
@@ -72,6 +86,19 @@ class AttemptStatus(ContractModel):
     """Exit code of the process. Absent if it was not observed."""
     stopping: Reason | None = None
     """Why the operator stopped the attempt. Absent if it did not."""
+    stopped_after_seconds: float | None = None
+    """Running time when the attempt was stopped for a deadline, by the operator's clock. It counts at least this much.
+    Absent for other attempts."""
+    capacity: str | None = None
+    """Capacity type of its nodes: Spot or OnDemand. Absent in a local run."""
+    node_class: str | None = None
+    """Name of its node class in the operator's configuration. Absent: any nodes of the capacity type."""
+    node: str | None = None
+    """Name of the node on which the pod ran."""
+    price: Amount | None = None
+    """Price per hour of the pod when the attempt began. Absent: not known."""
+    on_demand_price: Amount | None = None
+    """Price per hour that on-demand nodes had for it then. Absent: not known."""
     created_at: datetime | None = None
     """Time at which the Job was first observed."""
     started_at: datetime | None = None
@@ -82,15 +109,66 @@ class AttemptStatus(ContractModel):
     """Step at which the attempt began. Greater than 0 after a resume."""
     last_step: int | None = None
     """Last step that the attempt is known to have finished."""
+    saved_step: int | None = None
+    """Newest step of the attempt that is known to be durable. Absent for a stage without steps."""
+    total_steps: int | None = None
+    """Number of steps of the whole stage. Absent until known."""
     step_seconds: float | None = None
     """Mean duration of a step, in seconds."""
     lost_steps: int | None = None
     """Steps of this attempt that the next one had to repeat. Absent until known."""
     lost_seconds: float | None = None
     """Time that those steps had taken, in seconds."""
+    seconds: float | None = None
+    """Running time, in seconds. Absent while the attempt runs."""
+    steps: int | None = None
+    """Steps that the attempt has finished, with those that were lost. Absent for a stage without steps."""
+    cost: Amount | None = None
+    """Price of the running time. Absent while the attempt runs, or where its price is not known."""
+    lost_cost: Amount | None = None
+    """Part of the cost that its interruption wasted: lost steps, and time without steps. Absent if not interrupted."""
 
 
-class StageStatus(ContractModel):
+class Costs(ExtensibleModel):
+    """Running time and money of ended attempts. A sum has only the attempts whose price is known."""
+
+    attempts: int = 0
+    """Number of attempts."""
+    unpriced: int = 0
+    """Number of attempts whose price is not known."""
+    seconds: float = 0.0
+    """Running time of the attempts, in seconds."""
+    spent: Amount = Decimal()
+    """Sum of their costs."""
+    lost: Amount = Decimal()
+    """Part of it that interruptions wasted."""
+    on_demand: Amount = Decimal()
+    """What the same work costs without interruptions on on-demand nodes."""
+
+
+class PipelineCosts(Costs):
+    """Running time and money of all ended attempts of all stages."""
+
+    currency: str
+    """Currency of the amounts."""
+    saved: SignedAmount = Decimal()
+    """What the same work costs on on-demand nodes, less what was spent."""
+
+
+class PlacementStatus(ExtensibleModel):
+    """Where the newest attempt of a stage runs, and why."""
+
+    capacity: str
+    """Capacity type: Spot or OnDemand."""
+    node_class: str | None = None
+    """Name of the node class. Absent: any nodes of the capacity type."""
+    cause: str
+    """Why it was chosen, in CamelCase."""
+    message: Message = ""
+    """The same with its numbers."""
+
+
+class StageStatus(ExtensibleModel):
     """Status of one stage."""
 
     state: StageState = StageState.PENDING
@@ -104,7 +182,7 @@ class StageStatus(ContractModel):
     execution: str = ""
     """Hash of how the stage runs: resources, placement, image and environment."""
     attempts: Annotated[tuple[AttemptStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
-    """The newest ten attempts of the stage, oldest first."""
+    """Ten attempts of the stage at most, oldest first: the newest, and where there are more, those that have run."""
     failures: int = 0
     """Number of failed attempts with this identity."""
     interruptions: int = 0
@@ -115,6 +193,12 @@ class StageStatus(ContractModel):
     """Time that those steps had taken, in seconds."""
     active_seconds: float = 0.0
     """Running time of ended attempts with this identity since the last retry request, in seconds."""
+    placement: PlacementStatus | None = None
+    """Where the newest attempt runs, and why. Absent in a local run."""
+    costs: Costs | None = None
+    """Running time and money of all ended attempts, whatever their identity. Absent until one has ended."""
+    earlier_costs: Costs | None = None
+    """The part of those attempts that is no longer listed."""
     budget_base_attempt: int = 0
     """Attempts up to this number no longer count, because of a retry request or a change of the spec."""
     budget_base_failures: int = 0
@@ -131,15 +215,17 @@ class StageStatus(ContractModel):
     """Result of the stage. Absent until it succeeds."""
     model_digest: str | None = None
     """Digest of the base model in the stage's latest result; stays while the stage is repeated. Only of prepare."""
+    model_pin: str | None = None
+    """What identifies the base model at its store, in the same result. Only of prepare."""
 
     @property
     def failures_counted(self) -> int:
-        """Return the failures that count against retries.failures."""
+        """Return the failures that count against maxFailures."""
         return self.failures - self.budget_base_failures
 
     @property
     def interruptions_counted(self) -> int:
-        """Return the interruptions that count against retries.interruptions."""
+        """Return the interruptions that count against maxInterruptions."""
         return self.interruptions - self.budget_base_interruptions
 
     @property
@@ -147,15 +233,60 @@ class StageStatus(ContractModel):
         """Return the newest attempt, running or ended, or None."""
         return self.attempts[-1] if self.attempts else None
 
+    @property
+    def running_attempt(self) -> AttemptStatus | None:
+        """Return the attempt that is not known to have ended, or None: only the newest can be one."""
+        last = self.last_attempt
+        return last if last and last.outcome is Outcome.RUNNING else None
 
-class GateStatus(ContractModel):
-    """Comparison of the measured score with the gate."""
+
+class _AsList:
+    """A mapping that is a list of named objects in JSON, as Kubernetes' conventions ask for."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            _by_name,
+            handler(source),
+            serialization=core_schema.wrap_serializer_function_ser_schema(_as_list, when_used="json"),
+        )
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        entry = handler.resolve_ref_schema(handler(core)["additionalProperties"])
+        name = {"type": "string", "description": "Name of the stage."}
+        named = entry | {"properties": {"name": name, **entry["properties"]}, "required": ["name"]}
+        keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+        return {"type": "array", "items": named, **keys}
+
+
+def _by_name(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(entry, dict) and "name" in entry for entry in value):
+        raise ValueError("every entry must be an object with a name")
+    return {entry["name"]: {key: inner for key, inner in entry.items() if key != "name"} for entry in value}
+
+
+def _as_list(value: dict[str, StageStatus], handler: SerializerFunctionWrapHandler) -> list[Any]:
+    return [{"name": name} | entry for name, entry in handler(value).items()]
+
+
+StagesByName = Annotated[dict[str, StageStatus], _AsList()]
+
+
+class GateStatus(ExtensibleModel):
+    """Comparison of a measured score with one of evaluate.gates."""
 
     task: str
     """Task of the gate."""
     metric: str
     """Metric of the gate."""
-    value: float | None = None
+    operator: str
+    """Operator of the gate."""
+    against: str
+    """What was compared: Value or Base."""
+    value: float
+    """Value of the gate."""
+    score: float | None = None
     """Measured score. Absent if it was not measured or is not finite."""
     stderr: float | None = None
     """Standard error of the score. Absent if it is unknown or not finite."""
@@ -163,17 +294,15 @@ class GateStatus(ContractModel):
     """Score of the base model on the same questions. Absent if it was not measured or is not finite."""
     difference_stderr: float | None = None
     """Standard error of the paired difference between the two. Absent if it is unknown or not finite."""
-    threshold: float
-    """Threshold of the gate."""
     measured: bool = True
-    """Whether there is a score to compare. False if evaluate.gate needs one that was not measured."""
+    """Whether there is a score to compare. False if the gate needs one that was not measured."""
     passed: bool
-    """Whether the score, or its difference from the base's, is above the threshold by the margin of error."""
+    """Whether the score, or its difference from the base's, is on the right side by the margin of error."""
     message: Message
     """Human-readable comparison."""
 
 
-class ModelStatus(ContractModel):
+class ModelStatus(ExtensibleModel):
     """The published model."""
 
     uri: str
@@ -184,7 +313,7 @@ class ModelStatus(ContractModel):
     """URL of the OpenAI-compatible API inside the cluster. Absent until the server has answered the prompt."""
 
 
-class HandledAnnotations(ContractModel):
+class HandledAnnotations(ExtensibleModel):
     """Values of the annotations that the operator handled last."""
 
     retry: str | None = None
@@ -193,7 +322,18 @@ class HandledAnnotations(ContractModel):
     """Last handled value of the cancel annotation."""
 
 
-class PipelineStatus(ContractModel):
+class Refusal(ExtensibleModel):
+    """A request of the operator that the API server refused, and that the operator repeats."""
+
+    subject: str
+    """What was to be created or changed: the name of an attempt's Job, or a field of the spec."""
+    reason: Reason
+    """Machine-readable reason of the refusal."""
+    message: Message
+    """Answer of the API server, and how to fix it."""
+
+
+class PipelineStatus(ExtensibleModel):
     """Observed state of the pipeline, written by the operator."""
 
     observed_generation: int = 0
@@ -211,10 +351,12 @@ class PipelineStatus(ContractModel):
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
     """Conditions: Ready, Reconciling, Stalled, Finished, and one for each stage."""
-    stages: dict[str, StageStatus] = Field(default_factory=dict)
-    """Status of each stage, by name."""
-    gate: GateStatus | None = None
-    """Comparison of the measured score with the gate. Absent until evaluate is done."""
+    stages: StagesByName = Field(default_factory=dict)
+    """Status of each stage."""
+    gates: Annotated[tuple[GateStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
+    """Comparisons of the measured scores with evaluate.gates. Empty until evaluate is done."""
+    gates_passed: bool | None = None
+    """Whether all gates passed. Absent until evaluate is done, and without gates."""
     model: ModelStatus | None = None
     """The published model. Absent until push is done."""
     interruptions: int = 0
@@ -223,6 +365,10 @@ class PipelineStatus(ContractModel):
     """Steps that had to be repeated, over all stages."""
     lost_seconds: float = 0.0
     """Time that those steps had taken, in seconds."""
+    costs: PipelineCosts | None = None
+    """Running time and money of all ended attempts. Absent until one with a known price has ended."""
+    spent: str = ""
+    """The sum that was spent, with its currency, for people."""
     started_at: datetime | None = None
     """Time at which the first stage started."""
     finished_at: datetime | None = None
@@ -231,3 +377,12 @@ class PipelineStatus(ContractModel):
     """Whether the pipeline was cancelled and not retried since."""
     observed_annotations: HandledAnnotations = HandledAnnotations()
     """Values of the annotations that the operator handled last."""
+    refusals: Annotated[
+        tuple[Refusal, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["subject"]}),
+    ] = ()
+    """Requests that the API server refused and that the operator repeats."""
+
+    def running_attempts(self) -> dict[str, AttemptStatus]:
+        """Return the attempts that are not known to have ended, by stage."""
+        return {name: attempt for name, stage in self.stages.items() if (attempt := stage.running_attempt)}

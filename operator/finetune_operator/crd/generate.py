@@ -30,10 +30,11 @@ COLUMNS = (
     ("Attempt", ".status.attempt", "integer", "Newest attempt of that stage"),
 )
 WIDE_COLUMNS = (
-    ("Score", ".status.gate.value", "number", "Measured score"),
-    ("Gate", ".status.gate.passed", "boolean", "Whether the score passes the gate"),
+    ("Score", ".status.gates[0].score", "number", "Measured score of the first gate"),
+    ("Gates", ".status.gatesPassed", "boolean", "Whether the scores pass all gates"),
     ("Interruptions", ".status.interruptions", "integer", "Interrupted attempts (evictions, lost nodes) of all stages"),
     ("Lost steps", ".status.lostSteps", "integer", "Steps that had to be repeated, over all stages"),
+    ("Spent", ".status.spent", "string", "Cost of all ended attempts"),
     ("Model", ".status.model.uri", "string", "URI of the published model"),
     ("Reason", '.status.conditions[?(@.type=="Ready")].reason', "string", "Reason of the condition Ready"),
     ("Message", '.status.conditions[?(@.type=="Ready")].message', "string", "Message of the condition Ready"),
@@ -78,7 +79,13 @@ def _schema() -> Schema:
     status = without_defaults(structural(PipelineStatus.model_json_schema(by_alias=True), "$.status"))
     # The operator writes the whole status, so the API server must not add defaults to it, with one exception: until the
     # first reconcile, observedGeneration is -1. Otherwise kstatus would report a new object as Current, not InProgress.
-    status = {"description": status["description"], "default": {"observedGeneration": -1}} | status
+    # As it has one owner, it is atomic: an entry in managedFields for each of its fields would double the object's
+    # size, and the API server's time for each write of the status.
+    status = {
+        "description": status["description"],
+        "default": {"observedGeneration": -1},
+        "x-kubernetes-map-type": "atomic",
+    } | status
     return {
         "type": "object",
         "description": PipelineSpec.__doc__,

@@ -170,14 +170,19 @@ def _annotated(schema: Schema) -> Schema:
     annotated: Schema = {}
     if schema.get("description"):
         annotated["description"] = " ".join(str(schema["description"]).split())
-    if schema.get("default") is not None:
-        annotated["default"] = _without_nulls(schema["default"])
+    default = _without_empty(schema.get("default"))
+    # An empty default says nothing, and the API server would store and send it with each write.
+    if not _is_empty(default):
+        annotated["default"] = default
     return annotated
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_without_nulls(inner) for inner in value]
+        found = ((key, _without_empty(inner)) for key, inner in value.items())
+        return {key: inner for key, inner in found if not _is_empty(inner)}
     return value
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value in ({}, [], "")

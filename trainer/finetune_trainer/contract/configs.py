@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
+from typing_extensions import override
 
+from finetune_trainer.contract.datasets import DatasetSource, Validation
+from finetune_trainer.contract.models import ContractModel
 from finetune_trainer.contract.recipes import (
     Checkpoint,
-    ContractModel,
-    DatasetSource,
     DeployRecipe,
     EvaluateRecipe,
     ModelSource,
@@ -20,6 +21,7 @@ from finetune_trainer.contract.recipes import (
     PushRecipe,
     TrainRecipe,
 )
+from finetune_trainer.contract.tracking import Tracking
 
 RESULTS_VERSION = 2
 """Part of every identity. Increment it when the trainer produces different results from the same config."""
@@ -41,6 +43,10 @@ class StageConfig(ContractModel):
         """Return every string in the config, at any depth; all URIs are among them."""
         return frozenset(_strings(self.model_dump()))
 
+    def written_uris(self) -> frozenset[str]:
+        """Return the URIs that the stage writes to. It only reads all others."""
+        return frozenset()
+
 
 def _strings(value: Any) -> Iterator[str]:
     match value:
@@ -57,31 +63,41 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class PrepareConfig(StageConfig):
-    """Config of the stage that tokenizes and packs the data set."""
+    """Config of the stage that tokenizes and packs the data sets."""
 
     stage: Literal["prepare"] = "prepare"
     model: ModelSource
-    dataset: DatasetSource
+    datasets: tuple[DatasetSource, ...] = Field(min_length=1)
+    validation: Validation = Validation(fraction=0.05)
     recipe: PrepareRecipe
 
 
 class TrainConfig(StageConfig):
     """Config of the stage that trains the adapter on the packed rows of `prepare`."""
 
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint", "tracking"})
 
     stage: Literal["train"] = "train"
     prepare: str
     """Identity of the prepare stage whose rows are read."""
     model: ModelSource
+    model_pin: str | None = None
+    """Content of the model at its store, from the result of `prepare`; None: not known yet, or not in a store."""
     model_digest: str | None = None
     """Digest of the base model, from the result of `prepare`; None: `prepare` has no result yet, or did not say."""
     recipe: TrainRecipe
     checkpoint: Checkpoint
+    tracking: Tracking | None = None
+
+    @override
+    def written_uris(self) -> frozenset[str]:
+        return self.tracking.written_uris() if self.tracking else frozenset()
 
 
 class EvaluateConfig(StageConfig):
     """Config of the stage that evaluates the adapter of `train`."""
+
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"tracking"})
 
     stage: Literal["evaluate"] = "evaluate"
     prepare: str
@@ -89,10 +105,17 @@ class EvaluateConfig(StageConfig):
     train: str
     """Identity of the train stage whose adapter is evaluated."""
     model: ModelSource
+    model_pin: str | None = None
+    """As in train."""
     recipe: EvaluateRecipe
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Data type of the evaluated weights, the same as when they are pushed; auto: the base model's stored data type.
+    dtype: Literal["Auto", "BF16", "FP16", "FP32"] = "Auto"
+    """Data type of the evaluated weights, the same as when they are pushed; Auto: the base model's stored data type.
     The base model is evaluated in the same one."""
+    tracking: Tracking | None = None
+
+    @override
+    def written_uris(self) -> frozenset[str]:
+        return self.tracking.written_uris() if self.tracking else frozenset()
 
 
 class Lineage(ContractModel):
@@ -106,12 +129,18 @@ class Lineage(ContractModel):
     """Optimizer steps that were repeated after interruptions."""
     lost_seconds: float = 0.0
     """Duration of the repeated steps, in seconds."""
+    spent: str | None = None
+    """Cost of all attempts before the push, with its currency. Absent without prices."""
+    lost: str | None = None
+    """The part of it that interruptions wasted."""
+    on_demand: str | None = None
+    """What the same work costs on on-demand nodes."""
 
 
 class PushConfig(StageConfig):
     """Config of the stage that merges the adapter into the base model and publishes the merged model."""
 
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"lineage"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"lineage", "tracking"})
 
     stage: Literal["push"] = "push"
     prepare: str
@@ -121,21 +150,33 @@ class PushConfig(StageConfig):
     evaluate: str | None = None
     """Identity of the evaluate stage whose scores go into the model card; None: the pipeline has no evaluate stage."""
     model: ModelSource
-    dataset: DatasetSource
+    model_pin: str | None = None
+    """As in train."""
+    datasets: tuple[DatasetSource, ...]
+    """The data sets, for the model card."""
     recipe: PushRecipe
     lineage: Lineage
+    tracking: Tracking | None = None
+
+    @override
+    def written_uris(self) -> frozenset[str]:
+        tracked = self.tracking.written_uris() if self.tracking else frozenset()
+        return frozenset(target.uri for target in self.recipe.targets) | tracked
 
 
 class DeployConfig(StageConfig):
     """Config of the stage that serves the model published by `push` and sends it one prompt."""
 
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"digest"})  # the identity in `push` determines it
+    # The identity in `push` determines both.
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"location", "digest"})
 
     stage: Literal["deploy"] = "deploy"
     push: str
     """Identity of the push stage whose model is served."""
     model: ModelSource
-    """Location of the pushed model."""
+    """Target of push that holds the merged model."""
+    location: str | None = None
+    """Location of exactly this model in the target; None: `push` has no result yet."""
     digest: str | None = None
     """Digest of the model published by `push`; None: `push` has no result yet."""
     recipe: DeployRecipe

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+DIGEST_FOLDER = re.compile(r"sha256-[0-9a-f]{64}")
+"""Name of the folder of one model in a target; beside it are earlier ones and `latest`."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 VLLM_OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
 
@@ -38,6 +40,15 @@ class Engine:
     """Python package that `process` requires."""
 
 
+def model_name(location: str) -> str:
+    """Return the name of a model in requests: the last part of its target, without a digest, a commit or a tag."""
+    path = location.partition("://")[2] or location
+    parts = [part for part in path.split("/") if part] or ["model"]
+    if len(parts) > 1 and DIGEST_FOLDER.fullmatch(parts[-1]):
+        parts.pop()
+    return re.split("[@:]", parts[-1])[0]
+
+
 def served_name(folder: str) -> str:
     """Return the model's name in requests to `transformers serve`.
 
@@ -49,7 +60,7 @@ def served_name(folder: str) -> str:
 
 def _transformers_container(model: PurePosixPath, host: str, port: int) -> LaunchSpec:
     program = ("python", "-P", "-m", "finetune_trainer.serving", str(model))
-    return LaunchSpec((*program, "--host", host, "--port", str(port)), served_name(model.name))
+    return LaunchSpec((*program, "--host", host, "--port", str(port)), served_name(model_name(str(model))))
 
 
 def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
@@ -61,17 +72,17 @@ def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
 
 
 def _vllm_container(model: PurePosixPath, host: str, port: int) -> LaunchSpec:
-    program = ("vllm", "serve", str(model), "--served-model-name", model.name)
-    return LaunchSpec((*program, "--host", host, "--port", str(port)), model.name, VLLM_OFFLINE)
+    program = ("vllm", "serve", str(model), "--served-model-name", model_name(str(model)))
+    return LaunchSpec((*program, "--host", host, "--port", str(port)), model_name(str(model)), VLLM_OFFLINE)
 
 
 def _vllm_process(model: Path, host: str, port: int) -> LaunchSpec:
     program = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
-    options = ("--host", host, "--port", str(port), "--served-model-name", model.name)
-    return LaunchSpec((*program, *options), model.name, OFFLINE, model.parent)
+    options = ("--host", host, "--port", str(port), "--served-model-name", model_name(str(model)))
+    return LaunchSpec((*program, *options), model_name(str(model)), OFFLINE, model.parent)
 
 
 ENGINES: dict[str, Engine] = {
-    "transformers": Engine(_transformers_container, _transformers_process, "transformers"),
-    "vllm": Engine(_vllm_container, _vllm_process, "vllm"),
+    "Transformers": Engine(_transformers_container, _transformers_process, "transformers"),
+    "VLLM": Engine(_vllm_container, _vllm_process, "vllm"),
 }

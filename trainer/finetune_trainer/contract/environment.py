@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 CONFIG = "FINETUNE_CONFIG"
@@ -15,6 +16,20 @@ METRICS_PORT = "FINETUNE_METRICS_PORT"
 GPUS = "FINETUNE_GPUS"
 GIT_SHA = "FINETUNE_GIT_SHA"
 """Git commit of the manifest, for the model card."""
+INSECURE_REGISTRIES = "FINETUNE_INSECURE_REGISTRIES"
+"""Hosts of OCI registries, separated by commas and with their ports, that are asked by HTTP without TLS."""
+INTERRUPTION_NOTICES = "FINETUNE_INTERRUPTION_NOTICES"
+METADATA_ENDPOINT = "FINETUNE_METADATA_ENDPOINT"
+PIPELINE_UID = "FINETUNE_PIPELINE_UID"
+ATTEMPT = "FINETUNE_ATTEMPT"
+
+CLOUDS = ("EC2", "GCE", "Azure")
+"""Clouds whose machines announce their end at a metadata endpoint."""
+LINK_LOCAL_ENDPOINT = "http://169.254.169.254"
+"""Where the machines of all three clouds serve their metadata."""
+
+PATTERN_CHARACTERS = frozenset("*?[")
+"""What makes the last segment of a URI a pattern."""
 
 
 class InvalidLocation(ValueError):
@@ -43,6 +58,14 @@ class Environment:
     """Port of /metrics and /progress; 0: no HTTP server."""
     gpus: int = 0
     """Accelerators that the pod asked for; 0: none, or a local run, which uses a GPU if there is one."""
+    interruption_notices: str = ""
+    """The cloud whose metadata endpoint is watched for notices, one of CLOUDS; empty: none is watched."""
+    metadata_endpoint: str = LINK_LOCAL_ENDPOINT
+    """Base URL of that endpoint."""
+    pipeline_uid: str = ""
+    """The pipeline that the attempt belongs to; empty: a process that no operator started."""
+    attempt: int = 0
+    """Number of the attempt; a later attempt of the stage has a larger one. 0: unknown."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
@@ -54,19 +77,21 @@ class Environment:
         workspace = path(WORKSPACE)
         if workspace is None:
             raise ValueError(f"{WORKSPACE} is not set; set it to the folder of the pipeline's workspace")
-        port, gpus = variables.get(METRICS_PORT) or "0", variables.get(GPUS) or "0"
-        if not port.isdigit():
-            raise ValueError(f"{METRICS_PORT} must be a port number or 0 (got {port!r})")
-        if not gpus.isdigit():
-            raise ValueError(f"{GPUS} must be a number of accelerators (got {gpus!r})")
+        cloud = variables.get(INTERRUPTION_NOTICES) or ""
+        if cloud and cloud not in CLOUDS:
+            raise ValueError(f"{INTERRUPTION_NOTICES} must be one of {', '.join(CLOUDS)}, or empty (got {cloud!r})")
         return cls(
             workspace=workspace,
             claims=path(CLAIMS),
             manifest_dir=path(MANIFEST_DIR),
             termination_log=path(TERMINATION_LOG) or Path("/dev/termination-log"),
             progress_file=path(PROGRESS_FILE),
-            metrics_port=int(port),
-            gpus=int(gpus),
+            metrics_port=_number(variables, METRICS_PORT, "a port number or 0"),
+            gpus=_number(variables, GPUS, "a number of accelerators"),
+            interruption_notices=cloud,
+            metadata_endpoint=variables.get(METADATA_ENDPOINT) or LINK_LOCAL_ENDPOINT,
+            pipeline_uid=variables.get(PIPELINE_UID) or "",
+            attempt=_number(variables, ATTEMPT, "the number of an attempt"),
         )
 
     def variables(self) -> dict[str, str]:
@@ -82,6 +107,10 @@ class Environment:
             PROGRESS_FILE: self.progress_file,
             METRICS_PORT: self.metrics_port or None,
             GPUS: self.gpus or None,
+            INTERRUPTION_NOTICES: self.interruption_notices or None,
+            METADATA_ENDPOINT: None if self.metadata_endpoint == LINK_LOCAL_ENDPOINT else self.metadata_endpoint,
+            PIPELINE_UID: self.pipeline_uid or None,
+            ATTEMPT: self.attempt or None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -107,6 +136,19 @@ class Environment:
             case _:
                 raise InvalidLocation(f"{uri}: {scheme}:// cannot be used here; use pvc://CLAIM/PATH")
 
+    def matches(self, uri: str) -> list[str]:
+        """Return the URIs of the files that a URI names, sorted: itself, or all that match its last segment.
+
+        A file of exactly this name comes before the pattern. Names that begin with a dot match no *. Raise like
+        `locate`, and OSError if the folder cannot be read.
+        """
+        path, pattern = self.locate(uri), uri.rpartition("/")[2]
+        if not is_pattern(uri) or path.exists():
+            return [uri]
+        folder = uri.removesuffix(pattern)
+        names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
+        return [folder + name for name in names if fnmatchcase(name, pattern) and _is_shown(name, pattern)]
+
     def _relative_to_manifest(self, path: str) -> Path:
         if self.manifest_dir is None:
             raise InvalidLocation(f"{path}: relative paths work in local runs only; use pvc://CLAIM/PATH")
@@ -120,3 +162,24 @@ class Environment:
         if not target.is_relative_to(os.path.realpath(root)):
             raise InvalidLocation(f"{uri}: leaves the claim {claim}; use a path inside it")
         return target
+
+
+def _number(variables: Mapping[str, str], name: str, meaning: str) -> int:
+    text = variables.get(name) or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{name} must be {meaning} (got {text!r})")
+    return int(text)
+
+
+def has_wildcard(text: str) -> bool:
+    """Return whether a text has a character of a pattern."""
+    return not PATTERN_CHARACTERS.isdisjoint(text)
+
+
+def is_pattern(uri: str) -> bool:
+    """Return whether the last segment of a URI is a pattern of file names."""
+    return has_wildcard(uri.rpartition("/")[2])
+
+
+def _is_shown(name: str, pattern: str) -> bool:
+    return pattern.startswith(".") or not name.startswith(".")

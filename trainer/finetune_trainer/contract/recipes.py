@@ -5,59 +5,27 @@ Each field's docstring is its description in `kubectl explain`.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, Field, StringConstraints
 
 from finetune_trainer.contract.engines import ENGINES
+from finetune_trainer.contract.models import ContractModel, ListMap, one_of
+from finetune_trainer.contract.uris import ModelUri, TargetUri, TaskUri
 
-URI_PATTERN = r"^((hf|file)://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$"
-TARGET_PATTERN = r"^(file://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$"
-
-Uri = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=URI_PATTERN)]
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")]
 TaskName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Weights = Literal["Merged", "Adapter"]
 ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.*-]+$")]
-
-
-class ContractModel(BaseModel):
-    """Base of all models of the contract: camelCase in JSON, snake_case in Python, no unknown fields, immutable."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=True,
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-    )
 
 
 class ModelSource(ContractModel):
     """The base model: a folder in Hugging Face format."""
 
-    uri: Uri
-    """hf://ORG/NAME or pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
+    uri: ModelUri
+    """hf://ORG/NAME, s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, oci://HOST/REPOSITORY[:TAG] or
+    pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
 
     revision: Revision | None = None
     """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
-
-
-class DatasetSource(ContractModel):
-    """The training records: one JSON Lines, JSON, CSV or Parquet file."""
-
-    uri: Uri
-    """hf://ORG/NAME/PATH or pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
-
-    revision: Revision | None = None
-    """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
-
-    format: Literal["auto", "jsonl", "json", "csv", "parquet"] = "auto"
-    """Format of the file; auto derives it from the file name extension."""
-
-    validation_fraction: float = Field(default=0.05, ge=0, le=0.5)
-    """Fraction of the records held out to measure the validation loss; the seed determines which."""
-
-    max_invalid_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Fraction of the records that may be invalid; above it the stage fails with exit code 65."""
 
 
 class PrepareRecipe(ContractModel):
@@ -66,11 +34,14 @@ class PrepareRecipe(ContractModel):
     context_length: int = Field(default=1024, ge=16, le=131072)
     """Tokens per packed row, and the length above which a record is too long."""
 
-    too_long: Literal["truncate", "drop"] = "truncate"
+    too_long: Literal["Truncate", "Drop"] = "Truncate"
     """Whether a record longer than contextLength is truncated or dropped; the stage's result counts both."""
 
     packing: bool = True
     """Whether several records share a row. With false, every row has one record. Some architectures need that."""
+
+    max_invalid_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Fraction of the records that may be invalid; above it the stage fails with exit code 65."""
 
 
 class Lora(ContractModel):
@@ -80,7 +51,7 @@ class Lora(ContractModel):
     """Rank of the two low-rank factors added to each adapted layer."""
 
     alpha: float = Field(default=32, gt=0, le=8192)
-    """The update is scaled by alpha/rank; with variant rslora by alpha/sqrt(rank)."""
+    """The update is scaled by alpha/rank; with variant RsLoRA by alpha/sqrt(rank)."""
 
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability before the first factor; applied in training only. Experts of a MoE model need 0."""
@@ -89,8 +60,8 @@ class Lora(ContractModel):
     """Names of the layers to adapt; all-linear selects every linear layer except output head and routers. Experts that
     the model holds in one tensor are selected by their names only."""
 
-    variant: Literal["lora", "rslora", "dora"] = "lora"
-    """rslora scales by alpha/sqrt(rank) (arXiv:2312.03732); dora also learns magnitudes (arXiv:2402.09353)."""
+    variant: Literal["LoRA", "RsLoRA", "DoRA"] = "LoRA"
+    """RsLoRA scales by alpha/sqrt(rank) (arXiv:2312.03732); DoRA also learns magnitudes (arXiv:2402.09353)."""
 
 
 class Optimizer(ContractModel):
@@ -99,8 +70,8 @@ class Optimizer(ContractModel):
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     """Learning rate after warm-up."""
 
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate decays from the end of warm-up to the last step; cosine and linear end at zero."""
+    scheduler: Literal["Cosine", "Linear", "Constant"] = "Cosine"
+    """How the learning rate decays from the end of warm-up to the last step; Cosine and Linear end at zero."""
 
     warmup_fraction: float = Field(default=0.03, ge=0, lt=1)
     """Fraction of all steps in which the learning rate rises from zero."""
@@ -145,28 +116,34 @@ class EarlyStopping(ContractModel):
 class TrainRecipe(ContractModel):
     """All settings that determine the trained adapter."""
 
+    objective: Literal["SFT"] = "SFT"
+    """What is minimised. SFT: the cross-entropy of the completions (supervised fine-tuning)."""
+
+    method: Literal["LoRA"] = "LoRA"
+    """Which weights are trained. LoRA: an adapter beside the frozen base model, set under lora."""
+
+    lora: Lora | None = None
+    """The adapter of method LoRA. Absent: the defaults of its fields."""
+
     epochs: float | None = Field(default=None, gt=0, le=10000)
     """Passes over the training rows; 1 if maxSteps is absent too."""
 
     max_steps: int | None = Field(default=None, ge=1, le=100_000_000)
     """Total number of optimizer steps, instead of epochs."""
 
-    batch_size: int = Field(default=1, ge=1, le=4096)
+    micro_batch_size: int = Field(default=1, ge=1, le=4096)
     """Packed rows per forward pass."""
 
-    gradient_accumulation: int = Field(default=1, ge=1, le=4096)
+    gradient_accumulation_steps: int = Field(default=1, ge=1, le=4096)
     """Forward passes per optimizer step."""
 
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Data type of the frozen base model and of the forward pass; the adapter is always fp32."""
-
-    lora: Lora = Lora()
-    """The adapter."""
+    dtype: Literal["BF16", "FP32"] = "BF16"
+    """Data type of the frozen base model and of the forward pass; the adapter is always FP32."""
 
     optimizer: Optimizer = Optimizer()
     """The optimizer and its learning rate schedule."""
 
-    validate_every_steps: int | None = Field(default=None, ge=1, le=1_000_000)
+    eval_steps: int | None = Field(default=None, ge=1, le=1_000_000)
     """Optimizer steps between two validations; absent: only at the end. The adapter with the lowest loss is kept."""
 
     early_stopping: EarlyStopping | None = None
@@ -178,6 +155,11 @@ class TrainRecipe(ContractModel):
     compile: bool = False
     """Compile the model with torch.compile: starts slower, runs faster on a GPU."""
 
+    @property
+    def adapter(self) -> Lora:
+        """The settings of the adapter, with the defaults where the block is absent."""
+        return self.lora or Lora()
+
     def effective_epochs(self) -> float | None:
         """Return the epochs to train for, or None if maxSteps limits the training."""
         return self.epochs if self.epochs is not None or self.max_steps else 1.0
@@ -186,7 +168,10 @@ class TrainRecipe(ContractModel):
 class Task(ContractModel):
     """One lm-eval task."""
 
-    file: Uri | None = None
+    name: TaskName
+    """Name of the task in lm-eval, or in the task file."""
+
+    file: TaskUri | None = None
     """Task file (YAML) to use instead of a built-in task; relative paths in it start at the file's folder."""
 
     few_shot: int | None = Field(default=None, ge=0, le=100)
@@ -197,37 +182,15 @@ class Task(ContractModel):
     the seed, the task's name and its number of questions, so it is the same in every run."""
 
 
-class Gate(ContractModel):
-    """The minimum score without which nothing is deployed."""
-
-    task: TaskName
-    """One of the names under tasks."""
-
-    metric: Annotated[str, StringConstraints(min_length=1, max_length=64)] = "acc"
-    """Name of the metric in lm-eval, with or without its filter: acc, or acc,none. The gate takes a greater score for
-    a better one: do not use a metric where lower is better, such as word_perplexity."""
-
-    against: Literal["value", "base"] = "value"
-    """What must exceed the threshold. value: the score. base: the score minus the base model's score on the same
-    questions; this implies compareWithBase, so the edit runs the stage again unless that was true."""
-
-    threshold: float = Field(allow_inf_nan=False)
-    """The gate passes if the score, or its difference from the base's, is greater than this; equal does not pass."""
-
-    standard_errors: float = Field(default=0.0, ge=0, le=10)
-    """Standard errors by which the threshold must be exceeded; 1.645 means 95 % confidence (one-sided). With against:
-    base it is the standard error of the paired difference."""
-
-
 class EvaluateRecipe(ContractModel):
     """The tasks to evaluate, and the model to evaluate them on."""
 
-    tasks: dict[TaskName, Task] = Field(min_length=1, max_length=16)
-    """lm-eval tasks by name."""
+    tasks: Annotated[tuple[Task, ...], ListMap("name")] = Field(min_length=1, max_length=16)
+    """lm-eval tasks."""
 
-    model: Literal["adapter", "merged"] | None = None
-    """adapter: evaluate the base model with the adapter attached; merged: evaluate the merged model as it is pushed.
-    Absent: merged if the pipeline has push, else adapter."""
+    weights: Weights | None = None
+    """Adapter: evaluate the base model with the adapter attached. Merged: evaluate the merged model as it is pushed.
+    Absent: Merged if the pipeline pushes a merged model, else Adapter."""
 
     compare_with_base: bool = False
     """Also evaluate the base model on the same questions, after the other model. The scores then have the base's value
@@ -250,33 +213,56 @@ class EvaluateRecipe(ContractModel):
     score may depend on it, so set it to compare scores of different machines."""
 
 
+class PushTarget(ContractModel):
+    """One place to publish to."""
+
+    uri: TargetUri
+    """hf://ORG/NAME, s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, oci://HOST/REPOSITORY[:TAG] or
+    pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
+
+    format: Weights = "Merged"
+    """Merged: the base model with the adapter merged into it. Adapter: the adapter alone, in PEFT's format."""
+
+    private: bool = True
+    """Whether a repository that the push creates on a hub is private. One that exists stays as it is."""
+
+
 class PushRecipe(ContractModel):
-    """Where and how the merged model is published."""
+    """Where and how the model is published."""
 
-    target: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=TARGET_PATTERN)]
-    """pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
+    targets: Annotated[tuple[PushTarget, ...], ListMap("uri")] = Field(min_length=1, max_length=4)
+    """Where the model is published. The stage is done when all targets have it."""
 
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Data type of the published weights. The merge is computed in fp32 and cast once."""
+    dtype: Literal["BF16", "FP16", "FP32"] = "BF16"
+    """Data type of the merged weights. The merge is computed in FP32 and cast once."""
 
-
-def _known_engine(value: str) -> str:
-    if value not in ENGINES:
-        raise ValueError(f"must be one of {', '.join(sorted(ENGINES))}")
-    return value
+    def has(self, form: Weights) -> bool:
+        """Return whether a target has this format."""
+        return any(target.format == form for target in self.targets)
 
 
-EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_extra={"enum": sorted(ENGINES)})]
-
-
-class DeployRecipe(ContractModel):
-    """How the model is served and checked."""
-
-    engine: EngineName = "transformers"
-    """The OpenAI-compatible server: transformers is `transformers serve` and runs on CPUs too; vllm needs a GPU."""
+class SmokeTest(ContractModel):
+    """The request that a server must answer before it counts as deployed."""
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = "Hello"
     """Prompt sent once when the server is ready; the status contains the answer."""
 
     max_tokens: int = Field(default=32, ge=1, le=4096)
     """Maximum number of tokens in the answer."""
+
+
+EngineName = Annotated[
+    str,
+    AfterValidator(one_of(ENGINES)),
+    Field(json_schema_extra={"enum": sorted(ENGINES)}),
+]
+
+
+class DeployRecipe(ContractModel):
+    """How the model is served and checked."""
+
+    engine: EngineName = "Transformers"
+    """The OpenAI-compatible server: Transformers is `transformers serve` and runs on CPUs too; VLLM needs a GPU."""
+
+    smoke_test: SmokeTest = SmokeTest()
+    """The request that the server must answer once."""

@@ -1,8 +1,9 @@
 """Messages of a stage's process to the operator: its result, its progress, or why it stopped."""
 
+import json
 import math
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -11,9 +12,10 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
-from finetune_trainer.contract.recipes import ContractModel
+from finetune_trainer.contract.models import ExtensibleModel
 
 TERMINATION_MESSAGE_BYTES = 4096
 """Size limit of a termination message; the kubelet discards the rest."""
@@ -61,7 +63,44 @@ ShortText = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_CHARACTERS
 UtcTime = Annotated[datetime, AfterValidator(_in_utc)]
 
 
-class StageResult(ContractModel):
+MAX_UNKNOWN_BYTES = 4096
+"""Limit of all unknown fields of one object together, as JSON."""
+MAX_UNKNOWN_DEPTH = 16
+"""Nesting levels of an unknown field."""
+
+
+def _is_storable(value: Any, depth: int = MAX_UNKNOWN_DEPTH) -> bool:
+    """Return whether the API server can store the JSON value."""
+    match value:
+        case None | bool() | str():
+            return True
+        case int() | float():
+            return abs(value) <= MAX_NUMBER  # False for NaN, too
+        case list():
+            return depth > 0 and all(_is_storable(inner, depth - 1) for inner in value)
+        case dict():
+            return depth > 0 and all(_is_storable(inner, depth - 1) for inner in value.values())
+        case _:
+            return False
+
+
+class ProcessOutput(ExtensibleModel):
+    """Base of all that a stage's process writes. Another version of the trainer may write more fields.
+
+    They end up in the pipeline's status. So an unknown field is kept only if the API server can store it.
+    """
+
+    @model_validator(mode="after")
+    def _drop_unstorable_fields(self) -> Self:
+        unknown = self.__pydantic_extra__ or {}
+        for name in [name for name, value in unknown.items() if not _is_storable(value)]:
+            del unknown[name]
+        if unknown and len(json.dumps(unknown)) > MAX_UNKNOWN_BYTES:
+            unknown.clear()
+        return self
+
+
+class StageResult(ProcessOutput):
     """Fields common to all results. A stage writes result.json last, when all its other files are durable."""
 
     identity: str
@@ -82,6 +121,8 @@ class PrepareResult(StageResult):
     """Records truncated to the context length."""
     dropped: BoundedInt
     """Records dropped because they were too long."""
+    unused: BoundedInt = 0
+    """Records left out by the weight of their data set."""
     train_rows: BoundedInt
     """Packed rows for training."""
     validation_rows: BoundedInt
@@ -89,11 +130,16 @@ class PrepareResult(StageResult):
     train_tokens: BoundedInt
     """Tokens in the rows for training, without padding."""
     data_digest: str
-    """sha256:… of the data set's file."""
+    """sha256:… of the data set's file; of the files' digests, in order, if there are several."""
+    data_pins: tuple[str | None, ...] = ()
+    """What identifies each data set at its store, for example a commit; None for one on a volume. In the order of the
+    manifest; that to validate with comes last."""
     conversations: bool = False
-    """Whether the records are conversations, so that the published tokenizer needs the chat template."""
+    """Whether any records are conversations, so that the published tokenizer needs the chat template."""
     model_digest: str | None = None
     """sha256:… over the base model's weights, configuration and tokenizer; training uses no other base model."""
+    model_pin: str | None = None
+    """What identifies the base model at its store, for example a commit; None if it is on a volume."""
 
 
 class TrainResult(StageResult):
@@ -112,7 +158,7 @@ class TrainResult(StageResult):
     """Tokens trained on, without padding and without repeated steps."""
 
 
-class Score(ContractModel):
+class Score(ProcessOutput):
     """One metric of one task."""
 
     value: JsonFloat
@@ -132,14 +178,31 @@ class EvaluateResult(StageResult):
     """Scores by task and metric; a metric's name has no filter if only one filter was applied."""
 
 
+class PublishedTarget(ProcessOutput):
+    """The model in one target."""
+
+    target: str
+    """URI of the target in the manifest."""
+    uri: str
+    """Location of exactly this model."""
+    format: str
+    """Merged or Adapter."""
+    digest: str
+    """sha256:… over the files except the model card."""
+    size: BoundedInt
+    """Total size of the files in bytes."""
+
+
 class PushResult(StageResult):
-    """The published model."""
+    """The published model; the digest is that of the first target."""
 
     stage: Literal["push"] = "push"
-    uri: str
-    """Location of the published model."""
-    size: BoundedInt
-    """Total size of the model's files in bytes."""
+    published: tuple[PublishedTarget, ...]
+    """The targets, in the order of the manifest."""
+
+    def first(self, form: str) -> PublishedTarget | None:
+        """Return the first target of this format, or None."""
+        return next((one for one in self.published if one.format == form), None)
 
 
 class DeployResult(StageResult):
@@ -161,23 +224,25 @@ AnyResult = Annotated[
 ]
 
 
-class Interruption(ContractModel):
+class Interruption(ProcessOutput):
     """The stage stopped on a signal; the next attempt resumes from its last saved step."""
 
     step: OptionalInt = None
     """The last completed optimizer step."""
     saved_step: OptionalInt = None
     """Step of the latest durable checkpoint; absent: the next attempt starts from the beginning."""
+    message: ShortText | None = None
+    """Why it stopped, if not because of a signal: a newer attempt has replaced it."""
 
 
-class Failure(ContractModel):
+class Failure(ProcessOutput):
     """Why the stage failed."""
 
     message: str
     """What failed, the observed value, and the fix."""
 
 
-class Progress(ContractModel):
+class Progress(ProcessOutput):
     """State of a running stage; served as /progress and written to FINETUNE_PROGRESS_FILE."""
 
     stage: ShortText
@@ -199,6 +264,8 @@ class Progress(ContractModel):
     """Estimated time to completion, in seconds."""
     note: ShortText = ""
     """Current activity if it is not a step, such as loading the model or validating."""
+    notice: ShortText | None = None
+    """The last announcement that this machine will end, after which the process saves early; absent: none."""
 
 
 def _none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -212,7 +279,7 @@ MaybeProgress = Annotated[Progress | None, WrapValidator(_none_if_invalid)]
 """Progress, or None if it is invalid, so that the rest of the message remains usable."""
 
 
-class TerminationMessage(ContractModel):
+class TerminationMessage(ProcessOutput):
     """Content of FINETUNE_TERMINATION_LOG, at most 4,096 bytes; one of result, interruption and failure is present."""
 
     result: AnyResult | None = None
@@ -220,3 +287,10 @@ class TerminationMessage(ContractModel):
     failure: Failure | None = None
     progress: MaybeProgress = None
     """Final progress. It shows the cost of an interruption even if the operator's last poll was long before."""
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        # Any JSON object would be a termination message otherwise: also one that a program writes in its own format.
+        if self.model_extra and not (self.result or self.interruption or self.failure or self.progress):
+            raise ValueError("has none of result, interruption, failure and progress")
+        return self

@@ -1,131 +1,29 @@
 """The base of all stages: how a stage's container runs, and the interface that the core uses."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from datetime import timedelta
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import Field
 from typing_extensions import override
 
-from finetune_operator.api.placement import Capacity, Toleration
+from finetune_operator.api.placement import AUTO, SPOT, Placement
 from finetune_operator.api.rules import Rule, WithRules
-from finetune_operator.api.status import GateStatus, StageStatus
-from finetune_trainer.contract import AnyResult, ContractModel, DatasetSource, ModelSource, StageConfig
-from finetune_trainer.contract.environment import GIT_SHA, METRICS_PORT
-
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
-
+from finetune_operator.api.stages.pod import ACCELERATOR, Pod, PodDefaults
+from finetune_operator.api.status import GateStatus, PipelineCosts, StageStatus
+from finetune_trainer.contract import (
+    AnyResult,
+    ContractModel,
+    DatasetSource,
+    ModelSource,
+    StageConfig,
+    Tracking,
+    Validation,
+)
 
 R = TypeVar("R", bound=ContractModel)
-
-
-def _integer_to_text(value: Any) -> Any:
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_integer else value
-
-
-MAX_DEPTH = 32
-"""Nesting levels allowed in an affinity. A valid affinity of a pod has at most ten."""
-
-
-def _check_depth(value: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError if the value is nested too deeply.
-
-    The schema of a field with arbitrary content cannot limit its depth. Without this limit an API server could store an
-    object that the operator reads but cannot serialise again.
-    """
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in _children(node)]
-    if level:
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep: a valid affinity of a pod is not")
-    return value
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-Quantity = Annotated[
-    str,
-    BeforeValidator(_integer_to_text),
-    StringConstraints(max_length=32, pattern=QUANTITY),
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": QUANTITY,
-            "maxLength": 32,
-            "x-kubernetes-int-or-string": True,
-        }
-    ),
-]
-"""A Kubernetes quantity. As in a pod, an integer needs no quotes: cpu: 2."""
-
-ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
-Argument = Annotated[str, StringConstraints(max_length=4096)]
-VariableName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")]
-LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
-
-
-RESERVED_PREFIX = "FINETUNE_"
-USER_SETTABLE = frozenset({METRICS_PORT, GIT_SHA})
-
-
-class Gpu(ContractModel):
-    """Accelerators for one pod."""
-
-    resource: LabelKey = "nvidia.com/gpu"
-    """Extended resource that the device plugin advertises. A MIG slice has its own name."""
-
-    count: int = Field(default=1, ge=1, le=16)
-    """Number of accelerators. The trainer uses one; the engine of deploy and a command of your own may use more."""
-
-
-class Resources(ContractModel):
-    """Resource requests of the stage's pod. Memory and accelerators are limits too."""
-
-    cpu: Quantity | None = None
-    """CPU request, for example 2, or 500m for half a CPU."""
-
-    memory: Quantity | None = None
-    """Memory request and limit, for example 16Gi."""
-
-    gpu: Gpu | None = None
-    """Accelerators. Absent: none."""
-
-
-class Placement(ContractModel):
-    """Nodes on which the stage's pod may run."""
-
-    capacity: Capacity = "on-demand"
-    """Type of capacity. spot nodes are cheaper and may be reclaimed at any time; on-demand nodes are not."""
-
-    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
-    """Labels that the node must have. Absent: the labels of the stage's pool, if the operator defines it."""
-
-    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
-    """Additional tolerations. Those for the pool, the capacity and accelerators are added automatically."""
-
-    affinity: Annotated[
-        dict[str, Any],
-        AfterValidator(_check_depth),
-        Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
-    ] = Field(default_factory=dict)
-    """Affinity of the pod, as in a pod spec. The API server validates it when the Job is created."""
-
-
-class Retries(ContractModel):
-    """Retry budgets of the stage. An interruption, such as an eviction, does not count as a failure."""
-
-    failures: int = Field(default=3, ge=0, le=100)
-    """Number of failed attempts that are retried. One more fails the stage."""
-
-    interruptions: int = Field(default=20, ge=0, le=1000)
-    """Number of interrupted attempts (evictions, lost nodes) that are retried. One more fails the stage."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +34,18 @@ class ConfigContext:
     """Key of the pipeline: namespace/name."""
     seed: int
     model: ModelSource
-    dataset: DatasetSource
+    datasets: tuple[DatasetSource, ...]
+    validation: Validation
     specs: Mapping[str, "StageSpec"]
     """Specs of all requested stages, by name."""
     identities: Mapping[str, str]
     """Identities of the requested stages before this one, by name."""
     statuses: Mapping[str, StageStatus]
     """Statuses of all stages before this one, by name."""
+    tracking: Tracking | None = None
+    """Experiment trackers, with the name of the run."""
+    costs: Callable[[], PipelineCosts | None] = lambda: None
+    """Returns what was spent so far, or None without prices."""
 
 
 @dataclass(frozen=True)
@@ -160,23 +63,41 @@ class Serving:
     max_tokens: int
 
 
+HAS_COMMAND = "has(self.pod) && has(self.pod.command) && size(self.pod.command) > 0"
+
 ARGS_NEED_COMMAND = Rule(
-    field="args",
+    field="pod.args",
     message="has no effect without command, because the trainer takes no arguments: add command, or remove args",
-    cel="!has(self.args) || size(self.args) == 0 || (has(self.command) && size(self.command) > 0)",
-    is_valid=lambda data: not data.get("args") or bool(data.get("command")),
+    cel=f"!has(self.pod) || !has(self.pod.args) || size(self.pod.args) == 0 || ({HAS_COMMAND})",
+    is_valid=lambda data: not data.get("pod", {}).get("args") or bool(data["pod"].get("command")),
 )
 """Applies to stages that run to completion. A server passes `args` to its engine instead."""
 
-ONE_GPU = Rule(
-    field="resources.gpu.count",
-    message="must be 1 without command, because the trainer uses one accelerator: set 1, or add a command that uses"
-    " more",
-    cel="!has(self.resources) || !has(self.resources.gpu) || !has(self.resources.gpu.count)"
-    " || self.resources.gpu.count <= 1 || (has(self.command) && size(self.command) > 0)",
-    is_valid=lambda data: data.get("resources", {}).get("gpu", {}).get("count", 1) <= 1 or bool(data.get("command")),
-)
+
+def _one_accelerator(pod: str, fix: str, exempt: str = "") -> Rule:
+    """Return the rule that no limit of this pod asks for several accelerators. `exempt` is more of it in CEL."""
+    limits = f"self.{pod}.resources.limits"
+    return Rule(
+        field=f"{pod}.resources.limits",
+        message=f"has more than one accelerator, and the trainer uses one: set 1, or {fix}",
+        cel=f"!has(self.{pod}) || !has(self.{pod}.resources) || !has({limits}){exempt}"
+        f" || {limits}.all(name, !name.matches('^{ACCELERATOR.pattern}$') || string({limits}[name]) in ['0', '1'])",
+        is_valid=lambda data: (
+            all(
+                str(count) in {"0", "1"}
+                for name, count in data.get(pod, {}).get("resources", {}).get("limits", {}).items()
+                if ACCELERATOR.fullmatch(name)
+            )
+            or bool(data[pod].get("command"))
+        ),
+    )
+
+
+ONE_GPU = _one_accelerator("pod", "add a command that uses more", exempt=f" || ({HAS_COMMAND})")
 """Applies to stages that run to completion. The engine of `deploy` may use several."""
+
+ONE_DEFAULT_GPU = _one_accelerator("podDefaults", "set more in the pod of a stage that uses more")
+"""The same for the defaults, which lie below stages without a command."""
 
 
 class StageSpec(WithRules):
@@ -195,51 +116,24 @@ class StageSpec(WithRules):
     non_identity_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields of the stage that change how it runs and never its result."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            field="env",
-            message="names with the prefix FINETUNE_ are reserved for the stage contract; only FINETUNE_METRICS_PORT"
-            " and FINETUNE_GIT_SHA may be set",
-            cel="!has(self.env) || self.env.all(name, !name.startsWith('FINETUNE_')"
-            " || name in ['FINETUNE_METRICS_PORT', 'FINETUNE_GIT_SHA'])",
-            is_valid=lambda data: all(
-                name in USER_SETTABLE or not name.startswith(RESERVED_PREFIX) for name in data.get("env", {})
-            ),
-        ),
-    )
-
-    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
-    """Container image that replaces the trainer's. A local run ignores it, because it uses no containers."""
-
-    command: tuple[Argument, ...] = Field(default=(), max_length=64)
-    """Program that replaces the trainer. It must keep the stage contract: environment, folders, exit codes, result."""
-
-    args: tuple[Argument, ...] = Field(default=(), max_length=256)
-    """Arguments of command. For deploy without command: additional arguments of the engine, on a cluster only."""
-
-    resources: Resources = Resources()
-    """Resource requests of the stage's pod."""
+    pod: Pod = Pod()
+    """The stage's pod, in the shapes of core/v1."""
 
     placement: Placement = Placement()
-    """Nodes on which the stage's pod may run."""
+    """Capacity on which the stage's pod runs."""
 
-    env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=128)
-    """Environment variables of the process."""
-
-    secret_refs: tuple[ObjectName, ...] = Field(default=(), max_length=16)
-    """Secrets of the namespace whose keys become environment variables. A local run uses your environment instead."""
-
-    service_account_name: ObjectName | None = None
-    """ServiceAccount of the pod, for example for access to a cloud. Its token for the cluster is not mounted."""
-
-    priority_class_name: ObjectName | None = None
-    """PriorityClass of the pod, which orders scheduling and preemption."""
-
-    timeout_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    max_runtime_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """Limit for the running time of all attempts of the stage together. Waiting time does not count."""
 
-    retries: Retries = Retries()
-    """How often the stage is retried after failures and interruptions."""
+    max_failures: int = Field(default=3, ge=0, le=100)
+    """Number of failed attempts that are retried. One more fails the stage."""
+
+    max_interruptions: int = Field(default=20, ge=0, le=1000)
+    """Number of interrupted attempts (evictions, lost nodes) that are retried. One more fails the stage."""
+
+    def over(self, defaults: PodDefaults | None) -> Self:
+        """Return this stage with the defaults below its pod."""
+        return self.model_copy(update={"pod": self.pod.over(defaults)}) if defaults else self
 
     @abstractmethod
     def config(self, context: ConfigContext) -> StageConfig:
@@ -249,41 +143,47 @@ class StageSpec(WithRules):
         """Return the server that the stage leaves running on a cluster, or None."""
         return None
 
+    @property
+    def checkpoint_interval(self) -> timedelta | None:
+        """Longest time between two checkpoints. None: the stage has none, and begins again after an interruption."""
+        return None
+
     def source_uris(self) -> tuple[str, ...]:
-        """Return the URIs of inputs besides the model, the data set and results of other stages."""
+        """Return the URIs of inputs besides the model, the data sets and results of other stages."""
         return ()
 
-    def skip_reason(self, gate: GateStatus | None) -> str | None:  # noqa: ARG002  for overrides
+    def skip_reason(self, gates: tuple[GateStatus, ...]) -> str | None:  # noqa: ARG002  for overrides
         """Return why the requested stage is skipped, or None if it is not."""
         return None
 
-    def evaluate_gate(self, result: AnyResult) -> GateStatus | None:  # noqa: ARG002  for overrides
-        """Return the comparison of a result with the stage's gate, or None without a gate."""
-        return None
+    def compare_with_gates(self, result: AnyResult) -> tuple[GateStatus, ...]:  # noqa: ARG002  for overrides
+        """Return the comparison of a result with each of the stage's gates."""
+        return ()
 
 
 class GatedSpec(StageSpec):
-    """A stage that may depend on the gate. It has effects outside the workspace, so it never runs on spot nodes."""
+    """A stage that may depend on the gates. It has effects outside the workspace, so it never runs on spot nodes."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="placement.capacity",
-            message="must be on-demand: this stage writes outside the workspace, and half a write cannot be undone",
-            cel="!has(self.placement) || !has(self.placement.capacity) || self.placement.capacity != 'spot'",
-            is_valid=lambda data: data.get("placement", {}).get("capacity") != "spot",
+            message="must be OnDemand: this stage writes outside the workspace, and half a write cannot be undone",
+            cel="!has(self.placement) || !has(self.placement.capacity)"
+            " || !(self.placement.capacity in ['Spot', 'Auto'])",
+            is_valid=lambda data: data.get("placement", {}).get("capacity") not in {SPOT, AUTO},
         ),
     )
 
-    when: Literal["Always", "GatePassed"] = "Always"
-    """Always, or GatePassed: run only if the score passes evaluate.gate."""
+    when: Literal["Always", "GatesPassed"] = "Always"
+    """Always, or GatesPassed: run only if the scores pass all of evaluate.gates."""
 
     @override
-    def skip_reason(self, gate: GateStatus | None) -> str | None:
-        failed = gate is not None and gate.measured and not gate.passed
-        return gate.message if gate and failed and self.when == "GatePassed" else None
+    def skip_reason(self, gates: tuple[GateStatus, ...]) -> str | None:
+        failed = [gate.message for gate in gates if gate.measured and not gate.passed]
+        return "; ".join(failed) if failed and self.when == "GatesPassed" else None
 
 
 def recipe_from(spec: ContractModel, recipe: type[R]) -> R:
-    """Return the recipe part of a spec that inherits from both StageSpec and the recipe."""
+    """Return the recipe part of a spec that inherits from the recipe and from WithRules."""
     fields: dict[str, Any] = {name: getattr(spec, name) for name in recipe.model_fields}
     return recipe(**fields)

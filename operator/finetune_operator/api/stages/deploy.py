@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from finetune_operator.api.stages.base import ConfigContext, GatedSpec, Serving, recipe_from
 from finetune_operator.api.stages.push import Push
-from finetune_trainer.contract import DeployConfig, DeployRecipe, ModelSource, StageConfig
+from finetune_trainer.contract import DeployConfig, DeployRecipe, ModelSource, PushResult, StageConfig
 
 
 class Deploy(GatedSpec, DeployRecipe):
@@ -20,8 +20,8 @@ class Deploy(GatedSpec, DeployRecipe):
     runs_server: ClassVar[bool] = True
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"replicas"})
 
-    when: Literal["Always", "GatePassed"] = "GatePassed"
-    """Always, or GatePassed: run only if the score passes evaluate.gate."""
+    when: Literal["Always", "GatesPassed"] = "GatesPassed"
+    """Always, or GatesPassed: run only if the scores pass all of evaluate.gates."""
 
     replicas: int = Field(default=1, ge=1, le=64)
     """Number of server replicas. A local run starts one."""
@@ -29,14 +29,17 @@ class Deploy(GatedSpec, DeployRecipe):
     @override
     def config(self, context: ConfigContext) -> DeployConfig:
         push = context.specs.get(Push.name)
-        if not isinstance(push, Push):
-            raise TypeError("deploy without push: validation rejects this spec")
-        pushed = context.statuses[Push.name].result
+        if not isinstance(push, Push) or not push.has("Merged"):
+            raise TypeError("deploy without a merged model: validation rejects this spec")
+        target = next(target for target in push.targets if target.format == "Merged")
+        result = context.statuses[Push.name].result
+        pushed = result.first("Merged") if isinstance(result, PushResult) else None
         return DeployConfig(
             identity="",
             seed=context.seed,
             push=context.identities[Push.name],
-            model=ModelSource(uri=push.target),
+            model=ModelSource(uri=target.uri),
+            location=pushed.uri if pushed else None,
             digest=pushed.digest if pushed else None,
             recipe=recipe_from(self, DeployRecipe),
         )
@@ -46,4 +49,11 @@ class Deploy(GatedSpec, DeployRecipe):
         if not isinstance(config, DeployConfig):
             raise TypeError(f"config of another stage: {type(config).__name__}")
         recipe = config.recipe
-        return Serving(recipe.engine, config.model.uri, config.digest, self.replicas, recipe.prompt, recipe.max_tokens)
+        return Serving(
+            engine=recipe.engine,
+            model=config.location or config.model.uri,
+            digest=config.digest,
+            replicas=self.replicas,
+            prompt=recipe.smoke_test.prompt,
+            max_tokens=recipe.smoke_test.max_tokens,
+        )

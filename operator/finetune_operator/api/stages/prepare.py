@@ -1,4 +1,4 @@
-"""The prepare stage: tokenize and pack the data set."""
+"""The prepare stage: tokenize and pack the data sets."""
 
 from typing import ClassVar
 
@@ -6,11 +6,11 @@ from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
-from finetune_trainer.contract import PrepareConfig, PrepareRecipe
+from finetune_trainer.contract import DatasetSource, PrepareConfig, PrepareRecipe, Validation
 
 
 class Prepare(StageSpec, PrepareRecipe):
-    """Tokenizes the data set and packs it into rows."""
+    """Tokenizes the data sets and packs them into rows."""
 
     name: ClassVar[str] = "prepare"
     condition: ClassVar[str] = "Prepared"
@@ -23,6 +23,7 @@ class Prepare(StageSpec, PrepareRecipe):
             identity="",
             seed=context.seed,
             model=context.model,
-            dataset=context.dataset,
+            datasets=tuple(recipe_from(dataset, DatasetSource) for dataset in context.datasets),
+            validation=recipe_from(context.validation, Validation),
             recipe=recipe_from(self, PrepareRecipe),
         )

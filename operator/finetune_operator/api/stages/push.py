@@ -1,4 +1,4 @@
-"""The push stage: publish the merged model."""
+"""The push stage: publish the model."""
 
 from typing import ClassVar
 
@@ -6,11 +6,11 @@ from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, GatedSpec, recipe_from
-from finetune_trainer.contract import Lineage, PushConfig, PushRecipe
+from finetune_trainer.contract import DatasetSource, Lineage, PushConfig, PushRecipe
 
 
 class Push(GatedSpec, PushRecipe):
-    """Merges the adapter into the base model and publishes it."""
+    """Publishes the merged model, or the adapter alone, to each target."""
 
     name: ClassVar[str] = "push"
     condition: ClassVar[str] = "Pushed"
@@ -27,18 +27,22 @@ class Push(GatedSpec, PushRecipe):
             train=context.identities["train"],
             evaluate=context.identities.get("evaluate"),
             model=context.model,
-            dataset=context.dataset,
+            model_pin=context.statuses["prepare"].model_pin,
+            datasets=tuple(recipe_from(dataset, DatasetSource) for dataset in context.datasets),
             recipe=recipe_from(self, PushRecipe),
             lineage=lineage(context),
+            tracking=context.tracking,
         )
 
 
 def lineage(context: ConfigContext) -> Lineage:
-    """Return the interruptions of the training run and what they cost, for the model card."""
-    train = context.statuses["train"]
+    """Return the interruptions of the training run, and what the pipeline has cost so far, for the model card."""
+    train, costs = context.statuses["train"], context.costs()
+    money = {"spent": costs.spent, "lost": costs.lost, "on_demand": costs.on_demand} if costs else {}
     return Lineage(
         pipeline=context.pipeline,
         interruptions=train.interruptions,
         lost_steps=train.lost_steps,
         lost_seconds=round(train.lost_seconds, 3),
+        **{name: f"{amount:.2f} {costs.currency}" for name, amount in money.items() if costs},
     )

@@ -1,12 +1,14 @@
 """The train stage: train the LoRA adapter."""
 
+from datetime import timedelta
 from typing import ClassVar
 
 from typing_extensions import override
 
+from finetune_operator.api.placement import TrainPlacement
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
-from finetune_trainer.contract import Checkpoint, TrainConfig, TrainRecipe
+from finetune_trainer.contract import Checkpoint, Lora, TrainConfig, TrainRecipe
 
 
 class Train(StageSpec, TrainRecipe):
@@ -28,17 +30,29 @@ class Train(StageSpec, TrainRecipe):
         ),
     )
 
+    placement: TrainPlacement = TrainPlacement()
+    """Capacity on which the stage's pod runs."""
+
     checkpoint: Checkpoint = Checkpoint()
     """When checkpoints are saved, and how many are kept."""
 
+    @property
+    @override
+    def checkpoint_interval(self) -> timedelta | None:
+        return timedelta(seconds=self.checkpoint.every_seconds)
+
     @override
     def config(self, context: ConfigContext) -> TrainConfig:
+        # The defaults, written out, are the same adapter as an absent block, and so the same identity.
+        lora = None if self.adapter == Lora() else self.lora
         return TrainConfig(
             identity="",
             seed=context.seed,
             prepare=context.identities["prepare"],
             model=context.model,
+            model_pin=context.statuses["prepare"].model_pin,
             model_digest=context.statuses["prepare"].model_digest,
-            recipe=recipe_from(self, TrainRecipe),
+            recipe=recipe_from(self, TrainRecipe).model_copy(update={"lora": lora}),
             checkpoint=self.checkpoint,
+            tracking=context.tracking,
         )

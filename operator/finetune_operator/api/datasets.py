@@ -1,0 +1,67 @@
+"""The data sets of a pipeline, and what it validates with, as users write them."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from finetune_operator.api.rules import Rule, WithRules
+from finetune_trainer.contract import DatasetSource, Validation
+
+REPOSITORY = re.compile("hf://[^/]+/[^/]+")
+
+
+def _is_repository(data: Mapping[str, Any]) -> bool:
+    return REPOSITORY.fullmatch(data.get("uri", "")) is not None
+
+
+def _shapes_named(data: Mapping[str, Any]) -> int:
+    """Return of how many shapes of records the fields are that have a column."""
+    shapes = ({"messages", "tools"}, {"prompt", "completion"}, {"text"})
+    return sum(bool(shape & data["columns"].keys()) for shape in shapes)
+
+
+SOURCE_RULES = (
+    Rule(
+        field="config",
+        message="config and split belong to a hub data set without a path: set uri to hf://ORG/NAME, or remove them",
+        cel=f"!(has(self.config) || has(self.split)) || (has(self.uri) && self.uri.matches('^{REPOSITORY.pattern}$'))",
+        is_valid=lambda data: not data.keys() & {"config", "split"} or _is_repository(data),
+    ),
+    Rule(
+        field="columns",
+        message="must name fields of one kind of record: messages and tools, prompt and completion, or text",
+        cel="!has(self.columns) || [has(self.columns.messages) || has(self.columns.tools),"
+        " has(self.columns.prompt) || has(self.columns.completion), has(self.columns.text)].exists_one(named, named)",
+        is_valid=lambda data: "columns" not in data or _shapes_named(data) == 1,
+    ),
+)
+"""Rules of every data set."""
+
+
+class Dataset(WithRules, DatasetSource):
+    """One data set: records in JSON Lines, JSON, CSV or Parquet files."""
+
+    rules: ClassVar[tuple[Rule, ...]] = SOURCE_RULES
+
+
+class ValidationSet(WithRules, Validation):
+    """Records to measure the validation loss: a fraction of each data set, or a data set of their own."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *SOURCE_RULES,
+        Rule(
+            field="fraction",
+            message="set fraction or uri, and not both: a fraction of every data set, or a data set to validate with",
+            cel="has(self.fraction) != has(self.uri)",
+            is_valid=lambda data: ("fraction" in data) != ("uri" in data),
+        ),
+        Rule(
+            field="uri",
+            message="is needed by revision, format and columns: add uri, or remove them",
+            cel="has(self.uri) || !(has(self.revision) || has(self.columns)"
+            " || (has(self.format) && self.format != 'Auto'))",
+            is_valid=lambda data: (
+                "uri" in data or (not data.keys() & {"revision", "columns"} and data["format"] == "Auto")
+            ),
+        ),
+    )

@@ -1,0 +1,381 @@
+"""The pod of a stage, in core/v1's own shapes: only the fields that the operator passes on.
+
+Volumes, security contexts and containers besides the stage's are not among them, so that creating a pipeline grants no
+more than creating a Job in a namespace with the Pod Security level restricted.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
+
+from finetune_operator.api.placement import Toleration
+from finetune_operator.api.rules import Rule, WithRules
+from finetune_trainer.contract import ContractModel, ListMap
+from finetune_trainer.contract.environment import GIT_SHA, INSECURE_REGISTRIES, METRICS_PORT
+
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+BYTES = (
+    r"^([1-9][0-9]{6,}|[0-9]*[1-9][0-9]*([.][0-9]+)?(M|G|T|P|E|Mi|Gi|Ti|Pi|Ei)|0[.][1-9][0-9]*(G|T|P|E|Gi|Ti|Pi|Ei))$"
+)
+"""Amounts of memory and storage of at least a megabyte: memory: 16 would be 16 bytes. A text in CEL has no escape for a
+dot, hence [.]."""
+MAX_TEXT = 65536
+"""Characters of env, command and args of one pod together. etcd stores an object of at most 1.5 MiB by default, and a
+pipeline has five stages and a status."""
+MAX_AFFINITY = 16384
+"""Characters of an affinity as JSON."""
+MAX_DEPTH = 32
+"""Nesting levels allowed in an affinity. A valid affinity of a pod has at most ten."""
+RESERVED_PREFIX = "FINETUNE_"
+USER_SETTABLE = (METRICS_PORT, GIT_SHA, INSECURE_REGISTRIES)
+ACCELERATOR = re.compile(r"(nvidia[.]com|amd[.]com|gpu[.]intel[.]com|habana[.]ai)/.+")
+"""Extended resources that are accelerators: whole devices, and slices such as nvidia.com/mig-3g.40gb."""
+
+
+def _integer_to_text(value: Any) -> Any:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_integer else value
+
+
+def _check_depth_and_size(value: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError if the value is nested too deeply or too large.
+
+    The schema of a field with arbitrary content cannot limit either. Without these limits an API server could store an
+    object that the operator reads but cannot serialise again, or cannot store in a Job.
+    """
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in _children(node)]
+    if level:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep: a valid affinity of a pod is not")
+    if len(json.dumps(value)) > MAX_AFFINITY:
+        raise ValueError(f"must have at most {MAX_AFFINITY:,} characters as JSON")
+    return value
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _int_or_string(pattern: str) -> WithJsonSchema:
+    return WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": pattern,
+            "maxLength": 32,
+            "x-kubernetes-int-or-string": True,
+        }
+    )
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_integer_to_text),
+    StringConstraints(max_length=32, pattern=QUANTITY),
+    _int_or_string(QUANTITY),
+]
+"""A Kubernetes quantity. As in a pod, an integer needs no quotes: cpu: 2."""
+StorageSize = Annotated[
+    str, BeforeValidator(_integer_to_text), StringConstraints(max_length=32, pattern=BYTES), _int_or_string(BYTES)
+]
+"""A quantity of bytes, at least a megabyte."""
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+Argument = Annotated[str, StringConstraints(max_length=4096)]
+VariableName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
+AnnotationValue = Annotated[str, StringConstraints(max_length=1024)]
+ResourceList = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
+
+
+def _has_bytes(field: str, resource: str) -> Rule:
+    """Return the rule that an amount of memory or storage is not a number of bytes by mistake."""
+    found = f"self.{field}['{resource}']"
+    return Rule(
+        field=f"{field}.{resource}",
+        message="is less than a megabyte; write 16Gi for gibibytes or 16G for gigabytes",
+        cel=f"!has(self.{field}) || !('{resource}' in self.{field}) || string({found}).matches('{BYTES}')",
+        is_valid=lambda data: bool(re.match(BYTES, str(data.get(field, {}).get(resource, "1Gi")))),
+    )
+
+
+def _has_whole_devices(field: str) -> Rule:
+    """Return the rule that devices are not divided; Kubernetes takes a fraction for none of them."""
+    is_whole = f"!name.contains('/') || string(self.{field}[name]).matches('^[0-9]+$')"
+    return Rule(
+        field=field,
+        message="devices such as nvidia.com/gpu are counted in integers",
+        cel=f"!has(self.{field}) || self.{field}.all(name, {is_whole})",
+        is_valid=lambda data: all(
+            re.fullmatch("[0-9]+", str(count)) for name, count in data.get(field, {}).items() if "/" in name
+        ),
+    )
+
+
+class Resources(WithRules):
+    """Compute resources of the stage's container, as in a pod."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *(
+            _has_bytes(field, resource)
+            for field in ("requests", "limits")
+            for resource in ("memory", "ephemeral-storage")
+        ),
+        _has_whole_devices("requests"),
+        _has_whole_devices("limits"),
+    )
+
+    requests: ResourceList = Field(default_factory=dict)
+    """What the scheduler reserves, for example cpu: 4, memory: 16Gi. A resource with a limit alone requests that."""
+
+    limits: ResourceList = Field(default_factory=dict)
+    """What the container may use at most, for example memory: 16Gi, nvidia.com/gpu: 1."""
+
+    @property
+    def accelerators(self) -> int:
+        """The number of accelerators among the limits."""
+        return sum(int(self.limits[name]) for name in self.accelerator_names)
+
+    @property
+    def accelerator_names(self) -> tuple[str, ...]:
+        """The names of the accelerators of which the limits have at least one."""
+        found = ((name, count) for name, count in self.limits.items() if ACCELERATOR.fullmatch(name))
+        return tuple(name for name, count in found if count.isdigit() and int(count))
+
+
+class KeyRef(ContractModel):
+    """One key of a Secret or ConfigMap of the namespace."""
+
+    name: ObjectName
+    """Name of the object."""
+    key: DataKey
+    """Key in it."""
+    optional: bool | None = None
+    """Whether the pod starts without it."""
+
+
+class ObjectRef(ContractModel):
+    """A Secret or ConfigMap of the namespace."""
+
+    name: ObjectName
+    """Name of the object."""
+    optional: bool | None = None
+    """Whether the pod starts without it."""
+
+
+class FieldRef(ContractModel):
+    """A field of the pod."""
+
+    field_path: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """Path of the field, for example spec.nodeName."""
+
+
+def _exactly_one(where: str, names: tuple[str, ...]) -> Rule:
+    """Return the rule that exactly one of these fields is set."""
+    return Rule(
+        field=where,
+        message=f"set exactly one of {', '.join(names)}",
+        cel="[" + ", ".join(f"has(self.{name})" for name in names) + "].filter(set, set).size() == 1",
+        is_valid=lambda data: sum(name in data for name in names) == 1,
+    )
+
+
+class ValueFrom(WithRules):
+    """Where the value of a variable comes from. A local run takes the variable from your environment instead."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),)
+
+    secret_key_ref: KeyRef | None = None
+    """A key of a Secret. The kubelet reads it; the operator cannot."""
+    config_map_key_ref: KeyRef | None = None
+    """A key of a ConfigMap."""
+    field_ref: FieldRef | None = None
+    """A field of the pod."""
+
+
+class EnvVar(WithRules):
+    """An environment variable."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="value",
+            message="set value or valueFrom, not both",
+            cel="!(has(self.value) && has(self.valueFrom))",
+            is_valid=lambda data: not ("value" in data and "valueFrom" in data),
+        ),
+    )
+
+    name: VariableName
+    """Name of the variable."""
+    value: Argument | None = None
+    """Its value. $(NAME) is not expanded, so that it means the same in a local run."""
+    value_from: ValueFrom | None = None
+    """Where the value comes from."""
+
+
+class EnvFrom(WithRules):
+    """All keys of a Secret or ConfigMap as variables. A local run uses your environment instead."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_exactly_one("envFrom", ("secretRef", "configMapRef")),)
+
+    prefix: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """Text before each name."""
+    secret_ref: ObjectRef | None = None
+    """A Secret. The kubelet reads it; the operator cannot."""
+    config_map_ref: ObjectRef | None = None
+    """A ConfigMap."""
+
+
+class ImagePullSecret(ContractModel):
+    """A Secret with credentials of an image registry."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+
+RESERVED_NAMES = Rule(
+    field="env",
+    message=f"names with the prefix FINETUNE_ are reserved for the stage contract; only {', '.join(USER_SETTABLE[:-1])}"
+    f" and {USER_SETTABLE[-1]} may be set",
+    cel=f"!has(self.env) || self.env.all(one, !one.name.startsWith('FINETUNE_') || one.name in {list(USER_SETTABLE)})",
+    is_valid=lambda data: all(
+        one["name"] in USER_SETTABLE or not one["name"].startswith(RESERVED_PREFIX) for one in data.get("env", ())
+    ),
+)
+
+
+def _reserved_keys(field: str) -> Rule:
+    return Rule(
+        field=field,
+        message="keys with the prefix finetune.dev/ are the operator's own: choose another prefix",
+        cel=f"!has(self.{field}) || self.{field}.all(key, !key.startsWith('finetune.dev/'))",
+        is_valid=lambda data: not any(key.startswith("finetune.dev/") for key in data.get(field, ())),
+    )
+
+
+ENV_LENGTH = "self.env.map(one, size(one.name) + (has(one.value) ? size(one.value) : 0)).sum()"
+
+
+def _text_is_bounded(*more: str) -> Rule:
+    """Return the rule that the texts of env and of these lists have a bounded length together."""
+    lengths = {"env": ENV_LENGTH} | {name: f"self.{name}.map(word, size(word)).sum()" for name in more}
+    total = " + ".join(f"(has(self.{name}) ? {length} : 0)" for name, length in lengths.items())
+    return Rule(
+        field="env",
+        message=f"{', '.join(lengths)} have more than {MAX_TEXT} characters together: move long texts into a Secret"
+        " (envFrom), the image or a volume",
+        cel=f"{total} <= {MAX_TEXT}",
+        is_valid=lambda data: sum(map(len, _words(data, more))) <= MAX_TEXT,
+    )
+
+
+def _words(data: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
+    for one in data.get("env", ()):
+        yield from (one["name"], one.get("value", ""))
+    for name in more:
+        yield from data.get(name, ())
+
+
+class PodDefaults(WithRules):
+    """Defaults of the pods of all stages. A stage's own pod adds to them, and its values replace those of a key."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        RESERVED_NAMES,
+        _reserved_keys("labels"),
+        _reserved_keys("annotations"),
+        _text_is_bounded(),
+    )
+
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When the kubelet pulls the image. Absent: Kubernetes' default for its tag."""
+
+    image_pull_secrets: Annotated[tuple[ImagePullSecret, ...], ListMap("name")] = Field(default=(), max_length=8)
+    """Secrets with credentials of the image's registry."""
+
+    resources: Resources = Resources()
+    """Compute resources of the container."""
+
+    env: Annotated[tuple[EnvVar, ...], ListMap("name")] = Field(default=(), max_length=128)
+    """Environment variables."""
+
+    env_from: tuple[EnvFrom, ...] = Field(default=(), max_length=16)
+    """Secrets and ConfigMaps whose keys become environment variables."""
+
+    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
+    """Labels that the node must have. Absent: the labels of the stage's pool, if the operator defines it."""
+
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
+    """Additional tolerations. Those for the pool, the capacity and accelerators are added automatically."""
+
+    affinity: Annotated[
+        dict[str, Any],
+        AfterValidator(_check_depth_and_size),
+        Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+    ] = Field(default_factory=dict)
+    """Affinity of the pod, as in a pod spec. The API server validates it when the Job is created."""
+
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
+    """Labels of the Job and of its pods, for example kueue.x-k8s.io/queue-name."""
+
+    annotations: dict[LabelKey, AnnotationValue] = Field(default_factory=dict, max_length=16)
+    """Annotations of the Job and of its pods."""
+
+    service_account_name: ObjectName | None = None
+    """ServiceAccount of the pod, for example for access to a cloud. Its token for the cluster is not mounted."""
+
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pod, which orders scheduling and preemption."""
+
+    scheduler_name: ObjectName | None = None
+    """Scheduler that places the pod. Absent: the cluster's default."""
+
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass of the pod. Absent: the cluster's default."""
+
+
+class Pod(PodDefaults):
+    """The stage's pod, in the shapes of core/v1. A local run uses env, command and args of it."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_text_is_bounded("command", "args"),)
+
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")] | None = None
+    """Container image that replaces the trainer's."""
+
+    command: tuple[Argument, ...] = Field(default=(), max_length=64)
+    """Program that replaces the trainer. It must keep the stage contract: environment, folders, exit codes, result."""
+
+    args: tuple[Argument, ...] = Field(default=(), max_length=256)
+    """Arguments of command. For deploy without command: additional arguments of the engine, on a cluster only."""
+
+    def literal_env(self) -> dict[str, str]:
+        """Return the variables that have a value."""
+        return {one.name: one.value or "" for one in self.env if one.value_from is None}
+
+    def over(self, defaults: PodDefaults) -> Self:
+        """Return this pod with the defaults below it."""
+        mine = {name: getattr(self, name) for name in PodDefaults.model_fields}
+        theirs = {name: getattr(defaults, name) for name in PodDefaults.model_fields}
+        return self.model_copy(update={name: _over(mine[name], theirs[name]) for name in mine})
+
+
+def _over(mine: Any, theirs: Any) -> Any:
+    """Return a value over its default: mappings and lists are joined, and everything else is replaced."""
+    match mine:
+        case Resources():
+            # Not validated again: both together may have more entries than one may, and no reader could fix that.
+            return mine.model_copy(
+                update={"requests": theirs.requests | mine.requests, "limits": theirs.limits | mine.limits}
+            )
+        case dict():
+            return theirs | mine
+        case tuple():
+            names = {one.name for one in mine if hasattr(one, "name")}
+            return (*(one for one in theirs if getattr(one, "name", None) not in names), *mine)
+        case _:
+            return theirs if mine is None else mine

@@ -1,0 +1,84 @@
+"""Data sets: where the records are, which of their columns are read, and how often each record is used."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from finetune_trainer.contract.models import ContractModel
+from finetune_trainer.contract.recipes import Revision
+from finetune_trainer.contract.uris import DataUri
+
+DataFormat = Literal["Auto", "JSONLines", "JSON", "CSV", "Parquet"]
+ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+ConfigName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")]
+SplitName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+class Columns(ContractModel):
+    """Names of the data set's columns, for records whose fields have other names than the trainer's.
+
+    A dot in a name leads into an object where the data set has no column of that name.
+    """
+
+    messages: ColumnName | None = None
+    """Column with the messages of a conversation; absent: messages."""
+
+    tools: ColumnName | None = None
+    """Column with the function schemas of the tools that a conversation may call; absent: tools."""
+
+    prompt: ColumnName | None = None
+    """Column with the prompt; absent: prompt."""
+
+    completion: ColumnName | None = None
+    """Column with the completion; absent: completion."""
+
+    text: ColumnName | None = None
+    """Column with the text; absent: text."""
+
+
+class DataSource(ContractModel):
+    """What a data set and the validation set have in common."""
+
+    uri: DataUri | None = None
+
+    revision: Revision | None = None
+    """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
+
+    config: ConfigName | None = None
+    """Configuration of a hub data set without a path. Absent: its only one, or default."""
+
+    split: SplitName | None = None
+    """Split of a hub data set without a path. Absent: its only one; several are an error."""
+
+    format: DataFormat = "Auto"
+    """Format of the files; Auto derives it from the file name extension, to which .gz or .zst may be added."""
+
+    columns: Columns | None = None
+    """Names of the columns with the records' fields. Absent: the columns are named as the fields."""
+
+
+class DatasetSource(DataSource):
+    """One data set: records in JSON Lines, JSON, CSV or Parquet files."""
+
+    uri: DataUri
+    """hf://ORG/NAME[/PATH], s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, oci://HOST/REPOSITORY[:TAG],
+    https://HOST/FILE or pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest.
+    The last segment of a path may be a pattern, such as train-*.jsonl: all its files are read, sorted by name."""
+
+    weight: float = Field(default=1.0, gt=0, le=100)
+    """How often each record is used. 0.3 uses a random sample of 30 %, 2 uses each record twice, and 2.5 uses each
+    twice and half of them a third time; the seed determines which. Validation records are never repeated."""
+
+
+class Validation(DataSource):
+    """Records to measure the validation loss: a fraction of each data set, or a data set of their own."""
+
+    fraction: float | None = Field(default=None, ge=0, le=0.5)
+    """Fraction of each data set's records that is held out; the seed determines which."""
+
+    uri: DataUri | None = None
+    """Data set of its own to validate with, instead of a fraction. Written as the URI of a data set."""
+
+    def dataset(self) -> DatasetSource | None:
+        """Return the data set to validate with, or None if a fraction is held out."""
+        return DatasetSource(**self.model_dump(exclude={"fraction"})) if self.uri else None

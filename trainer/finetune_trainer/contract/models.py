@@ -1,0 +1,75 @@
+"""Bases of the contract's models, and constraints that several of them share."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+
+class ContractModel(BaseModel):
+    """Base of all models of the contract: camelCase in JSON, snake_case in Python, no unknown fields, immutable."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class ExtensibleModel(ContractModel):
+    """Base of models that another version may have written with more fields: unknown fields are kept, not rejected.
+
+    Specs and configs stay strict: an unknown field there is a typing error of the user.
+    """
+
+    # In the schema nothing changes: the API server prunes fields that the CRD does not know.
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+
+    def with_unknown_fields_of(self, other: "ExtensibleModel | None") -> Self:
+        """Return a copy with the unknown fields of another object, so that a new object does not lose them."""
+        unknown = (other.model_extra or {}) if other else {}
+        return self.model_copy(update=unknown) if unknown else self
+
+
+class ListMap:
+    """Constraint of a list: a map by these fields, as Kubernetes merges it in server-side apply.
+
+    Raise ValueError if two entries have the same keys.
+    """
+
+    def __init__(self, *keys: str) -> None:
+        """Take the names of the fields in JSON."""
+        self.keys = keys
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(core) | {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(self.keys)}
+
+    def _check(self, entries: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
+        seen = set()
+        for entry in entries:
+            data = entry.model_dump(mode="json", by_alias=True)
+            key = tuple(data.get(name) for name in self.keys)
+            if key in seen:
+                shown = ", ".join(f"{name} {value}" for name, value in zip(self.keys, key, strict=True))
+                raise ValueError(f"two entries have the same {shown}: remove or rename one")
+            seen.add(key)
+        return entries
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """Return a validator that accepts these names, in the order of the alphabet in its message."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(sorted(names))}")
+        return value
+
+    return check

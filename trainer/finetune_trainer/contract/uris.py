@@ -1,0 +1,86 @@
+"""URIs of models, data, tasks and targets: how those of each store are written, and which of them a field accepts."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, StringConstraints
+
+FORMS: dict[str, tuple[str, str]] = {
+    "hf": (r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\S+)?", "hf://ORG/NAME"),
+    "hf-file": (r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^\s/]+)?(/\S+)?", "hf://ORG/NAME[/PATH]"),
+    "s3": (r"s3://[a-z0-9][a-z0-9.-]*(/\S*)?", "s3://BUCKET/PATH"),
+    "gs": (r"gs://[a-z0-9][\w.-]*(/\S*)?", "gs://BUCKET/PATH"),
+    "az": (r"az://[a-z0-9$][a-z0-9-]*(/\S*)?", "az://CONTAINER/PATH"),
+    "oci": (r"oci://[^\s/]+/\S+", "oci://HOST/REPOSITORY"),
+    "https": (r"https?://[^\s/?#@]+/\S+", "https://HOST/FILE without a user name"),
+    "pvc": (r"pvc://[a-z0-9][a-z0-9.-]*(/\S*)?", "pvc://CLAIM/PATH"),
+    "file": (r"file://\S+", "file:///PATH"),
+    "path": (r"[A-Za-z0-9_.][^\s:]*", "a path relative to the manifest"),
+    # What can be published to: no revision, no digest, and never the root of a bucket or a claim.
+    "to-hf": (r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", "hf://ORG/NAME"),
+    "to-s3": (r"s3://[a-z0-9][a-z0-9.-]*/[^\s/]\S*", "s3://BUCKET/PATH"),
+    "to-gs": (r"gs://[a-z0-9][\w.-]*/[^\s/]\S*", "gs://BUCKET/PATH"),
+    "to-az": (r"az://[a-z0-9$][a-z0-9-]*/[^\s/]\S*", "az://CONTAINER/PATH"),
+    "to-oci": (r"oci://[^\s/@]+/[^\s@]+", "oci://HOST/REPOSITORY[:TAG]"),
+    "to-pvc": (r"pvc://[a-z0-9][a-z0-9.-]*/[^\s/]\S*", "pvc://CLAIM/PATH"),
+}
+"""Store -> the pattern of its URIs, and how a message writes them."""
+LOCAL = ("pvc", "file", "path")
+STORES = ("s3", "gs", "az", "oci")
+
+
+ON_THIS_MACHINE = frozenset({"", "file", "pvc"})
+"""Schemes of paths, also of those on claims; the others name stores."""
+WEB_ADDRESS = re.compile(r"(https?://|url: /)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*?(?=[:;,.)]*(?:\s|$)))?")
+"""An address in a text; `requests` writes the path of one behind `url: `."""
+
+
+def scheme_of(uri: str) -> str:
+    """Return the scheme of a URI, empty for a path."""
+    scheme, separator, _ = uri.partition("://")
+    return scheme if separator else ""
+
+
+def without_secrets(text: object) -> str:
+    """Return a URI or a message without user names, passwords and queries: a query may be a signature.
+
+    Only addresses with https:// and http:// have them; elsewhere, a question mark is a part of a pattern.
+    """
+    return WEB_ADDRESS.sub(r"\1\2", str(text))
+
+
+def pattern_of(*stores: str) -> str:
+    """Return the pattern of the URIs of these stores."""
+    return f"^({'|'.join(FORMS[store][0] for store in stores)})$"
+
+
+def description_of(*stores: str) -> str:
+    """Return how URIs of these stores are written, for a message."""
+    *first, last = (FORMS[store][1] for store in stores)
+    return f"must be {', '.join(first)} or {last}, without spaces"
+
+
+MODEL, DATA = ("hf", *STORES, *LOCAL), ("hf-file", *STORES, "https", *LOCAL)
+TASK_FILE = LOCAL
+TARGET = ("to-hf", "to-s3", "to-gs", "to-az", "to-oci", "to-pvc", "file", "path")
+DESCRIPTIONS = {pattern_of(*stores): description_of(*stores) for stores in (MODEL, DATA, TASK_FILE, TARGET)}
+"""Pattern of a field -> what its values must be."""
+
+
+def _check_inside_claim(uri: str) -> str:
+    """Raise ValueError for a pvc:// URI whose path leaves the claim."""
+    if uri.startswith("pvc://") and ".." in uri.split("/"):
+        raise ValueError("leaves the claim: remove .. from its path")
+    return uri
+
+
+def _bounded(pattern: str, length: int = 1024) -> StringConstraints:
+    return StringConstraints(min_length=1, max_length=length, pattern=pattern)
+
+
+ModelUri = Annotated[str, _bounded(pattern_of(*MODEL)), AfterValidator(_check_inside_claim)]
+DataUri = Annotated[str, _bounded(pattern_of(*DATA)), AfterValidator(_check_inside_claim)]
+TaskUri = Annotated[str, _bounded(pattern_of(*TASK_FILE)), AfterValidator(_check_inside_claim)]
+FolderUri = Annotated[str, _bounded(pattern_of(*LOCAL)), AfterValidator(_check_inside_claim)]
+# Results have the URIs of all targets twice, and a termination message has 4,096 bytes.
+TargetUri = Annotated[str, _bounded(pattern_of(*TARGET), 256), AfterValidator(_check_inside_claim)]
