@@ -9,6 +9,7 @@ import functools
 import glob
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 HEX_DIGITS = 8
@@ -19,8 +20,11 @@ UNKNOWN_TO_FILE_SYSTEM = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUP
 """Errors of a file system that does not know an operation, such as SMB and some of FUSE."""
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader, also after a crash, finds either the old bytes or the new ones."""
+def write_durably(path: Path, data: bytes, before_rename: Callable[[], None] = lambda: None) -> None:
+    """Replace a file atomically: a reader, also after a crash, finds either the old bytes or the new ones.
+
+    Where `before_rename` raises an exception, the file stays as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
     try:
@@ -28,7 +32,8 @@ def write_durably(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+        before_rename()
+    except BaseException:
         temporary.unlink(missing_ok=True)  # free the space: the disk may be full
         raise
     temporary.replace(path)

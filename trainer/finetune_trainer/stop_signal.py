@@ -40,6 +40,10 @@ class StopSignal:
         finally:
             self._deferred -= 1
 
+    def request(self) -> None:
+        """Stop as after a signal. Any thread may call this."""
+        self._on_signal(0, None)
+
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.requested = True
         if not self._deferred:

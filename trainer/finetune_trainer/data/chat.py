@@ -42,8 +42,12 @@ def template_of(tokenizer: Any) -> str:
     """Return the tokenizer's chat template, or the default template, which writes BOS if the tokenizer would."""
     if tokenizer.chat_template:
         return str(tokenizer.get_chat_template())
-    writes_bos = tokenizer.bos_token_id is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
-    return ("{{- bos_token -}}" if writes_bos else "") + DEFAULT_TEMPLATE
+    return ("{{- bos_token -}}" if writes_bos(tokenizer) else "") + DEFAULT_TEMPLATE
+
+
+def writes_bos(tokenizer: Any) -> bool:
+    """Return whether the tokenizer itself puts BOS before every text."""
+    return tokenizer.bos_token_id is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
 
 
 def dated_template_of(tokenizer: Any) -> str:

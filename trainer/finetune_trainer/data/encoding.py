@@ -85,7 +85,7 @@ class RecordFormatter:
             case [shape] if self.shape is None:
                 return shape
             case [shape]:
-                raise InvalidRecord(f"has {shape} where earlier records have {self.shape}: use one shape per file")
+                raise InvalidRecord(f"has {shape} where earlier records have {self.shape}: use one shape per data set")
             case []:
                 raise InvalidRecord(_missing_fields(fields, names, self.shape))
             case _:

@@ -27,10 +27,16 @@ class Counts(BaseModel):
     invalid: int = 0
     truncated: int = 0
     dropped: int = 0
+    unused: int = 0
+    """Records left out by the weight of their data set."""
     boundary_tokens: int = 0
     """Records in which one token spans text with loss and text without."""
+    dataset: int = 0
+    """Position of the data set of the last record that was used."""
     shape: Shape | None = None
-    """The shape of all valid records."""
+    """The shape of all valid records of this data set."""
+    conversations: bool = False
+    """Whether any records are conversations."""
     reasons: list[str] = Field(default=[])
     """Why the first invalid records are invalid."""
 
@@ -44,7 +50,7 @@ class PartState(BaseModel):
     """Digest of all that determines the rows, besides the records."""
     counts: Counts
     source_bytes: int
-    """Bytes of the data set read so far. Some of them belong to records of the next part."""
+    """Bytes of the data sets read so far. Some of them belong to records of the next part."""
     source_digest: str
     """SHA-256 of these bytes."""
     rows: dict[Split, SplitPart]

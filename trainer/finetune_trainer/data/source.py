@@ -5,25 +5,38 @@ import io
 from pathlib import Path
 from typing import Any
 
+from pyarrow import CompressedInputStream
 from typing_extensions import override
+
+from finetune_trainer.runtime.errors import DataInvalid
 
 BUFFER_BYTES = 128 * 1024
 """Bytes read at a time. Fixed, so that a record is always read with the same number of bytes consumed."""
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Compression by file name extension."""
 
 
 class Source:
-    """The file of a data set, and what has been read of it."""
+    """One file of a data set, and what has been read of it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str = "") -> None:
         self.path = path
-        self.name = path.name
+        self.name = name or path.name
+        """Name of the file in messages."""
         self.bytes_read = 0
         self._sha256 = hashlib.sha256()
 
     def open(self) -> io.BufferedReader:
-        """Open the file from its beginning; `bytes_read` and `digest` cover what is then read from the disk."""
+        """Open the file from its beginning, decompressed; `bytes_read` and `digest` cover what is read from the disk.
+
+        Reading raises DataInvalid if the file cannot be decompressed.
+        """
         self.bytes_read, self._sha256 = 0, hashlib.sha256()
-        return io.BufferedReader(_CountedFile(self), BUFFER_BYTES)
+        stored: io.BufferedReader = io.BufferedReader(_CountedFile(self), BUFFER_BYTES)
+        compression = COMPRESSIONS.get(self.path.suffix.lower())
+        if compression is None:
+            return stored
+        return io.BufferedReader(_Decompressed(stored, compression, self.name), BUFFER_BYTES)
 
     def add(self, data: memoryview) -> None:
         """Add bytes that were read to the count and to the digest."""
@@ -33,14 +46,6 @@ class Source:
     def digest(self) -> str:
         """Return the SHA-256 of the bytes read so far, in hexadecimal; at the end, that of the file."""
         return self._sha256.hexdigest()
-
-    def estimated_total(self, records: int) -> int | None:
-        """Return how many records the file may have, or None if that cannot be estimated yet.
-
-        The estimate extrapolates from the bytes that the records so far took. A file in one buffer shows nothing.
-        """
-        size = self.path.stat().st_size
-        return round(records * size / self.bytes_read) if BUFFER_BYTES <= self.bytes_read < size else None
 
 
 class _CountedFile(io.FileIO):
@@ -61,3 +66,29 @@ class _CountedFile(io.FileIO):
         data = super().readall()
         self._source.add(memoryview(data))
         return data
+
+
+class _Decompressed(io.RawIOBase):
+    """The content of a compressed file. Several gzip members or zstd frames are one content."""
+
+    def __init__(self, stored: io.BufferedReader, compression: str, name: str) -> None:
+        self._stored, self._compression, self._name = stored, compression, name
+        self._content = CompressedInputStream(stored, compression)
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._content.readinto(buffer))
+        except OSError as error:
+            if error.errno is not None:  # of the disk, not of the content
+                raise
+            raise DataInvalid(f"{self._name}: not {self._compression}, or damaged: {error}") from None
+
+    @override
+    def close(self) -> None:
+        self._stored.close()
+        super().close()

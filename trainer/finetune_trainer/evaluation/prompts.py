@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_trainer.contract import EvaluateRecipe
-from finetune_trainer.data.chat import dated_template_of
+from finetune_trainer.data.chat import dated_template_of, writes_bos
+from finetune_trainer.publishing.generation_config import all_end_tokens
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 
@@ -43,16 +44,13 @@ def needs_no_bos(tokenizer: Any) -> bool:
 
     lm-eval itself leaves BOS out only where the template has written it already.
     """
-    bos = tokenizer.bos_token
-    writes_bos = bos is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
-    if not writes_bos:
+    if not writes_bos(tokenizer):
         return False
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
-    return not str(prompt).startswith(bos)
+    return not str(prompt).startswith(tokenizer.bos_token)
 
 
 def set_end_tokens(model: Any, ends: Sequence[int]) -> None:
     """Make generation stop at these tokens, besides those that the model's configuration names."""
     config = model.generation_config
-    known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    config.eos_token_id = list(dict.fromkeys(token for token in (*known, *ends) if token is not None)) or None
+    config.eos_token_id = all_end_tokens(config.eos_token_id, ends) or None

@@ -20,7 +20,7 @@ def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, 
     """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
     scores = {task: _scores(output["results"].get(task, {}), {}, {}) for task in tasks}
     if without_score := [task for task, metrics in scores.items() if not metrics]:
-        raise ConfigInvalid(f"evaluate.tasks.{without_score[0]}: lm-eval reports no score; choose a task that has one")
+        raise ConfigInvalid(f"evaluate.tasks[{without_score[0]}]: lm-eval reports no score; choose a task that has one")
     return scores
 
 
@@ -50,6 +50,17 @@ def _scores(results: Numbers, base: Numbers, differences: Numbers) -> dict[str, 
         for metric, names in filters.items()
         for name in names
     }
+
+
+def numbers_of(scores: Mapping[str, Mapping[str, Score]]) -> dict[str, float]:
+    """Return scores as numbers by name: task/metric, and the same with _stderr and _base."""
+    numbers = {
+        f"{task}/{metric.replace(',', '.')}{suffix}": getattr(score, field)
+        for task, metrics in scores.items()
+        for metric, score in metrics.items()
+        for suffix, field in {"": "value", "_stderr": "stderr", "_base": "base"}.items()
+    }
+    return {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
 
 
 def _number(value: Any) -> float | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -31,17 +31,18 @@ class Questions(list[int]):
         return index in self._members
 
 
-def load_tasks(tasks: Mapping[str, Task], environment: Environment, seed: int) -> tuple[Loaded, dict[str, Questions]]:
+def load_tasks(tasks: Iterable[Task], environment: Environment, seed: int) -> tuple[Loaded, dict[str, Questions]]:
     """Load the tasks and their data; return them, and the questions to ask for each task with a limit.
 
     Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable, naming the field of the manifest.
     """
     # Reading the index of lm-eval's built-in tasks takes seconds, so skip it if all tasks are from files.
-    manager = TaskManager(include_defaults=any(task.file is None for task in tasks.values()))
+    manager = TaskManager(include_defaults=any(task.file is None for task in tasks))
     result: Loaded = {"tasks": {}, "groups": {}, "group_map": {}}
     questions: dict[str, Questions] = {}
-    for name, recipe in tasks.items():
-        with _with_field(f"evaluate.tasks.{name}"):
+    for recipe in tasks:
+        name = recipe.name
+        with _with_field(f"evaluate.tasks[{name}]"):
             loaded = _from_file(manager, name, recipe.file, environment) if recipe.file else _built_in(manager, name)
             for member, task in loaded["tasks"].items():
                 if member in result["tasks"]:
@@ -75,7 +76,7 @@ def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> L
         loaded: Loaded = manager.load([str(file)])
     if name not in loaded["tasks"] and name not in loaded.get("groups", {}):
         names = ", ".join([*loaded.get("groups", {}), *loaded["tasks"]])
-        raise ConfigInvalid(f"{uri} defines `task: {names}`; use the same name under evaluate.tasks")
+        raise ConfigInvalid(f"{uri} defines `task: {names}`; set the name in evaluate.tasks to it")
     return loaded
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from finetune_trainer.contract import Environment, ModelSource
 from finetune_trainer.files import write_durably
 from finetune_trainer.models.stored_weights import weight_files
-from finetune_trainer.runtime.artifacts import canonical_json, digest_file
+from finetune_trainer.runtime.artifacts import digest_file, digest_of_value
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.runtime.sources import fetch_model
+from finetune_trainer.stores.fetching import fetch_model
 
 DIGESTED_FILES = (
     *("config.json", "generation_config.json", "tokenizer*.json", "tekken.json", "chat_template.*", "*.jinja"),
@@ -37,6 +37,8 @@ class BaseModel:
     folder: Path
     digest: str
     """sha256:… over the weights, the configuration and the tokenizer."""
+    pin: str | None = None
+    """Identifies the content at the store; None for a folder on this machine."""
 
     def require(self, expected: object, where: str) -> None:
         """Raise ConfigInvalid if `where` was made with another base model; None as the digest means unknown."""
@@ -47,14 +49,15 @@ class BaseModel:
             )
 
 
-def open_base_model(source: ModelSource, environment: Environment) -> BaseModel:
+def open_base_model(source: ModelSource, environment: Environment, pin: str | None = None) -> BaseModel:
     """Return the base model; download it to the workspace first if that was not done yet.
 
-    Raise like `fetch_model`.
+    `pin` is that of an earlier stage; None resolves the revision. Raise like `fetch_model`.
     """
-    folder = fetch_model(source.uri, source.revision, environment)
+    found = fetch_model(source.uri, environment, revision=source.revision, pin=pin)
     key = hashlib.sha256(f"{source.uri}@{source.revision}".encode()).hexdigest()[:16]
-    return BaseModel(source.uri, folder, model_digest(folder, environment.workspace / "models" / f"{key}.json"))
+    digest = model_digest(found.folder, environment.workspace / "models" / f"{key}.json")
+    return BaseModel(source.uri, found.folder, digest, found.pin)
 
 
 def model_digest(folder: Path, record: Path) -> str:
@@ -74,7 +77,7 @@ def model_digest(folder: Path, record: Path) -> str:
     if entries != known:
         write_durably(record, json.dumps(entries, indent=1, sort_keys=True).encode())
     contents = {names[path]: digest for path, digest in digests.items()}
-    return "sha256:" + hashlib.sha256(canonical_json(contents)).hexdigest()
+    return digest_of_value(contents)
 
 
 def _files_of(folder: Path) -> list[Path]:

@@ -15,13 +15,13 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime.artifacts import CorruptArtifact, verify
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 """Exceptions that transformers raises for a folder without a model in its format."""
 
 
 def dtype_of(name: str, model_folder: Path) -> torch.dtype:
-    """Return the dtype for bf16, fp16 or fp32; for auto, the dtype in which the model is stored, else fp32."""
+    """Return the dtype for BF16, FP16 or FP32; for Auto, the dtype in which the model is stored, else FP32."""
     return DTYPES[name] if name in DTYPES else load_config(model_folder).dtype or torch.float32
 
 

@@ -21,7 +21,11 @@ def generation_config(base: Path, end_tokens: Iterable[int]) -> dict[str, Any]:
     if not path.is_file():
         config = {**config.get("text_config", {}), **config}  # a multimodal model has its token ids in there
         config = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
-    known = config.get("eos_token_id")
-    before = known if isinstance(known, list) else [known]
-    ends = list(dict.fromkeys(token for token in (*end_tokens, *before) if token is not None))
+    ends = all_end_tokens(config.get("eos_token_id"), end_tokens)
     return config | ({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})
+
+
+def all_end_tokens(known: int | list[int] | None, end_tokens: Iterable[int]) -> list[int]:
+    """Return `end_tokens` and the tokens that a generation config names already, each once."""
+    before = known if isinstance(known, list) else [known]
+    return list(dict.fromkeys(token for token in (*end_tokens, *before) if token is not None))

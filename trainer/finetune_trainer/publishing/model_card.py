@@ -4,12 +4,14 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from finetune_trainer.contract import (
     AnyResult,
+    DatasetSource,
     Environment,
     EvaluateConfig,
     EvaluateResult,
@@ -19,23 +21,25 @@ from finetune_trainer.contract import (
     TrainResult,
 )
 from finetune_trainer.contract.environment import GIT_SHA
+from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.runtime.artifacts import digest_of
 from finetune_trainer.runtime.stage_folder import read_config, read_result
 
 LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
 
 
-def card(config: PushConfig, environment: Environment, name: str) -> str:
+def card(config: PushConfig, environment: Environment, form: str) -> str:
     """Return README.md, built from the results and configs of earlier stages; omit what is missing."""
+    name = config.lineage.pipeline.partition("/")[2]
     train_folder = environment.stage_dir("train", config.train)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     trained, train_config = read_result(train_folder), read_config(train_folder)
     evaluated = read_result(environment.stage_dir("evaluate", config.evaluate)) if config.evaluate else None
     scores = evaluated if isinstance(evaluated, EvaluateResult) else None
     sections = [
-        f"---\n{front_matter(config, name, scores, environment)}\n---",
+        f"---\n{front_matter(config, name, form, scores, environment)}\n---",
         f"# {name}",
-        _origin(config, prepared, train_folder / "output"),
+        _origin(config, form, prepared, train_folder / "output"),
         _evaluation(scores),
         _training(config, trained),
         _hyper_parameters(train_config, train_folder / "output"),
@@ -44,14 +48,16 @@ def card(config: PushConfig, environment: Environment, name: str) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def front_matter(config: PushConfig, name: str, scores: EvaluateResult | None, environment: Environment) -> str:
+def front_matter(
+    config: PushConfig, name: str, form: str, scores: EvaluateResult | None, environment: Environment
+) -> str:
     """Return the card's metadata as YAML for the Hugging Face hub; the scores are its model-index."""
     data = ModelCardData(
         base_model=_hub_name(config.model.uri),
-        datasets=[_hub_name(config.dataset.uri)],
-        library_name="transformers",
+        datasets=list(dict.fromkeys(_hub_name(source.uri) for source in config.datasets)),
+        library_name="transformers" if form == "Merged" else "peft",
         pipeline_tag="text-generation",
-        tags=["lora", "merged"],
+        tags=["lora", form.lower()],
         model_name=name if scores else None,
         eval_results=_eval_results(config, scores, environment) if scores else None,
     )
@@ -59,16 +65,17 @@ def front_matter(config: PushConfig, name: str, scores: EvaluateResult | None, e
 
 
 def _hub_name(uri: str) -> str:
-    return "/".join(uri.removeprefix("hf://").split("/")[:2]) if uri.startswith("hf://") else uri
+    return "/".join(uri.removeprefix("hf://").split("/")[:2]) if uri.startswith("hf://") else without_secrets(uri)
 
 
 def _eval_results(config: PushConfig, scores: EvaluateResult, environment: Environment) -> list[EvalResult]:
     evaluate_config = read_config(environment.stage_dir("evaluate", config.evaluate or ""))
-    tasks = evaluate_config.recipe.tasks if isinstance(evaluate_config, EvaluateConfig) else {}
+    tasks = evaluate_config.recipe.tasks if isinstance(evaluate_config, EvaluateConfig) else ()
+    files = {task.name: task.file for task in tasks}
     return [
         EvalResult(
             task_type="text-generation",
-            dataset_type=(tasks[task].file if task in tasks else None) or task,
+            dataset_type=files.get(task) or task,
             dataset_name=task,
             metric_type=metric,
             metric_value=score.value,
@@ -79,22 +86,33 @@ def _eval_results(config: PushConfig, scores: EvaluateResult, environment: Envir
     ]
 
 
-def _origin(config: PushConfig, prepared: AnyResult | None, adapter: Path) -> str:
+def _origin(config: PushConfig, form: str, prepared: AnyResult | None, adapter: Path) -> str:
+    # The last pin may be that of the data set to validate with, which the card does not list.
+    pins = prepared.data_pins[: len(config.datasets)] if isinstance(prepared, PrepareResult) else ()
     rows = [
-        ("Base model", _with_revision(config.model.uri, config.model.revision)),
-        ("Data set", _with_revision(config.dataset.uri, config.dataset.revision)),
+        ("Base model", _place(config.model.uri, config.model.revision, config.model_pin)),
+        *(("Data set", _data_set(source, pin)) for source, pin in zip_longest(config.datasets, pins)),
     ]
     if isinstance(prepared, PrepareResult):
-        rows += [
-            ("Data set digest", f"`{prepared.data_digest}`"),
-            ("Records", f"{prepared.records:,} read, {prepared.invalid:,} invalid, {prepared.dropped:,} too long"),
-        ]
+        records = f"{prepared.records:,} read, {prepared.invalid:,} invalid, {prepared.dropped:,} too long"
+        unused = f", {prepared.unused:,} left out by weight" if prepared.unused else ""
+        rows += [("Data digest", f"`{prepared.data_digest}`"), ("Records", records + unused)]
     rows.append(("Adapter digest", f"`{digest_of(adapter)}`"))
-    return "A LoRA adapter, merged into its base model.\n\n" + _table(("", ""), rows)
+    what = "A LoRA adapter, merged into its base model." if form == "Merged" else "A LoRA adapter for its base model."
+    return f"{what}\n\n" + _table(("", ""), rows)
 
 
-def _with_revision(uri: str, revision: str | None) -> str:
-    return f"`{uri}` at `{revision}`" if revision else f"`{uri}`"
+def _data_set(source: DatasetSource, pin: str | None) -> str:
+    named = {"config": source.config, "split": source.split}
+    parts = [f", {name} `{value}`" for name, value in named.items() if value]
+    weight = f", weight {source.weight:g}" if source.weight != 1 else ""
+    return _place(source.uri, source.revision, pin) + "".join(parts) + weight
+
+
+def _place(uri: str, revision: str | None, pin: str | None) -> str:
+    """Return where content is from: its URI, the revision of the manifest, and what that was when it was read."""
+    found = f" (`{pin}`)" if pin and pin != revision else ""
+    return f"`{without_secrets(uri)}`" + (f" at `{revision}`" if revision else "") + found
 
 
 def _evaluation(scores: EvaluateResult | None) -> str:
@@ -135,6 +153,9 @@ def _training(config: PushConfig, trained: AnyResult | None) -> str:
             f"{lineage.interruptions}; {lineage.lost_steps} steps repeated, {lineage.lost_seconds:.0f} s lost",
         )
     )
+    if lineage.spent:
+        compared = f"{lineage.on_demand} on on-demand nodes, {lineage.lost} lost to interruptions"
+        rows.append(("Cost before the push", f"{lineage.spent}; {compared}"))
     return "## Training\n\n" + _table(("", ""), rows)
 
 

@@ -1,6 +1,5 @@
 """The artifact that push writes to its target: the model's files and the model card."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +7,12 @@ from pathlib import Path
 from finetune_trainer.runtime.artifacts import (
     MANIFEST,
     CorruptArtifact,
-    canonical_json,
     digest_of,
+    digest_of_value,
     read_unreplaced,
     verify,
 )
-
-CARD = "README.md"
+from finetune_trainer.stores.publications import without_card
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,5 @@ def read_intact(folder: Path) -> PublishedModel:
 def describe(folder: Path) -> PublishedModel:
     """Return what the manifest says about a published model, without reading its files."""
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    model = {name: entry for name, entry in manifest["files"].items() if name != CARD}
-    digest = "sha256:" + hashlib.sha256(canonical_json(model)).hexdigest()
+    digest = digest_of_value(without_card(manifest["files"]))
     return PublishedModel(manifest["about"], digest, sum(entry["size"] for entry in manifest["files"].values()))

@@ -26,6 +26,7 @@ from finetune_trainer.files import (
     write_durably,
 )
 from finetune_trainer.runtime.errors import ServiceUnavailable, StageError
+from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.runtime.locks import LockingUnsupported, locked, release, try_lock
 
 MANIFEST = "manifest.json"
@@ -51,6 +52,11 @@ def canonical_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def digest_of_value(value: object) -> str:
+    """Return sha256:… over the canonical JSON encoding of a value."""
+    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+
+
 def files_in(folder: Path) -> list[Path]:
     """Return all files below a folder except its manifest, sorted by path."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
@@ -73,7 +79,7 @@ def seal(folder: Path, about: dict[str, object] | None = None, known_digests: Ma
             os.close(descriptor)
         name = path.relative_to(folder).as_posix()
         entries[name] = {"size": path.stat().st_size, "sha256": known.get(name) or digest_file(path)}
-    digest = "sha256:" + hashlib.sha256(canonical_json(entries)).hexdigest()
+    digest = digest_of_value(entries)
     manifest = {"digest": digest, "files": entries, "about": about or {}}
     write_durably(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
     return digest
@@ -92,7 +98,7 @@ def verify(folder: Path, *, sizes_only: str = "") -> dict[str, object]:
         raise CorruptArtifact(f"{folder.name}: there is no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: {error!r}") from None
-    if digest != "sha256:" + hashlib.sha256(canonical_json(entries)).hexdigest():
+    if digest != digest_of_value(entries):
         raise CorruptArtifact(f"{folder.name}/{MANIFEST} does not match its own digest")
     _verify_files(folder, expected, sizes_only)
     if not isinstance(about, dict):
@@ -132,23 +138,28 @@ def digest_of(folder: Path) -> str:
 
 
 @contextmanager
-def atomic_folder(folder: Path, *, shared: bool = False) -> Iterator[Path]:
+def atomic_folder(folder: Path, *, shared: bool = False, fence: Fence = UNFENCED) -> Iterator[Path]:
     """Yield an empty temporary folder and rename it to `folder` at the end of the block.
 
     An existing `folder` is replaced. If the block raises, the temporary folder is deleted and `folder` stays.
     Temporary folders of killed processes are removed first, those of live ones are not. With `shared`, other
     processes may replace the same folder at the same time: one at a time does, the last one wins. Without it the
-    caller keeps them out.
+    caller keeps them out, by the fence of the stage's folder: raise Replaced if a newer attempt has that.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _replacing(folder, shared=shared):
         _finish_replacement(folder)
     remove_leftovers(folder)
-    with _temporary_folder(folder) as temporary:
+    with _temporary_folder(_labelled(folder, fence)) as temporary, fence.telling_why():
         yield temporary
         with _replacing(folder, shared=shared):
+            fence.check()
             _finish_replacement(folder)  # again: another process may have been killed since
             move_into_place(temporary, folder)
+
+
+def _labelled(folder: Path, fence: Fence) -> Path:
+    return folder if fence is UNFENCED else folder.with_name(f"{folder.name}.{fence.label}")
 
 
 def _replacing(folder: Path, *, shared: bool) -> AbstractContextManager[object]:
@@ -199,7 +210,9 @@ def remove_leftovers(folder: Path) -> None:
 
     The lock decides and not the pid: that is 1 in every pod that shares the volume.
     """
-    for lock in folder.parent.glob(f".{glob.escape(folder.name)}.{SUFFIX_PATTERN}.lock"):
+    own = f".{glob.escape(folder.name)}"
+    patterns = (f"{own}.{SUFFIX_PATTERN}.lock", f"{own}.a*t*.{SUFFIX_PATTERN}.lock")
+    for lock in (path for pattern in patterns for path in folder.parent.glob(pattern)):
         try:
             descriptor = try_lock(lock, create=False)
         except (OSError, LockingUnsupported):  # removed by another process, or not ours, or no locks here
@@ -219,10 +232,15 @@ def move_into_place(temporary: Path, folder: Path) -> None:
     if not folder.exists():
         temporary.rename(folder)
     elif not _exchange(temporary, folder):
+        temporary.stat()  # raises FileNotFoundError, while the folder is still in place
         log_once("this file system cannot exchange two names: a folder is missing for a moment while it is replaced")
         old = _old_name(folder)
         folder.rename(old)
-        temporary.rename(folder)
+        try:
+            temporary.rename(folder)
+        except FileNotFoundError:
+            old.rename(folder)
+            raise
         old.rename(temporary)
     sync_folder(folder.parent)
 

@@ -27,7 +27,7 @@ def translate(error: Exception, config: AnyConfig, environment: Environment) -> 
     text = str(error)
     if isinstance(error, MemoryError) or HOST_MEMORY.search(text):
         return ConfigInvalid(
-            f"out of memory ({text or 'MemoryError'}): raise {config.stage}.resources.memory"
+            f"out of memory ({text or 'MemoryError'}): raise {config.stage}.pod.resources.limits.memory"
             + "".join(f", or {way}" for way in ways_to_save_memory(config, environment))
         )
     torch: Any = sys.modules.get("torch")
@@ -85,11 +85,11 @@ def ways_to_save_memory(config: AnyConfig, environment: Environment) -> list[str
 
 
 def _train_with_less(recipe: TrainRecipe, length: int | None) -> str:
-    size, accumulation = recipe.batch_size, recipe.gradient_accumulation
+    size, accumulation = recipe.micro_batch_size, recipe.gradient_accumulation_steps
     if size > 1:
         factor = next(number for number in range(2, size + 1) if size % number == 0)  # so that a step has the same rows
         return (
-            f"set train.batchSize: {size // factor} and train.gradientAccumulation: {accumulation * factor}, "
+            f"set train.microBatchSize: {size // factor} and train.gradientAccumulationSteps: {accumulation * factor}, "
             "which gives the same result"
         )
     if not recipe.gradient_checkpointing:

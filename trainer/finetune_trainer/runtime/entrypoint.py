@@ -20,7 +20,8 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract import environment as names
 from finetune_trainer.runtime.device_errors import translate
-from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable, StageError
+from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, Replaced, ServiceUnavailable, StageError
+from finetune_trainer.runtime.fence import Attempt
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import (
     Context,
@@ -69,9 +70,8 @@ def _run_and_classify(stage: str, environment: Environment, on_start: OnStart) -
     try:
         config = read_config(stage)
         return TerminationMessage(result=run_or_reuse(config, environment, on_start)), ExitCode.DONE
-    except Interrupted as error:
-        interruption = Interruption(step=error.step, saved_step=error.saved_step)
-        return TerminationMessage(interruption=interruption), ExitCode.INTERRUPTED
+    except (Interrupted, Replaced) as error:
+        return report_interruption(stage, error), ExitCode.INTERRUPTED
     except StageError as error:
         return report_failure(stage, str(error)), error.exit_code
     except OSError as error:
@@ -104,18 +104,36 @@ def run_or_reuse(config: AnyConfig, environment: Environment, on_start: OnStart 
     """
     folder = environment.stage_dir(config.stage, config.identity)
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
-    with exclusive(folder):
+    attempt = Attempt(environment.pipeline_uid, environment.attempt)
+    with exclusive(folder, attempt, lambda error: end_replaced(config.stage, environment, error)) as fence:
         existing = read_result(folder)
         if existing is not None and module.is_output_valid(existing, config, environment):
             log_line(f"{config.stage}: reusing the existing result {existing.digest}")
             return existing
-        write_config(folder, config)
-        context = Context(environment, folder, ProgressReporter(config.stage, environment), stop)
+        write_config(folder, config, fence)
+        context = Context(environment, folder, ProgressReporter(config.stage, environment), stop, fence)
         on_start(context.progress)
-        result: AnyResult = module.run(config, context)
-        context.progress.flush()
-        write_result(folder, result)
+        with fence.telling_why():
+            result: AnyResult = module.run(config, context)
+            context.progress.flush()
+            with stop.deferred():  # takes milliseconds, and leaves no unfinished file
+                write_result(folder, result, fence)
         return result
+
+
+def end_replaced(stage: str, environment: Environment, error: Replaced) -> None:
+    """End this process, which was replaced: at once, or where a stop is deferred, at the next boundary."""
+    message = report_interruption(stage, error)
+    stop.on_immediate_exit(lambda: write_termination_message(environment, message))
+    stop.request()
+
+
+def report_interruption(stage: str, error: Interrupted | Replaced) -> TerminationMessage:
+    """Return the termination message of a process that stops; log why, unless a signal is the reason."""
+    if isinstance(error, Interrupted):
+        return TerminationMessage(interruption=Interruption(step=error.step, saved_step=error.saved_step))
+    log_line(f"{stage}: {error}")
+    return TerminationMessage(interruption=Interruption(message=str(error)))
 
 
 def report_failure(stage: str, text: str) -> TerminationMessage:

@@ -25,7 +25,7 @@ class Diverged(ConfigInvalid):
 
 
 class DataInvalid(StageError):
-    """Permanent: the user must repair the data, or raise dataset.maxInvalidFraction."""
+    """Permanent: the user must repair the data, or raise prepare.maxInvalidFraction."""
 
     exit_code = ExitCode.DATA
 
@@ -46,6 +46,12 @@ class ServiceUnavailable(StageError):
     """Temporary: the operator retries later, for example when a disk is full or a server does not respond."""
 
     exit_code = ExitCode.UNAVAILABLE
+
+
+class Replaced(StageError):
+    """Another process has taken the stage's folder over: this one ends, which is no failure of the stage."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 class Interrupted(StageError):

@@ -25,7 +25,7 @@ def check_gpu(environment: Environment) -> None:
     It is no permanent error: another node may have a newer driver. Without this check the stage would run on the CPU.
     """
     if environment.gpus and not torch.cuda.is_available():
-        raise ServiceUnavailable(f"resources.gpu asks for a GPU, but {_cause()}")
+        raise ServiceUnavailable(f"pod.resources asks for a GPU, but {_cause()}")
 
 
 def _cause() -> str:

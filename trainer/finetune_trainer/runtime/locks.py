@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from finetune_trainer.files import log_once
@@ -20,14 +20,15 @@ class LockingUnsupported(Exception):
 
 
 @contextlib.contextmanager
-def locked(path: Path, holder: str) -> Iterator[bool]:
+def locked(path: Path, holder: str, take_over: Callable[[], bool] = lambda: False) -> Iterator[bool]:
     """Hold the lock of a file, which is created if needed and stays. Yield False where the file system has no locks.
 
     `holder` is the process to wait for, in words. Raise ServiceUnavailable if it keeps the lock longer than
-    LOCK_TIMEOUT_SECONDS: it may be a pod on an unreachable node, or a local run with another work folder.
+    LOCK_TIMEOUT_SECONDS: it may be a pod on an unreachable node, or a local run with another work folder. While it has
+    the lock, `take_over` is called again and again; once it returns True, this process takes the lock nevertheless.
     """
     try:
-        descriptor = _wait_for_lock(path, holder)
+        descriptor = _wait_for_lock(path, holder, take_over)
     except LockingUnsupported as error:
         log_once(f"this file system has no locks ({error}): a second writer cannot be kept out")
         yield False
@@ -38,9 +39,13 @@ def locked(path: Path, holder: str) -> Iterator[bool]:
         release(descriptor)
 
 
-def _wait_for_lock(path: Path, holder: str) -> int:
+def _wait_for_lock(path: Path, holder: str, take_over: Callable[[], bool]) -> int:
     deadline, pause = time.monotonic() + LOCK_TIMEOUT_SECONDS, FIRST_PAUSE_SECONDS
     while (descriptor := try_lock(path)) is None:
+        if take_over():
+            print(f"{path}: taken over from {holder}, which is silent", flush=True)
+            path.unlink(missing_ok=True)  # the holder keeps the lock of a file that has no name any more
+            continue
         if pause == FIRST_PAUSE_SECONDS:
             with contextlib.suppress(OSError):
                 print(f"{path}: waiting up to {LOCK_TIMEOUT_SECONDS} s for {holder}", flush=True)

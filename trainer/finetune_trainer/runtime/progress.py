@@ -1,4 +1,4 @@
-"""Progress of a stage: lines in the log, a file for the local runner, two HTTP endpoints for the cluster."""
+"""Progress of a stage: lines in the log, a file for the local runner, three HTTP endpoints for the cluster."""
 
 import contextlib
 import sys
@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Progress
 from finetune_trainer.contract.environment import METRICS_PORT
+from finetune_trainer.runtime.early_save import EarlySave
 from finetune_trainer.runtime.errors import ServiceUnavailable
 
 FILE_SECONDS = 0.1
@@ -22,6 +23,8 @@ LOG_SECONDS = 5.0
 """Minimum interval between two progress lines in a log."""
 TERMINAL_SECONDS = 0.2
 """Minimum interval between two updates of the progress line on a terminal."""
+SAVE_REQUESTED = "the operator announces the end of this node"
+"""The notice of a request to /save."""
 
 
 def log_line(text: str) -> None:
@@ -38,18 +41,33 @@ class ProgressReporter:
         self._file = environment.progress_file
         self._written = self._printed = -1e9
         self._last_line = ""
+        self._lock = threading.Lock()
+        """Held while the progress changes: a notice comes from another thread."""
+        self.early_save = EarlySave()
         if environment.metrics_port:
-            serve_metrics(environment.metrics_port, lambda: self.now)
+            serve_metrics(environment.metrics_port, lambda: self.now, lambda: self.announce(SAVE_REQUESTED))
 
     def update(self, **fields: Any) -> None:
         """Update fields of contract.Progress and publish them where the interval has passed.
 
         A new note is always published at once, and a new saved step is written to the file at once.
         """
+        with self._lock:
+            self._update(fields)
+
+    def announce(self, notice: str) -> None:
+        """Report that this machine will end, and request an early save. Any thread may call this."""
+        is_new = self.early_save.request()
+        if is_new or notice != self.now.notice:
+            log_line(f"{self.now.stage}: {notice}: the next step boundary is saved")
+            self.update(notice=notice)
+
+    def _update(self, fields: dict[str, Any]) -> None:
         now = datetime.now(UTC)  # noqa: TID251  an edge
         self.now = self.now.model_copy(update={"updated_at": now, **fields})
         clock = time.monotonic()
-        if self._file and (clock - self._written >= FILE_SECONDS or "note" in fields or "saved_step" in fields):
+        at_once = not fields.keys().isdisjoint({"note", "saved_step", "notice"})
+        if self._file and (clock - self._written >= FILE_SECONDS or at_once):
             self._written = clock
             _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
         if "note" in fields or clock - self._printed >= (TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS):
@@ -95,14 +113,17 @@ def _replace(path: Path, text: str) -> None:
         temporary.replace(path)
 
 
-def serve_metrics(port: int, progress: Callable[[], Progress]) -> None:
-    """Serve /metrics and /progress on all interfaces, in a daemon thread; raise ServiceUnavailable if binding fails."""
+def serve_metrics(port: int, progress: Callable[[], Progress], save: Callable[[], None]) -> None:
+    """Serve /metrics, /progress and POST /save on all interfaces, in a daemon thread.
+
+    Raise ServiceUnavailable if binding fails.
+    """
     from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  needed only with a metrics port
     from prometheus_client.core import GaugeMetricFamily, Metric  # noqa: PLC0415
 
     class Collector:
         def collect(self) -> Iterable[Metric]:
-            values = progress().model_dump(exclude={"stage", "updated_at", "note"}, exclude_none=True)
+            values = progress().model_dump(exclude={"stage", "updated_at", "note", "notice"}, exclude_none=True)
             for name, value in values.items():
                 family = GaugeMetricFamily(f"finetune_stage_{name}", f"{name} of the running stage", labels=["stage"])
                 family.add_metric([progress().stage], value)
@@ -113,6 +134,8 @@ def serve_metrics(port: int, progress: Callable[[], Progress]) -> None:
     metrics = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") == "/save":
+            return _save(environ, start_response, save)
         if environ.get("PATH_INFO") != "/progress":
             body: Iterable[bytes] = metrics(environ, start_response)
             return body
@@ -124,6 +147,16 @@ def serve_metrics(port: int, progress: Callable[[], Progress]) -> None:
     except (OSError, OverflowError) as error:
         raise ServiceUnavailable(f"{METRICS_PORT}: cannot listen on port {port}: {error}") from error
     threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
+
+
+def _save(environ: dict[str, Any], start_response: Callable[..., Any], save: Callable[[], None]) -> Iterable[bytes]:
+    """Accept a request for an early save, which the training loop fulfils; any other stage has nothing to save."""
+    if environ.get("REQUEST_METHOD") != "POST":
+        start_response("405 Method Not Allowed", [("Allow", "POST"), ("Content-Length", "0")])
+        return []
+    save()
+    start_response("202 Accepted", [("Content-Length", "0")])
+    return []
 
 
 class _QuietHandler(WSGIRequestHandler):

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
 from finetune_trainer.files import remove_temporary_files, write_durably
+from finetune_trainer.runtime.errors import Replaced
+from finetune_trainer.runtime.fence import UNFENCED, Attempt, Fence, SilentHolder, take_token
 from finetune_trainer.runtime.locks import locked
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
@@ -37,24 +39,33 @@ class Context:
     """The stage's folder; all its output is in here, or is named by its result."""
     progress: ProgressReporter
     stop: StopSignal
+    fence: Fence = UNFENCED
+    """Checked before anything in the folder is published."""
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Lock a stage's folder against other processes, also those of other machines and other runs.
+def exclusive(
+    folder: Path, attempt: Attempt | None = None, on_replaced: Callable[[Replaced], None] = lambda _: None
+) -> Iterator[Fence]:
+    """Lock and fence a stage's folder against other processes, also those of other machines and other runs.
 
-    Raise ServiceUnavailable if another process keeps the lock longer than LOCK_TIMEOUT_SECONDS.
+    A process that is frozen or cut off loses the lock after SILENT_SECONDS. `on_replaced` is called in a thread when
+    this one is. Raise Replaced if a later attempt has the folder, and ServiceUnavailable if another process keeps the
+    lock longer than LOCK_TIMEOUT_SECONDS.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK, "another run of this stage in this folder") as is_locked:
-        for name in (CONFIG, RESULT) if is_locked else ():
+    attempt, lock = attempt or Attempt(), folder / LOCK
+    with locked(lock, "another run of this stage in this folder", SilentHolder(folder, lock, attempt)):
+        fence = take_token(folder, attempt)
+        for name in (CONFIG, RESULT):
             remove_temporary_files(folder / name)
-        yield
+        with fence.heartbeats(lock, on_replaced):
+            yield fence
 
 
-def write_config(folder: Path, config: AnyConfig) -> None:
-    """Write a stage's config to its folder; push reads it for the model card."""
-    write_durably(folder / CONFIG, config.model_dump_json(by_alias=True, indent=1).encode())
+def write_config(folder: Path, config: AnyConfig, fence: Fence = UNFENCED) -> None:
+    """Write a stage's config to its folder; push reads it for the model card. Raise Replaced behind the fence."""
+    write_durably(folder / CONFIG, config.model_dump_json(by_alias=True, indent=1).encode(), fence.check)
 
 
 def read_config(folder: Path) -> AnyConfig | None:
@@ -65,9 +76,12 @@ def read_config(folder: Path) -> AnyConfig | None:
         return None
 
 
-def write_result(folder: Path, result: AnyResult) -> None:
-    """Write the result, which marks the stage as done; call this last, when all output is durable."""
-    write_durably(folder / RESULT, result.model_dump_json(by_alias=True, indent=1).encode())
+def write_result(folder: Path, result: AnyResult, fence: Fence = UNFENCED) -> None:
+    """Write the result, which marks the stage as done; call this last, when all output is durable.
+
+    Raise Replaced behind the fence.
+    """
+    write_durably(folder / RESULT, result.model_dump_json(by_alias=True, indent=1).encode(), fence.check)
 
 
 def read_result(folder: Path) -> AnyResult | None:

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the model in Hugging Face format")
     parser.add_argument("--host", default=HOST, help="address to listen on; 0.0.0.0 for all addresses")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 for any free port")
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="transformers", help="model server to start")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="Transformers", help="model server to start")
     options = parser.parse_args(arguments)
     if not (options.model / "config.json").is_file():
         parser.error(f"{options.model} is not a model in Hugging Face format: it has no config.json")

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune_trainer import parent_death
-from finetune_trainer.contract.engines import Engine, LaunchSpec
+from finetune_trainer.contract.engines import Engine, LaunchSpec, model_name
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable
 from finetune_trainer.stop_signal import StopSignal
 
@@ -50,31 +51,53 @@ class Server:
 
 @contextmanager
 def serving(
-    engine: Engine, model_folder: Path, stop: StopSignal, log: Path | None = None, *, host: str = HOST, port: int = 0
+    engine: Engine,
+    model_folder: Path,
+    stop: StopSignal,
+    log: Path | None = None,
+    *,
+    name: str = "",
+    host: str = HOST,
+    port: int = 0,
 ) -> Iterator[Server]:
     """Start a server, wait until it is ready, and stop it at the end of the block. Call inside `stop.deferred()`.
 
     The server's output goes to `log`, or to this process's stdout. Port 0 means any free port. `host` is the address
-    to listen on; requests of this process always go to 127.0.0.1.
+    to listen on; requests of this process always go to 127.0.0.1. `name` is the model's in requests; empty: that of
+    the folder.
 
     Raise ConfigInvalid, Interrupted, or ServiceUnavailable with the last lines of the log.
     """
     port = port or free_port()
-    launch = launch_spec(engine, model_folder.resolve(), host, port)
-    started = time.monotonic()
-    process = start_process(launch, log)
-    try:
-        _wait_until_ready(process, port, stop, log)
-        yield Server(port, launch.model, time.monotonic() - started, process)
-    finally:
-        stop_process(process)
+    folder = model_folder.resolve()
+    with _named(folder, name or model_name(str(folder))) as folder:
+        launch = launch_spec(engine, folder, host, port)
+        started = time.monotonic()
+        process = start_process(launch, log)
+        try:
+            _wait_until_ready(process, port, stop, log)
+            yield Server(port, launch.model, time.monotonic() - started, process)
+        finally:
+            stop_process(process)
+
+
+@contextmanager
+def _named(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the folder under this name: `transformers serve` takes the model's name in requests from its folder."""
+    if folder.name == name:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        link = Path(temporary) / name
+        link.symlink_to(folder)
+        yield link
 
 
 def launch_spec(engine: Engine, model_folder: Path, host: str, port: int) -> LaunchSpec:
     """Return the server's launch spec; raise ConfigInvalid if the engine's package is not installed."""
     if importlib.util.find_spec(engine.package) is None:
         raise ConfigInvalid(
-            f"deploy.engine: the package {engine.package} is not installed; install it or set the engine transformers"
+            f"deploy.engine: the package {engine.package} is not installed; install it or set the engine Transformers"
         )
     return engine.process(model_folder, host, port)
 

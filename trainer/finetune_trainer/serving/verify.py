@@ -1,25 +1,33 @@
-"""Verify a pushed model: `python -m finetune_trainer.serving.verify MODEL_DIR [--digest sha256:…]`."""
+"""Verify a pushed model: `python -m finetune_trainer.serving.verify MODEL_DIR [--digest sha256:…] [--fetch URI]`."""
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
+from finetune_trainer.contract.engines import DIGEST_FOLDER
 from finetune_trainer.publishing.published_model import read_intact
 from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, is_present, read_unreplaced
-from finetune_trainer.runtime.errors import SourceNotFound, StageError
+from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound, StageError
+
+DOWNLOAD = ".download"
+"""Folder in the model's folder for an unfinished download."""
 
 
 def verify_model(model: Path, expected: str | None) -> str | None:
     """Read every byte of a pushed model and return its digest, or None if it has no manifest.
 
-    A model without a manifest is from a custom push program. Raise SourceNotFound if the model is missing or corrupt,
-    or if its digest is not the expected one. While another push replaces the model, read the new one.
+    A model without a manifest is from a custom push program, unless its folder has the name of a digest. Raise
+    SourceNotFound if the model is missing or corrupt, or if its digest is not the expected one. While another push
+    replaces the model, read the new one.
     """
     if not is_present(model):
         raise SourceNotFound(f"{model} does not exist; run push again")
     try:
         return read_unreplaced(model, lambda: _verify(model, expected))
     except _Unsealed:
+        if expected and DIGEST_FOLDER.fullmatch(model.name):
+            raise SourceNotFound(f"{model} has no {MANIFEST}; run push again") from None
         print(f"{model} has no {MANIFEST}, so it is served unverified", flush=True)
         return None
 
@@ -40,6 +48,23 @@ def _verify(model: Path, expected: str | None) -> str:
     return digest
 
 
+def fetch_model_to(folder: Path, uri: str) -> None:
+    """Download a pushed model to a folder of its own. Raise like `stores.download.fetch`."""
+    from finetune_trainer.stores.download import fetch  # noqa: PLC0415  most servers mount their model
+    from finetune_trainer.stores.schemes import open_source  # noqa: PLC0415
+
+    source = open_source(uri, "model")
+    if source is None:
+        raise ConfigInvalid(f"{uri} is a path: mount its volume instead of downloading it")
+    if (folder / MANIFEST).exists():  # moved last: the container was restarted after a complete download
+        return
+    download = folder / DOWNLOAD
+    found, _ = fetch(source, None, download)
+    for path in sorted(found.iterdir(), key=lambda path: path.name == MANIFEST):
+        path.rename(folder / path.name)
+    shutil.rmtree(download)
+
+
 def main(arguments: list[str]) -> int:
     """Verify a model and return the exit code: 0, or 66 if the model is missing, corrupt or a different one.
 
@@ -48,8 +73,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m finetune_trainer.serving.verify", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the pushed model")
     parser.add_argument("--digest", help="expected digest, from the result of push")
+    parser.add_argument("--fetch", metavar="URI", help="download the model to the folder first")
     options = parser.parse_args(arguments)
     try:
+        if options.fetch:
+            fetch_model_to(options.model, options.fetch)
         verify_model(options.model, options.digest)
     except StageError as error:
         print(error, file=sys.stderr)

@@ -1,14 +1,16 @@
 """Stage deploy in a local run: serves the pushed model, sends it one prompt, and stops the server."""
 
 import json
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 from finetune_trainer.contract import DeployConfig, DeployResult, Environment
-from finetune_trainer.contract.engines import ENGINES
+from finetune_trainer.contract.engines import ENGINES, model_name
 from finetune_trainer.runtime.artifacts import CorruptArtifact, atomic_folder, seal, verify
-from finetune_trainer.runtime.sources import fetch_model
 from finetune_trainer.runtime.stage_folder import Context
-from finetune_trainer.serving.server import complete, serving
+from finetune_trainer.serving.server import Server, complete, serving
 from finetune_trainer.serving.verify import verify_model
+from finetune_trainer.stores.fetching import fetch_published
 
 MAX_ANSWER_CHARACTERS = 1024
 MAX_ANSWER_BYTES = 2048
@@ -20,16 +22,16 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
 
     Raise ConfigInvalid, SourceNotFound, ServiceUnavailable or Interrupted.
     """
-    recipe, stop = config.recipe, context.stop
+    recipe, test, stop = config.recipe, config.recipe.smoke_test, context.stop
     context.progress.update(step=0, total=2, note="verifying the pushed model")
-    model = fetch_model(config.model.uri, config.model.revision, context.environment)
+    model = fetch_published(config.location or config.model.uri, context.environment)
     model_digest = verify_model(model, config.digest)
     context.progress.update(note=f"starting {recipe.engine}")
-    with stop.deferred(), serving(ENGINES[recipe.engine], model, stop, context.folder / "server.log") as server:
+    with stop.deferred(), _serving(config, model, context) as server:
         context.progress.update(step=1, note="sending the prompt")
-        answer = complete(server, recipe.prompt, recipe.max_tokens, stop)
-    with atomic_folder(context.folder / "output") as folder:
-        output = {"model": model_digest, "prompt": recipe.prompt, "answer": answer}
+        answer = complete(server, test.prompt, test.max_tokens, stop)
+    with atomic_folder(context.folder / "output", fence=context.fence) as folder:
+        output = {"model": model_digest, "prompt": test.prompt, "answer": answer}
         (folder / "answer.json").write_text(json.dumps(output, indent=1))
         digest = seal(folder)
     context.progress.update(step=2, note="stopped the server")
@@ -40,6 +42,11 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
         answer=truncate_answer(answer),
         seconds_to_ready=round(server.seconds_to_ready, 3),
     )
+
+
+def _serving(config: DeployConfig, model: Path, context: Context) -> AbstractContextManager[Server]:
+    engine, log = ENGINES[config.recipe.engine], context.folder / "server.log"
+    return serving(engine, model, context.stop, log, name=model_name(config.model.uri))
 
 
 def truncate_answer(answer: str) -> str:

@@ -28,7 +28,7 @@ from finetune_trainer.evaluation.batch_size import largest_batch_size
 from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm
 from finetune_trainer.evaluation.prompts import PromptFormat
 from finetune_trainer.evaluation.response_cache import CachingLM, OnProgress, ResponseCache
-from finetune_trainer.evaluation.scores import Output, compare_scores, extract_scores
+from finetune_trainer.evaluation.scores import Output, compare_scores, extract_scores, numbers_of
 from finetune_trainer.evaluation.tasks import load_tasks, prepare_tasks
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import dtype_of, open_adapter
@@ -37,6 +37,7 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context, read_result
+from finetune_trainer.tracking.registry import open_trackers, training_rows
 from finetune_trainer.training.determinism import prepare_device
 
 BOOTSTRAP_RESAMPLES = 1000
@@ -46,8 +47,9 @@ BOOTSTRAP_RESAMPLES = 1000
 def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     """Run the stage. Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable."""
     check_gpu(context.environment)
+    trackers = open_trackers(config, context)
     context.progress.update(note="loading the model and the tasks")
-    source = open_base_model(config.model, context.environment)
+    source = open_base_model(config.model, context.environment, config.model_pin)
     adapter = open_adapter(context.environment, config.train, source)
     dtype = dtype_of(config.dtype, source.folder)
     conversations = trained_on_conversations(config, context.environment)
@@ -55,16 +57,19 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
         config.recipe, context.environment, seed=config.seed, conversations=conversations, cache_folder=context.folder
     )
     progress = RequestProgress(context.progress, models=2 if config.recipe.compare_with_base else 1)
-    model = EvaluatedModel(source, adapter, dtype, is_merged=config.recipe.model == "merged")
+    model = EvaluatedModel(source, adapter, dtype, is_merged=config.recipe.weights == "Merged")
     outputs = {"": evaluation.answer(model, progress.next_model("evaluating"))}
     if config.recipe.compare_with_base:
         base = EvaluatedModel(source, None, dtype)
         outputs["base-"] = evaluation.answer(base, progress.next_model("evaluating the base model"))
-    with atomic_folder(context.folder / "output") as output_folder:
+    with atomic_folder(context.folder / "output", fence=context.fence) as output_folder:
         for prefix, output in outputs.items():
             write_output(output, output_folder, prefix)
         digest = seal(output_folder)
     scores = evaluation.scores(outputs[""], outputs.get("base-"))
+    with trackers:
+        trackers.log_all_rows(training_rows(context.environment, config.train))
+        trackers.log_scores(numbers_of(scores))
     return EvaluateResult(identity=config.identity, digest=digest, scores=scores)
 
 
@@ -85,7 +90,7 @@ def scores_of(
     """Return the scores of a model by task and metric; without an adapter, of the base model. Write no files."""
     evaluation = Evaluation(recipe, environment, seed=seed)
     base = BaseModel(str(model_folder), model_folder, digest="")  # without a cache, the digest is not needed
-    model = EvaluatedModel(base, adapter, dtype_of("auto", model_folder), recipe.model == "merged")
+    model = EvaluatedModel(base, adapter, dtype_of("Auto", model_folder), recipe.weights == "Merged")
     return evaluation.scores(evaluation.answer(model))
 
 
@@ -106,6 +111,7 @@ class Evaluation:
         Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable.
         """
         self._recipe = recipe
+        self._names = [task.name for task in recipe.tasks]
         self._seed = seed
         self._cache_folder = cache_folder
         self._prompts = PromptFormat.of(recipe, conversations=conversations)
@@ -150,8 +156,8 @@ class Evaluation:
     def scores(self, output: Output, base: Output | None = None) -> dict[str, dict[str, Score]]:
         """Return the scores by task and metric, compared with the base model's output if there is one."""
         if base is None:
-            return extract_scores(output, self._recipe.tasks)
-        return compare_scores(output, base, self._tasks, self._recipe.tasks)
+            return extract_scores(output, self._names)
+        return compare_scores(output, base, self._tasks, self._names)
 
 
 def free_memory() -> None:

@@ -19,17 +19,15 @@ from transformers import AutoTokenizer
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult, StageResult
 from finetune_trainer.data import packing
 from finetune_trainer.data.chat import turn_end
+from finetune_trainer.data.datasets import NumberedRecord, RecordReader, fetch_datasets
 from finetune_trainer.data.packing import PackedWriter
 from finetune_trainer.data.parts import Counts, PartFolder, PartState
 from finetune_trainer.data.record_packer import RecordPacker, Summary
-from finetune_trainer.data.records import Format, ReadRecord, format_of, known_count, read_records
-from finetune_trainer.data.source import Source
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.runtime.artifacts import canonical_json, digest_file, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
-from finetune_trainer.runtime.sources import fetch_dataset
 from finetune_trainer.runtime.stage_folder import Context
 
 OUTPUT = "output"
@@ -41,18 +39,18 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
 
     Raise ConfigInvalid, SourceNotFound, DataInvalid, CredentialsRejected or ServiceUnavailable.
     """
-    source = Source(fetch_dataset(config.dataset.uri, config.dataset.revision, context.environment))
-    file_format = format_of(source.path, config.dataset.format)
-    context.progress.update(note="reading the base model", total=known_count(source, file_format))
+    datasets = fetch_datasets(config, context.environment)
+    reader = RecordReader(datasets)
+    context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
     folder = PartFolder(context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base))
-    records, parts = resume(source, file_format, folder, context)
+    records, parts = resume(reader, folder, context)
     writer = new_writer(config, tokenizer, folder, parts)
-    packer = RecordPacker(config, tokenizer, source.name, writer, counts_of(parts))
-    meter = Meter(context.progress, source, packer.counts)
-    pack(packer, records, folder, source, meter)
-    summary = Summary(config, source.name, writer, packer.counts)
+    packer = RecordPacker(config, tokenizer, datasets, writer, counts_of(parts))
+    meter = Meter(context.progress, reader, packer.counts)
+    pack(packer, records, folder, reader, meter)
+    summary = Summary(config, reader.name, writer, packer.counts)
     try:
         summary.raise_if_unusable()
     except DataInvalid:
@@ -61,7 +59,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
     counts = packer.counts
-    if counts.shape == "messages" and turn_end(tokenizer) is None:
+    if counts.conversations and turn_end(tokenizer) is None:
         log_line(
             "prepare: the chat template ends a turn with text that is no special token, so that servers will not "
             "stop there: use a template that ends turns with a special token"
@@ -74,35 +72,38 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         invalid=counts.invalid,
         truncated=counts.truncated,
         dropped=counts.dropped,
+        unused=counts.unused,
         train_rows=writer.rows("train"),
         validation_rows=writer.rows("validation"),
         train_tokens=writer.tokens("train"),
-        data_digest=f"sha256:{source.digest()}",
-        conversations=counts.shape == "messages",
+        data_digest=f"sha256:{reader.digest()}",
+        data_pins=tuple(dataset.pin for dataset in datasets),
+        conversations=counts.conversations,
         model_digest=base.digest,
+        model_pin=base.pin,
     )
 
 
 def resume(
-    source: Source, file_format: Format, folder: PartFolder, context: Context
-) -> tuple[Iterator[ReadRecord], list[PartState]]:
+    reader: RecordReader, folder: PartFolder, context: Context
+) -> tuple[Iterator[NumberedRecord], list[PartState]]:
     """Return the records that no complete part has, and the complete parts.
 
-    The records of these parts are read again, but neither formatted nor tokenized. Without parts, or if the data set
+    The records of these parts are read again, but neither formatted nor tokenized. Without parts, or if the data
     has changed, these are all records and no parts.
     """
-    records, parts = read_records(source, file_format), folder.load(context.folder / OUTPUT)
+    records, parts = reader.read(), folder.load(context.folder / OUTPUT)
     if not parts:
         return records, []
     last = parts[-1]
     context.progress.update(note=f"reading the {last.counts.records} records of {len(parts)} complete parts")
     deque(islice(records, last.counts.records), maxlen=0)
-    if (source.bytes_read, source.digest()) == (last.source_bytes, last.source_digest):
+    if (reader.bytes_read, reader.digest()) == (last.source_bytes, last.source_digest):
         log_line(f"prepare: continuing after record {last.counts.records}, with {len(parts)} complete parts")
         return records, parts
-    log_line(f"prepare: {source.name} has changed since an earlier attempt wrote {len(parts)} parts; beginning anew")
+    log_line(f"prepare: {reader.name} has changed since an earlier attempt wrote {len(parts)} parts; beginning anew")
     folder.clear()
-    return read_records(source, file_format), []
+    return reader.read(), []
 
 
 def new_writer(config: PrepareConfig, tokenizer: Any, folder: PartFolder, parts: list[PartState]) -> PackedWriter:
@@ -123,7 +124,7 @@ def counts_of(parts: list[PartState]) -> Counts:
 
 
 def pack(
-    packer: RecordPacker, records: Iterator[ReadRecord], folder: PartFolder, source: Source, meter: "Meter"
+    packer: RecordPacker, records: Iterator[NumberedRecord], folder: PartFolder, reader: RecordReader, meter: "Meter"
 ) -> None:
     """Pack all records, saving each part when it is complete, and write the index of the rows."""
     writer = packer.writer
@@ -133,8 +134,8 @@ def pack(
         state = PartState(
             inputs=folder.inputs,
             counts=packer.counts,
-            source_bytes=source.bytes_read,
-            source_digest=source.digest(),
+            source_bytes=reader.bytes_read,
+            source_digest=reader.digest(),
             rows=rows,
         )
         folder.save(len(writer.parts) - 1, state)
@@ -150,6 +151,7 @@ def publish(folder: PartFolder, writer: PackedWriter, context: Context) -> str:
     output = context.folder / OUTPUT
     digest = seal(folder.rows, known_digests=writer.digests())
     shutil.rmtree(output, ignore_errors=True)  # its result is missing, or it is corrupt
+    context.fence.check()
     folder.rows.rename(output)
     sync_folder(context.folder)
     folder.delete()
@@ -159,9 +161,9 @@ def publish(folder: PartFolder, writer: PackedWriter, context: Context) -> str:
 class Meter:
     """Reports records, their total if it can be estimated, and tokens per second of this process as progress."""
 
-    def __init__(self, progress: ProgressReporter, source: Source, counts: Counts) -> None:
+    def __init__(self, progress: ProgressReporter, reader: RecordReader, counts: Counts) -> None:
         self.tokens_per_second = 0.0
-        self._progress, self._source, self._counts = progress, source, counts
+        self._progress, self._reader, self._counts = progress, reader, counts
         self._tokens, self._started = 0, time.monotonic()
         self._total = progress.now.total
         self._total_is_known = self._total is not None
@@ -172,7 +174,7 @@ class Meter:
         self._tokens += tokens
         self.tokens_per_second = self._tokens / max(time.monotonic() - self._started, 1e-9)
         if not self._total_is_known:
-            self._total = self._source.estimated_total(self._counts.records) or self._total
+            self._total = self._reader.estimated_total(self._counts.records) or self._total
         self._progress.update(step=self._counts.records, total=self._total, tokens_per_second=self.tokens_per_second)
 
     def part_saved(self) -> None:

@@ -1,162 +1,183 @@
-"""Stage push: merges the adapter into its base model and publishes the merged model as one atomic folder."""
+"""Stage push: builds the merged model, or the adapter alone, in the workspace, and publishes it to each target."""
 
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from finetune_trainer.contract import Environment, PrepareResult, PushConfig, PushResult
+from finetune_trainer.contract import Environment, PrepareResult, PublishedTarget, PushConfig, PushResult, PushTarget
 from finetune_trainer.data.chat import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import DTYPES, open_adapter
 from finetune_trainer.models.merge import merged_size, save_merged
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
-from finetune_trainer.publishing.published_model import CARD, PublishedModel, describe, read_published
-from finetune_trainer.runtime.artifacts import (
-    MANIFEST,
-    atomic_folder,
-    complete_replacement,
-    digest_of,
-    files_in,
-    read_unreplaced,
-    seal,
-)
-from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
+from finetune_trainer.publishing.published_model import PublishedModel, describe, read_published
+from finetune_trainer.runtime.artifacts import atomic_folder, digest_of, files_in, seal
+from finetune_trainer.runtime.errors import DataInvalid, ServiceUnavailable, SourceNotFound
 from finetune_trainer.runtime.sources import locate
 from finetune_trainer.runtime.stage_folder import Context, read_result
+from finetune_trainer.stop_signal import StopSignal
+from finetune_trainer.stores.port import Target
+from finetune_trainer.stores.publications import CARD
+from finetune_trainer.stores.schemes import open_source, open_target
+from finetune_trainer.tracking.registry import open_trackers, training_rows
+from finetune_trainer.tracking.trackers import Trackers
 
+ADAPTER_FILES = (SAFETENSORS_WEIGHTS_NAME, CONFIG_NAME)
+MODELS = "models"
+"""Folder of the stage with what is published, one folder for each format. It is deleted when all targets have it."""
 FILE_MODE = 0o644
 """safetensors writes files that only the owner can read, but the model server may run as another user."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """The adapter to publish, and its base model."""
-
-    base: BaseModel
-    adapter: Path
-    about: dict[str, object]
-    """What the manifest says of the published model."""
-
-
-class Unchanged(Exception):
-    """The target already contains the same model."""
-
-    def __init__(self, published: PublishedModel) -> None:
-        super().__init__()
-        self.published = published
-
-
 def run(config: PushConfig, context: Context) -> PushResult:
-    """Run the stage. Raise ConfigInvalid, SourceNotFound or ServiceUnavailable; the target is then unchanged."""
-    target = resolve_target(config.recipe.target, context.environment)
-    base = open_base_model(config.model, context.environment)
-    adapter = open_adapter(context.environment, config.train, base)
-    source = Source(base, adapter, {"stage": "push", "identity": config.identity, "adapter": digest_of(adapter)})
-    published = read_published(target)
-    is_published = published is not None and published.about == source.about
-    if published is None or not is_published:
-        try:
-            published = publish(config, context, source, target)
-        except Unchanged as unchanged:
-            published, is_published = unchanged.published, True
-    if is_published:
-        print(f"push: {config.recipe.target} already contains this model; nothing was written", flush=True)
-    # Not of the target: another push may have replaced it by now.
-    return PushResult(identity=config.identity, digest=published.digest, uri=config.recipe.target, size=published.size)
+    """Run the stage. Raise what the targets raise; a target has the model whole, or nothing of it that is visible."""
+    trackers, requested = open_trackers(config, context), config.recipe.targets
+    targets = [open_target(target, context.environment) for target in requested]  # before the work of merging
+    models = Models(config, context)
+    built = {form: models.build(form) for form in dict.fromkeys(target.format for target in requested)}
+    published = []
+    for number, (target, store) in enumerate(zip(requested, targets, strict=True)):
+        folder, model = built[target.format]
+        context.progress.update(step=number, total=len(targets), note=f"publishing to {target.uri}")
+        context.fence.check()
+        published.append(publish(target, store, folder, model, context.stop))
+    context.progress.update(step=len(targets), total=len(targets), note="published")
+    context.fence.check()
+    shutil.rmtree(context.folder / MODELS, ignore_errors=True)
+    result = PushResult(identity=config.identity, digest=published[0].digest, published=tuple(published))
+    report(config, context, result, trackers)
+    return result
 
 
-def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:
-    """Return whether the target contains the model of the result; read every byte of it."""
-    published = read_published(resolve_target(config.recipe.target, environment))
-    return published is not None and published.digest == result.digest
+def report(config: PushConfig, context: Context, result: PushResult, trackers: Trackers) -> None:
+    """Record the published model with the trackers, and what interruptions cost its training."""
+    model = result.first("Merged") or result.published[0]
+    with trackers:
+        trackers.log_all_rows(training_rows(context.environment, config.train))
+        trackers.log_scores(config.lineage.model_dump(exclude={"pipeline"}))
+        trackers.register_model(model.uri, model.digest)
 
 
-def resolve_target(uri: str, environment: Environment) -> Path:
-    """Return the folder to publish to; raise ConfigInvalid if it contains files that no push wrote."""
-    if uri.startswith("pvc://") and not uri.removeprefix("pvc://").partition("/")[2].strip("/"):
-        raise ConfigInvalid(f"push.target {uri}: the root of a claim cannot be replaced; use pvc://CLAIM/PATH")
-    target = locate(uri, environment).resolve()
-    complete_replacement(target)
-    read_unreplaced(target, lambda: _check_was_pushed(target, uri))
-    return target
+def publish(
+    target: PushTarget, store: Target, folder: Path, model: PublishedModel, stop: StopSignal
+) -> PublishedTarget:
+    """Publish a built model to one target."""
+    names = [path.relative_to(folder).as_posix() for path in files_in(folder)]
+    with stop.deferred():  # the adapters stop between two blocks of bytes
+        found = store.publish(folder, model.digest, names)
+    print(f"push: {found.uri}: sent {found.sent_bytes:,} of {model.size:,} bytes", flush=True)
+    return PublishedTarget(target=target.uri, uri=found.uri, format=target.format, digest=model.digest, size=model.size)
 
 
-def _check_was_pushed(target: Path, uri: str) -> None:
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    try:
-        manifest = json.loads((target / MANIFEST).read_bytes())
-        is_pushed = manifest["about"]["stage"] == "push"
-        unexpected = {path.relative_to(target).as_posix() for path in files_in(target)} - set(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        is_pushed, unexpected = False, set()
-    if not is_pushed:
-        raise ConfigInvalid(
-            f"push.target {uri}: {target} exists and was not written by a push; move it or choose another target"
-        )
-    if unexpected:
-        raise ConfigInvalid(f"push.target {uri}: {target / min(unexpected)} was not written by a push; move it")
+def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:  # noqa: ARG001  same for all
+    """Return whether all targets still have the models of the result."""
+    return all(_is_published(one, environment) for one in result.published)
 
 
-def publish(config: PushConfig, context: Context, source: Source, target: Path) -> PublishedModel:
-    """Merge the model, write it to a temporary folder, rename that to the target, and return what was published.
+def _is_published(one: PublishedTarget, environment: Environment) -> bool:
+    """Return whether a model is where it was published; read every byte of it on a volume, list it in a store.
 
-    Raise Unchanged, and write nothing, if the target already contains the same model.
+    A model that is damaged is not: the stage runs again and sends what is missing.
     """
-    progress, environment = context.progress, context.environment
-    progress.update(step=0, total=2, note="merging")
-    dtype = DTYPES[config.recipe.dtype]
-    with (
-        _check_disk_space(merged_size(source.base.folder, dtype), target, config.recipe.target),
-        atomic_folder(target, shared=True) as folder,
-    ):
-        save_merged(source.base.folder, source.adapter, dtype, folder)
-        progress.update(step=1, note="writing")
-        save_tokenizer(config, environment, source.base.folder, folder)
-        (folder / CARD).write_text(card(config, environment, target.name))
-        for path in files_in(folder):
-            path.chmod(FILE_MODE)
-        seal(folder, source.about)
-        published, existing = describe(folder), read_published(target)
-        if existing is not None and existing.digest == published.digest:
-            raise Unchanged(existing)
-    progress.update(step=2, note="published")
-    return published
+    try:
+        source = open_source(one.uri, "model")
+        if source is not None:
+            return bool(source.list_files(None).files)
+        found = read_published(locate(one.uri, environment))
+    except (SourceNotFound, DataInvalid):
+        return False
+    return found is not None and found.digest == one.digest
 
 
-def save_tokenizer(config: PushConfig, environment: Environment, base: Path, folder: Path) -> None:
-    """Write the tokenizer with the chat template used in training, and the tokens at which generation ends."""
+@dataclass(frozen=True)
+class Models:
+    """What is published, built in the workspace. A process that is started again finds what was complete."""
+
+    config: PushConfig
+    context: Context
+
+    @cached_property
+    def base(self) -> BaseModel:
+        """The base model."""
+        return open_base_model(self.config.model, self.context.environment, self.config.model_pin)
+
+    @cached_property
+    def adapter(self) -> Path:
+        """The folder of the adapter."""
+        return open_adapter(self.context.environment, self.config.train, self.base)
+
+    def build(self, form: str) -> tuple[Path, PublishedModel]:
+        """Return the sealed folder of a format, and what its manifest says.
+
+        Raise ConfigInvalid, SourceNotFound, or ServiceUnavailable if the disk is full.
+        """
+        folder = self.context.folder / MODELS / form.lower()
+        about: dict[str, object] = {"stage": "push", "identity": self.config.identity, "format": form}
+        about["adapter"] = digest_of(self.adapter)
+        model = read_published(folder)
+        if model is None or model.about != about:
+            self.context.fence.check()
+            shutil.rmtree(folder, ignore_errors=True)  # useless, and its space may be needed
+            self._write(form, folder, about)
+            model = describe(folder)
+        return folder, model
+
+    def _write(self, form: str, folder: Path, about: dict[str, object]) -> None:
+        dtype, environment = DTYPES[self.config.recipe.dtype], self.context.environment
+        is_merged = form == "Merged"
+        needed = merged_size(self.base.folder, dtype) if is_merged else _size_of(self.adapter)
+        with _check_disk_space(needed, folder), atomic_folder(folder, fence=self.context.fence) as temporary:
+            if is_merged:
+                self.context.progress.update(note="merging")
+                save_merged(self.base.folder, self.adapter, dtype, temporary)
+            else:
+                for name in ADAPTER_FILES:
+                    shutil.copyfile(self.adapter / name, temporary / name)
+            save_tokenizer(self.config, environment, self.base.folder, temporary, is_merged=is_merged)
+            (temporary / CARD).write_text(card(self.config, environment, form))
+            for path in files_in(temporary):
+                path.chmod(FILE_MODE)
+            seal(temporary, about)
+
+
+def save_tokenizer(config: PushConfig, environment: Environment, base: Path, folder: Path, *, is_merged: bool) -> None:
+    """Write the tokenizer with the chat template used in training; of a merged model, also where generation ends."""
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
     if conversations:
         tokenizer.chat_template = template_of(tokenizer)  # a default one if the base model has none
     tokenizer.save_pretrained(folder)
-    generation = generation_config(base, end_tokens(tokenizer, conversations=conversations))
-    (folder / GENERATION_CONFIG_NAME).write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
+    if is_merged:
+        generation = generation_config(base, end_tokens(tokenizer, conversations=conversations))
+        (folder / GENERATION_CONFIG_NAME).write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in files_in(folder))
 
 
 @contextmanager
-def _check_disk_space(needed: int, target: Path, uri: str) -> Iterator[None]:
-    """Raise ServiceUnavailable if the disk has too little free space, or if a write in the block fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
+def _check_disk_space(needed: int, folder: Path) -> Iterator[None]:
+    """Raise ServiceUnavailable if the workspace has too little free space, or if a write in the block fails."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder.parent).free
+    fix = "enlarge spec.workspace.size, or free some space and retry; no target has changed"
     if free < needed:
         raise ServiceUnavailable(
-            f"push.target {uri}: the model needs {needed:,} more bytes and {free:,} are free; "
-            "free some space and retry; the target is unchanged"
+            f"push: the model needs {needed:,} bytes of the workspace and {free:,} are free; {fix}"
         )
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise ServiceUnavailable(
-            f"push.target {uri}: cannot write: {error}; free some space and retry; the target is unchanged"
-        ) from error
+        raise ServiceUnavailable(f"push: cannot write the model to the workspace: {error}; {fix}") from error

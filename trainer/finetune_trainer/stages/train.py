@@ -9,17 +9,20 @@ from finetune_trainer.contract import AnyResult, Environment, TrainConfig, Train
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
+from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
 from finetune_trainer.runtime.gpu import check_gpu
+from finetune_trainer.runtime.notices import watch_notices
 from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.tracking.registry import open_trackers
+from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
 from finetune_trainer.training.determinism import numeric_environment, prepare_device, restore_thread_count
 from finetune_trainer.training.loop import TrainingRun, train
 from finetune_trainer.training.model import (
-    ADAPTER,
     ADAPTER_CONFIG,
     AdaptedModel,
     adapter_config,
@@ -38,10 +41,11 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     ServiceUnavailable if the final checkpoint cannot be saved.
     """
     check_gpu(context.environment)
+    trackers = open_trackers(config, context)
     device = prepare_device(strict=True)
     context.progress.update(note="loading the model")
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
-    source = open_base_model(config.model, context.environment)
+    source = open_base_model(config.model, context.environment, config.model_pin)
     source.require(config.model_digest, f"prepare/{config.prepare}")
     check_context_length(source, rows.context_length)
     peft_model = load_with_new_adapter(config, source, (rows, validation_rows))
@@ -56,10 +60,9 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
         sampler=sampler,
         model=model,
         optimizer=adamw(config.recipe.optimizer, model.trainable),
-        validator=Validator(
-            validation_rows, config.recipe.batch_size, config.recipe.validate_every_steps, sampler.steps
-        ),
+        validator=Validator(validation_rows, config.recipe.micro_batch_size, config.recipe.eval_steps, sampler.steps),
         progress=context.progress,
+        metrics=TrainingMetrics(context.folder, trackers, sampler.steps, context.fence),
         stop=context.stop,
     )
     metadata = {"identity": config.identity, "rows": rows_digest}
@@ -67,8 +70,16 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     with (
         context.stop.deferred(),
         CheckpointManager(
-            context.folder / "checkpoints", config.checkpoint, source, metadata, peft_config
+            context.folder / "checkpoints",
+            config.checkpoint,
+            source,
+            metadata,
+            peft_config,
+            early_save=context.progress.early_save,
+            fence=context.fence,
         ) as checkpoints,
+        run.metrics,
+        watch_notices(context.environment, context.progress.announce),
     ):
         resume(run, checkpoints)
         train(run, checkpoints)
@@ -77,10 +88,10 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
 
 def load_with_new_adapter(config: TrainConfig, source: BaseModel, splits: Iterable[PackedRows]) -> PeftModel:
     """Load the base model with a new adapter; raise DataInvalid if a split does not fit the model's vocabulary."""
-    base = load_base(source.folder, dtype_of(config.recipe.precision, source.folder), source.uri)
+    base = load_base(source.folder, dtype_of(config.recipe.dtype, source.folder), source.uri)
     for rows in splits:
         check_tokens(rows, base)
-    return attach_adapter(base, config.recipe.lora, config.model, config.seed)
+    return attach_adapter(base, config.recipe.adapter, config.model, config.seed)
 
 
 def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows, PackedRows, str]:
@@ -88,8 +99,8 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
 
     No row is read here. Every row is verified when it is read, so that a resumed process trains at once.
     """
-    if config.recipe.early_stopping and not config.recipe.validate_every_steps:
-        raise ConfigInvalid("train.earlyStopping needs repeated validation: set train.validateEverySteps")
+    if config.recipe.early_stopping and not config.recipe.eval_steps:
+        raise ConfigInvalid("train.earlyStopping needs repeated validation: set train.evalSteps")
     folder = environment.stage_dir("prepare", config.prepare) / "output"
     if not folder.is_dir():
         raise SourceNotFound(f"{folder} does not exist, so there are no packed rows: run the stage prepare first")
@@ -101,7 +112,7 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
     if not len(rows):
         raise DataInvalid(f"{folder} has no training rows: add valid records to the data set")
     if config.recipe.early_stopping and not len(validation_rows):
-        raise DataInvalid("train.earlyStopping needs validation rows: raise dataset.validationFraction above 0")
+        raise DataInvalid("train.earlyStopping needs validation rows: raise validation.fraction, or set validation.uri")
     return rows, validation_rows, artifacts.digest_of(folder)
 
 
@@ -124,6 +135,7 @@ def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
         restore_thread_count(snapshot.state.numerics.get("threads"))
         run.restore(snapshot)
         log_line(f"resumed from step {run.state.step} of {run.sampler.steps}")
+    run.metrics.resume(run.state.step)
     saved, current = run.state.numerics, numeric_environment(run.model.device)
     for name in sorted(saved.keys() & current.keys()):
         if saved[name] != current[name]:
@@ -137,8 +149,8 @@ def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
 def publish(run: TrainingRun, context: Context, peft_config: bytes, source: BaseModel) -> TrainResult:
     """Write the adapter with the lowest validation loss to `output`; without validation, the last one."""
     output = context.folder / "output"
-    with artifacts.atomic_folder(output) as temporary:
-        save_tensors(run.best if run.best is not None else run.model.adapter, temporary / ADAPTER)
+    with artifacts.atomic_folder(output, fence=context.fence) as temporary:
+        save_tensors(run.best if run.best is not None else run.model.adapter, temporary / ADAPTER_WEIGHTS)
         (temporary / ADAPTER_CONFIG).write_bytes(peft_config)
         digest = artifacts.seal(temporary, {"identity": run.config.identity, "model": source.digest})
     state = run.state

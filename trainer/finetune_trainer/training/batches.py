@@ -95,7 +95,7 @@ class StepSampler:
     @classmethod
     def of(cls, recipe: TrainRecipe, rows: int, seed: int) -> "StepSampler":
         """Return the sampler of a recipe."""
-        rows_per_step = recipe.batch_size * recipe.gradient_accumulation
+        rows_per_step = recipe.micro_batch_size * recipe.gradient_accumulation_steps
         epochs = recipe.effective_epochs()
         samples = (recipe.max_steps or 0) * rows_per_step if epochs is None else max(1, round(epochs * rows))
         return cls(rows, seed, rows_per_step, samples)

@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.training.determinism import Tensors
-from finetune_trainer.training.model import ADAPTER, ADAPTER_CONFIG, save_tensors
+from finetune_trainer.training.model import ADAPTER_CONFIG, save_tensors
 from finetune_trainer.training.state import State
 
 BEST = "best_adapter.safetensors"
@@ -57,7 +58,7 @@ class Layout:
 
 def write_files(folder: Path, snapshot: Snapshot, adapter_config: bytes) -> None:
     """Write a snapshot into an empty folder; raise OSError if a file cannot be written."""
-    save_tensors(snapshot.adapter, folder / ADAPTER)
+    save_tensors(snapshot.adapter, folder / ADAPTER_WEIGHTS)
     save_tensors(snapshot.optimizer, folder / OPTIMIZER)
     save_tensors(snapshot.random, folder / RANDOM)
     if snapshot.best is not None:
@@ -78,7 +79,7 @@ def read_files(folder: Path, layout: Layout) -> Snapshot:
     best = None if state.best_step is None else _checked(folder / BEST, layout.adapter)
     return Snapshot(
         state=state,
-        adapter=_checked(folder / ADAPTER, layout.adapter),
+        adapter=_checked(folder / ADAPTER_WEIGHTS, layout.adapter),
         optimizer=_checked(folder / OPTIMIZER, expected, optimizer),
         random=_generator_states(folder / RANDOM, layout.random),
         best=best,

@@ -12,7 +12,9 @@ from finetune_trainer.contract import Checkpoint
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime import artifacts, progress
 from finetune_trainer.runtime.artifacts import CorruptArtifact
+from finetune_trainer.runtime.early_save import EarlySave
 from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot, read_files, write_files
 
 STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
@@ -34,9 +36,18 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, folder: Path, rule: Checkpoint, base: BaseModel, metadata: dict[str, str], adapter_config: bytes
+        self,
+        folder: Path,
+        rule: Checkpoint,
+        base: BaseModel,
+        metadata: dict[str, str],
+        adapter_config: bytes,
+        *,
+        early_save: EarlySave | None = None,
+        fence: Fence = UNFENCED,
     ) -> None:
         self._folder, self._rule, self._base, self._adapter_config = folder, rule, base, adapter_config
+        self._early_save, self._fence = early_save or EarlySave(), fence
         self._metadata = {**metadata, "model": base.digest}
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending_write: Future[None] | None = None
@@ -50,6 +61,7 @@ class CheckpointManager:
         """When writing the last snapshot began; at first, when this process began."""
         self.saved_step: int | None = None
         """The newest step whose checkpoint is durable, so that it survives a kill."""
+        fence.check()
         _prepare_folder(folder)
 
     def __enter__(self) -> Self:
@@ -103,15 +115,23 @@ class CheckpointManager:
             raise CorruptArtifact(f"{folder.name} holds step {step}, not the step in its name")
 
     def should_save(self, step: int) -> bool:
-        """Return whether a checkpoint is due. While one is being written, the next waits for a later boundary."""
+        """Return whether a checkpoint is due, or an early one requested.
+
+        While one is being written, the next waits for a later boundary.
+        """
         if step == self._last_step or self._is_writing():
             return False
+        if self._early_save.take():
+            return True
         # Not `step % every_steps == 0`: a multiple may have passed while the previous checkpoint was written.
         passed = step // self._rule.every_steps > self._last_step // self._rule.every_steps
         return passed or time.monotonic() - self._last_time >= self._rule.every_seconds
 
     def save(self, snapshot: Snapshot) -> None:
-        """Start writing a snapshot in the background. A write error is logged, and training continues."""
+        """Start writing a snapshot in the background. A write error is logged, and training continues.
+
+        Raise Replaced if the write before it found that a newer attempt has the folder.
+        """
         self._wait_for_write()
         self._last_step, self._last_time, self._write_error = snapshot.state.step, time.monotonic(), None
         self._pending_write = self._executor.submit(self._write, snapshot)
@@ -119,7 +139,7 @@ class CheckpointManager:
     def save_blocking(self, step: int, snapshot: Callable[[], Snapshot]) -> int | None:
         """Make this step durable and return the newest durable step, or None before the first step.
 
-        Raises ServiceUnavailable if the checkpoint cannot be written.
+        Raises ServiceUnavailable if the checkpoint cannot be written, Replaced if a newer attempt has the folder.
         """
         self._wait_for_write()
         if step not in {0, self.saved_step}:
@@ -148,9 +168,10 @@ class CheckpointManager:
         step = snapshot.state.step
         folder = self._folder / f"step-{step:08d}"
         try:
-            with artifacts.atomic_folder(folder) as temporary:
+            with artifacts.atomic_folder(folder, fence=self._fence) as temporary:
                 write_files(temporary, snapshot, self._adapter_config)
                 artifacts.seal(temporary, {**self._metadata, "step": step})
+                self._fence.check()
                 _remove(folder)  # only a corrupt checkpoint can have this name
         except OSError as error:
             self._write_error = error
@@ -165,6 +186,7 @@ class CheckpointManager:
         older = [folder for folder in self._latest_first() if _step_of(folder) <= newest]
         intact = [folder for folder in older if folder.name not in self._corrupt]
         for folder in set(older) - set(intact[: self._rule.keep]):
+            self._fence.check()
             _remove(folder)
 
 

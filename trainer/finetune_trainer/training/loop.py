@@ -12,6 +12,7 @@ from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.runtime.errors import Interrupted
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.stop_signal import StopSignal
+from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training.batches import Batch, StepSampler, batches
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
@@ -40,6 +41,7 @@ class TrainingRun:
     optimizer: torch.optim.Optimizer
     validator: Validator
     progress: ProgressReporter
+    metrics: TrainingMetrics
     stop: StopSignal
     state: State = field(default_factory=State)
     best: Tensors | None = None
@@ -91,37 +93,44 @@ def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
     try:
         while True:
             if checkpoints.should_save(run.state.step):
+                run.metrics.sync()
                 checkpoints.save(run.snapshot(generators))
+            run.metrics.send(checkpoints.saved_step)
             if run.validator.should_validate(run.state):
                 validate(run)
             if run.is_finished():
                 return
             with throughput:
-                train_step(run, generators)
+                metrics = train_step(run, generators)
+            run.metrics.record_step(run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second})
             generators = random_state()
     except Interrupted:
         # The unfinished step is discarded: weights, optimizer state and `generators` are still those of the boundary.
+        run.metrics.sync()
         saved = checkpoints.save_blocking(run.state.step, lambda: run.snapshot(generators))
+        run.metrics.send(saved)
         raise Interrupted(run.state.step, saved) from None
 
 
-def train_step(run: TrainingRun, generators: Tensors) -> None:
-    """Run one optimizer step from the boundary with these random generators.
+def train_step(run: TrainingRun, generators: Tensors) -> dict[str, float]:
+    """Run one optimizer step from the boundary with these random generators, and return its metrics.
 
     The loss is the mean over all targets of the step, not a mean of the micro-batches' means. Gradient accumulation
     therefore changes only the memory use.
     """
     recipe, step = run.config.recipe, run.state.step
-    micro_batches = list(batches(run.rows, run.sampler.rows_for_step(step), recipe.batch_size))
+    micro_batches = list(batches(run.rows, run.sampler.rows_for_step(step), recipe.micro_batch_size))
     targets = sum(len(batch.targets) for batch in micro_batches)
     loss_sum, norm = compute_gradients(run, micro_batches, targets)
     if not is_finite(loss_sum, norm):
         restore_random_state(generators)  # weights and optimizer are still those of the boundary
         again = compute_gradients(run, micro_batches, targets)
         raise non_finite(f"step {step + 1}", "the loss sum is {} and the gradient norm {}", (loss_sum, norm), again)
-    set_learning_rate(run.optimizer, learning_rate(recipe.optimizer, step, run.sampler.steps))
+    rate = learning_rate(recipe.optimizer, step, run.sampler.steps)
+    set_learning_rate(run.optimizer, rate)
     run.optimizer.step()
     run.state.record_step(loss_sum, targets, sum(batch.size for batch in micro_batches))
+    return {"loss": loss_sum / max(1, targets), "gradient_norm": norm, "learning_rate": rate}
 
 
 def compute_gradients(run: TrainingRun, micro_batches: list[Batch], targets: int) -> tuple[float, float]:
@@ -158,6 +167,7 @@ def validate(run: TrainingRun) -> None:
     if not is_finite(loss):
         again = run.validator.loss(run.model, run.raise_if_stop_requested)
         raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
+    run.metrics.record(run.state.step, {"validation_loss": loss})
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
         run.best = copy_to_cpu(run.model.adapter)
     stopped = "stopping early" if run.state.stopped_early else ""
@@ -172,6 +182,8 @@ class ThroughputMeter:
         self._started = self._seconds = 0.0
         self._start_step, self._start_tokens = run.state.step, run.state.tokens
         self._reported_saved_step: int | None = None
+        self.tokens_per_second = 0.0
+        """Mean of the steps of this process."""
         run.progress.update(
             step=run.state.step,
             total=run.sampler.steps,
@@ -189,6 +201,7 @@ class ThroughputMeter:
         self._seconds += time.monotonic() - self._started
         state = self._run.state
         step_seconds = self._seconds / (state.step - self._start_step)
+        self.tokens_per_second = (state.tokens - self._start_tokens) / self._seconds
         # Only on change: a report with a saved step is written at once, not rate-limited like the others.
         saved = self._checkpoints.saved_step
         changed = {} if saved == self._reported_saved_step else {"saved_step": saved}
@@ -196,7 +209,7 @@ class ThroughputMeter:
         self._run.progress.update(
             step=state.step,
             loss=state.recent_losses[-1][0] / max(1, state.recent_losses[-1][1]),
-            tokens_per_second=(state.tokens - self._start_tokens) / self._seconds,
+            tokens_per_second=self.tokens_per_second,
             step_seconds=step_seconds,
             eta_seconds=step_seconds * (self._run.sampler.steps - state.step),
             **changed,

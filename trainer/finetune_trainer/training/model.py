@@ -19,7 +19,6 @@ from finetune_trainer.training.batches import Batch
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.loss import head_at_positions
 
-ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 LINEAR_LAYERS = (torch.nn.Linear, Conv1D)
@@ -47,7 +46,7 @@ class AdaptedModel:
         self.adapter: Tensors = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         """The adapter's tensors by their names in PEFT's format; they share memory with the parameters."""
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self._autocast = recipe.precision == "bf16"
+        self._autocast = recipe.dtype == "BF16"
         if recipe.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if recipe.compile:
@@ -102,15 +101,15 @@ def attach_adapter(base: torch.nn.Module, lora: Lora, source: ModelSource, seed:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets(base, lora.target_modules),
-        use_rslora=lora.variant == "rslora",
-        use_dora=lora.variant == "dora",
+        use_rslora=lora.variant == "RsLoRA",
+        use_dora=lora.variant == "DoRA",
     )
     torch.manual_seed(seed)  # determines the adapter's initial weights, then all dropout
     try:
         model = get_peft_model(base, config, autocast_adapter_dtype=True)
     except ValueError as error:
         raise ConfigInvalid(f"train.lora: {error}; {linear_layer_names(base)}") from error
-    if lora.variant == "dora":
+    if lora.variant == "DoRA":
         _compute_magnitudes_in_fp32(model)
     # PEFT filled in the local path, which would make the adapter's bytes depend on the machine.
     config.base_model_name_or_path, config.revision = source.uri, source.revision

@@ -24,5 +24,5 @@ def non_finite(when: str, description: str, first: tuple[float, ...], second: tu
         )
     return Diverged(
         f"{when}: {description.format(*first)}, and not finite again when it is repeated: "
-        "lower train.optimizer.learningRate, raise warmupFraction, or use precision fp32"
+        "lower train.optimizer.learningRate, raise warmupFraction, or use dtype FP32"
     )

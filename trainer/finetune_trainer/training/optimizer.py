@@ -34,12 +34,12 @@ def learning_rate(recipe: Optimizer, step: int, steps: int) -> float:
     if step < warmup:
         return recipe.learning_rate * (step + 1) / (warmup + 1)
     progress = (step - warmup) / (steps - warmup)
-    match recipe.schedule:
-        case "cosine":
+    match recipe.scheduler:
+        case "Cosine":
             return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-        case "linear":
+        case "Linear":
             return recipe.learning_rate * (1 - progress)
-        case "constant":
+        case "Constant":
             return recipe.learning_rate
 
 

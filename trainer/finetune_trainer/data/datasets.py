@@ -1,0 +1,148 @@
+"""The data sets of a pipeline, read one after another: each is a list of files, in order."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from finetune_trainer.contract import DatasetSource, DataSource, Environment, PrepareConfig
+from finetune_trainer.contract.uris import without_secrets
+from finetune_trainer.data.columns import FieldColumns
+from finetune_trainer.data.formats import format_of, known_count, read_records
+from finetune_trainer.data.records import Fields, InvalidRecord
+from finetune_trainer.data.source import BUFFER_BYTES, Source
+from finetune_trainer.runtime.errors import DataInvalid
+from finetune_trainer.stores.data_files import DataFile, fetch_dataset
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The files of a data set, and how its records are used."""
+
+    field: str
+    """Where the manifest names it, for messages: datasets[0], or validation."""
+    source: DataSource
+    files: tuple[DataFile, ...]
+    """At least one."""
+    weight: float
+    validation_fraction: float
+    """Fraction of the records for validation; 1 for a data set that only validates."""
+    pin: str | None = None
+    """Identifies its content at its store; None on this machine."""
+
+    @property
+    def name(self) -> str:
+        """Return the data set's name in messages: that of its only file, or its URI."""
+        return self.files[0].name if len(self.files) == 1 else without_secrets(str(self.source.uri))
+
+
+class NumberedRecord(NamedTuple):
+    """A record, and where it is from."""
+
+    dataset: int
+    """Position of its data set, counted from 0."""
+    number: int
+    """Position in its data set, counted from 0 over all files."""
+    file: str
+    """Name of its file."""
+    line: int
+    """Line at which it begins (in Parquet: its row), counted from 1."""
+    fields: Fields | InvalidRecord
+
+
+def fetch_datasets(config: PrepareConfig, environment: Environment) -> list[Dataset]:
+    """Return the data sets of the manifest in its order, and then the one to validate with. Raise like `fetch_dataset`.
+
+    A file is named by its last path segment, or by as many as it takes to tell all files apart.
+    """
+    held_out, own = config.validation.fraction or 0.0, config.validation.dataset()
+    wanted: list[tuple[str, DatasetSource, float]] = [
+        (f"datasets[{index}]", source, held_out) for index, source in enumerate(config.datasets)
+    ]
+    wanted += [("validation", own, 1.0)] if own else []
+    fetched = [fetch_dataset(source, environment) for _, source, _ in wanted]
+    names = _distinct_names({file.name for found in fetched for file in found.files})
+    return [
+        Dataset(
+            field=field,
+            source=source,
+            files=tuple(DataFile(file.path, names[file.name]) for file in found.files),
+            weight=source.weight,
+            validation_fraction=fraction,
+            pin=found.pin,
+        )
+        for (field, source, fraction), found in zip(wanted, fetched, strict=True)
+    ]
+
+
+def _distinct_names(names: set[str]) -> dict[str, str]:
+    segments = 1
+    while True:
+        short = {name: "/".join(name.split("/")[-segments:]) for name in names}
+        if len(set(short.values())) == len(names):
+            return short
+        segments += 1
+
+
+class RecordReader:
+    """Reads the records of all data sets, and computes a digest of the bytes that it reads."""
+
+    def __init__(self, datasets: Sequence[Dataset]) -> None:
+        self._datasets = datasets
+        self._files = [(dataset, file) for dataset in datasets for file in dataset.files]
+        self._formats = [format_of(file.path, dataset.source.format) for dataset, file in self._files]
+        self._opened: list[Source] = []
+
+    @property
+    def name(self) -> str:
+        """Return what is read, for messages: the name of the only file, or the number of files."""
+        return self._files[0][1].name if len(self._files) == 1 else f"the data ({len(self._files)} files)"
+
+    def read(self) -> Iterator[NumberedRecord]:
+        """Yield all records, from the first; at the end, every file has been read to its last byte.
+
+        Raise DataInvalid like `read_records`, and if a data set has no records.
+        """
+        self._opened = []
+        formats = iter(self._formats)
+        for index, dataset in enumerate(self._datasets):
+            number, columns = 0, FieldColumns(dataset.source.columns)
+            for file in dataset.files:
+                source = Source(file.path, file.name)
+                self._opened.append(source)
+                for line, fields in read_records(source, next(formats), columns):
+                    yield NumberedRecord(index, number, source.name, line, fields)
+                    number += 1
+            if not number:
+                raise DataInvalid(f"{dataset.name} has no records; add records or correct {dataset.field}.uri")
+
+    @property
+    def bytes_read(self) -> int:
+        """Return the bytes read from the disk so far."""
+        return sum(source.bytes_read for source in self._opened)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the bytes read so far, in hexadecimal.
+
+        Of several files it is the SHA-256 of their digests, each in a line, in the order in which they are read.
+        """
+        digests = [source.digest() for source in self._opened]
+        if len(self._files) == 1 and digests:
+            return digests[0]
+        return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+
+    def known_count(self) -> int | None:
+        """Return the number of records, or None if it takes reading the files to know."""
+        counts = [
+            known_count(Source(file.path, file.name), form)
+            for (_, file), form in zip(self._files, self._formats, strict=True)
+        ]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    def estimated_total(self, records: int) -> int | None:
+        """Return how many records there may be, or None if that cannot be estimated yet.
+
+        The estimate extrapolates from the bytes that the records so far took. Bytes of one buffer show nothing.
+        """
+        size, read = sum(file.path.stat().st_size for _, file in self._files), self.bytes_read
+        return round(records * size / read) if BUFFER_BYTES <= read < size else None

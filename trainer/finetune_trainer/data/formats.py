@@ -1,0 +1,309 @@
+"""Read a data set's file as numbered records, one at a time.
+
+JSON, JSON Lines and CSV have their own readers here instead of a library's. An invalid record must be named by its
+line, and the valid records around it must still be used. Parquet is read by pyarrow, batch by batch.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, TextIO
+
+from pyarrow import ArrowInvalid
+from pyarrow.parquet import ParquetFile
+
+from finetune_trainer.contract import DataFormat
+from finetune_trainer.data.columns import FieldColumns
+from finetune_trainer.data.records import NESTED, Fields, InvalidRecord, kind_of, shortened
+from finetune_trainer.data.source import COMPRESSIONS, Source
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
+
+FORMAT_BY_EXTENSION: dict[str, DataFormat] = {
+    ".jsonl": "JSONLines",
+    ".ndjson": "JSONLines",
+    ".json": "JSON",
+    ".csv": "CSV",
+    ".parquet": "Parquet",
+}
+LONGEST_RECORD = 64 * 1024 * 1024
+"""Maximum size in characters (bytes for JSON Lines). Without it an unclosed quote would load the whole file."""
+PARQUET_BATCH = 256
+"""Rows in memory at a time."""
+DIGEST_CHUNK = 1024 * 1024
+"""Bytes read at a time for the digest of a Parquet file."""
+JSON_CHUNK = 64 * 1024
+"""Characters read at a time."""
+
+ReadRecord = tuple[int, Fields | InvalidRecord]
+"""The line at which a record begins (in Parquet: its row), counted from 1, and the record or its error."""
+
+
+def format_of(path: Path, requested: DataFormat) -> DataFormat:
+    """Return the requested format, or for Auto the one of the file's extension.
+
+    Raises ConfigInvalid for an unknown extension, and for a compressed Parquet file.
+    """
+    compressed = path.suffix.lower() in COMPRESSIONS
+    extension = Path(path.stem).suffix if compressed else path.suffix
+    found = FORMAT_BY_EXTENSION.get(extension.lower()) if requested == "Auto" else requested
+    if found is None:
+        raise ConfigInvalid(
+            f"{path.name}: unknown file extension {extension or '(none)'}: set the data set's format to JSONLines, "
+            f"JSON, CSV or Parquet (compressed files must be unpacked, except {' and '.join(COMPRESSIONS)})"
+        )
+    if compressed and found == "Parquet":
+        raise ConfigInvalid(f"{path.name}: compressed Parquet files must be unpacked, because they are read in parts")
+    return found
+
+
+def read_records(source: Source, form: DataFormat, columns: FieldColumns | None = None) -> Iterator[ReadRecord]:
+    """Yield the file's records in order; at the end, the source has been read to its last byte.
+
+    Raises DataInvalid if the file as a whole cannot be read, or if nothing after a syntax error can be read.
+    """
+    columns = columns or FieldColumns()
+    match form:
+        case "JSONLines":
+            return _jsonl(source, columns)
+        case "JSON":
+            return _json(source, columns)
+        case "CSV":
+            return _csv(source, columns)
+        case "Parquet":
+            return _parquet(source, columns)
+        case "Auto":
+            return read_records(source, format_of(source.path, form), columns)
+
+
+def known_count(source: Source, form: DataFormat) -> int | None:
+    """Return the number of records, or None if it takes reading the file to know."""
+    if form != "Parquet":
+        return None
+    with _opened(source) as file:
+        return int(file.metadata.num_rows)
+
+
+def _jsonl(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+    with source.open() as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_RECORD), b""), start=1):
+            if len(line) == LONGEST_RECORD:
+                raise DataInvalid(
+                    f"{source.name}:{number}: the line is longer than {LONGEST_RECORD >> 20} MiB: "
+                    "JSON Lines has one record a line; if the file is one array, set its format to JSON"
+                )
+            if line.strip(b"\xef\xbb\xbf\r\n\t " if number == 1 else None):
+                yield number, _parsed(line, columns)
+
+
+def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
+    try:
+        return columns.select(_fields(json.loads(line.rstrip().decode("utf-8-sig"))))
+    except UnicodeDecodeError as error:
+        return InvalidRecord(f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8")
+    except json.JSONDecodeError as error:
+        return InvalidRecord(f"not JSON: {error.msg} at column {error.colno}")
+    except RecursionError:
+        return InvalidRecord("nested too deeply")
+    except InvalidRecord as error:
+        return error
+
+
+def _fields(value: object) -> Fields:
+    if not isinstance(value, dict):
+        raise InvalidRecord(f"a record is a JSON object {{…}}, this is {kind_of(value)}")
+    return value
+
+
+def _as_text(source: Source) -> TextIO:
+    # A byte that is not UTF-8 becomes a lone surrogate. Only the record that holds it is rejected later.
+    return TextIOWrapper(source.open(), encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _json(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+    with _as_text(source) as file:
+        window = _JsonWindow(source.name, file)
+        if not window.peek():
+            return
+        if window.peek() == "{":
+            raise window.fault(
+                "the file begins with {, not with [: put all records into one array, "
+                "or set its format to JSONLines if there is one record a line"
+            )
+        window.take("[")
+        while window.peek() != "]":
+            line = window.line
+            value = window.value()
+            try:
+                yield line, columns.select(_fields(value))
+            except InvalidRecord as error:
+                yield line, error
+            if window.peek() != "]":
+                window.take(",")
+        window.take("]")
+        if window.peek():
+            raise window.fault(f"not JSON: found {window.peek()} after the end of the array: put all records into it")
+
+
+class _JsonWindow:
+    """A sliding window over a JSON text: the part in memory starts at the next unread character."""
+
+    _space = re.compile(r"[ \t\r\n]*")
+    _decoder = json.JSONDecoder()
+
+    def __init__(self, name: str, file: TextIO) -> None:
+        self.line = 1
+        self._name, self._file = name, file
+        self._text, self._at, self._ended = "", 0, False
+
+    def fault(self, message: str, at: int | None = None) -> DataInvalid:
+        """Return an error at the current line, or at the line of a character of the window."""
+        line = self.line + self._text.count("\n", self._at, at) if at else self.line
+        return DataInvalid(f"{self._name}:{line}: {message}")
+
+    def peek(self) -> str:
+        """Return the next non-space character, or an empty string at the end of the file."""
+        while True:
+            space = self._space.match(self._text, self._at)
+            self._move(space.end() if space else self._at)
+            if self._at < len(self._text) or self._ended:
+                return self._text[self._at : self._at + 1]
+            self._read_chunk()
+
+    def take(self, expected: str) -> None:
+        """Consume one character; raise DataInvalid if it is not the expected one."""
+        found = self.peek()
+        if found != expected:
+            raise self.fault(f"not JSON: expected {expected} and found {found or 'the end of the file'}")
+        self._move(self._at + 1)
+
+    def value(self) -> object:
+        """Parse and consume one JSON value; raise DataInvalid where that fails."""
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if self._ended:
+                    raise self.fault(f"not JSON: {error.msg}; nothing after it can be read", error.pos) from None
+            except RecursionError:
+                raise self.fault("nested too deeply") from None
+            else:
+                # A value that ends with the window, for example a number, may continue in the next chunk.
+                if end < len(self._text) or self._ended:
+                    self._move(end)
+                    return value
+            if len(self._text) - self._at > LONGEST_RECORD:
+                raise self.fault(f"not JSON, or a record longer than {LONGEST_RECORD >> 20} MiB")
+            self._read_chunk()
+
+    def _move(self, at: int) -> None:
+        self.line += self._text.count("\n", self._at, at)
+        self._at = at
+
+    def _read_chunk(self) -> None:
+        # The window doubles each time, so that a long record is not parsed once per chunk.
+        unread = self._text[self._at :]
+        chunk = self._file.read(max(JSON_CHUNK, len(unread)))
+        self._text, self._at, self._ended = unread + chunk, 0, not chunk
+
+
+def _csv(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+    csv.field_size_limit(LONGEST_RECORD)
+    with _as_text(source) as file:
+        rows = csv.reader(file, strict=True)
+        header = next(rows, None)
+        if header is None:
+            return
+        if problem := columns.problem(header):
+            raise DataInvalid(
+                f"{source.name}:1: the first line must name the columns, separated by commas: it {problem}; "
+                f"found {shortened(','.join(header))}"
+            )
+        yield from _csv_rows(rows, header, columns)
+
+
+def _csv_rows(rows: Any, header: list[str], columns: FieldColumns) -> Iterator[ReadRecord]:
+    while True:
+        line = rows.line_num + 1
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield line, InvalidRecord(f"not CSV: {error}")
+            continue
+        if len(row) == len(header):
+            yield line, _cells(dict(zip(header, row, strict=True)), columns)
+        elif row:
+            yield line, InvalidRecord(f"{len(row)} cells where the header names {len(header)}")
+
+
+def _cells(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
+    fields = columns.select(row)
+    if "messages" not in fields:
+        return fields
+    try:
+        return fields | {"messages": json.loads(fields["messages"])}
+    except ValueError as error:
+        return InvalidRecord(f"messages is not JSON: {error}")
+
+
+def _opened(source: Source) -> ParquetFile:
+    try:
+        return ParquetFile(source.path, buffer_size=1 << 20, pre_buffer=False)
+    except ArrowInvalid as error:
+        raise DataInvalid(f"{source.name}: not Parquet: {error}") from None
+
+
+def _parquet(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+    # Parquet is not read from its first byte to its last, so its digest takes a pass of its own.
+    with source.open() as file:
+        while file.read(DIGEST_CHUNK):
+            pass
+    with _opened(source) as parquet:
+        names = parquet.schema_arrow.names
+        if problem := columns.problem(names):
+            raise DataInvalid(f"{source.name}: {problem}; it has {shortened(', '.join(names))}")
+        number = 1
+        for batch in parquet.iter_batches(PARQUET_BATCH, columns=columns.among(names)):
+            for record in _rows(batch, columns):
+                yield number, record
+                number += 1
+
+
+def _rows(batch: Any, columns: FieldColumns) -> list[Fields | InvalidRecord]:
+    try:
+        rows: list[Fields] = batch.to_pylist()
+    except UnicodeDecodeError:
+        # Parquet files may hold invalid UTF-8: convert row by row to find the invalid record.
+        single = (batch.slice(row, 1) for row in range(len(batch)))
+        return [_rows(row, columns)[0] for row in single] if len(batch) > 1 else [_not_utf8()]
+    return [_selected(row, columns) for row in rows]
+
+
+def _selected(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
+    try:
+        return _without_nulls(columns.select(row))
+    except InvalidRecord as error:
+        return error
+
+
+def _without_nulls(fields: Fields) -> Fields:
+    """Remove nulls within conversations and tools: in Parquet, an object has all fields that any other one has."""
+    return {name: _pruned(value) if name in NESTED else value for name, value in fields.items()}
+
+
+def _pruned(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _pruned(inner) for key, inner in value.items() if inner is not None}
+        case list():
+            return [_pruned(inner) for inner in value]
+        case _:
+            return value
+
+
+def _not_utf8() -> InvalidRecord:
+    return InvalidRecord("holds bytes that are not UTF-8")

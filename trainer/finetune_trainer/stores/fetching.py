@@ -1,0 +1,53 @@
+"""Models on this machine: found where they are, or downloaded to the workspace, which all stages and attempts share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from finetune_trainer.contract import Environment
+from finetune_trainer.runtime.errors import SourceNotFound
+from finetune_trainer.runtime.sources import locate_existing
+from finetune_trainer.stores.download import ALL_FILES, fetch
+from finetune_trainer.stores.schemes import open_source
+
+MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors*")
+"""Patterns of the files that stages read. Repositories often hold the same weights in other formats, too."""
+CACHE = "sources"
+"""Folder of the workspace for all downloads."""
+
+
+@dataclass(frozen=True)
+class FetchedModel:
+    """A model on this machine."""
+
+    folder: Path
+    pin: str | None
+    """Identifies the content at the store; None for a folder on this machine."""
+
+
+def fetch_model(
+    uri: str,
+    environment: Environment,
+    *,
+    revision: str | None = None,
+    pin: str | None = None,
+    wanted: Sequence[str] = MODEL_FILES,
+) -> FetchedModel:
+    """Return a model; download it if it is in a store. With a pin, only that content is used.
+
+    Raise SourceNotFound, ConfigInvalid, DataInvalid, CredentialsRejected or ServiceUnavailable.
+    """
+    source = open_source(uri, "model", revision=revision)
+    if source is None:
+        folder, found = locate_existing(uri, environment), None
+    else:
+        folder, listing = fetch(source, pin, environment.workspace / CACHE, wanted)
+        found = listing.pin
+    if not (folder / "config.json").is_file():
+        raise SourceNotFound(f"{uri}: {folder} is not a model in Hugging Face format: it has no config.json")
+    return FetchedModel(folder, found)
+
+
+def fetch_published(uri: str, environment: Environment) -> Path:
+    """Return the folder of a model that push has published, with all its files. Raise like `fetch_model`."""
+    return fetch_model(uri, environment, wanted=ALL_FILES).folder

@@ -1,0 +1,126 @@
+"""Buckets of Google Cloud Storage, with google-cloud-storage."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from finetune_trainer.contract.uris import without_secrets
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    CredentialsRejected,
+    DataInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
+from finetune_trainer.stores import buckets
+from finetune_trainer.stores.buckets import PART_BYTES, SHA256, Location, RemoteObject
+
+try:
+    import requests
+    from google.api_core import exceptions as api
+    from google.auth import exceptions as auth
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+    from google.cloud.storage.retry import DEFAULT_RETRY
+except ImportError as error:
+    raise ConfigInvalid(
+        f"gs:// needs the library google-cloud-storage: pip install 'finetune-operator[gcs]' ({error})"
+    ) from error
+
+KEY, EMULATOR = "GOOGLE_SERVICE_ACCOUNT_KEY", "STORAGE_EMULATOR_HOST"
+
+
+class GoogleBucket:
+    """A bucket of Google Cloud Storage."""
+
+    def __init__(self, location: Location, environment: Mapping[str, str]) -> None:
+        self.location = location
+        with self._errors():
+            self._bucket: Any = _client(environment).bucket(location.bucket)
+        self._options = {"timeout": buckets.RETRY_SECONDS, "retry": DEFAULT_RETRY.with_timeout(buckets.RETRY_SECONDS)}
+
+    def find(self, key: str) -> RemoteObject | None:
+        """Return an object with its metadata, or None if there is none with this key."""
+        with self._errors():
+            blob = self._bucket.get_blob(key, **self._options)
+        return _describe(blob) if blob is not None else None
+
+    def list_below(self, folder: str) -> list[RemoteObject]:
+        """Return all objects whose key starts with `folder` and a slash; all objects if it is empty."""
+        with self._errors():
+            return [
+                _describe(blob) for blob in self._bucket.list_blobs(prefix=folder and f"{folder}/", **self._options)
+            ]
+
+    def read(self, found: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+        """Yield the content of an object from an offset on. Raise DataInvalid if it is no longer this version."""
+        for start in range(offset, found.size, PART_BYTES):
+            with self._errors():
+                try:
+                    data: bytes = self._bucket.blob(found.key, generation=int(found.version)).download_as_bytes(
+                        start=start,
+                        end=min(start + PART_BYTES, found.size) - 1,
+                        if_generation_match=int(found.version),
+                        raw_download=True,
+                        checksum=None,  # there is none of a range
+                        **self._options,
+                    )
+                except (api.PreconditionFailed, api.NotFound) as error:
+                    raise DataInvalid(
+                        f"{self.location.uri}: {found.key} is no longer the generation {found.version} that was "
+                        "listed; run the pipeline again with the new data, or restore the old generation"
+                    ) from error
+            yield data
+
+    def upload(self, path: Path, key: str, sha256: str) -> None:
+        """Write an object from a file, with its metadata. It appears when it is whole, and replaces another one."""
+        blob = self._bucket.blob(key, chunk_size=PART_BYTES)
+        blob.metadata = {SHA256: sha256}
+        with self._errors():
+            blob.upload_from_filename(str(path), checksum="crc32c", **self._options)
+
+    def replace(self, key: str, data: bytes, version: str | None) -> bool:
+        """Write a small object if it still has this version; with None, if there is none. Return whether it did."""
+        with self._errors():
+            try:
+                self._bucket.blob(key).upload_from_string(data, if_generation_match=int(version or 0), **self._options)
+            except api.PreconditionFailed:
+                return False
+        return True
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of Google's libraries into stage errors."""
+        uri = self.location.uri
+        try:
+            yield
+        except (api.Unauthorized, api.Forbidden, auth.DefaultCredentialsError, auth.RefreshError) as error:
+            raise CredentialsRejected(
+                f"{uri}: access denied; check {KEY}, or the service account: {without_secrets(error)}"
+            ) from error
+        except api.NotFound as error:
+            raise SourceNotFound(f"{uri}: {without_secrets(error)}; create the bucket, or correct the URI") from error
+        except (api.ServerError, api.TooManyRequests, api.RetryError, auth.TransportError) as error:
+            raise ServiceUnavailable(f"{uri}: {without_secrets(error)}") from error
+        except requests.RequestException as error:
+            raise ServiceUnavailable(f"{uri}: the server does not respond: {without_secrets(error)}") from error
+        except api.GoogleAPICallError as error:
+            raise ConfigInvalid(f"{uri}: {without_secrets(error)}") from error
+
+
+def _client(environment: Mapping[str, str]) -> Any:
+    """Return a client with the key of the environment, else with what the machine provides."""
+    if environment.get(EMULATOR):
+        return storage.Client(project="emulator", credentials=AnonymousCredentials())
+    if not environment.get(KEY):
+        return storage.Client()
+    try:
+        return storage.Client.from_service_account_info(json.loads(environment[KEY]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CredentialsRejected(f"{KEY} is not the JSON of a service account's key: {error}") from error
+
+
+def _describe(blob: Any) -> RemoteObject:
+    return RemoteObject(blob.name, blob.size, str(blob.generation), (blob.metadata or {}).get(SHA256))

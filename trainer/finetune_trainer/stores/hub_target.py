@@ -1,0 +1,264 @@
+"""The Hugging Face hub as a target of models: hf://ORG/NAME.
+
+A push is one commit on main, made only if main still is what the push has looked at. Readers see the old commit or the
+new one. The tag sha256-HEX names the digest.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, get_token
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
+from huggingface_hub.utils._runtime import is_xet_available
+
+from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, digest_file, digest_of_value
+from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable
+from finetune_trainer.stores.concurrent import in_thread
+from finetune_trainer.stores.hub import git_object_id
+from finetune_trainer.stores.hub_client import HubRepository, HubUri
+from finetune_trainer.stores.port import Publication
+from finetune_trainer.stores.publications import CARD, tag_name, without_card
+
+LOOKS = 10
+"""Commits of other processes that a push gives way to before it ends."""
+STALE = frozenset({409, 412})
+"""Statuses of a commit whose parent is no longer the head."""
+NOT_FOUND = 404
+BATCH_OBJECTS = 100
+ALONE_BYTES = 64 * 1024 * 1024
+"""Size from which xet uploads a file alone: that of its blocks, so that no smaller ones come about."""
+LARGEST_MANIFEST = 16 * 1024 * 1024
+ATTRIBUTES = ".gitattributes"
+"""Files that the hub itself creates."""
+
+
+Entries = dict[str, dict[str, object]]
+"""Size and SHA-256 of each file, by name, as in a manifest."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The commit of main, its files, and what a push wrote."""
+
+    commit: str
+    files: dict[str, RepoFile]
+    entries: Entries | None
+    """Those of the manifest of a push."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A sealed folder."""
+
+    folder: Path
+    digest: str
+    made_of: Entries
+    """The files that the digest is over: all of them, or all but the model card."""
+    sha256: dict[str, str]
+    """By name, with manifest.json."""
+
+    @classmethod
+    def read(cls, folder: Path, digest: str, names: Sequence[str]) -> "Model":
+        """Return a model from its folder's manifest; raise CorruptArtifact if that has other files or digests."""
+        entries: Entries = json.loads((folder / MANIFEST).read_bytes())["files"]
+        if different := entries.keys() ^ set(names):
+            raise CorruptArtifact(f"{folder}: {min(different)} is only in its manifest, or not in it")
+        made_of = next(
+            (chosen for chosen in (without_card(entries), entries) if digest_of_value(chosen) == digest), None
+        )
+        if made_of is None:
+            raise CorruptArtifact(
+                f"{folder}: its manifest has the digest {digest_of_value(entries)}, expected {digest}"
+            )
+        sha256 = {name: str(entry["sha256"]) for name, entry in entries.items()}
+        return cls(folder, digest, made_of, sha256 | {MANIFEST: digest_file(folder / MANIFEST)})
+
+    def is_file(self, name: str, entry: RepoFile | None) -> bool:
+        """Return whether a file of the hub has the content of the model's file."""
+        if entry is None:
+            return False
+        if entry.lfs is not None:
+            return entry.lfs.sha256 == self.sha256[name]
+        return entry.size == (self.folder / name).stat().st_size and entry.blob_id == git_object_id(self.folder / name)
+
+
+class HubTarget:
+    """A repository of models that pushes write to."""
+
+    def __init__(self, uri: str, *, private: bool = True) -> None:
+        """Raise ConfigInvalid if the URI is not hf://ORG/NAME. `private` counts when the repository is created."""
+        parts = HubUri.parse(uri)
+        if parts.path or parts.revision or "/" not in parts.name:
+            raise ConfigInvalid(f"{uri}: a model is pushed to main of a whole repository; use hf://ORG/NAME")
+        self.uri, self._private = uri, private
+        self._repository = HubRepository(uri, parts.name, "model")
+
+    def check(self) -> None:
+        """Raise CredentialsRejected without a token that may write, ConfigInvalid if no push wrote main."""
+        if get_token() is None:
+            raise CredentialsRejected(f"{self.uri}: a push needs a token; set HF_TOKEN in envFrom to one")
+        with self._repository.errors():
+            # What a fine-grained token may write is known to the hub only.
+            if self._repository.api.whoami()["auth"]["accessToken"]["role"] == "read":
+                raise CredentialsRejected(f"{self.uri}: HF_TOKEN may only read; create a token that may write")
+            if commit := self._commit_of_main():
+                self._look_at(commit)
+
+    def publish(self, folder: Path, digest: str, names: Sequence[str]) -> Publication:
+        """Commit the files to main and tag the commit. See `Target.publish`.
+
+        Raise CorruptArtifact, and commit nothing, if a file differs from the folder's manifest. Raise Interrupted as
+        `concurrent.for_each` does.
+        """
+        model = Model.read(folder, digest, names)
+        return in_thread(lambda: self._publish(model))
+
+    def _publish(self, model: Model) -> Publication:
+        sent = 0
+        with self._repository.errors():
+            for _ in range(LOOKS):
+                head = self._head()
+                if _is_published(model, head):
+                    return self._tagged(head.commit, model.digest, sent)
+                added, deleted = _differences(model, head.files)
+                sent += self._send(model, added)
+                if commit := self._commit(model, head, added, deleted):
+                    return self._tagged(commit, model.digest, sent)
+        raise ServiceUnavailable(
+            f"{self.uri}: main has moved {LOOKS} times meanwhile; retry when other pushes are done"
+        )
+
+    def _head(self) -> Head:
+        """Return what main is now; create the repository if there is none.
+
+        Raise ConfigInvalid if it has files that no push wrote.
+        """
+        commit = self._commit_of_main()
+        if commit is None:
+            self._repository.api.create_repo(self._repository.name, private=self._private, exist_ok=True)
+            commit = self._repository.commit_of("main")
+        return self._look_at(commit)
+
+    def _commit_of_main(self) -> str | None:
+        """Return the commit of main, or None if there is no such repository."""
+        try:
+            return self._repository.commit_of("main")
+        except RepositoryNotFoundError as error:
+            if error.response.status_code != NOT_FOUND:
+                raise
+            return None
+
+    def _look_at(self, commit: str) -> Head:
+        """Return what a commit holds; raise ConfigInvalid if it has files that no push wrote."""
+        files = {entry.path: entry for entry in self._repository.files(commit)}
+        entries = self._manifest(commit, files)
+        pushed = {MANIFEST, *entries} if entries is not None else set()
+        if foreign := sorted(files.keys() - pushed - {ATTRIBUTES}):
+            self._check_empty_card(commit, foreign)
+        return Head(commit, files, entries)
+
+    def _manifest(self, commit: str, files: dict[str, RepoFile]) -> Entries | None:
+        """Return the entries of the manifest of a push; None without one."""
+        if MANIFEST not in files or files[MANIFEST].size > LARGEST_MANIFEST:
+            return None
+        try:
+            manifest = json.loads(self._repository.read(MANIFEST, commit))
+            return dict(manifest["files"]) if manifest["about"]["stage"] == "push" else None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _check_empty_card(self, commit: str, foreign: list[str]) -> None:
+        """Raise ConfigInvalid unless the only file is a README.md without text, as a new repository has."""
+        text = self._repository.read(CARD, commit).decode(errors="replace") if foreign == [CARD] else "another file"
+        if text.startswith("---\n"):
+            text = text[4:].partition("---\n")[2]
+        if text.strip():
+            raise ConfigInvalid(
+                f"{self.uri}: {foreign[0]} was not written by a push; move it, or choose another repository"
+            )
+
+    def _send(self, model: Model, added: list[CommitOperationAdd]) -> int:
+        """Upload large files that the hub lacks. Return the bytes that they and the small ones take.
+
+        xet sends less than that of a file if the hub has a part of its bytes already. No commit names them yet. Raise
+        CorruptArtifact if a file is not what the manifest says.
+        """
+        missing = self._missing_bytes(model, added)
+        for together in _uploads(added):
+            self._repository.api.preupload_lfs_files(self._repository.name, together, free_memory=False)
+        for operation in added:
+            name = operation.path_in_repo
+            if operation.upload_info.sha256.hex() != model.sha256[name]:
+                raise CorruptArtifact(f"{model.folder / name} does not match the digest in its manifest")
+        return missing
+
+    def _missing_bytes(self, model: Model, added: list[CommitOperationAdd]) -> int:
+        """Return the size of the files whose content the hub does not have as an object."""
+        sizes = {model.sha256[item.path_in_repo]: item.upload_info.size for item in added}
+        infos = [UploadInfo(size, b"", bytes.fromhex(sha256)) for sha256, size in sizes.items() if size]
+        missing = 0
+        for start in range(0, len(infos), BATCH_OBJECTS):
+            answers, _, _ = post_lfs_batch_info(
+                infos[start : start + BATCH_OBJECTS],
+                token=None,
+                repo_type=self._repository.type,
+                repo_id=self._repository.name,
+                endpoint=self._repository.endpoint,
+            )
+            missing += sum(answer["size"] for answer in answers if answer.get("actions"))
+        return missing
+
+    def _commit(self, model: Model, head: Head, added: list[CommitOperationAdd], deleted: list[str]) -> str | None:
+        """Make the commit and return it; return None if main has moved, or is not the model."""
+        deletions = [CommitOperationDelete(name, is_folder=False) for name in deleted]
+        try:
+            commit = self._repository.api.create_commit(
+                self._repository.name,
+                [*added, *deletions],
+                commit_message=f"Publish {tag_name(model.digest)}",
+                parent_commit=head.commit,
+            ).oid
+        except HfHubHTTPError as error:
+            if error.response.status_code in STALE:
+                return None
+            raise
+        # If every file has come meanwhile, the hub's library commits nothing and returns the head, whatever that is.
+        files = {entry.path: entry for entry in self._repository.files(commit)}
+        return commit if _differences(model, files) == ([], []) else None
+
+    def _tagged(self, commit: str, digest: str, sent: int) -> Publication:
+        self._repository.api.create_tag(self._repository.name, tag=tag_name(digest), revision=commit, exist_ok=True)
+        return Publication(f"hf://{self._repository.name}@{commit}", sent)
+
+
+def _uploads(added: list[CommitOperationAdd]) -> list[list[CommitOperationAdd]]:
+    """Return the files that are uploaded together: with xet, large ones alone.
+
+    What a killed upload over xet has sent may be sent again by the next one. What has ended is known to the hub.
+    """
+    if not is_xet_available():
+        return [added]
+    alone = [[item] for item in added if item.upload_info.size >= ALONE_BYTES]
+    return [*alone, [item for item in added if item.upload_info.size < ALONE_BYTES]]
+
+
+def _is_published(model: Model, head: Head) -> bool:
+    """Return whether the head has the files that make the model. Another model card stays, also if a user wrote it."""
+    if head.entries is None or not head.entries.keys() <= head.files.keys():
+        return False
+    made_of = head.entries if CARD in model.made_of else without_card(head.entries)
+    return made_of == model.made_of and all(model.is_file(name, head.files[name]) for name in made_of)
+
+
+def _differences(model: Model, files: dict[str, RepoFile]) -> tuple[list[CommitOperationAdd], list[str]]:
+    """Return what is to add to files of the hub, and to delete from them, so that they become the model."""
+    added = [
+        CommitOperationAdd(name, model.folder / name)
+        for name in sorted(model.sha256)
+        if not model.is_file(name, files.get(name))
+    ]
+    return added, sorted(files.keys() - model.sha256.keys() - {ATTRIBUTES})

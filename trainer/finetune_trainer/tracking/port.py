@@ -1,0 +1,69 @@
+"""The port to an experiment tracker: what the adapter of one tracker implements."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+
+@dataclass(frozen=True)
+class Row:
+    """The metrics of one step."""
+
+    step: int
+    """Finished optimizer steps."""
+    time: float
+    """When the step was first recorded, in seconds since 1970."""
+    values: dict[str, float]
+    """Values by name; all are finite."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker knows of a run besides its metrics. All stages of a pipeline report to the same run."""
+
+    identity: str
+    """Identity of the train stage; identifies the run in every tracker."""
+    name: str
+    params: Mapping[str, str]
+    """The recipe and its inputs, by dotted name; the same in every attempt."""
+    stage: str
+    """The stage that reports."""
+    folder: Path
+    """Folder of that stage."""
+    train_folder: Path
+    """Folder of the train stage."""
+
+
+class Outcome(StrEnum):
+    """How the process that reports ended."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+class Tracker(Protocol):
+    """One run in one experiment tracker.
+
+    All calls are from one thread, and may take long or raise any exception. The constructor does neither. A process may
+    be killed in the middle of a call: the next process makes it again, and the run then has everything once.
+    """
+
+    name: ClassVar[str]
+    """Field of `contract.Tracking` and extra of the package."""
+    package: ClassVar[str]
+    """Module that must be installed."""
+
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        """Log the rows that the run does not have yet. The rows are all up to now, by ascending step."""
+
+    def log_scores(self, scores: Mapping[str, float]) -> None:
+        """Log numbers that belong to no step."""
+
+    def register_model(self, uri: str, digest: str) -> None:
+        """Record the published model: its URI, and sha256:… of its content."""
+
+    def close(self, outcome: Outcome) -> None:
+        """Make everything durable and end the process's part of the run."""

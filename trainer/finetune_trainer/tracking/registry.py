@@ -1,0 +1,76 @@
+"""All trackers, and the ones that a pipeline asks for."""
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from finetune_trainer.contract import Environment, EvaluateConfig, PushConfig, Tracking, TrainConfig
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.stage_folder import Context, read_config
+from finetune_trainer.tracking.metrics_file import METRICS, read_rows
+from finetune_trainer.tracking.mlflow import MlflowTracker
+from finetune_trainer.tracking.port import Row, TrackedRun, Tracker
+from finetune_trainer.tracking.tensorboard import TensorBoardTracker
+from finetune_trainer.tracking.trackers import Trackers
+from finetune_trainer.tracking.wandb import WandbTracker
+
+TrackedConfig = TrainConfig | EvaluateConfig | PushConfig
+
+TRACKERS: tuple[Any, ...] = (MlflowTracker, WandbTracker, TensorBoardTracker)
+"""The classes of all trackers. Each is called with its settings, the run and the environment."""
+
+
+def open_trackers(config: TrackedConfig, context: Context) -> Trackers:
+    """Return the trackers of the config's run. Connect to none yet.
+
+    Raise ConfigInvalid if a package is missing or a folder cannot be named, SourceNotFound if a claim is not mounted.
+    """
+    if config.tracking is None:
+        return Trackers(config.stage)
+    run = tracked_run(config, config.tracking, context)
+    return Trackers(config.stage, _requested(config.tracking, run, context.environment))
+
+
+def _requested(settings: Tracking, run: TrackedRun, environment: Environment) -> Iterator[Tracker]:
+    for kind in TRACKERS:
+        if (own := getattr(settings, kind.name)) is not None:
+            if importlib.util.find_spec(kind.package) is None:
+                raise ConfigInvalid(
+                    f"tracking.{kind.name} needs the package {kind.package}, which is not installed: "
+                    f"install finetune-operator[{kind.name}], or remove tracking.{kind.name}"
+                )
+            yield kind(own, run, environment)
+
+
+def tracked_run(config: TrackedConfig, settings: Tracking, context: Context) -> TrackedRun:
+    """Return the run of a config, which is that of its train stage and described by that stage's config."""
+    identity = config.identity if isinstance(config, TrainConfig) else config.train
+    train_folder = context.environment.stage_dir("train", identity)
+    trained = config if isinstance(config, TrainConfig) else read_config(train_folder)
+    return TrackedRun(
+        identity=identity,
+        name=settings.run_name or identity,
+        params=params_of(trained) if isinstance(trained, TrainConfig) else {},
+        stage=config.stage,
+        folder=context.folder,
+        train_folder=train_folder,
+    )
+
+
+def training_rows(environment: Environment, train: str) -> list[Row]:
+    """Return the metrics of a train stage; a later stage sends them again to trackers that were down."""
+    return read_rows(environment.stage_dir("train", train) / METRICS)
+
+
+def params_of(config: TrainConfig) -> dict[str, str]:
+    """Return all that determines the training result, as text by dotted camelCase name."""
+    fields = config.model_dump(by_alias=True, mode="json", exclude={"stage", "identity", *config.non_identity_fields})
+    return dict(_flattened({**fields.pop("recipe"), **fields}))
+
+
+def _flattened(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flattened(inner, f"{prefix}{name}.")
+        elif inner is not None:
+            yield f"{prefix}{name}", ", ".join(map(str, inner)) if isinstance(inner, list) else str(inner)

@@ -1,0 +1,91 @@
+"""TensorBoard: event files in a folder of the workspace or of a claim."""
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from finetune_trainer.contract import Environment, TensorBoard
+from finetune_trainer.runtime.sources import locate
+from finetune_trainer.tracking.port import Outcome, Row, TrackedRun, Tracker
+
+
+class TensorBoardTracker(Tracker):
+    """One folder for the run, and in it one event file for each stage.
+
+    Each attempt writes the stage's file anew, tells TensorBoard to forget what it had read, and then removes the file
+    of the attempt before, whose end a kill may have torn.
+    """
+
+    name: ClassVar[str] = "tensorboard"
+    package: ClassVar[str] = "tensorboardX"
+
+    def __init__(self, settings: TensorBoard, run: TrackedRun, environment: Environment) -> None:
+        self._run = run
+        self._folder = (
+            locate(settings.uri, environment) / run.identity if settings.uri else run.train_folder / "tensorboard"
+        )
+        self._writer: Any = None
+        self._last_step = -1
+
+    @override
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        missing = [row for row in rows if row.step > self._last_step]
+        if not missing:
+            return
+        if self._run.stage == "train":  # in a later stage they are in the file of train
+            self._write((_scalar(name, value, row) for row in missing for name, value in row.values.items()), missing)
+        self._last_step = missing[-1].step
+
+    @override
+    def log_scores(self, scores: Mapping[str, float]) -> None:
+        row = Row(max(0, self._last_step), time.time(), {})  # noqa: TID251  an edge
+        self._write(_scalar(name, value, row) for name, value in scores.items())
+
+    @override
+    def register_model(self, uri: str, digest: str) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415
+        from tensorboardX.summary import text  # noqa: PLC0415
+
+        now = time.time()  # noqa: TID251  an edge
+        self._write([Event(wall_time=now, step=max(0, self._last_step), summary=text("model", f"{uri} {digest}"))])
+
+    @override
+    def close(self, outcome: Outcome) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, events: Iterable[Any], purged: Sequence[Row] = ()) -> None:
+        """Append events to the file. If it replaces another one, TensorBoard forgets the purged rows of that first."""
+        earlier: list[Path] = []
+        if self._writer is None:
+            earlier = list(self._folder.glob(f"events.out.tfevents.*.{self._run.stage}-*"))
+            self._open(purged if earlier else ())
+        for event in events:
+            self._writer.write_event(event)
+        self._writer.flush()
+        for file in earlier:
+            file.unlink(missing_ok=True)
+
+    def _open(self, purged: Sequence[Row]) -> None:
+        # Not SummaryWriter: its flush does not wait for the events that are still in its queue.
+        from tensorboardX.event_file_writer import EventsWriter  # noqa: PLC0415  only this thread waits for it
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # A name has the second and the host: two attempts within a second would share it without the suffix.
+        suffix = f".{self._run.stage}-{os.urandom(4).hex()}"
+        self._writer = EventsWriter(str(self._folder / "events"), suffix)
+        for row in purged[:1]:
+            self._writer.write_event(Event(step=row.step, file_version="brain.Event:2"))
+            self._writer.write_event(Event(step=row.step, session_log=SessionLog(status=SessionLog.START)))
+
+
+def _scalar(name: str, value: float, row: Row) -> Any:
+    from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415
+    from tensorboardX.summary import scalar  # noqa: PLC0415
+
+    return Event(wall_time=row.time, step=row.step, summary=scalar(name, value))

@@ -1,0 +1,60 @@
+"""The metrics of the training loop: recorded in the file at once, sent to the trackers when they are durable."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from finetune_trainer.runtime.fence import UNFENCED, Fence
+from finetune_trainer.tracking.metrics_file import METRICS, MetricsFile
+from finetune_trainer.tracking.trackers import Trackers
+
+MAX_ROWS = 10_000
+"""Steps that are logged; of a longer training only every n-th is. All rows are held in memory, about 1 KB each."""
+
+
+class TrainingMetrics:
+    """Records metrics of steps. A tracker gets a row when training can no longer repeat its step.
+
+    Use it as a context manager: leaving the block sends the remaining rows, within the time limit of `Trackers`.
+    """
+
+    def __init__(self, folder: Path, trackers: Trackers, steps: int, fence: Fence = UNFENCED) -> None:
+        self._file, self._trackers = MetricsFile(folder / METRICS, fence), trackers
+        self._every = math.ceil(steps / MAX_ROWS)
+        self._sent_before = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._trackers.log_all_rows(self._file.rows())
+        self._file.close()
+        self._trackers.__exit__(kind)
+
+    def resume(self, step: int) -> None:
+        """Remove rows after the step that training resumes from, durably, before any of them is recorded again."""
+        self._file.open(step)
+
+    def record_step(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the values of a finished step, if it is one of those that are logged."""
+        if step % self._every == 0:
+            self._file.record(step, values)
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        """Record more values of a step."""
+        self._file.record(step, values)
+
+    def sync(self) -> None:
+        """Make all rows durable. Call this before a checkpoint is written, so that no checkpoint lacks its rows."""
+        self._file.sync()
+
+    def send(self, saved_step: int | None) -> None:
+        """Send the rows before the newest durable step, if there is a newer one; return at once.
+
+        The row of that step itself may get a validation loss yet.
+        """
+        if saved_step is not None and saved_step > self._sent_before:
+            self._sent_before = saved_step
+            self._trackers.log_rows(self._file.rows(before=saved_step))

@@ -1,0 +1,96 @@
+"""Weights & Biases: a run on its servers, or a folder that `wandb sync` sends to them."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from finetune_trainer.contract import Environment, Wandb
+from finetune_trainer.tracking.port import Outcome, Row, TrackedRun, Tracker
+
+INIT_SECONDS = 10.0
+"""Time to wait for the server when a run is opened."""
+
+
+class WandbTracker(Tracker):
+    """A run whose id is its identity.
+
+    An offline run becomes durable only when it is finished. Each attempt therefore replaces the folder of the attempt
+    before and writes every row again.
+    """
+
+    name: ClassVar[str] = "wandb"
+    package: ClassVar[str] = "wandb"
+
+    def __init__(self, settings: Wandb, run: TrackedRun, _environment: Environment) -> None:
+        self._settings, self._run = settings, run
+        self._opened: Any = None
+        self._next_step = 0
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+
+    @override
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        if self._is_offline() and self._run.stage != "train":
+            return  # the folder of the train stage has them
+        opened = self._open()
+        for row in rows:
+            if row.step >= self._next_step:
+                opened.log({**row.values, "_timestamp": row.time}, step=row.step)
+                self._next_step = row.step + 1
+
+    @override
+    def log_scores(self, scores: Mapping[str, float]) -> None:
+        self._open().summary.update(dict(scores))
+
+    @override
+    def register_model(self, uri: str, digest: str) -> None:
+        self._open().summary.update({"model_uri": uri, "model_digest": digest})
+
+    @override
+    def close(self, outcome: Outcome) -> None:
+        if self._opened is None:
+            return
+        if outcome is Outcome.INTERRUPTED:
+            self._opened.mark_preempting()
+        self._opened.finish(exit_code=0 if outcome is Outcome.FINISHED else 1)
+
+    def _is_offline(self) -> bool:
+        return self._settings.mode == "Offline"
+
+    def _open(self) -> Any:
+        if self._opened is None:
+            if not (self._is_offline() or os.environ.get("WANDB_API_KEY")):
+                raise PermissionError("WANDB_API_KEY is not set; set it, or set mode to Offline")
+            if "wandb" not in sys.modules:
+                # The service of another process, such as a notebook that started this one: it would keep the run of a
+                # killed attempt open, and refuse it to the next one as in use.
+                os.environ.pop("WANDB_SERVICE", None)
+            import wandb  # noqa: PLC0415  takes seconds, and only this thread waits for it
+
+            # What a killed process left; the server, or metrics.jsonl, has more.
+            shutil.rmtree(self._run.folder / "wandb", ignore_errors=True)
+            self._opened = wandb.init(
+                entity=self._settings.entity,
+                project=self._settings.project,
+                id=self._run.identity,
+                name=self._run.name,
+                config=dict(self._run.params),
+                resume="allow",
+                mode="offline" if self._is_offline() else "online",
+                dir=self._run.folder,
+                settings=wandb.Settings(
+                    console="off",  # the log of a pod stays in the pod
+                    silent=True,
+                    disable_git=True,
+                    disable_code=True,
+                    save_code=False,
+                    x_disable_stats=True,
+                    x_disable_meta=True,  # the names of the host, the user and the program
+                    init_timeout=INIT_SECONDS,
+                ),
+            )
+            self._next_step = int(self._opened.step)  # the server's: the step after the last one that it has
+        return self._opened
