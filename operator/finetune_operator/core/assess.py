@@ -1,13 +1,14 @@
 """The state of every stage: pure, from the spec, the last status and the observation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import ConfigContext, StageSpec
-from finetune_operator.api.status import GateStatus, StageState, StageStatus, truncate_message
+from finetune_operator.api.status import GateStatus, PipelineCosts, StageState, StageStatus, truncate_message
+from finetune_operator.core.costs import pipeline_costs
 from finetune_operator.core.endings import NON_RETRYABLE
 from finetune_operator.core.history import (
     drop_lost_server,
@@ -19,6 +20,7 @@ from finetune_operator.core.history import (
 from finetune_operator.core.identity import execution_of, identity_of
 from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedServer
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.workspace import WORKSPACE, create_blocker, start_blocker
 from finetune_trainer.contract import StageConfig
 
 DONE = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
@@ -43,14 +45,16 @@ class PipelineAssessment:
     """The current state of all stages, in execution order."""
 
     stages: Mapping[str, StageAssessment]
-    gate: GateStatus | None
-    """Comparison of the score with the gate. None: no score yet, or no gate."""
+    gates: tuple[GateStatus, ...]
+    """Comparisons of the scores with the gates. Empty: no scores yet, or no gates."""
     cancelled: bool
     """Whether the user cancelled the pipeline and did not retry it since."""
     active_time: timedelta
     """Running time of all attempts so far."""
-    workspace_blocker: Blocker | None = None
-    """Why the workspace differs from the spec, if stages can use it anyway."""
+    observation: Observation
+    """What the assessment is based on."""
+    refusals: Mapping[str, Blocker]
+    """Subject -> why the API server refused a request that may be planned again."""
 
     @property
     def done(self) -> bool:
@@ -76,7 +80,7 @@ def assess(pipeline: Pipeline, observation: Observation, now: datetime) -> Pipel
     for kind in STAGES:
         assessor.assess_stage(kind)
     return PipelineAssessment(
-        assessor.assessments, assessor.gate, assessor.cancelled, assessor.active_time, observation.workspace_blocker
+        assessor.assessments, assessor.gates, assessor.cancelled, assessor.active_time, observation, assessor.refusals
     )
 
 
@@ -110,8 +114,9 @@ class _Assessor:
     def __init__(self, pipeline: Pipeline, observation: Observation, now: datetime) -> None:
         self.pipeline, self.observation, self.now = pipeline, observation, now
         self.cancelled = (pipeline.status.cancelled and pipeline.retry is None) or pipeline.cancel is not None
+        self.refusals = {one.subject: Blocker(one.reason, one.message) for one in pipeline.status.refusals}
         self.stages_to_verify = stages_to_verify(pipeline.status.stages)
-        self.gate: GateStatus | None = None
+        self.gates: tuple[GateStatus, ...] = ()
         self.active_time = timedelta()
         self.specs: dict[str, StageSpec] = {}
         self.configs: dict[str, StageConfig] = {}
@@ -136,7 +141,7 @@ class _Assessor:
             status = reset_if_changed(status, identity, execution_of(spec))
             self.specs[kind.name], self.configs[kind.name] = spec, config.model_copy(update={"identity": identity})
             if status.result:
-                self.gate = spec.evaluate_gate(status.result) or self.gate
+                self.gates = spec.compare_with_gates(status.result) or self.gates
         self.statuses[kind.name] = status
 
     def assess_stage(self, kind: type[StageSpec]) -> None:
@@ -154,11 +159,18 @@ class _Assessor:
             pipeline=str(self.pipeline.key),
             seed=spec.seed,
             model=spec.model,
-            dataset=spec.dataset,
+            datasets=spec.datasets,
+            validation=spec.validation,
             specs=self.pipeline.spec.stages(),
             identities={name: config.identity for name, config in self.configs.items()},
             statuses=self.statuses,
+            tracking=spec.tracking and spec.tracking.named(str(self.pipeline.key)),
+            costs=self._costs,
         )
+
+    def _costs(self) -> PipelineCosts | None:
+        known = self.pipeline.status.costs
+        return pipeline_costs(self.statuses, known.currency) if known else None
 
     def _assessed(self, spec: StageSpec, status: StageStatus) -> StageStatus:
         # The first check that matches decides. Facts about the past come before conditions of a start.
@@ -179,45 +191,50 @@ class _Assessor:
     def _succeeded(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         if status.result is None:
             return None
-        gate = spec.evaluate_gate(status.result)
-        if gate and not gate.measured:
-            return StageState.FAILED, Reason.SPEC_INVALID, gate.message
+        gates = spec.compare_with_gates(status.result)
+        if unmeasured := [gate.message for gate in gates if not gate.measured]:
+            return StageState.FAILED, Reason.SPEC_INVALID, truncate_message("; ".join(unmeasured))
         server = self.observation.servers.get(server_job(status) or "")
         if server and not server.current:
             # Not done yet: the server has answered, but clients reach it only when the traffic is switched.
-            blocker = self.observation.blocked.get(server_job(status) or "")
+            blocker = self.refusals.get(server_job(status) or "")
             message = blocker.message if blocker else "the server has answered, and its traffic is being switched on"
             return StageState.RUNNING, blocker.reason if blocker else Reason.PROGRESSING, message
         if server and server.problem:
             return StageState.SUCCEEDED, server.problem.reason, server.problem.message
-        return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, gate.message if gate else ""
+        return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, truncate_message("; ".join(gate.message for gate in gates))
 
-    def _running(self, _spec: StageSpec, status: StageStatus) -> "Finding | None":
+    def _running(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         attempt = status.last_attempt
         if attempt is None or attempt.finished_at:
             return None
         job = self.observation.jobs.get(attempt.job)
+        refusal = self.refusals.get(attempt.job)
         if attempt.stopping:
-            return StageState.RUNNING, attempt.stopping, "stopping"
+            return StageState.RUNNING, attempt.stopping, f"stopping: {refusal.message}" if refusal else "stopping"
         state = StageState.RUNNING if job and job.state is not JobState.WAITING else StageState.QUEUED
-        blocker = job.blocker if job else self.observation.blocked.get(attempt.job)
-        return (state, blocker.reason, blocker.message) if blocker else (state, Reason.PROGRESSING, "")
+        blocker = job.blocker if job else refusal or self._create_blocker(spec)
+        if blocker:
+            return state, blocker.reason, blocker.message
+        return state, Reason.PROGRESSING, status.placement.message if status.placement else ""
 
     def _failed(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         last = status.last_attempt
         if last and last.number > status.budget_base_attempt and last.reason in NON_RETRYABLE:
             return StageState.FAILED, last.reason, last.message
         cause = f": {last.message}" if last and last.message else ""
-        if (times := status.failures_counted) > spec.retries.failures:
+        if (times := status.failures_counted) > spec.max_failures:
             return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"failed {times} times{cause}"
-        if (times := status.interruptions_counted) > spec.retries.interruptions:
+        if (times := status.interruptions_counted) > spec.max_interruptions:
             return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"interrupted {times} times{cause}"
-        if spec.timeout_seconds and status.active_seconds >= spec.timeout_seconds:
-            return StageState.FAILED, Reason.DEADLINE_EXCEEDED, f"ran longer than {spec.name}.timeoutSeconds"
+        if spec.max_runtime_seconds and status.active_seconds >= spec.max_runtime_seconds:
+            limit = f"{spec.name}.maxRuntimeSeconds is {spec.max_runtime_seconds}"
+            fix = "raise it, or retry, which counts from zero"
+            return StageState.FAILED, Reason.DEADLINE_EXCEEDED, f"ran for {status.active_seconds:.0f} s; {limit}: {fix}"
         return None
 
     def _skipped(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
-        own = spec.skip_reason(self.gate)
+        own = spec.skip_reason(self.gates)
         dependencies = (self.assessments[name].status for name in spec.needs)
         inherited = next((s.message for s in dependencies if s.reason is Reason.BELOW_THRESHOLD), None)
         message = own or inherited
@@ -227,19 +244,43 @@ class _Assessor:
         missing = [name for name in spec.needs if self.assessments[name].status.state not in DONE]
         return (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {missing[0]}") if missing else None
 
-    def _blocked(self, _spec: StageSpec, _status: StageStatus) -> "Finding | None":
+    def _create_blocker(self, spec: StageSpec) -> Blocker | None:
+        return None if spec.runs_server else create_blocker(self.observation.workspace) or self.refusals.get(WORKSPACE)
+
+    def _blocked(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
         if self.cancelled:
             return StageState.FAILED, Reason.CANCELLED, "cancelled"
-        limit = self.pipeline.spec.active_deadline_seconds
+        limit = self.pipeline.spec.max_runtime_seconds
         if limit and self.active_time >= timedelta(seconds=limit):
             return (
                 StageState.FAILED,
                 Reason.DEADLINE_EXCEEDED,
-                "all stages together ran longer than activeDeadlineSeconds",
+                "all stages together ran longer than maxRuntimeSeconds",
             )
         if self.pipeline.spec.suspend:
             return StageState.PENDING, Reason.SUSPENDED, "suspended"
+        blocker = self._server_blocker() if spec.runs_server else self._job_blocker()
+        return (StageState.PENDING, blocker.reason, blocker.message) if blocker else None
+
+    def _server_blocker(self) -> Blocker | None:
+        return self.observation.service_blocker
+
+    def _job_blocker(self) -> Blocker | None:
+        """Return why no Job may start: the claim is not usable, or a Job that should have ended still runs."""
+        if blocker := start_blocker(self.observation.workspace):
+            return blocker
+        if name := next(self._own_writers(), None):
+            return Blocker(
+                Reason.WORKSPACE_IN_USE, f"waits until the Job {name} of this pipeline and its pod have ended"
+            )
         return None
+
+    def _own_writers(self) -> Iterator[str]:
+        """Yield the pipeline's Jobs that may write to the claim: recorded as running, or observed."""
+        found = ((kind, self.statuses[kind.name].running_attempt) for kind in STAGES)
+        running = {attempt.job: kind for kind, attempt in found if attempt}
+        yield from (job for job, kind in running.items() if not kind.runs_server)
+        yield from (job for job, observed in self.observation.jobs.items() if observed.live and job not in running)
 
 
 def _with_server_warning(status: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:

@@ -1,8 +1,10 @@
 """How an attempt ended: the decision table that distinguishes an eviction from a bug."""
 
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome, truncate_message
@@ -63,8 +65,6 @@ def _stopped(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
 def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     if job.state is not JobState.COMPLETE:
         return None
-    if job.disruption:
-        return _disrupted(attempt, job)
     if job.exit_code is None:
         # The Job is Complete, but its pod and with it the result are gone. The program did nothing wrong.
         unread = "the process succeeded, but its pod was deleted before the result was read; the stage runs again"
@@ -80,8 +80,25 @@ def _describe_result_problem(attempt: AttemptStatus, job: ObservedJob) -> str:
 
 
 def _out_of_memory(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    text = _termination_text(job) or "the process ran out of memory: raise resources.memory"
-    return Ending(Outcome.FAILED, Reason.OUT_OF_MEMORY, text) if job.out_of_memory else None
+    if not job.out_of_memory:
+        return None
+    text = "; ".join(part for part in (_more_memory(job), _termination_text(job)) if part)
+    return Ending(Outcome.FAILED, Reason.OUT_OF_MEMORY, text)
+
+
+def _more_memory(job: ObservedJob) -> str:
+    """Return which limit ended the process, and what to raise it to."""
+    resources = ".".join(part for part in (job.stage, "pod.resources") if part)
+    if not job.memory_limit:
+        fix = f"set {resources}.requests.memory and {resources}.limits.memory to what the stage needs"
+        return f"killed for memory without a limit of its own, so its node ran out of memory: {fix}"
+    return f"killed at its limit {job.memory_limit}: raise {resources}.limits.memory to {doubled(job.memory_limit)}"
+
+
+def doubled(quantity: str) -> str:
+    """Return twice a Kubernetes quantity, in the same unit: 512Mi for 256Mi."""
+    number = quantity.rstrip(string.ascii_letters)
+    return f"{Decimal(number) * 2:f}" + quantity.removeprefix(number)
 
 
 def _disrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -113,14 +130,14 @@ def _failed(_attempt: AttemptStatus, job: ObservedJob) -> Ending:
 
 
 # The first rule that matches decides. They are ordered from certain to uncertain: the result, then the operator's own
-# request, then evidence about the pod, then exit codes. Evidence comes before exit codes because an evicted process may
-# exit with any code.
+# request, then evidence about the pod, then exit codes, also 0. Evidence comes before exit codes because a process that
+# is evicted or runs out of memory may exit with any code.
 ENDING_RULES: tuple[Callable[[AttemptStatus, ObservedJob], Ending | None], ...] = (
     _succeeded,  # a valid result counts even if the operator was stopping the attempt, or the pod was evicted
     _stopped,  # any other ending after the operator's own request counts against no budget
-    _result_missing,  # Complete without a valid result is not a success
     _out_of_memory,  # before _disrupted: another attempt with the same limit would be killed again
-    _disrupted,  # an eviction is no failure, whatever the exit code
+    _disrupted,  # an eviction is no failure, whatever the exit code; a process may also exit with 0 on SIGTERM
+    _result_missing,  # Complete without a valid result is not a success
     _interrupted,  # exit code 75 without evidence: the process itself reports an interruption
     _permanent_failure,
     _service_unavailable,
@@ -146,19 +163,28 @@ def _update_without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
 
 def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime) -> AttemptStatus:
     observed: dict[str, object] = {
-        "created_at": attempt.created_at or job.started_at or now,
+        "created_at": attempt.created_at or job.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
+        "node": attempt.node or job.node or None,
     }
+    if attempt.stopping is Reason.DEADLINE_EXCEEDED and attempt.stopped_after_seconds is None and attempt.started_at:
+        # The operator's clock decided that the time is used up. The kubelet's clock may be behind it, and by its times
+        # alone there would be time left for another attempt, which the operator would stop again, and so on.
+        observed["stopped_after_seconds"] = max(0.0, (now - attempt.started_at).total_seconds())
     # Before the process knows the step at which it resumes, its step means nothing either.
     if job.progress and job.progress.start_step is not None:
         observed |= {
             "start_step": job.progress.start_step,
             "last_step": job.progress.step,
+            "saved_step": attempt.saved_step if job.progress.saved_step is None else job.progress.saved_step,
             "step_seconds": job.progress.step_seconds,
+            "total_steps": job.progress.total,
         }
     interruption = job.message.interruption if job.message else None
     if interruption and interruption.step is not None:
         observed["last_step"] = interruption.step  # newer than the last progress report
+    if interruption and interruption.saved_step is not None:
+        observed["saved_step"] = interruption.saved_step
     return attempt.model_copy(update=observed)
 
 

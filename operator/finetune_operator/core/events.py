@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from finetune_operator.api.conditions import FINISHED, READY, Reason
-from finetune_operator.api.status import Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import Outcome, PipelineStatus, PlacementStatus, StageState, StageStatus
+from finetune_operator.core.auto import Cause
 from finetune_operator.core.report import ConditionStatus
 
 
@@ -16,6 +17,8 @@ class Event:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    ordinary: bool = False
+    """Whether conditions and other objects show it as well. A cluster stores no Kubernetes Event for it."""
 
 
 def events_between(before: PipelineStatus, after: PipelineStatus) -> tuple[Event, ...]:
@@ -28,6 +31,16 @@ def events_between(before: PipelineStatus, after: PipelineStatus) -> tuple[Event
         ready = next(c for c in after.conditions if c.type == READY)
         events.append(Event(kind, f"Pipeline{after.phase}", ready.message))
     return tuple(events)
+
+
+def _started(subject: str, placement: PlacementStatus | None) -> Event:
+    """Return the event of an attempt's start; a choice with a reason is worth a Kubernetes Event."""
+    if placement is None or not placement.message:
+        return Event("Normal", "AttemptStarted", subject, ordinary=True)
+    # The user's own choice has a message only where something speaks against it.
+    if placement.cause == Cause.REQUESTED:
+        return Event("Warning", "SpotCostsMore", f"{subject}: {placement.message}")
+    return Event("Normal", "CapacityChosen", f"{subject}: {placement.message}")
 
 
 def _finished_condition(status: PipelineStatus) -> tuple[ConditionStatus, Reason] | None:
@@ -46,9 +59,9 @@ def _stage_events(name: str, before: StageStatus | None, after: StageStatus) -> 
         subject = f"{name} attempt {attempt.number}"
         match attempt.outcome:
             case Outcome.RUNNING:
-                yield Event("Normal", "AttemptStarted", subject)
+                yield _started(subject, after.placement)
             case Outcome.SUCCEEDED:
-                yield Event("Normal", "StageSucceeded", subject)
+                yield Event("Normal", "StageSucceeded", subject, ordinary=True)
             case Outcome.INTERRUPTED | Outcome.STOPPED:
                 yield Event("Normal", f"Attempt{attempt.outcome}", f"{subject}: {attempt.message or attempt.reason}")
             case Outcome.FAILED:

@@ -1,10 +1,19 @@
 """The history of a stage: its attempts, their costs and the counters, carried from one reconcile to the next."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import takewhile
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import ATTEMPTS_KEPT, AttemptStatus, Outcome, StageState, StageStatus
+from finetune_operator.api.status import (
+    ATTEMPTS_KEPT,
+    AttemptStatus,
+    Outcome,
+    PlacementStatus,
+    StageState,
+    StageStatus,
+)
+from finetune_operator.core.costs import drop_oldest, running_seconds, with_costs
 from finetune_operator.core.endings import result_of, update_attempt
 from finetune_operator.core.observation import ObservedJob, ObservedServer
 from finetune_trainer.contract import DeployResult, PrepareResult
@@ -12,11 +21,11 @@ from finetune_trainer.contract import DeployResult, PrepareResult
 
 def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: datetime) -> StageStatus:
     """Update the running attempt from its observed Job. Count its outcome once, at the moment when it ends."""
-    last = before.last_attempt
-    if last is None or last.outcome is not Outcome.RUNNING:
+    running = before.running_attempt
+    if running is None:
         return before
-    job = jobs.get(last.job)
-    updated = update_attempt(last, job, now)
+    job = jobs.get(running.job)
+    updated = update_attempt(running, job, now)
     status = before.model_copy(
         update={
             "attempts": (*before.attempts[:-1], updated),
@@ -24,7 +33,7 @@ def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: d
             "started_at": before.started_at or updated.started_at,
         }
     )
-    status = _settle_lost_steps(status)
+    status = with_costs(_settle_lost_steps(status))
     return _count_outcome(status, updated, job) if updated.outcome is not Outcome.RUNNING else status
 
 
@@ -36,10 +45,13 @@ def reset_if_changed(status: StageStatus, identity: str, execution: str) -> Stag
             identity=identity,
             execution=execution,
             attempts=status.attempts,
+            costs=status.costs,
+            earlier_costs=status.earlier_costs,
             budget_base_attempt=_last_attempt_number(status),
-        )
+        ).with_unknown_fields_of(status)
     if status.execution != execution:
-        return _reset_baseline(status, _last_attempt_number(status)).model_copy(update={"execution": execution})
+        reset = {"execution": execution, "placement": None}
+        return _reset_baseline(status, _last_attempt_number(status)).model_copy(update=reset)
     return status
 
 
@@ -78,13 +90,44 @@ def drop_lost_server(status: StageStatus, servers: Mapping[str, ObservedServer])
     return status.model_copy(update={"result": None, "finished_at": None}) if lost else status
 
 
-def start_attempt(status: StageStatus, job: str) -> StageStatus:
+def fruitless_interruptions(status: StageStatus) -> int:
+    """Return how many of the newest attempts in a row were interrupted before they made a new durable step.
+
+    Attempts before a retry request or a change of the spec do not count.
+    """
+    counted = [one for one in status.attempts if one.number > status.budget_base_attempt]
+    return interrupted_in_a_row(counted, lambda one: not made_durable_step(one, status.attempts))
+
+
+def interrupted_in_a_row(attempts: Sequence[AttemptStatus], matches: Callable[[AttemptStatus], bool]) -> int:
+    """Return how many of the newest attempts were interrupted and match."""
+    run = takewhile(lambda one: one.outcome is Outcome.INTERRUPTED and matches(one), reversed(attempts))
+    return sum(1 for _ in run)
+
+
+def made_durable_step(attempt: AttemptStatus, attempts: Iterable[AttemptStatus]) -> bool:
+    """Return whether an attempt of these has saved a step beyond the one at which it began."""
+    if attempt.saved_step is None:
+        return False
+    if attempt.start_step is not None:
+        return attempt.saved_step > attempt.start_step
+    # Its progress was never read. The step at which it resumed is the newest that was durable before it.
+    earlier = (one for one in attempts if one.number < attempt.number and one.identity == attempt.identity)
+    saved = (one.saved_step or 0 for one in earlier)
+    return attempt.saved_step > max(saved, default=0)
+
+
+def start_attempt(status: StageStatus, attempt: AttemptStatus, placement: PlacementStatus | None) -> StageStatus:
     """Record the next attempt, before its Job is created."""
-    attempt = AttemptStatus(
-        number=next_attempt_number(status), job=job, identity=status.identity, execution=status.execution
+    started = status.model_copy(
+        update={
+            "attempts": (*status.attempts, attempt),
+            "placement": placement,
+            "progress": None,
+            "state": StageState.QUEUED,
+        }
     )
-    attempts = (*status.attempts, attempt)[-ATTEMPTS_KEPT:]
-    return status.model_copy(update={"attempts": attempts, "progress": None, "state": StageState.QUEUED})
+    return drop_oldest(started, ATTEMPTS_KEPT)
 
 
 def mark_stopping(status: StageStatus, reason: Reason) -> StageStatus:
@@ -104,51 +147,47 @@ def _last_attempt_number(status: StageStatus) -> int:
 
 
 def _count_outcome(status: StageStatus, ended: AttemptStatus, job: ObservedJob | None) -> StageStatus:
-    seconds = (ended.finished_at - ended.started_at).total_seconds() if ended.finished_at and ended.started_at else 0.0
-    counts = ended.number > status.budget_base_attempt
+    counts, current = ended.number > status.budget_base_attempt, ended.identity == status.identity
     counted: dict[str, object] = {
         "failures": status.failures + (counts and ended.outcome is Outcome.FAILED),
         "interruptions": status.interruptions + (counts and ended.outcome is Outcome.INTERRUPTED),
-        "active_seconds": status.active_seconds + (max(seconds, 0.0) if ended.identity == status.identity else 0.0),
+        "active_seconds": status.active_seconds + (running_seconds(ended) if current else 0.0),
     }
     result = result_of(ended, job) if job else None
-    if result and ended.identity == status.identity:
+    if result and current:
         counted |= {"result": result, "finished_at": ended.finished_at}
         if isinstance(result, PrepareResult):
-            counted |= {"model_digest": result.model_digest}
+            counted |= {"model_digest": result.model_digest, "model_pin": result.model_pin}
     return status.model_copy(update=counted)
 
 
 def _settle_lost_steps(status: StageStatus) -> StageStatus:
-    """Compute the lost steps of the previous attempt, as soon as the last one reports its start step.
+    """Compute the lost steps of earlier attempts, as soon as the last one reports its start step.
 
-    Lost steps = last step of the previous attempt - start step of the last one.
+    An attempt has lost those of its steps that are beyond it. A later attempt may begin even earlier, where two
+    checkpoints were damaged; then more is lost of the attempts before it, too.
     """
     *older, last = status.attempts
-    index = _unsettled(older, last.identity)
-    if index is None or last.start_step is None:
+    if last.start_step is None:
         return status
-    steps = max(0, (older[index].last_step or 0) - last.start_step)
-    seconds = round(steps * (older[index].step_seconds or 0.0), 3)
-    older[index] = older[index].model_copy(update={"lost_steps": steps, "lost_seconds": seconds})
+    settled = [_settle(attempt, last, last.start_step) for attempt in older]
+    new = [(now, before) for now, before in zip(settled, older, strict=True) if now is not before]
     return status.model_copy(
         update={
-            "attempts": (*older, last),
-            "lost_steps": status.lost_steps + steps,
-            "lost_seconds": status.lost_seconds + seconds,
+            "attempts": (*settled, last),
+            "lost_steps": status.lost_steps + sum((now.lost_steps or 0) - (was.lost_steps or 0) for now, was in new),
+            "lost_seconds": status.lost_seconds
+            + sum((now.lost_seconds or 0.0) - (was.lost_seconds or 0.0) for now, was in new),
         }
     )
 
 
-def _unsettled(older: Sequence[AttemptStatus], identity: str) -> int | None:
-    """Return the index of the newest attempt that finished a step, if its lost steps are not yet known.
-
-    Return None at an attempt with another identity, because its steps are not part of this result.
-    """
-    for index in reversed(range(len(older))):
-        attempt = older[index]
-        if attempt.identity != identity:
-            return None
-        if attempt.last_step is not None:
-            return index if attempt.lost_steps is None else None
-    return None
+def _settle(attempt: AttemptStatus, last: AttemptStatus, start: int) -> AttemptStatus:
+    """Return the attempt with its lost steps if the last one begins at this step; the same one if nothing changes."""
+    if attempt.identity != last.identity or attempt.last_step is None:
+        return attempt
+    lost = max(0, attempt.lost_steps or 0, attempt.last_step - max(attempt.start_step or 0, start))
+    if lost == attempt.lost_steps:
+        return attempt
+    seconds = round(lost * (attempt.step_seconds or 0.0), 3)
+    return attempt.model_copy(update={"lost_steps": lost, "lost_seconds": seconds})

@@ -12,10 +12,7 @@ from finetune_operator.api.stages.base import StageSpec
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
 IDENTITY_DIGITS = 16
-EXECUTION_FIELDS = (
-    *("image", "command", "args", "resources", "placement", "env"),
-    *("secret_refs", "service_account_name", "priority_class_name"),
-)
+EXECUTION_FIELDS = ("pod", "placement")
 PROGRAM_FIELDS = ("image", "command", "args", "env")
 
 
@@ -31,7 +28,8 @@ def identity_of(spec: StageSpec, config: StageConfig, source_digests: Mapping[st
     """
     excluded = {"identity", *config.non_identity_fields}
     config_fields = config.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
-    program = spec.model_dump(mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True) if spec.command else {}
+    pod = spec.pod
+    program = pod.model_dump(mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True) if pod.command else {}
     execution = {"runs": execution_of(spec)} if spec.runs_server else {}
     contents = {uri: source_digests[uri] for uri in config.strings() if uri in source_digests}
     return _hash(
@@ -52,7 +50,10 @@ def execution_of(spec: StageSpec) -> str:
     Fields at their default are left out, so that a later version with more fields stops no running Job.
     """
     fields = {*EXECUTION_FIELDS, *spec.non_identity_fields}
-    return _hash(spec.model_dump(mode="json", include=fields, exclude_defaults=True))
+    content = spec.model_dump(mode="json", include=fields, exclude_defaults=True)
+    placement = content.pop("placement", {})
+    # What else is said about the placement concerns the next attempt only.
+    return _hash(content | ({"placement": placement["capacity"]} if "capacity" in placement else {}))
 
 
 def _hash(value: object) -> str:

@@ -1,14 +1,17 @@
 """The Job of one attempt, independent of whether Kubernetes or a local process runs it."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from finetune_operator.api.stages.base import Resources, Serving, StageSpec
-from finetune_operator.core.metadata import job_labels, job_name
+from finetune_operator.api.placement import ON_DEMAND
+from finetune_operator.api.stages.base import Serving, StageSpec
+from finetune_operator.api.stages.pod import Pod
+from finetune_operator.api.status import AttemptStatus
+from finetune_operator.core.metadata import job_labels
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.core.placement import PlacementRequest, PodPlacement, compose_placement
+from finetune_operator.core.placement import PodPlacement, pod_placement
 from finetune_operator.core.settings import Settings
 from finetune_trainer.contract import StageConfig
 from finetune_trainer.contract import environment as names
@@ -33,16 +36,14 @@ class JobTemplate:
     args: tuple[str, ...]
     """The user's arguments. `command` already ends with them if the user replaced the program."""
     env: dict[str, str]
-    """The user's variables and the stage's config. The cluster adds the variables for mount paths."""
+    """The user's literal variables and the stage's config. The cluster adds the others and those for mount paths."""
     claims: tuple[str, ...]
     """Claims that the config references, besides the workspace."""
-    resources: Resources
+    written_claims: tuple[str, ...]
+    """Those of them that the stage writes to. The others are mounted read-only."""
+    pod: Pod
+    """The user's pod. Image, command, args, labels and placement above and below are made from it."""
     placement: PodPlacement
-    affinity: dict[str, Any]
-    secrets: tuple[str, ...]
-    """Secrets whose keys become environment variables."""
-    service_account: str | None
-    priority_class: str | None
     grace: timedelta
     """Time from SIGTERM to SIGKILL."""
     serving: Serving | None
@@ -52,47 +53,45 @@ class JobTemplate:
 
 
 def job_template(
-    pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: int, settings: Settings
+    pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: AttemptStatus, settings: Settings
 ) -> JobTemplate:
-    """Return the Job of an attempt of the stage."""
+    """Return the Job of an attempt of the stage, on the nodes that are recorded for it."""
     config_json = config.model_dump_json(by_alias=True, exclude_none=True)
     serving = spec.serving(config)
+    pod = spec.pod
+    own_labels = job_labels(pipeline.key.name, spec.name, attempt.number, config.identity)
     return JobTemplate(
-        name=job_name(pipeline.key.name, pipeline.uid, spec.name, attempt),
-        labels=job_labels(pipeline.key.name, spec.name, attempt, config.identity),
+        name=attempt.job,
+        labels=pod.labels | own_labels,
         stage=spec.name,
-        attempt=attempt,
+        attempt=attempt.number,
         identity=config.identity,
-        image=spec.image or settings.image_of(serving.engine if serving else None),
-        command=(*spec.command, *spec.args) if spec.command else (*TRAINER, spec.name),
-        args=spec.args,
-        env={**spec.env, names.CONFIG: config_json},  # last, so that the user's variables cannot replace it
+        image=pod.image or settings.image_of(serving.engine if serving else None),
+        command=(*pod.command, *pod.args) if pod.command else (*TRAINER, spec.name),
+        args=pod.args,
+        env={**pod.literal_env(), names.CONFIG: config_json},  # last, so that the user's variables cannot replace it
         claims=referenced_claims(config),
-        resources=spec.resources,
-        placement=pod_placement(spec, settings),
-        affinity=spec.placement.affinity,
-        secrets=spec.secret_refs,
-        service_account=spec.service_account_name,
-        priority_class=spec.priority_class_name,
+        written_claims=claims_of(config.written_uris()),
+        pod=pod,
+        placement=_placement(spec, attempt, settings),
         grace=settings.grace_period,
         serving=serving,
         trainer_image=settings.trainer_image,
     )
 
 
-def pod_placement(spec: StageSpec, settings: Settings) -> PodPlacement:
-    """Return the placement of the stage's pod."""
-    request = PlacementRequest(
-        capacity=spec.placement.capacity,
-        pool=spec.pool,
-        gpu=spec.resources.gpu is not None,
-        defaults=settings.placement_defaults,
-        node_selector=spec.placement.node_selector,
-        tolerations=spec.placement.tolerations,
-    )
-    return compose_placement(request)
+def _placement(spec: StageSpec, attempt: AttemptStatus, settings: Settings) -> PodPlacement:
+    if settings.placement_defaults is None:
+        return PodPlacement()
+    capacity = attempt.capacity or ON_DEMAND
+    return pod_placement(spec, capacity, attempt.node_class or "", settings.placement_defaults)
 
 
 def referenced_claims(config: StageConfig) -> tuple[str, ...]:
     """Return the names of all claims in pvc:// URIs of the config, sorted."""
-    return tuple(sorted({found[1] for text in config.strings() if (found := CLAIM_URI.fullmatch(text))}))
+    return claims_of(config.strings())
+
+
+def claims_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the claims in those texts that are pvc:// URIs, sorted."""
+    return tuple(sorted({found[1] for text in texts if (found := CLAIM_URI.fullmatch(text))}))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from finetune_operator.api.conditions import Reason
 from finetune_trainer.contract import Progress, TerminationMessage
@@ -33,6 +34,7 @@ class ObservedJob:
 
     name: str
     state: JobState
+    created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     exit_code: int | None = None
@@ -40,11 +42,26 @@ class ObservedJob:
     disruption: str | None = None
     """Evidence of a disruption: evicted, preempted, node lost."""
     out_of_memory: bool = False
+    memory_limit: str = ""
+    """Memory limit of the container, as a Kubernetes quantity. Empty: it has none."""
+    stage: str = ""
+    """Name of the stage, where the cluster knows it."""
     message: TerminationMessage | None = None
     """Termination message of the process, if it could be read."""
     progress: Progress | None = None
     blocker: Blocker | None = None
     """Why its process has not started or cannot end, if known."""
+    node: str = ""
+    """Name of the node of its pod; empty before it is scheduled."""
+    unschedulable_since: datetime | None = None
+    """Time since which no node accepts its pod. None: a node does, or it is not known."""
+    awaits_probe: bool = False
+    """Whether it is a server that is ready and has not been probed yet."""
+
+    @property
+    def live(self) -> bool:
+        """Whether one of its processes may still run."""
+        return self.state in {JobState.WAITING, JobState.RUNNING}
 
 
 @dataclass(frozen=True)
@@ -59,15 +76,61 @@ class ObservedServer:
 
 
 @dataclass(frozen=True)
+class ClaimUser:
+    """Another pipeline with the same claim, or a Job that an earlier pipeline left behind."""
+
+    name: str
+    """Name of the pipeline."""
+    writing: bool
+    """Whether a Job or a pod of it that mounts the claim has not ended."""
+    recorded: bool = False
+    """Whether its status has a running attempt: its Job may appear at any time."""
+    finished: bool = False
+    seniority: tuple[str, str] = ("", "")
+    """Creation time and uid: the smaller is older."""
+
+
+@dataclass(frozen=True)
+class ClaimChange:
+    """A change of the claim that an edit of the pipeline requires."""
+
+    field: str
+    """The field of the pipeline's spec that requires it."""
+    patch: Mapping[str, Any]
+    """JSON merge patch of the claim."""
+
+
+@dataclass(frozen=True)
+class ObservedWorkspace:
+    """The claim of the pipeline, and who else uses it."""
+
+    claim: str = ""
+    """Name of the claim."""
+    missing: bool = False
+    """Whether the operator has yet to create the claim."""
+    blocker: Blocker | None = None
+    """Why no stage can use the claim."""
+    warning: Blocker | None = None
+    """Why the claim differs from the spec, if stages can use it anyway."""
+    changes: tuple[ClaimChange, ...] = ()
+    """Changes that bring the claim to what the spec asks for."""
+    seniority: tuple[str, str] = ("", "")
+    """The pipeline's own, to compare with the other users."""
+    users: tuple[ClaimUser, ...] = ()
+
+
+@dataclass(frozen=True)
 class Observation:
     """Everything that a cluster observes of one pipeline."""
 
     jobs: Mapping[str, ObservedJob] = field(default_factory=dict)
-    blocked: Mapping[str, Blocker] = field(default_factory=dict)
-    """Job -> why the cluster rejected its creation. The operator retries it."""
+    """Every Job of the pipeline, whether or not the status has an attempt of it."""
     servers: Mapping[str, ObservedServer] = field(default_factory=dict)
     """Job -> the server that it started, on a cluster that supports servers."""
     source_digests: Mapping[str, str] = field(default_factory=dict)
     """URI -> content digest, for sources that can change in place and that this cluster can read."""
-    workspace_blocker: Blocker | None = None
-    """Why the workspace differs from the spec, if stages can use it anyway."""
+    has_service: bool = False
+    """Whether the pipeline's own Service exists."""
+    service_blocker: Blocker | None = None
+    """Why no server can get requests: the Service belongs to another owner."""
+    workspace: ObservedWorkspace = ObservedWorkspace()

@@ -1,6 +1,6 @@
 """The status of a pipeline: pure, from the assessment of every stage and the plan."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
@@ -8,18 +8,20 @@ from typing import Literal
 from finetune_operator.api.conditions import FINISHED, READY, RECONCILING, STALLED, Condition, Reason, merge_conditions
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
+    GateStatus,
     HandledAnnotations,
     ModelStatus,
-    Outcome,
     PipelineStatus,
+    Refusal,
     StageState,
     StageStatus,
     truncate_message,
 )
 from finetune_operator.core.assess import PipelineAssessment
+from finetune_operator.core.costs import amount_text, pipeline_costs
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.core.plan import Plan
+from finetune_operator.core.plan import Plan, subject_of
 from finetune_trainer.contract import DeployResult, Progress, PushResult
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -39,11 +41,15 @@ class Summary:
 
 
 def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: datetime) -> PipelineStatus:
-    """Return the complete new status. Only times of earlier changes are taken from the last one."""
+    """Return the complete new status.
+
+    From the last one, only times of earlier changes are taken, and what another version of the operator has written.
+    """
     before, stages = pipeline.status, plan.stages
-    summary = _add_workspace_warning(summarize(pipeline, assessment, plan), assessment.workspace_blocker)
+    costs = pipeline_costs(stages, plan.currency)
+    summary = _add_workspace_warning(summarize(pipeline, assessment, plan), _workspace_warning(assessment))
     name = current_stage(stages)
-    current = stages[name]
+    current, model = stages[name], _model(stages)
     return PipelineStatus(
         observed_generation=pipeline.generation,
         phase=summary.phase,
@@ -51,17 +57,64 @@ def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: 
         progress=percent(current),
         attempt=current.last_attempt.number if current.last_attempt else 0,
         conditions=merge_conditions(before.conditions, _conditions(pipeline.generation, summary, stages, now)),
-        stages=stages,
-        gate=assessment.gate,
-        model=_model(stages),
+        stages=stages | {name: stage for name, stage in before.stages.items() if name not in stages},
+        gates=tuple(_with_unknown_fields(assessment.gates, before.gates)),
+        gates_passed=all(gate.passed for gate in assessment.gates) if assessment.gates else None,
+        model=model and model.with_unknown_fields_of(before.model),
         interruptions=sum(stage.interruptions for stage in stages.values()),
         lost_steps=sum(stage.lost_steps for stage in stages.values()),
         lost_seconds=round(sum(stage.lost_seconds for stage in stages.values()), 3),
+        costs=costs,
+        spent=amount_text(costs.spent, costs.currency) if costs else "",
         started_at=min((s.started_at for s in stages.values() if s.started_at), default=None),
         finished_at=(before.finished_at or now) if summary.finished else None,
         cancelled=assessment.cancelled,
         observed_annotations=_handled_annotations(pipeline),
+        refusals=_repeated_refusals(before, plan),
+    ).with_unknown_fields_of(before)
+
+
+def _with_unknown_fields(gates: Iterable[GateStatus], before: Iterable[GateStatus]) -> Iterator[GateStatus]:
+    """Yield the gates with what another version of the operator has written about the same ones."""
+
+    def key(gate: GateStatus) -> tuple[str, str, str, str]:
+        return gate.task, gate.metric, gate.operator, gate.against
+
+    known = {key(gate): gate for gate in before}
+    for gate in gates:
+        yield gate.with_unknown_fields_of(known.get(key(gate)))
+
+
+def _repeated_refusals(before: PipelineStatus, plan: Plan) -> tuple[Refusal, ...]:
+    """Return the refusals of requests that are sent again now; the others are out of date."""
+    subjects = {subject_of(action) for action in plan.actions}
+    return tuple(one for one in before.refusals if one.subject in subjects)
+
+
+def with_refusals(status: PipelineStatus, refused: Mapping[str, Blocker]) -> PipelineStatus:
+    """Return the status with the refusals of this reconcile in place of those of earlier ones.
+
+    The first message of a reason is kept: some policies word each refusal anew, which would change the status forever.
+    """
+    known = {(one.subject, one.reason): one for one in status.refusals}
+    refusals = (
+        known.get((subject, one.reason))
+        or Refusal(subject=subject, reason=one.reason, message=truncate_message(one.message))
+        for subject, one in sorted(refused.items())
     )
+    return status.model_copy(update={"refusals": tuple(refusals)})
+
+
+def _workspace_warning(assessment: PipelineAssessment) -> Blocker | None:
+    workspace = assessment.observation.workspace
+    refused = {
+        change.field: refusal for change in workspace.changes if (refusal := assessment.refusals.get(change.field))
+    }
+    found = [
+        *(f"{field}: {refusal.message}" for field, refusal in refused.items()),
+        *([workspace.warning.message] if workspace.warning else []),
+    ]
+    return Blocker(Reason.VOLUME_NOT_READY, "; ".join(found)) if found else None
 
 
 def _handled_annotations(pipeline: Pipeline) -> HandledAnnotations:
@@ -69,7 +122,7 @@ def _handled_annotations(pipeline: Pipeline) -> HandledAnnotations:
     return HandledAnnotations(
         retry=before.retry if retry is None else retry,
         cancel=before.cancel if cancel is None else cancel,
-    )
+    ).with_unknown_fields_of(before)
 
 
 def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) -> Summary:
@@ -78,7 +131,7 @@ def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) ->
     The order matters. A pipeline with a live Job is not Finished, even if that Job is being stopped. Failed and done
     come before suspended, because a finished pipeline cannot be suspended.
     """
-    running = any(_is_running(status) for status in plan.stages.values())
+    running = any(status.running_attempt for status in plan.stages.values())
     failed = assessment.failed_stage
     if failed and not running:
         status = assessment.stages[failed].status
@@ -124,7 +177,8 @@ def _finish(assessment: PipelineAssessment) -> Summary:
 def current_stage(stages: Mapping[str, StageStatus]) -> str:
     """Return the stage to show: the first with a live Job, else failed, running or pending, else the last done."""
     for name, status in stages.items():
-        if _is_running(status):
+        # Not by its state: a stage that is no longer requested may still have a Job that is being stopped.
+        if status.running_attempt:
             return name
     for state in (StageState.FAILED, StageState.RUNNING, StageState.PENDING):
         for name, status in stages.items():
@@ -132,11 +186,6 @@ def current_stage(stages: Mapping[str, StageStatus]) -> str:
                 return name
     done = [name for name, status in stages.items() if status.state is StageState.SUCCEEDED]
     return (done or list(stages))[-1]
-
-
-def _is_running(status: StageStatus) -> bool:
-    # Not by its state: a stage that is no longer requested may still have a Job that is being stopped.
-    return status.last_attempt is not None and status.last_attempt.outcome is Outcome.RUNNING
 
 
 def percent(stage: StageStatus) -> str:
@@ -153,7 +202,10 @@ def _model(stages: Mapping[str, StageStatus]) -> ModelStatus | None:
     pushed = next((s.result for s in stages.values() if isinstance(s.result, PushResult)), None)
     served = next((s.result for s in stages.values() if isinstance(s.result, DeployResult)), None)
     endpoint = served.url if served and served.long_running else None
-    return ModelStatus(uri=pushed.uri, digest=pushed.digest, endpoint=endpoint) if pushed else None
+    if pushed is None or not pushed.published:
+        return None
+    model = pushed.first("Merged") or pushed.published[0]  # the merged model is the one that can be served
+    return ModelStatus(uri=model.uri, digest=model.digest, endpoint=endpoint)
 
 
 def _conditions(

@@ -15,18 +15,27 @@ class Settings:
 
     trainer_image: str = "finetune-trainer"
     """Image of stages that name none."""
-    engine_images: Mapping[str, str] = field(default_factory=lambda: {"vllm": VLLM_IMAGE})
+    engine_images: Mapping[str, str] = field(default_factory=lambda: {"VLLM": VLLM_IMAGE})
     """Engine -> image of servers that name none, for engines that the trainer's image does not contain."""
-    placement_defaults: PlacementDefaults = field(default_factory=PlacementDefaults)
-    """Meaning of spot, on-demand and the pools on this cluster."""
+    placement_defaults: PlacementDefaults | None = field(default_factory=PlacementDefaults)
+    """Meaning of spot, on-demand and the pools on this cluster. None: on one machine, which has no such nodes."""
     grace_period: timedelta = timedelta(seconds=30)
     """Time from SIGTERM to SIGKILL."""
     base_backoff: timedelta = timedelta(seconds=10)
-    """Delay after the first failure of a stage. It doubles with each failure. Interruptions are retried immediately."""
+    """Delay after the first failure of a stage. It doubles with each failure."""
     max_backoff: timedelta = timedelta(minutes=10)
     """Upper limit of the backoff."""
+    base_interruption_backoff: timedelta = timedelta(seconds=1)
+    """Delay after an interruption before the attempt made a new durable step. It doubles with each one in a row. After
+    an interruption with a new durable step there is none."""
+    max_interruption_backoff: timedelta = timedelta(minutes=5)
+    """Upper limit of that delay."""
     poll_interval: timedelta = timedelta(minutes=5)
     """Interval between two reconciles of a pipeline with a running attempt, if no event triggers one earlier."""
+    write_delay: timedelta = timedelta()
+    """Time after the start of an attempt before its progress is worth a write of the status."""
+    job_history: int = 2
+    """Ended Jobs of each stage that are kept. A finished pipeline keeps one."""
     until: str | None = None
     """Last stage to start, for `finetune run --until`. None: all stages."""
 
@@ -36,5 +45,16 @@ class Settings:
 
     def backoff(self, failures: int) -> timedelta:
         """Return the delay before the next attempt after this number of failures."""
-        doublings = max(0, min(failures - 1, 30))  # 30, because a float overflows; max_backoff is less
-        return min(self.base_backoff * float(2**doublings), self.max_backoff)
+        return _doubled(self.base_backoff, failures, self.max_backoff)
+
+    def interruption_backoff(self, fruitless: int) -> timedelta:
+        """Return the delay before the next attempt after so many interruptions in a row without a new durable step."""
+        return _doubled(self.base_interruption_backoff, fruitless, self.max_interruption_backoff)
+
+
+def _doubled(base: timedelta, times: int, limit: timedelta) -> timedelta:
+    """Return the base, doubled each time after the first, up to the limit; zero for no time."""
+    if times <= 0:
+        return timedelta()
+    doublings = min(times - 1, 30)  # 30, because a float overflows; the limit is less
+    return min(base * float(2**doublings), limit)

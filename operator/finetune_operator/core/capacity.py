@@ -1,0 +1,143 @@
+"""Where the attempts of a stage run: the choice for the next one, and when a running one is to move. Pure."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT, PlacementDefaults
+from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.stages.base import StageSpec
+from finetune_operator.api.status import AttemptStatus, PlacementStatus, StageStatus, truncate_message
+from finetune_operator.core.auto import (
+    Cause,
+    Decision,
+    Experience,
+    Limits,
+    decide,
+    pays_to_return,
+    pending_limit,
+    return_time,
+)
+from finetune_operator.core.experience import class_of, experience_of, limits_of
+from finetune_operator.core.observation import ObservedJob
+from finetune_operator.core.placement import class_name, offers
+from finetune_operator.core.placement_message import message_of
+
+
+@dataclass(frozen=True)
+class CapacityChoice:
+    """The choice of nodes for the attempts of one stage, at one moment: what it is asked twice, it computes once."""
+
+    pipeline: PipelineSpec
+    stage: StageSpec
+    statuses: Callable[[str], StageStatus]
+    """Name of a stage -> its status."""
+    defaults: PlacementDefaults
+    now: datetime
+
+    @cached_property
+    def decision(self) -> Decision:
+        """The node class of the next attempt."""
+        return self._decide(self._experience)
+
+    @cached_property
+    def placement(self) -> PlacementStatus:
+        """The same for the status, with the reason."""
+        message = message_of(self.decision, self._experience, self._limits, self.defaults, self.now.date())
+        return PlacementStatus(
+            capacity=self.decision.capacity,
+            node_class=class_name(self.decision.offer),
+            cause=self.decision.cause,
+            message=truncate_message(message),
+        )
+
+    def place(self, attempt: AttemptStatus) -> AttemptStatus:
+        """Return the attempt with its node class and prices."""
+        on_demand = self.decision.on_demand
+        chosen = {
+            "capacity": self.decision.capacity,
+            "node_class": class_name(self.decision.offer),
+            "price": self.decision.offer.price,
+            "on_demand_price": on_demand.price if on_demand else None,
+        }
+        return attempt.model_copy(update=chosen)
+
+    @property
+    def duration(self) -> timedelta | None:
+        """The running time that the stage still needs. None: not known."""
+        return self._experience.remaining
+
+    def reason_to_move(self, attempt: AttemptStatus, job: ObservedJob | None) -> Reason | None:
+        """Return why the running attempt is to be replaced by one on other nodes, or None."""
+        if job is None or job.exit_code is not None or job.disruption:
+            return None  # its process has ended or is evicted, and only its Job has not yet: that is no stop of ours
+        if any(time <= timedelta() for time in self._pending_times(attempt, job)):
+            return Reason.WAITING_FOR_CAPACITY
+        due = any(time <= timedelta() for time in self._return_times(attempt))
+        return Reason.PLACEMENT_CHANGED if due and self._pays_to_return() else None
+
+    def review_times(self, attempt: AttemptStatus, job: ObservedJob | None) -> Iterator[timedelta]:
+        """Yield the times after which the running attempt may have to move."""
+        yield from self._pending_times(attempt, job)
+        # What is due and did not pay may pay later; it is looked at again whenever the pipeline is.
+        yield from (time for time in self._return_times(attempt) if time > timedelta())
+
+    def _pending_times(self, attempt: AttemptStatus, job: ObservedJob | None) -> Iterator[timedelta]:
+        """Yield the time after which an attempt that finds no node gives up its class, if there is another one."""
+        if job is None or job.unschedulable_since is None or job.blocker is None or job.started_at:
+            return
+        if job.blocker.reason is not Reason.WAITING_FOR_CAPACITY or not self._has_alternative(attempt):
+            return
+        # From the time when the attempt began to wait: while it waits, a deadline leaves less and less.
+        waited = self.now - job.unschedulable_since
+        experience = self._experience
+        if self.stage.placement.capacity != AUTO:
+            experience = replace(experience, deadline=None)  # another class costs nothing but its price
+        elif experience.deadline is not None:
+            experience = replace(experience, deadline=experience.deadline + waited)
+        yield pending_limit(experience, self._limits) - waited
+
+    def _has_alternative(self, attempt: AttemptStatus) -> bool:
+        """Return whether another class would be chosen if this one had no capacity."""
+        name = class_of(attempt)
+        given_up = {**self._experience.given_up, name: Cause.NO_CAPACITY}
+        return self._decide(replace(self._experience, given_up=given_up)).offer.node_class != name
+
+    def _return_times(self, attempt: AttemptStatus) -> Iterator[timedelta]:
+        """Yield the time after which it is asked whether an attempt on on-demand nodes is better on spot nodes."""
+        if not attempt.started_at or not self._can_resume():
+            return
+        if self.stage.placement.capacity == AUTO and attempt.capacity == ON_DEMAND:
+            needed = return_time(self._cause(), self._experience, self._limits)
+            yield needed - (self.now - attempt.started_at)
+
+    def _can_resume(self) -> bool:
+        """Return whether an attempt that is stopped goes on where it was: no other one is stopped for money."""
+        if self.stage.checkpoint_interval and not self.stage.pod.command:
+            return True  # the trainer saves when it is stopped
+        status = self.statuses(self.stage.name)
+        return any(one.saved_step is not None and one.identity == status.identity for one in status.attempts)
+
+    def _cause(self) -> Cause:
+        """Return why the newest attempt runs where it does; another version may have written another cause."""
+        placement = self.statuses(self.stage.name).placement
+        known = placement and placement.cause in {*Cause}
+        return Cause(placement.cause) if placement and known else Cause.NO_CAPACITY
+
+    def _pays_to_return(self) -> bool:
+        experience = replace(self._experience, given_up={})
+        return pays_to_return(self._decide(experience), experience)
+
+    def _decide(self, experience: Experience) -> Decision:
+        spot, on_demand = (offers(self.stage, capacity, self.defaults) for capacity in (SPOT, ON_DEMAND))
+        return decide(self.stage.placement.capacity, spot, on_demand, experience, self._limits)
+
+    @cached_property
+    def _experience(self) -> Experience:
+        return experience_of(self.pipeline, self.stage, self.statuses, self.defaults, self.now)
+
+    @cached_property
+    def _limits(self) -> Limits:
+        return limits_of(self.stage, self.defaults)

@@ -1,0 +1,150 @@
+"""Running time and money: of each attempt, each stage and the pipeline. Pure, and in decimal arithmetic.
+
+Everything is computed anew from the times, steps and price of the attempts whenever one of them changes.
+So nothing is counted twice. Only the sum of those attempts that are no longer listed is carried on.
+"""
+
+from collections.abc import Iterable, Mapping
+from decimal import ROUND_HALF_UP, Decimal
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.status import AttemptStatus, Costs, Outcome, PipelineCosts, StageStatus
+
+HOUR = Decimal(3600)
+UNIT = Decimal("0.0001")
+"""Amounts are rounded to a hundredth of a cent, so that the sum of many short attempts is right to the cent."""
+CENT = Decimal("0.01")
+
+
+def running_seconds(ended: AttemptStatus) -> float:
+    """Return how long an attempt ran, by the clock of its kubelet; at least as long as the operator found it to run."""
+    seconds = (ended.finished_at - ended.started_at).total_seconds() if ended.finished_at and ended.started_at else 0.0
+    return max(seconds, ended.stopped_after_seconds or 0.0)
+
+
+def with_costs(stage: StageStatus) -> StageStatus:
+    """Return the status with the time and money of each ended attempt, and with their sum."""
+    attempts = tuple(_with_cost(attempt) for attempt in stage.attempts)
+    total = sum_of((stage.earlier_costs or Costs(), *map(costs_of, attempts)))
+    return stage.model_copy(update={"attempts": attempts, "costs": total if total.attempts else None})
+
+
+def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
+    """Return the status with so many attempts, and with the sum of the others.
+
+    Those that found no node go first: they would push out the attempts that know the steps and the speed.
+    """
+    attempts = list(stage.attempts)
+    while len(attempts) > kept:
+        idle = (one for one in attempts[:-1] if one.finished_at and one.started_at is None)
+        attempts.remove(next(idle, attempts[0]))
+    dropped = [one for one in stage.attempts if one not in attempts]
+    if not dropped:
+        return stage
+    earlier = sum_of((stage.earlier_costs or Costs(), *map(costs_of, dropped)))
+    return stage.model_copy(update={"attempts": tuple(attempts), "earlier_costs": earlier})
+
+
+def pipeline_costs(stages: Mapping[str, StageStatus], currency: str) -> PipelineCosts | None:
+    """Return the sum over all stages, or None where no price is known."""
+    total = sum_of(stage.costs for stage in stages.values() if stage.costs)
+    if total.attempts == total.unpriced:
+        return None
+    return PipelineCosts(**dict(total), currency=currency, saved=total.on_demand - total.spent)
+
+
+def amount_text(amount: Decimal, currency: str) -> str:
+    """Return an amount in hundredths, for people."""
+    return f"{amount.quantize(CENT, ROUND_HALF_UP)} {currency}"
+
+
+def price_text(price: Decimal) -> str:
+    """Return a price with all of its digits, and with hundredths at least."""
+    digits = price.normalize().as_tuple().exponent
+    return f"{price:.{max(2, -digits)}f}" if isinstance(digits, int) else str(price)
+
+
+def _with_cost(attempt: AttemptStatus) -> AttemptStatus:
+    if attempt.finished_at is None:
+        return attempt
+    seconds = running_seconds(attempt)
+    lost = _amount(attempt.price, seconds - useful_seconds(attempt))
+    return attempt.model_copy(
+        update={
+            "seconds": round(seconds, 3),
+            "steps": _steps(attempt),
+            "cost": _amount(attempt.price, seconds),
+            "lost_cost": lost if attempt.outcome is Outcome.INTERRUPTED else None,
+        }
+    )
+
+
+def _steps(attempt: AttemptStatus) -> int | None:
+    if attempt.last_step is None:
+        return None
+    return max(0, attempt.last_step - (attempt.start_step or 0))
+
+
+def useful_seconds(attempt: AttemptStatus) -> float:
+    """Return the part of the running time that brought the stage forward.
+
+    An attempt that was interrupted or moved brought it forward by the steps that the next attempt did not repeat; the
+    rest is start-up and lost work, which a single attempt on on-demand nodes would not have.
+    """
+    seconds = running_seconds(attempt)
+    if attempt.outcome is not Outcome.INTERRUPTED and attempt.stopping is not Reason.PLACEMENT_CHANGED:
+        return seconds
+    # A process may report any numbers.
+    return min(seconds, max(0.0, _durable_steps(attempt) * (attempt.step_seconds or 0.0)))
+
+
+def _durable_steps(attempt: AttemptStatus) -> int:
+    start = attempt.start_step or 0
+    if attempt.lost_steps is not None and attempt.last_step is not None:
+        return max(0, attempt.last_step - attempt.lost_steps - start)
+    return max(0, (attempt.saved_step or 0) - start)
+
+
+def costs_of(attempt: AttemptStatus) -> Costs:
+    """Return the time and money of one attempt; nothing for one that has not ended."""
+    if attempt.finished_at is None:
+        return Costs()
+    return Costs(
+        attempts=1,
+        unpriced=int(attempt.cost is None),
+        seconds=attempt.seconds or 0.0,
+        spent=attempt.cost or Decimal(),
+        lost=attempt.lost_cost or Decimal(),
+        on_demand=_on_demand_cost(attempt),
+    )
+
+
+def _on_demand_cost(attempt: AttemptStatus) -> Decimal:
+    """Return what the attempt's useful time costs on on-demand nodes; where that is not known, what it did cost.
+
+    An attempt without a price of its own is in no sum, so that the sums can be compared.
+    """
+    if attempt.cost is None:
+        return Decimal()
+    price = attempt.price if attempt.on_demand_price is None else attempt.on_demand_price
+    return _amount(price, useful_seconds(attempt)) or Decimal()
+
+
+def _amount(price: Decimal | None, seconds: float) -> Decimal | None:
+    """Return the cost of so many seconds at a price per hour."""
+    if price is None:
+        return None
+    return (price * Decimal(str(round(max(0.0, seconds), 3))) / HOUR).quantize(UNIT, ROUND_HALF_UP)
+
+
+def sum_of(costs: Iterable[Costs]) -> Costs:
+    """Return the sum."""
+    found = tuple(costs)
+    return Costs(
+        attempts=sum(one.attempts for one in found),
+        unpriced=sum(one.unpriced for one in found),
+        seconds=round(sum(one.seconds for one in found), 3),
+        spent=sum((one.spent for one in found), Decimal()),
+        lost=sum((one.lost for one in found), Decimal()),
+        on_demand=sum((one.on_demand for one in found), Decimal()),
+    )
