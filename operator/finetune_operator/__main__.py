@@ -4,17 +4,26 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import socket
 import sys
 from datetime import timedelta
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from finetune_operator.api.placement import PlacementDefaults
+from finetune_operator.controller.logging_format import FORMATS, LEVELS, TEXT, configure
 from finetune_operator.controller.manager import Options, run
 from finetune_operator.core.settings import VLLM_IMAGE, Settings
 from finetune_operator.errors import ClusterError
+from finetune_operator.kubernetes.translate.api_errors import describe_first_error
+from finetune_trainer.contract.environment import CLOUDS
 
-PROGRESS_POLL_SECONDS = 15.0
-"""Interval between two reconciles of a pipeline with a running attempt; each polls the pod for its progress."""
+POLL_SECONDS = 30.0
+"""Interval between two reconciles of a pipeline with a running attempt, for what no event tells: a node may be lost."""
+WRITE_DELAY_SECONDS = 2.0
+"""Age at which a running attempt is worth a write of the status. A shorter attempt is written only when it ends."""
 RECURSION_LIMIT = 25_000
 """Python's recursion limit while the operator runs.
 
@@ -26,9 +35,12 @@ copying it (kopf does) takes two. More than 40,000 calls do not fit on a stack o
 def main(arguments: list[str]) -> int:
     """Run until SIGTERM or SIGINT; return 1 if no API server can be used."""
     sys.setrecursionlimit(RECURSION_LIMIT)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection to each pod whose progress is read
+    chosen = _parser().parse_args(arguments)
+    configure(chosen.log_level, chosen.log_format)
     logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `controller.informers` logs its failures in one line each
-    options = _options(arguments)
+    options = _options(chosen)
     try:
         asyncio.run(run(options))
     except ClusterError as error:
@@ -37,14 +49,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _options(arguments: list[str]) -> Options:
-    chosen = _parser().parse_args(arguments)
+def _options(chosen: argparse.Namespace) -> Options:
     settings = Settings(
-        placement_defaults=PlacementDefaults.model_validate_json(chosen.placement),
+        placement_defaults=chosen.placement,
         trainer_image=chosen.trainer_image,
-        engine_images={"vllm": chosen.vllm_image},
+        engine_images={"VLLM": chosen.vllm_image},
         grace_period=timedelta(seconds=chosen.grace_seconds),
-        poll_interval=timedelta(seconds=PROGRESS_POLL_SECONDS),
+        poll_interval=timedelta(seconds=POLL_SECONDS),
+        write_delay=timedelta(seconds=WRITE_DELAY_SECONDS),
+        job_history=chosen.job_history,
     )
     return Options(
         identity=chosen.identity,
@@ -53,7 +66,12 @@ def _options(arguments: list[str]) -> Options:
         namespaces=tuple(chosen.namespace),
         port=chosen.port,
         workers=chosen.workers,
+        qps=chosen.qps,
+        burst=chosen.burst,
         settings=settings,
+        metadata_notices=chosen.metadata_notices,
+        node_notices=chosen.node_notices == "true",
+        prices=chosen.prices,
     )
 
 
@@ -82,21 +100,79 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--port", type=int, default=8080, help="port of /livez, /readyz and /metrics; 0 disables (default: %(default)s)"
     )
+    _add_placement(parser)
     parser.add_argument(
-        "--placement",
-        default="{}",
-        help="JSON object: node selectors and tolerations of pools, onDemand and spot (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--vllm-image", default=VLLM_IMAGE, help="image of servers whose engine is vllm (default: %(default)s)"
+        "--vllm-image", default=VLLM_IMAGE, help="image of servers whose engine is VLLM (default: %(default)s)"
     )
     parser.add_argument(
         "--grace-seconds", type=int, default=30, help="time from SIGTERM to SIGKILL for a pod (default: %(default)s)"
     )
-    parser.add_argument(
-        "--workers", type=int, default=10, help="pipelines reconciled concurrently (default: %(default)s)"
-    )
+    _add_notices(parser)
+    _add_limits(parser)
     return parser
+
+
+def _add_notices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metadata-notices",
+        choices=("", *CLOUDS),
+        default="",
+        help="cloud whose metadata endpoint training processes watch, to save before their node ends (default: none)",
+    )
+    parser.add_argument(
+        "--node-notices",
+        choices=("true", "false"),
+        default="true",
+        help="whether to watch nodes for taints that announce their end (default: %(default)s)",
+    )
+
+
+def _add_placement(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--placement",
+        type=_placement,
+        default="{}",
+        help="JSON object: preset, pools, node classes and prices, as in the chart's values (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prices",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of prices.yaml or prices.json, which is read again when it changes (default: none)",
+    )
+
+
+def _placement(text: str) -> PlacementDefaults:
+    try:
+        return PlacementDefaults.model_validate_json(text)
+    except ValidationError as error:
+        fix = "correct `placement` in the values of the chart"
+        raise argparse.ArgumentTypeError(f"{describe_first_error(error, observed=True)}: {fix}") from error
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=Options.workers,
+        help="pipelines reconciled concurrently (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--qps", type=float, default=Options.qps, help="requests to the API server per second (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--burst", type=float, default=Options.burst, help="requests before that limit applies (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--job-history",
+        type=int,
+        default=Settings.job_history,
+        help="ended Jobs kept of each stage; a finished pipeline keeps one at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level", choices=LEVELS, default="info", help="lowest level logged (default: %(default)s)"
+    )
+    parser.add_argument("--log-format", choices=FORMATS, default=TEXT, help="format of the log (default: %(default)s)")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """The Cluster protocol: everything that reconciling may do to the outside world."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
-from finetune_operator.core.observation import Observation
+from finetune_operator.core.observation import Blocker, Observation
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.plan import Action
 
@@ -17,16 +17,19 @@ class Cluster(Protocol):
         """Return the current pipeline, or None if it does not exist."""
 
     async def observe(self, pipeline: Pipeline) -> Observation:
-        """Return the observed Jobs and servers of the pipeline.
+        """Return the observed Jobs, servers and claim of the pipeline; change nothing.
 
         A Job counts as Complete, Failed or missing only when none of its processes is left.
         """
 
-    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
-        """Store the status durably if it differs; raise Conflict if the pipeline has changed since it was read."""
+    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
+        """Store the status durably and return the pipeline with it; raise Conflict if it has changed since its read."""
 
-    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
-        """Execute all actions. Each is idempotent: an operator that was killed may have executed it already."""
+    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
+        """Execute the actions in order, and return the refused ones: subject -> why.
+
+        Each is idempotent: an operator that was killed may have executed it already. Nothing is created after an error.
+        """
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Publish events for the user, on a cluster as Kubernetes Events."""

@@ -1,23 +1,45 @@
 """An in-memory Cluster for tests: pipelines are stored as JSON, and Jobs change only when a test changes them.
 
-It checks the operator's invariants: a second live Job of a stage, or one name for two different Jobs, raises
+It checks the operator's invariants: two live Jobs with one claim, or one name for two different Jobs, raise
 InvariantViolation. `inject_fault` is called before and after every request of `reconcile`, with the name of that
 moment, and may raise any error to simulate a fault there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import JobState, Observation, ObservedJob, ObservedServer
+from finetune_operator.core.metadata import workspace_name
+from finetune_operator.core.observation import (
+    Blocker,
+    ClaimUser,
+    JobState,
+    Observation,
+    ObservedJob,
+    ObservedServer,
+    ObservedWorkspace,
+)
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import Action, CreateJob, DeletePipeline, StopJob, SwitchTraffic
+from finetune_operator.core.plan import (
+    Action,
+    ChangeWorkspace,
+    CreateJob,
+    CreateWorkspace,
+    DeleteJob,
+    DeletePipeline,
+    DeleteService,
+    ProbeServer,
+    StopJob,
+    SwitchTraffic,
+    subject_of,
+)
+from finetune_operator.core.workspace import WORKSPACE
 from finetune_operator.errors import Conflict
 from finetune_trainer.contract import (
     AnyResult,
@@ -30,6 +52,7 @@ from finetune_trainer.contract import (
 )
 
 LIVE = frozenset({JobState.WAITING, JobState.RUNNING})
+WRITING_STAGES = frozenset(kind.name for kind in STAGES if not kind.runs_server)
 
 
 class InvariantViolation(AssertionError):
@@ -53,6 +76,7 @@ class MemoryJob:
     """A Job, its observed state, and whether the operator asked it to stop."""
 
     owner: str
+    claim: str
     template: JobTemplate
     observed: ObservedJob
     asked_to_stop: bool = False
@@ -71,6 +95,9 @@ class MemoryCluster:
         self.pipelines: dict[Key, StoredPipeline] = {}
         self.jobs: dict[str, MemoryJob] = {}
         self.servers: dict[str, ObservedServer] = {}
+        self.claims: set[str] = set()
+        self.refusals: dict[str, Blocker] = {}
+        """Subject -> why the request is refused, set by a test."""
         self.source_digests: dict[str, str] = {}
         self.emitted: list[tuple[Key, Event]] = []
         self.applied: list[str] = []
@@ -82,6 +109,13 @@ class MemoryCluster:
     def submit(self, key: Key, spec: PipelineSpec, uid: str) -> None:
         """Create a pipeline."""
         self.pipelines[key] = StoredPipeline(uid, _json(spec))
+
+    def delete(self, key: Key) -> None:
+        """Delete the pipeline, and ask its Jobs to stop: their pods have a grace period."""
+        uid = self.pipelines.pop(key).uid
+        for name, job in self.jobs.items():
+            if job.owner == uid:
+                self._ask_to_stop(name)
 
     def edit(self, key: Key, spec: PipelineSpec) -> None:
         """Replace the spec; the generation increases if the spec differs."""
@@ -107,10 +141,34 @@ class MemoryCluster:
         """Return all Jobs and servers of the pipeline."""
         with self._fault_point("observe"):
             jobs = {name: job.observed for name, job in self.jobs.items() if job.owner == pipeline.uid}
-            servers = {name: server for name, server in self.servers.items() if name in jobs}
-            return Observation(jobs, source_digests=dict(self.source_digests), servers=servers)
+            servers = {name: server for name, server in self.servers.items() if self.jobs[name].owner == pipeline.uid}
+            return Observation(
+                jobs,
+                source_digests=dict(self.source_digests),
+                servers=servers,
+                has_service=any(server.current for server in servers.values()),
+                workspace=self._observe_workspace(pipeline),
+            )
 
-    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
+    def _observe_workspace(self, pipeline: Pipeline) -> ObservedWorkspace:
+        claim = claim_of(pipeline.key, pipeline.spec)
+        others = {key: one for key, one in self.pipelines.items() if one.uid != pipeline.uid}
+        sharing = {
+            one.uid: _claim_user(key, one)
+            for key, one in others.items()
+            if claim_of(key, PipelineSpec.model_validate_json(one.spec)) == claim
+        }
+        for job in self.jobs.values():
+            if job.live and not job.template.serving and job.claim == claim and job.owner != pipeline.uid:
+                user = sharing.get(job.owner) or ClaimUser(job.owner, writing=True)
+                sharing[job.owner] = replace(user, writing=True)
+        return ObservedWorkspace(
+            missing=claim not in self.claims and not pipeline.spec.workspace.existing_claim,
+            seniority=("", pipeline.uid),
+            users=tuple(sharing.values()),
+        )
+
+    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         """Store the status if it differs; raise Conflict if the pipeline has changed since it was read."""
         with self._fault_point("write_status"):
             stored, text = self.pipelines.get(pipeline.key), _json(status)
@@ -118,20 +176,40 @@ class MemoryCluster:
                 raise Conflict(f"{pipeline.key} has changed since it was read")
             if text != stored.status:
                 stored.status, stored.version = text, stored.version + 1
+            return replace(pipeline, status=status, resource_version=str(stored.version))
 
-    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
-        """Create and stop Jobs, switch traffic, and delete pipelines."""
+    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
+        """Execute the actions, except those that a test refuses."""
+        refused: dict[str, Blocker] = {}
         for action in actions:
+            if WORKSPACE in refused and isinstance(action, CreateJob):
+                continue
             with self._fault_point("apply"):
-                match action:
-                    case CreateJob(template):
-                        self._create(pipeline, template)
-                    case StopJob(name, _):
-                        self._ask_to_stop(name)
-                    case SwitchTraffic(stage, name):
-                        self._switch_traffic(stage, name)
-                    case DeletePipeline():
-                        self.pipelines.pop(pipeline.key, None)
+                if refusal := self.refusals.get(subject_of(action)):
+                    refused[subject_of(action)] = refusal
+                else:
+                    self._execute(pipeline, action)
+        return refused
+
+    def _execute(self, pipeline: Pipeline, action: Action) -> None:
+        match action:
+            case CreateJob(template):
+                self._create(pipeline, template)
+            case CreateWorkspace():
+                self.claims.add(claim_of(pipeline.key, pipeline.spec))
+            case StopJob(name, _):
+                self._ask_to_stop(name)
+            case DeleteJob(name):
+                self._delete_ended(name)
+            case SwitchTraffic(stage, name):
+                self._switch_traffic(stage, name)
+            case DeleteService():
+                self.servers = {name: replace(server, current=False) for name, server in self.servers.items()}
+                self.applied.append("delete the Service")
+            case DeletePipeline():
+                self.pipelines.pop(pipeline.key, None)
+            case ProbeServer() | ChangeWorkspace():
+                pass  # a test changes the server's Job; claims have no properties
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Store the events."""
@@ -144,10 +222,13 @@ class MemoryCluster:
             raise InvariantViolation(f"{template.name} is the name of another Job")
         if existing:
             return
+        claim = claim_of(pipeline.key, pipeline.spec)
         for name, job in self.jobs.items():
-            if job.live and (job.owner, job.template.stage) == (pipeline.uid, template.stage):
-                raise InvariantViolation(f"{template.name} would run at the same time as {name}")
-        self.jobs[template.name] = MemoryJob(pipeline.uid, template, ObservedJob(template.name, JobState.WAITING))
+            if job.live and job.claim == claim and not (template.serving or job.template.serving):
+                raise InvariantViolation(f"{template.name} would write to {claim} at the same time as {name}")
+        limit = template.pod.resources.limits.get("memory", "")
+        observed = ObservedJob(template.name, JobState.WAITING, memory_limit=limit, stage=template.stage)
+        self.jobs[template.name] = MemoryJob(pipeline.uid, claim, template, observed)
         self.applied.append(f"create {template.name}")
 
     def _ask_to_stop(self, name: str) -> None:
@@ -157,6 +238,14 @@ class MemoryCluster:
             self.applied.append(f"stop {name}")
         if self.servers.pop(name, None):
             self.applied.append(f"stop the server of {name}")
+
+    def _delete_ended(self, name: str) -> None:
+        if job := self.jobs.get(name):
+            if job.live:
+                raise InvariantViolation(f"{name} is deleted although it has not ended")
+            if name not in self.servers:
+                del self.jobs[name]
+                self.applied.append(f"delete {name}")
 
     def _switch_traffic(self, stage: str, name: str) -> None:
         for job, server in self.servers.items():
@@ -220,6 +309,24 @@ def _pipeline(key: Key, stored: StoredPipeline) -> Pipeline:
     spec, status = PipelineSpec.model_validate_json(stored.spec), PipelineStatus.model_validate_json(stored.status)
     version, annotations = str(stored.version), dict(stored.annotations)
     return Pipeline(key, stored.uid, stored.generation, spec, status, version, annotations)
+
+
+def claim_of(key: Key, spec: PipelineSpec) -> str:
+    """Return the name of a pipeline's claim."""
+    return f"{key.namespace}/{spec.workspace.existing_claim or workspace_name(key.name)}"
+
+
+def _claim_user(key: Key, stored: StoredPipeline) -> ClaimUser:
+    status = PipelineStatus.model_validate_json(stored.status)
+    suspended = PipelineSpec.model_validate_json(stored.spec).suspend
+    recorded = not WRITING_STAGES.isdisjoint(status.running_attempts())
+    return ClaimUser(
+        key.name,
+        writing=False,
+        recorded=recorded,
+        finished=bool(status.finished_at) or suspended,
+        seniority=("", stored.uid),
+    )
 
 
 def _json(model: PipelineSpec | PipelineStatus) -> str:

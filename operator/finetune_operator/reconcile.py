@@ -5,16 +5,20 @@ seen an event. It keeps nothing in memory between two calls, so the process may 
 The next call continues from the pipeline's status and from what it observes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from finetune_operator.api.status import PipelineStatus
 from finetune_operator.cluster import Cluster
 from finetune_operator.core.assess import assess
 from finetune_operator.core.events import events_between
-from finetune_operator.core.pipeline import Key
-from finetune_operator.core.plan import plan_next
-from finetune_operator.core.report import report
+from finetune_operator.core.observation import Observation
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.plan import Plan, plan_next
+from finetune_operator.core.report import report, with_refusals
 from finetune_operator.core.settings import Settings
+from finetune_operator.core.write_delay import time_until_write
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class ReconcileResult:
     """None: only when something changes."""
     gone: bool = False
     """The pipeline no longer exists."""
+    refusals: tuple[str, ...] = ()
+    """Why the API server refused requests, which are to be repeated with backoff."""
 
 
 async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetime) -> ReconcileResult:
@@ -35,17 +41,45 @@ async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetim
     pipeline = await cluster.read(key)
     if pipeline is None:
         return ReconcileResult(requeue_after=None, gone=True)
-    observation = await cluster.observe(pipeline)  # facts about Jobs and servers, no decisions
-    assessment = assess(pipeline, observation, now)  # pure: the state of every stage and attempt
-    plan = plan_next(pipeline, assessment, settings, now)  # pure: the actions to take
-    status = report(pipeline, assessment, plan, now)  # pure: the status to write
+    before = pipeline.status
+    observation = await cluster.observe(pipeline)  # all reading: facts about Jobs, servers and the claim
+    plan, status = _decide(pipeline, observation, settings, now)  # pure: the actions to take, the status to write
     # The status comes before the actions. An attempt's number must be durable before its Job exists: otherwise an
     # operator that is killed in between would not know that the Job is its own.
-    await cluster.write_status(pipeline, status)
+    if not (wait := time_until_write(before, status, settings.write_delay, now)) and wait is not None:
+        pipeline = await cluster.write_status(pipeline, status)
     try:
-        await cluster.apply(pipeline, plan.actions)  # each action is idempotent; Job names are deterministic
+        refused = await cluster.apply(pipeline, plan.actions)  # all acting: idempotent under deterministic names
     finally:
         # Events come after the status that they describe, and also after a failed action: the next call compares with
         # the status written above and would not find them again.
-        await cluster.emit_events(pipeline, events_between(pipeline.status, status))
-    return ReconcileResult(plan.requeue_after)
+        if not wait:
+            await cluster.emit_events(pipeline, events_between(before, status))
+    # A refusal is remembered in the status only: it is not an observed fact before the request is sent.
+    told = with_refusals(pipeline.status, refused)
+    if told != pipeline.status:
+        _, status = _decide(replace(pipeline, status=told), observation, settings, now)
+        pipeline = await cluster.write_status(pipeline, status)
+    times = [time for time in (wait or None, plan.requeue_after) if time is not None]
+    if pipeline.status.finished_at and pipeline.status != before:
+        times += _times_after_end(pipeline, observation, settings, now)
+    return ReconcileResult(min(times, default=None), refusals=tuple(blocker.message for blocker in refused.values()))
+
+
+def _decide(
+    pipeline: Pipeline, observation: Observation, settings: Settings, now: datetime
+) -> tuple[Plan, PipelineStatus]:
+    assessment = assess(pipeline, observation, now)  # the state of every stage and attempt
+    plan = plan_next(pipeline, assessment, settings, now)
+    return plan, report(pipeline, assessment, plan, now)
+
+
+def _times_after_end(
+    pipeline: Pipeline, observation: Observation, settings: Settings, now: datetime
+) -> Iterator[timedelta]:
+    """Yield when a pipeline that has just finished expires: what was just written decides it."""
+    plan, _ = _decide(pipeline, observation, settings, now)
+    if plan.actions:
+        yield timedelta()
+    elif plan.requeue_after is not None:
+        yield plan.requeue_after

@@ -9,7 +9,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from finetune_operator.controller.informers import RESYNC_SECONDS, Informers
 from finetune_operator.controller.leader_election import LeaderElector
-from finetune_operator.controller.metrics import IS_LEADER, PIPELINES, QUEUE_DEPTH, QUEUE_OLDEST_SECONDS, REGISTRY
+from finetune_operator.controller.metrics import (
+    CACHED_OBJECTS,
+    IS_LEADER,
+    PIPELINES,
+    QUEUE_DEPTH,
+    QUEUE_OLDEST_SECONDS,
+    REGISTRY,
+)
 from finetune_operator.controller.workqueue import WorkQueue
 
 API_SILENCE_SECONDS = 60.0
@@ -21,7 +28,7 @@ class Health:
     """Handlers of the endpoints.
 
     A replica is live while its event loop responds. It is ready while it reaches the API server and, as the leader,
-    has a cache that was relisted recently.
+    has a cache that was listed recently.
     """
 
     def __init__(self, leader_elector: LeaderElector, informers: Informers, queue: WorkQueue) -> None:
@@ -37,7 +44,9 @@ class Health:
         if self.informers.synced_at is None:
             return "the cache has not synced with the API server yet"
         if now - self.informers.synced_at > 3 * RESYNC_SECONDS:  # two resyncs may fail before a replica is not ready
-            return f"the cache was last relisted {now - self.informers.synced_at:.0f} s ago"
+            return f"the cache was last listed {now - self.informers.synced_at:.0f} s ago"
+        if kind := self.informers.silent_watch(API_SILENCE_SECONDS):
+            return f"the watch of {kind} has failed for more than {API_SILENCE_SECONDS:g} s"
         return ""
 
     async def livez(self, _request: web.Request) -> web.Response:
@@ -55,6 +64,8 @@ class Health:
         PIPELINES.clear()  # else a phase that no pipeline is in any more would keep its last count
         for phase, count in self.informers.cache.phases().items():
             PIPELINES.labels(phase).set(count)
+        for kind, store in self.informers.cache.stores.items():
+            CACHED_OBJECTS.labels(kind).set(len(store))
         IS_LEADER.set(self.leader_elector.is_leader)
         QUEUE_DEPTH.set(len(self.queue))
         QUEUE_OLDEST_SECONDS.set(self.queue.oldest())

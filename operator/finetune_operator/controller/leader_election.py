@@ -6,6 +6,8 @@ anything is done twice. The Lease only prevents the duplicate work.
 
 import asyncio
 import logging
+import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -36,20 +38,39 @@ class _ObservedRecord:
 
 
 class LeaderElector:
-    """Acquires, renews and releases the Lease."""
+    """Acquires, renews and releases the Lease.
 
-    def __init__(self, api: KubernetesClient, namespace: str, name: str, identity: str) -> None:
-        self.api, self.namespace, self.name, self.identity = api, namespace, name, identity
+    The holder's identity is the replica's name and a random suffix, as in client-go: two processes with one name, such
+    as two on one host, must not both take the Lease for their own.
+    """
+
+    def __init__(self, api: KubernetesClient, namespace: str, name: str, replica: str) -> None:
+        self.api, self.namespace, self.name = api, namespace, name
+        self.identity = f"{replica}_{uuid.uuid4()}"
         self._renewed: float | None = None
+        """Start of the last request that renewed the Lease, by the event loop's clock; None: not the leader."""
         self._observed: _ObservedRecord | None = None
         self._released = False
+        self._release_ended = asyncio.Event()
         self.last_response_at = 0.0
         """When the API server last responded to a request for the Lease, by the event loop's clock."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether the last renewal is recent enough that no other replica can have taken over."""
-        return self._renewed is not None and _now() - self._renewed < RENEW_DEADLINE
+        """Whether this replica may start to write: its last renewal is more recent than the deadline."""
+        return self._seconds_until(RENEW_DEADLINE) > 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until another replica may take over; 0 if it may now.
+
+        A write must end before, so this is the longest timeout of a request that begins now. The leader starts none in
+        the last `LEASE_DURATION - RENEW_DEADLINE` of them.
+        """
+        return self._seconds_until(LEASE_DURATION)
+
+    def _seconds_until(self, limit: float) -> float:
+        return 0.0 if self._renewed is None else max(0.0, self._renewed + limit - _now())
 
     async def acquire(self) -> None:
         """Wait until this replica holds the Lease."""
@@ -58,50 +79,93 @@ class LeaderElector:
         log.info("became leader as %s", self.identity)
 
     async def renew(self) -> None:
-        """Renew the Lease every `RETRY_PERIOD` seconds; return when it is lost."""
-        while self.is_leader:
-            await asyncio.sleep(RETRY_PERIOD)
-            await self._try_acquire_or_renew()
-        log.warning("no longer the leader: the Lease was not renewed for %g s", RENEW_DEADLINE)
-        self._renewed = None
+        """Renew the Lease every `RETRY_PERIOD` seconds; return as soon as it is lost, or when its release has ended.
 
-    async def release(self) -> None:
-        """Stop writing, never lead again, and release the Lease, so that another replica can take over at once."""
+        The caller then cancels what it does as the leader. During a release, the writes under way must end instead.
+        """
+        while self.is_leader:
+            await asyncio.sleep(min(RETRY_PERIOD, self._seconds_until(RENEW_DEADLINE)))
+            if self.is_leader:
+                await self._try_acquire_or_renew(self._seconds_until(RENEW_DEADLINE))
+        if self._released:
+            await self._release_ended.wait()
+        if self._renewed is not None:
+            log.warning("no longer the leader: the Lease was not renewed for %g s", RENEW_DEADLINE)
+            self._renewed = None
+
+    async def release(self, wait_for_writes: Callable[[], Awaitable[None]]) -> None:
+        """Stop writing, never lead again, and release the Lease, so that another replica can take over at once.
+
+        Before the release, the writes under way end: they must not meet those of the next leader.
+        """
         held, self._released, self._renewed = self.is_leader, True, None
-        if not held:
-            return
         try:
-            lease = await self.api.get(paths.leases(self.namespace, self.name))
-            if lease and lease["spec"].get("holderIdentity") == self.identity:
-                lease["spec"]["holderIdentity"] = ""
-                await self.api.replace(paths.leases(self.namespace, self.name), lease)
+            if held:
+                await wait_for_writes()
+                await self._release()
+        finally:
+            self._release_ended.set()
+
+    async def _release(self) -> None:
+        try:
+            try:
+                await self._clear_holder()
+            except Conflict:  # a renewal was under way
+                await self._clear_holder()
         except ClusterError as error:
             log.warning("cannot release the Lease; another replica takes over in %g s: %s", LEASE_DURATION, error)
+        else:
+            log.info("released the Lease")
 
-    async def _try_acquire_or_renew(self) -> bool:
-        began = _now()
+    async def _clear_holder(self) -> None:
+        lease = await self.api.get(paths.leases(self.namespace, self.name))
+        if lease and lease["spec"].get("holderIdentity") == self.identity:
+            lease["spec"]["holderIdentity"] = ""
+            await self.api.replace(paths.leases(self.namespace, self.name), lease)
+
+    async def _try_acquire_or_renew(self, seconds: float = RENEW_DEADLINE) -> bool:
+        """Return whether this replica is the leader, after one attempt that takes at most half of the deadline.
+
+        A request without a response then leaves time for another attempt before the deadline.
+        """
+        began, limit = _now(), min(seconds, RENEW_DEADLINE / 2)
         try:
-            # Half of the deadline: after a request without a response, another attempt can begin before the deadline.
-            async with asyncio.timeout(RENEW_DEADLINE / 2):
-                acquired = not self._released and await self._update_lease()
+            async with asyncio.timeout(limit):
+                acquired = not self._released and await self._acquire_or_renew()
         except Conflict:
-            acquired = False  # another replica was faster; the API server has responded
+            self.last_response_at = _now()  # other writers were faster twice; the next attempt finds out who leads
+            return self.is_leader
         except (ClusterError, TimeoutError) as error:
-            message = str(error) or f"no response within {RENEW_DEADLINE / 2:g} s"
+            message = str(error) or f"no response within {limit:.1f} s"
             log.warning("cannot acquire or renew the Lease %s/%s: %s", self.namespace, self.name, message)
-            return False
+            return self.is_leader
         self.last_response_at = _now()
-        if acquired and not self._released:  # `release` may have been called during the request
+        if not acquired:
+            self._on_held_by_another()
+        elif not self._released:  # `release` may have been called during the request
             self._renewed = began  # the start of the request: other replicas may have observed the renewal since then
         return self.is_leader
+
+    def _on_held_by_another(self) -> None:
+        """Stop being the leader at once, whatever is left of the time since the last renewal."""
+        if self._renewed is not None:
+            holder = self._observed.holder if self._observed else "another replica"
+            log.warning("no longer the leader: the Lease is held by %s", holder)
+            self._renewed = None
+
+    async def _acquire_or_renew(self) -> bool:
+        try:
+            return await self._update_lease()
+        except Conflict:  # the Lease has changed since it was read: another replica may have taken it over
+            return await self._update_lease()
 
     async def _update_lease(self) -> bool:
         lease = await self.api.get(paths.leases(self.namespace, self.name))
         if lease is None:
             try:
                 await self.api.create(paths.leases(self.namespace), self._lease({}))
-            except AlreadyExists:
-                return False
+            except AlreadyExists as error:
+                raise Conflict("another replica created the Lease") from error
             return True
         if not self._is_free(lease["spec"]):
             return False

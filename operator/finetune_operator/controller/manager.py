@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,16 +11,20 @@ import aiohttp
 from finetune_operator.controller.health import Health, serve_health
 from finetune_operator.controller.informers import Informers
 from finetune_operator.controller.leader_election import LeaderElector
-from finetune_operator.controller.metrics import REQUESTS
+from finetune_operator.controller.metrics import REQUESTS, record_changes
+from finetune_operator.controller.node_watch import NodeWatch
+from finetune_operator.controller.prices import PricedSettings
 from finetune_operator.controller.signals import StopSignal
 from finetune_operator.controller.worker import run_worker
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.cache import ResourceCache
-from finetune_operator.kubernetes.client import KubernetesClient, load_configuration, open_client
+from finetune_operator.kubernetes.client import KubernetesClient, TokenBucket, load_configuration, open_client
 from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pods.http import open_session
 from finetune_operator.kubernetes.pods.probe import ServerProbe
 from finetune_operator.kubernetes.pods.progress import ProgressPoller
+from finetune_operator.kubernetes.pods.saves import SaveSender
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +41,18 @@ class Options:
     """Namespaces whose pipelines are reconciled; empty: all namespaces."""
     port: int = 8080
     """Of /livez, /readyz and /metrics; 0: they are not served."""
-    workers: int = 10
+    workers: int = 20
+    """Of which one namespace can have half, two a third each, and so on."""
+    qps: float = 500.0
+    """Requests to the API server per second, after a burst."""
+    burst: float = 1000.0
     settings: Settings = field(default_factory=Settings)
+    metadata_notices: str = ""
+    """The cloud whose metadata endpoint training processes watch for notices of their node's end; empty: none."""
+    node_notices: bool = True
+    """Whether nodes are watched for such notices. It takes a right on all nodes, so not with `namespaces`."""
+    prices: Path | None = None
+    """Folder of the price list; None: prices do not change while the operator runs."""
 
 
 async def run(options: Options) -> None:
@@ -48,18 +62,21 @@ async def run(options: Options) -> None:
     # Leader election has a client of its own: it must write before this replica is the leader, and it is not slowed
     # down when the API server throttles the reconciles.
     lease_client = open_client(await load_configuration(), on_response=_count_request)
-    async with lease_client as lease_api, aiohttp.ClientSession() as session:
+    async with lease_client as lease_api, open_session() as progress_session, open_session() as probe_session:
         elector = LeaderElector(lease_api, options.lease_namespace, options.lease_name, options.identity)
         client = open_client(
-            await load_configuration(), may_write=lambda: elector.is_leader, on_response=_count_request
+            await load_configuration(),
+            seconds_to_write=lambda: elector.seconds_left if elector.is_leader else 0.0,
+            on_response=_count_request,
+            rate_limiter=TokenBucket(options.qps, options.burst),
         )
         async with client as api:
-            manager = Manager.create(options, api, elector, signals, session)
+            manager = Manager.create(options, api, elector, signals, (progress_session, probe_session))
             async with serve_health(Health(elector, manager.informers, manager.queue), options.port):
                 try:
-                    await _run_until_stopped(signals.requested, manager.run(), elector)
+                    await _run_until_stopped(signals.requested, manager)
                 finally:
-                    await manager.cluster.close()
+                    await manager.close()
 
 
 def _count_request(verb: str, status: int) -> None:
@@ -75,6 +92,10 @@ class Manager:
     queue: WorkQueue
     informers: Informers
     cluster: KubernetesCluster
+    progress: ProgressPoller
+    settings: PricedSettings
+    nodes: NodeWatch | None
+    """None: no nodes are watched."""
 
     @classmethod
     def create(
@@ -83,29 +104,57 @@ class Manager:
         api: KubernetesClient,
         leader_elector: LeaderElector,
         signals: StopSignal,
-        session: aiohttp.ClientSession,
+        sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession],
     ) -> "Manager":
-        """Create the components and connect them."""
-        cache, queue = ResourceCache(), WorkQueue()
-        cluster = KubernetesCluster(api, cache, ProgressPoller(session, queue.add), ServerProbe(session, queue.add))
+        """Create the components and connect them; the sessions are those of progress and of probes."""
+        cache, queue = ResourceCache(), WorkQueue(options.workers)
+        progress = ProgressPoller(sessions[0], cache.all_pods, queue.add)
+        cluster = KubernetesCluster(
+            api,
+            cache,
+            progress,
+            ServerProbe(sessions[1], queue.add),
+            record_changes,
+            enqueue=queue.add,
+            notices=options.metadata_notices,
+        )
         informers = Informers(api, cache, queue, signals, options.namespaces)
-        return cls(options, leader_elector, queue, informers, cluster)
+        saves = SaveSender(sessions[0], progress.poll_soon)
+        nodes = NodeWatch(api, cache.all_pods, saves) if options.node_notices and not options.namespaces else None
+        settings = PricedSettings(options.settings, options.prices)
+        return cls(options, leader_elector, queue, informers, cluster, progress, settings, nodes)
 
     async def run(self) -> None:
-        """Run as the leader whenever this replica holds the Lease, forever."""
+        """Run as the leader whenever this replica holds the Lease, and look at the prices, forever."""
+        await _wait_first(asyncio.create_task(self._lead()), asyncio.create_task(self.settings.run()))
+
+    async def _lead(self) -> None:
         while True:
             await self.leader_elector.acquire()
             leading = asyncio.create_task(self._run_as_leader())
             renewing = asyncio.create_task(self.leader_elector.renew())
             await _wait_first(leading, renewing)
 
+    async def close(self) -> None:
+        """Cancel the background requests."""
+        await self.cluster.close()
+        if self.nodes:
+            await self.nodes.saves.close()
+
     async def _run_as_leader(self) -> None:
-        await self.informers.relist_with_retry()  # first: the cache is empty, or as old as the last leadership
+        await self.informers.list_first()  # the cache is empty, or as old as the last leadership
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.informers.requeue_all())
             group.create_task(self.informers.watch())
             group.create_task(self.informers.resync_periodically())
+            group.create_task(self.cluster.events.run())
+            group.create_task(self.progress.run())
+            if self.nodes:
+                group.create_task(self.nodes.run())
+            elif self.options.node_notices:
+                log.info("nodes are not watched for notices of their end: the operator has rights in namespaces only")
             for _ in range(self.options.workers):
-                group.create_task(run_worker(self.queue, self.cluster, self.options.settings))
+                group.create_task(run_worker(self.queue, self.cluster, lambda: self.settings.current))
 
 
 async def _wait_first(*tasks: asyncio.Task[Any]) -> None:
@@ -121,12 +170,10 @@ async def _wait_first(*tasks: asyncio.Task[Any]) -> None:
             raise result
 
 
-async def _run_until_stopped(
-    stop: asyncio.Event, running: Coroutine[Any, Any, None], leader_elector: LeaderElector
-) -> None:
+async def _run_until_stopped(stop: asyncio.Event, manager: Manager) -> None:
     """Run until stopped. Release the Lease first: another replica then takes over while kopf takes seconds to end."""
-    run_task, stop_task = asyncio.create_task(running), asyncio.create_task(stop.wait())
+    run_task, stop_task = asyncio.create_task(manager.run()), asyncio.create_task(stop.wait())
     await asyncio.wait([run_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping: received SIGTERM or SIGINT" if stop.is_set() else "stopping: the manager has ended")
-    await leader_elector.release()
+    await manager.leader_elector.release(manager.cluster.api.wait_for_writes)
     await _wait_first(run_task, stop_task)

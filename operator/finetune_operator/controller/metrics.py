@@ -1,17 +1,31 @@
-"""The operator's own Prometheus metrics."""
+"""The operator's own Prometheus metrics. Every label has a closed set of values, so that no user can add series."""
+
+from collections import Counter as CountOf
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.placement import CAPACITIES
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import Costs, Outcome, PipelineStatus, StageStatus
 
 REGISTRY = CollectorRegistry()
 RECONCILED = Counter(
     "finetune_reconcile",
-    "Reconciles of pipelines, by outcome: done, conflict, error, refused (invalid object) or bug",
+    "Reconciles of pipelines, by outcome: done, conflict, error, refused, invalid or bug",
     ["outcome"],
     registry=REGISTRY,
 )
 RECONCILE_SECONDS = Histogram(
-    "finetune_reconcile_seconds", "Duration of one reconcile of one pipeline, in seconds", registry=REGISTRY
+    "finetune_reconcile_seconds",
+    "Duration of one reconcile of one pipeline, in seconds, by outcome",
+    ["outcome"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    registry=REGISTRY,
 )
+"""The last bucket ends at the worker's time limit for one reconcile."""
 REQUESTS = Counter(
     "finetune_api_requests",
     "Requests to the API server, by HTTP verb and status code (0: no response)",
@@ -19,7 +33,13 @@ REQUESTS = Counter(
     registry=REGISTRY,
 )
 WATCHES_RESTARTED = Counter(
-    "finetune_watches_restarted", "Restarts of the watches after they ended or failed", registry=REGISTRY
+    "finetune_watches_restarted",
+    "Restarts of the watches after they ended or failed, by kind",
+    ["kind"],
+    registry=REGISTRY,
+)
+CACHED_OBJECTS = Gauge(
+    "finetune_cache_objects", "Objects in the cache of this replica, by kind", ["kind"], registry=REGISTRY
 )
 QUEUE_DEPTH = Gauge(
     "finetune_queue_depth", "Pipelines in the work queue that wait for a free worker", registry=REGISTRY
@@ -33,3 +53,84 @@ IS_LEADER = Gauge("finetune_leader", "1 if this replica is the leader, else 0", 
 PIPELINES = Gauge(
     "finetune_pipelines", "Pipelines in the cache of this replica, by phase", ["phase"], registry=REGISTRY
 )
+OLDEST_PRICE = Gauge(
+    "finetune_oldest_price_timestamp_seconds",
+    "Date of the oldest price of a node class, as Unix time in seconds; -1 if no price has a date",
+    registry=REGISTRY,
+)
+ATTEMPTS = Counter(
+    "finetune_attempts",
+    "Attempts that have ended while this replica was the leader, by stage, outcome and reason",
+    ["stage", "outcome", "reason"],
+    registry=REGISTRY,
+)
+ATTEMPT_SECONDS = Counter(
+    "finetune_attempt_seconds",
+    "Running time of attempts that have ended while this replica was the leader, in seconds, by stage and capacity",
+    ["stage", "capacity"],
+    registry=REGISTRY,
+)
+SPENT = Counter(
+    "finetune_spent",
+    "Cost of those attempts in the configured currency, by stage and capacity",
+    ["stage", "capacity"],
+    registry=REGISTRY,
+)
+LOST_TO_INTERRUPTIONS = Counter(
+    "finetune_lost_to_interruptions",
+    "Part of that cost that interruptions have wasted, by stage",
+    ["stage"],
+    registry=REGISTRY,
+)
+LOST_STEPS = Counter(
+    "finetune_lost_steps", "Steps that were repeated after interruptions, by stage", ["stage"], registry=REGISTRY
+)
+
+
+@dataclass(frozen=True)
+class AttemptLabels:
+    """The labels of `finetune_attempts_total`."""
+
+    stage: str
+    outcome: Outcome
+    reason: Reason
+
+
+def count_changes(before: PipelineStatus, after: PipelineStatus) -> Mapping[AttemptLabels, int]:
+    """Return how many attempts have ended between two statuses of one pipeline."""
+    ended_before = _ended_attempts(before)
+    new = (labels for number, labels in _ended_attempts(after).items() if number not in ended_before)
+    return CountOf(new)
+
+
+def record_changes(before: PipelineStatus, after: PipelineStatus) -> None:
+    """Count the attempts that have ended between two statuses; call it once the later one is written."""
+    for labels, count in count_changes(before, after).items():
+        ATTEMPTS.labels(labels.stage, labels.outcome, labels.reason).inc(count)
+    for kind in STAGES:
+        if stage := after.stages.get(kind.name):
+            _record_costs(kind.name, before.stages.get(kind.name, StageStatus()), stage)
+
+
+def _record_costs(name: str, before: StageStatus, after: StageStatus) -> None:
+    ended = {attempt.number for attempt in before.attempts if attempt.finished_at}
+    for attempt in after.attempts:
+        if attempt.finished_at and attempt.number not in ended:
+            capacity = attempt.capacity if attempt.capacity in CAPACITIES else ""
+            ATTEMPT_SECONDS.labels(name, capacity).inc(attempt.seconds or 0.0)
+            SPENT.labels(name, capacity).inc(float(attempt.cost or 0))
+    # A later attempt shows what an interruption has cost; both sums begin anew with another identity.
+    lost = (after.costs or Costs()).lost - (before.costs or Costs()).lost
+    LOST_TO_INTERRUPTIONS.labels(name).inc(max(0.0, float(lost)))
+    LOST_STEPS.labels(name).inc(max(0, after.lost_steps - before.lost_steps))
+
+
+def _ended_attempts(status: PipelineStatus) -> dict[tuple[str, int], AttemptLabels]:
+    """Return stage and number of each ended attempt, with its labels; the status of an unknown stage is ignored."""
+    return {
+        (kind.name, attempt.number): AttemptLabels(kind.name, attempt.outcome, attempt.reason)
+        for kind in STAGES
+        if (stage := status.stages.get(kind.name))
+        for attempt in stage.attempts
+        if attempt.outcome is not Outcome.RUNNING
+    }

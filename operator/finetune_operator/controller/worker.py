@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
+from finetune_operator.controller.logging_format import pipeline_context
 from finetune_operator.controller.metrics import RECONCILE_SECONDS, RECONCILED
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
@@ -19,17 +21,20 @@ CONFLICT_DELAY_SECONDS = 0.05
 log = logging.getLogger(__name__)
 
 
-async def run_worker(queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> None:
-    """Process one pipeline of the queue after the other, forever."""
+async def run_worker(queue: WorkQueue, cluster: KubernetesCluster, settings: Callable[[], Settings]) -> None:
+    """Process one pipeline of the queue after the other, forever, each with the settings of that moment."""
     while True:
         key = await queue.get()
         began = time.monotonic()
         try:
-            outcome = await process(key, queue, cluster, settings)
+            with pipeline_context(key):
+                outcome = await process(key, queue, cluster, settings())
         finally:
             queue.done(key)
         RECONCILED.labels(outcome).inc()
-        RECONCILE_SECONDS.observe(time.monotonic() - began)
+        RECONCILE_SECONDS.labels(outcome).observe(time.monotonic() - began)
+        # A reconcile without a request never waits. Thousands of them in a row would hold up the Lease.
+        await asyncio.sleep(0)
 
 
 async def process(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> str:
@@ -56,12 +61,16 @@ async def process(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settin
 
 
 async def _reconcile(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> str:
+    lock = cluster.claim_lock(key)
+    if lock.locked():  # another pipeline with the claim is reconciled: the worker takes other work meanwhile
+        queue.add_after(key, CONFLICT_DELAY_SECONDS)
+        return "done"
     try:
-        async with asyncio.timeout(RECONCILE_TIMEOUT_SECONDS):
+        async with asyncio.timeout(RECONCILE_TIMEOUT_SECONDS), lock:
             result = await reconcile(key, cluster, settings, datetime.now(UTC))  # noqa: TID251  an edge
     except Conflict:
-        # Another writer changed the object. That is no failure: read it again soon, without backoff.
-        queue.add_after(key, CONFLICT_DELAY_SECONDS)
+        # Another writer changed the object. Once is no failure: read it again soon.
+        queue.add_rate_limited(key, CONFLICT_DELAY_SECONDS)
         return "conflict"
     except InvalidObject as error:
         log.warning("cannot reconcile %s until it is changed: %s", key, error)
@@ -70,10 +79,13 @@ async def _reconcile(key: Key, queue: WorkQueue, cluster: KubernetesCluster, set
         message = str(error) or f"timed out (limit: {RECONCILE_TIMEOUT_SECONDS:g} s)"
         log.warning("cannot reconcile %s, retrying in %.1f s: %s", key, queue.add_rate_limited(key), message)
         return "error"
+    if result.refusals:
+        delay = queue.add_rate_limited(key)
+        log.warning("%s: refused, retrying in %.1f s: %s", key, delay, "; ".join(result.refusals))
+        return "refused"
     queue.forget(key)
     if result.gone and not queue.is_dirty(key):  # a dirty key: a pipeline of the same name may exist by now
         queue.remove(key)
-        cluster.forget(key)
     elif result.requeue_after is not None:
         queue.add_after(key, result.requeue_after.total_seconds())
     return "done"
@@ -86,4 +98,4 @@ async def _mark_invalid(key: Key, queue: WorkQueue, cluster: KubernetesCluster, 
     except ClusterError as error:
         delay = queue.add_rate_limited(key)
         log.warning("cannot write the status of %s, retrying in %.1f s: %s", key, delay, error)
-    return "refused"
+    return "invalid"

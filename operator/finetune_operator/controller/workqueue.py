@@ -1,11 +1,15 @@
 """The work queue: which pipelines to reconcile next, after client-go's rate-limited work queue.
 
 A pipeline is in the queue at most once, is processed by at most one worker at a time, and not before its delay is over.
+The namespaces take turns, so that a busy one does not delay the others. None of them gets a worker while it has as many
+as are free: one namespace can have half of the workers, two a third each, and some are always left. So neither does a
+slow namespace delay the others, such as one with an admission webhook that does not answer.
 """
 
 import asyncio
 import random  # noqa: TID251  an edge
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from finetune_operator.core.pipeline import Key
@@ -14,6 +18,11 @@ BASE_DELAY = 0.5
 """Seconds until a pipeline that could not be reconciled is retried; doubles with each failure in a row."""
 MAX_DELAY = 60.0
 """Upper limit of that delay in seconds, before jitter."""
+LOW_TURN = 8
+"""One of so many turns is for the pipelines of low priority, however many others wait."""
+LOW_WORKERS = 2
+"""Workers that the pipelines of low priority get at a time. Most need no request: they only take the processor's time,
+while the others wait for the answers to theirs."""
 
 
 @dataclass
@@ -23,44 +32,83 @@ class _Delayed:
     timer: asyncio.TimerHandle
 
 
+class _Lane:
+    """Pipelines in the order of their arrival; the namespaces take turns."""
+
+    def __init__(self) -> None:
+        self.added_at: dict[Key, float] = {}
+        """By the event loop's clock."""
+        self._turns: OrderedDict[str, OrderedDict[Key, None]] = OrderedDict()
+
+    def add(self, key: Key, now: float) -> None:
+        self.added_at[key] = now
+        self._turns.setdefault(key.namespace, OrderedDict())[key] = None
+
+    def remove(self, key: Key) -> None:
+        if self.added_at.pop(key, None) is not None:
+            keys = self._turns[key.namespace]
+            del keys[key]
+            if not keys:
+                del self._turns[key.namespace]
+
+    def pop(self, full: AbstractSet[str]) -> Key | None:
+        """Remove and return the next pipeline of a namespace that is not full; that one moves behind the others."""
+        namespace = next((name for name in self._turns if name not in full), None)
+        if namespace is None:
+            return None
+        key = next(iter(self._turns[namespace]))
+        self._turns.move_to_end(namespace)
+        self.remove(key)
+        return key
+
+
 @dataclass
 class WorkQueue:
-    """A first-in, first-out queue: a pipeline that changes all the time waits behind the others after each turn."""
+    """A queue of pipelines; one that changes all the time waits behind the others after each turn."""
 
-    _queue: OrderedDict[Key, float] = field(default_factory=OrderedDict)
-    """Pipelines that wait for a worker, with the time at which each was added, by the event loop's clock."""
+    workers: int = 1 << 30
+    """Workers that call `get`."""
+    _urgent: _Lane = field(default_factory=_Lane)
+    _low: _Lane = field(default_factory=_Lane)
+    """Pipelines that are reconciled only because this replica has not yet: nothing has changed."""
     _processing: set[Key] = field(default_factory=set)
     """Pipelines that a worker has, from `get` to `done`."""
+    _low_processing: set[Key] = field(default_factory=set)
+    """Those of them that came from the pipelines of low priority."""
     _dirty: set[Key] = field(default_factory=set)
     """Pipelines that were added again while a worker has them."""
     _delayed: dict[Key, _Delayed] = field(default_factory=dict)
     """Pipelines that are added later."""
     _failures: dict[Key, int] = field(default_factory=dict)
     """Failures in a row."""
-    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
+    """Of workers that wait in `get`, the one that has waited longest first."""
+    _turn: int = 0
 
-    def add(self, key: Key) -> None:
+    def add(self, key: Key, *, low: bool = False) -> None:
         """Add a pipeline; while a worker has it, mark it dirty, so that `done` adds it."""
-        self._cancel_delay(key)
+        if not low:
+            self._cancel_delay(key)
         if key in self._processing:
             self._dirty.add(key)
-        elif key not in self._queue:
-            self._queue[key] = asyncio.get_running_loop().time()
-            self._arrived.set()
+        elif key not in self._urgent.added_at and not (low and key in self._low.added_at):
+            self._low.remove(key)
+            (self._low if low else self._urgent).add(key, asyncio.get_running_loop().time())
+            self._wake()
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Add a pipeline after a delay; of several delays, the one that ends first counts."""
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, seconds)
-        if key in self._queue or (key in self._delayed and self._delayed[key].at <= at):
+        if key in self._urgent.added_at or (key in self._delayed and self._delayed[key].at <= at):
             return
         self._cancel_delay(key)
         self._delayed[key] = _Delayed(at, loop.call_at(at, self.add, key))
 
-    def add_rate_limited(self, key: Key) -> float:
+    def add_rate_limited(self, key: Key, base: float = BASE_DELAY) -> float:
         """Add a pipeline after a delay that doubles with each failure in a row; return the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(BASE_DELAY * 2.0 ** min(failures - 1, 16), MAX_DELAY)
+        delay = min(base * 2.0 ** min(failures - 1, 16), MAX_DELAY)
         delay *= random.uniform(0.8, 1.2)  # noqa: S311  jitter: pipelines that failed together are retried apart
         self.add_after(key, delay)
         return delay
@@ -68,6 +116,10 @@ class WorkQueue:
     def is_dirty(self, key: Key) -> bool:
         """Return whether the pipeline was added again since a worker got it."""
         return key in self._dirty
+
+    def is_processing(self, key: Key) -> bool:
+        """Return whether a worker has the pipeline."""
+        return key in self._processing
 
     def forget(self, key: Key) -> None:
         """Reset the pipeline's count of failures."""
@@ -77,32 +129,60 @@ class WorkQueue:
         """Remove a pipeline that no longer exists, with its delay and its count of failures."""
         self._cancel_delay(key)
         self._failures.pop(key, None)
-        self._queue.pop(key, None)
+        self._urgent.remove(key)
+        self._low.remove(key)
         self._dirty.discard(key)
 
     async def get(self) -> Key:
-        """Wait for a pipeline and return the one that has waited longest; no other worker gets it until `done`."""
-        while not self._queue:
-            self._arrived.clear()
-            await self._arrived.wait()
-        key, _ = self._queue.popitem(last=False)
+        """Wait for a pipeline and return the next one; no other worker gets it until `done`."""
+        while (key := self._next()) is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                waiter.cancel()
+                self._wake()  # the wake-up may have been this worker's
+                raise
         self._processing.add(key)
+        self._turn += 1
+        self._wake()  # there may be more for another worker
         return key
+
+    def _wake(self) -> None:
+        """Wake one worker that waits, if there is anything in the queue."""
+        while self._waiters and len(self):
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _next(self) -> Key | None:
+        free = self.workers - len(self._processing)
+        busy = Counter(key.namespace for key in self._processing)
+        full = {namespace for namespace, count in busy.items() if count >= free}
+        low_first = (self._turn + 1) % LOW_TURN == 0
+        key = None if low_first else self._urgent.pop(full)
+        if key is None and len(self._low_processing) < LOW_WORKERS and (key := self._low.pop(full)):
+            self._low_processing.add(key)
+        return key or self._urgent.pop(full)
 
     def done(self, key: Key) -> None:
         """Mark a pipeline as processed; add it again if it is dirty."""
         self._processing.discard(key)
+        self._low_processing.discard(key)
         if key in self._dirty:
             self._dirty.discard(key)
             self.add(key)
+        self._wake()  # the namespace may have been full
 
     def __len__(self) -> int:
         """Return how many pipelines wait for a worker."""
-        return len(self._queue)
+        return len(self._urgent.added_at) + len(self._low.added_at)
 
     def oldest(self) -> float:
-        """Return how long the first pipeline in the queue has waited, in seconds; 0 if the queue is empty."""
-        first = next(iter(self._queue.values()), None)
+        """Return how long the first urgent pipeline has waited, in seconds; 0 if there is none."""
+        first = next(iter(self._urgent.added_at.values()), None)
         return asyncio.get_running_loop().time() - first if first is not None else 0.0
 
     def _cancel_delay(self, key: Key) -> None:

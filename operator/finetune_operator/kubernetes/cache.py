@@ -1,238 +1,345 @@
-"""A cache of the objects that watches deliver, which may be lost at any time.
+"""A cache of pipelines and of what belongs to them, which may be lost at any time.
 
-Only deleted pods are more than a cache: no API returns their exit code and termination message any more.
-The informers relist to find what a watch missed. A relist takes a while, so events received meanwhile are newer.
+Lists, watches and the answers to the operator's own requests fill it. Only deleted pods are more than a cache: no API
+returns their exit code and termination message any more.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import IntEnum
 from typing import Any
 
-from finetune_operator.api.group import GROUP
 from finetune_operator.core.metadata import SERVER
-from finetune_operator.core.pipeline import Key
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.kubernetes.cached_pipeline import CachedPipeline, trim_pipeline
+from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
 from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
+from finetune_operator.kubernetes.store import Entry, NamespacedName, Store, namespaced_name, version_of
+from finetune_operator.kubernetes.translate.diagnose import STARTING
+from finetune_operator.kubernetes.translate.job import is_finished
 from finetune_operator.kubernetes.translate.pod import Pod
-from finetune_trainer.contract.environment import METRICS_PORT
+from finetune_operator.kubernetes.trim import JOB_NAME, trim_claim, trim_deployment, trim_job, trim_pod, trim_service
 
 Object = dict[str, Any]
-NamespacedName = tuple[str, str]
-"""Namespace and name of an object."""
-PIPELINES = "finetunepipelines"
-JOB_NAME = "batch.kubernetes.io/job-name"
-_UNREAD_FIELDS = frozenset({"template", "initContainers", "ephemeralContainers", "volumes", "affinity", "tolerations"})
-"""Long fields in the spec of a Job, a Deployment or a pod that the operator does not read."""
-_CONTAINER_FIELDS = ("name", "image", "ports")
+PIPELINES, JOBS, PODS, EVENTS = "finetunepipelines", "jobs", "pods", "events"
+DEPLOYMENTS, SERVICES, CLAIMS = "deployments", "services", "persistentvolumeclaims"
+WARNING_LENGTH = 1024
+"""Characters kept of a Warning event's message, which any author of Events may choose."""
+WARNINGS_KEPT = 4096
+"""Warning events that are kept, the newest of each object."""
+LOST_CLAIMS_KEPT, LOST_JOBS_KEPT = 16384, 16
+"""Claims of deleted Jobs without a known pod, and Jobs of each claim. The newest are kept."""
 
 
-@dataclass
+class Urgency(IntEnum):
+    """How soon a change is to be reconciled."""
+
+    NEVER = 0
+    LATER = 1
+    """It changes what the status shows, but nothing that the operator does."""
+    NOW = 2
+
+
+@dataclass(frozen=True)
+class Change:
+    """The pipelines to reconcile because of a change."""
+
+    keys: tuple[Key, ...] = ()
+    urgency: Urgency = Urgency.NEVER
+
+
+NO_CHANGE = Change()
+
+
 class ResourceCache:
-    """Pipelines and their Jobs, Deployments, Services and pods."""
+    """Pipelines and their Jobs, pods, Deployments, Services and claims, and Warning events about them."""
 
-    jobs: dict[NamespacedName, Object] = field(default_factory=dict)
-    deployments: dict[NamespacedName, Object] = field(default_factory=dict)
-    services: dict[NamespacedName, Object] = field(default_factory=dict)
-    pods: dict[NamespacedName, Pod] = field(default_factory=dict)
-    """By Job: one pod each."""
-    server_pods: dict[NamespacedName, dict[str, Pod]] = field(default_factory=dict)
-    """By attempt, then by uid: the pods of servers that exist."""
-    pipelines: dict[Key, Object] = field(default_factory=dict)
-    _updated_during_relist: set[tuple[str, NamespacedName]] | None = None
-    """Kind and name of the objects updated since the relist began; None: no relist is running."""
-
-    @property
-    def handlers(self) -> dict[str, Callable[..., Key | None]]:
-        """The update method of each kind."""
-        return {
-            PIPELINES: self.update_pipeline,
-            "jobs": self.update_job,
-            "pods": self.update_pod,
-            "deployments": self.update_deployment,
-            "services": self.update_service,
+    def __init__(self) -> None:
+        self.pipelines: Store[CachedPipeline] = Store(trim_pipeline, claim=lambda one: [(one.key.namespace, one.claim)])
+        self.jobs: Store[Object] = Store(trim_job, owner=_owner_uids, claim=_claims)
+        self.pods: Store[Object] = Store(trim_pod, job=_job_of, server=_server_of, claim=_claims)
+        self.deployments: Store[Object] = Store(trim_deployment, owner=_owner_uids)
+        self.services: Store[Object] = Store(trim_service)
+        self.claims: Store[Object] = Store(trim_claim)
+        self.warnings: OrderedDict[tuple[str, str, str], tuple[str, str]] = OrderedDict()
+        """Namespace, kind and name of an object -> time and message of the newest Warning event about it."""
+        self.stores: dict[str, Store[Any]] = {
+            PIPELINES: self.pipelines,
+            JOBS: self.jobs,
+            PODS: self.pods,
+            DEPLOYMENTS: self.deployments,
+            SERVICES: self.services,
+            CLAIMS: self.claims,
         }
+        self._lost_jobs: OrderedDict[NamespacedName, tuple[str, ...]] = OrderedDict()
+        """Claim -> its deleted Jobs whose pods no watch has shown. A pod may run: a watch may be behind another."""
+        self._succeeded: dict[str, str] = {}
+        """uid of a Job that is not Complete yet, although its pod has succeeded -> the pod's name."""
 
-    def update_job(self, job: Object, *, gone: bool = False) -> Key | None:
-        """Store a Job, or drop it if it is gone; return its pipeline."""
-        return self._update("jobs", self.jobs, job, gone=gone)
+    def update(self, kind: str, found: Object) -> Change:
+        """Store what a list, a watch or an answer delivered, unless it is older than what is stored."""
+        if kind == EVENTS:
+            return self._update_warning(found)
+        store = self.stores[kind]
+        if not store.is_news(found):
+            return NO_CHANGE
+        before = store.get(namespaced_name(found))
+        if kind == PODS:
+            return self._update_pod(before, trim_pod(found), version_of(found))
+        after = store.update(found)
+        if kind == PIPELINES:
+            self._forget_ended_pods(before, after)
+            next_users = self._sharing(after.key, before) if before and before.frees_claim(after) else ()
+            changed = before is None or after.differs(before) or bool(next_users)
+            return Change((after.key, *next_users), Urgency.NOW if changed else Urgency.NEVER)
+        return self._changed(kind, before, after)
 
-    def update_deployment(self, deployment: Object, *, gone: bool = False) -> Key | None:
-        """Store a server's Deployment, or drop it if it is gone; return its pipeline."""
-        return self._update("deployments", self.deployments, deployment, gone=gone)
+    def remove(self, kind: str, found: Object) -> Change:
+        """Remove a deleted object; a deleted pod of a running attempt is kept, because its end is known only here."""
+        if kind == EVENTS or not self.stores[kind].is_news(found):
+            return NO_CHANGE
+        name, version = namespaced_name(found), version_of(found)
+        if kind == PODS:
+            return self._update_pod(self.pods.get(name), {**trim_pod(found), "gone": True}, version)
+        before = self.stores[kind].remove(name, version)
+        if kind == PIPELINES:
+            for job in before.running_jobs if before else ():
+                self._forget_pods(name[0], job)
+            return Change((Key(*name), *self._sharing(Key(*name), before)), Urgency.NOW)
+        if kind == JOBS and before:
+            self._note_lost_job(before)
+            self._succeeded.pop(before["metadata"]["uid"], None)
+        return self._changed(kind, before, None) if before else NO_CHANGE
 
-    def update_service(self, service: Object, *, gone: bool = False) -> Key | None:
-        """Store a Service, or drop it if it is gone; return its pipeline."""
-        return self._update("services", self.services, service, gone=gone)
+    def sweep(self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None) -> Iterator[Change]:
+        """Remove what a complete list of this version no longer has: a watch has missed the deletion."""
+        store = self.stores[kind]
+        for name in store.unlisted(listed, version, namespace):
+            meta = {"namespace": name[0], "name": name[1], "uid": store.entries[name].uid}
+            if kind == PODS:
+                pod = self.pods.entries[name].value
+                change = self._update_pod(pod, {**pod, "gone": True}, version + 1)
+            else:
+                change = self.remove(kind, {"metadata": {**meta, "resourceVersion": str(version + 1)}})
+            if change is not NO_CHANGE:
+                yield change
 
-    def _update(self, kind: str, stored: dict[NamespacedName, Object], found: Object, *, gone: bool) -> Key | None:
-        self._mark_updated(kind, found)
-        if gone:
-            stored.pop(_namespaced_name(found), None)
-        else:
-            stored[_namespaced_name(found)] = _strip_spec(found)
-        return owner_key(found)
+    def note_written(self, pipeline: Pipeline, answer: Object) -> tuple[Key, ...]:
+        """Store the answer to a write of the status, with the parsed object, so that it is not parsed again.
 
-    def _mark_updated(self, kind: str, found: Object) -> None:
-        if self._updated_during_relist is not None:
-            self._updated_during_relist.add((kind, _namespaced_name(found)))
-
-    def update_pod(self, pod: Object, *, gone: bool = False) -> Key | None:
-        """Store a pod and return its pipeline; of two pods of one Job the younger counts.
-
-        A pod that was not created by the attempt's Job or ReplicaSet is ignored, whatever its labels. The operator
-        sends requests to pods and believes their responses.
+        Return the other pipelines with the claim, where it may be their turn now.
         """
-        self._mark_updated("pods", pod)
-        labels, namespace = pod["metadata"].get("labels", {}), pod["metadata"]["namespace"]
-        if (server := labels.get(SERVER)) and _controller_name(pod, "ReplicaSet").startswith(f"{server}-"):
-            self._update_server_pod((namespace, server), pod, gone=gone)
-            return owner_key(pod)
-        job = labels.get(JOB_NAME)
-        if not job or _controller_name(pod, "Job") != job:
-            return None
-        name = (namespace, job)
-        known = self.pods.get(name)
-        if known is None or _created_at(known.raw) <= _created_at(pod):
-            self.pods[name] = _keep_terminal_state(known, Pod(_strip_spec(pod), gone))
-        return owner_key(pod)
+        name = (pipeline.key.namespace, pipeline.key.name)
+        change = self.update(PIPELINES, answer)
+        entry = self.pipelines.entries.get(name)
+        if entry and entry.version == version_of(answer):
+            self.pipelines.entries[name] = replace(entry, value=entry.value.with_parsed(pipeline))
+        return change.keys[1:]
 
-    def _update_server_pod(self, server: NamespacedName, pod: Object, *, gone: bool) -> None:
-        pods = {uid: one for uid, one in self.server_pods.get(server, {}).items() if uid != pod["metadata"]["uid"]}
-        if not gone:
-            pods[pod["metadata"]["uid"]] = Pod(_strip_spec(pod))
-        self.server_pods[server] = pods
-        if not pods:
-            del self.server_pods[server]
+    # Reads.
 
-    def update_pipeline(self, pipeline: Object, *, gone: bool = False) -> Key:
-        """Store a pipeline, or drop it with all its children if it is gone; return its key.
+    def is_over(self, job: Object) -> bool:
+        """Return whether no process of the Job is left: it has ended, or its only pod has succeeded.
 
-        The deletion of an earlier pipeline of the same name, with another uid, is ignored.
+        The Job controller needs a second or more until a Job with a succeeded pod is Complete.
         """
-        self._mark_updated(PIPELINES, pipeline)
-        key = Key(*_namespaced_name(pipeline))
-        known = self.pipelines.get(key, pipeline)
-        if gone and known["metadata"].get("uid") == pipeline["metadata"].get("uid"):
-            self.forget(key)
-        elif not gone:
-            self.pipelines[key] = _strip_metadata(pipeline)
-        return key
+        return is_finished(job) or job["metadata"]["uid"] in self._succeeded
+
+    def pod_of(self, namespace: str, job: str, uid: str | None = None) -> Pod | None:
+        """Return the pod of a Job, of two the younger; with the Job's uid, only a pod that this Job has created."""
+        pods = self.pods.select("job", (namespace, job))
+        found = [one for one in pods if uid is None or uid in _owner_uids(one)]
+        return _pod(max(found, key=_created_at)) if found else None
+
+    def server_pods(self, namespace: str, server: str) -> list[Pod]:
+        """Return the pods of an attempt's servers, the oldest first."""
+        return [_pod(one) for one in sorted(self.pods.select("server", (namespace, server)), key=_created_at)]
+
+    def all_pods(self) -> Iterator[Pod]:
+        """Yield all pods."""
+        return (_pod(entry.value) for entry in self.pods.entries.values())
+
+    def writers(self, namespace: str, claim: str) -> list[Object]:
+        """Return the Jobs and pods that mount the claim for writing and have not ended."""
+        jobs = (one for one in self.jobs.select("claim", (namespace, claim)) if not self.is_over(one))
+        pods = (one for one in self.pods.select("claim", (namespace, claim)) if not _pod(one).finished)
+        return [*jobs, *pods]
+
+    def lost_jobs(self, namespace: str, claim: str) -> tuple[str, ...]:
+        """Return deleted Jobs with this claim whose pods are to be read: no watch has shown them."""
+        return self._lost_jobs.get((namespace, claim), ())
+
+    def forget_lost_jobs(self, namespace: str, claim: str) -> None:
+        """Forget the deleted Jobs with this claim, whose pods have been read."""
+        self._lost_jobs.pop((namespace, claim), None)
+
+    def warning(self, namespace: str, kind: str, name: str) -> str:
+        """Return the message of the newest Warning event about an object; empty where there is none."""
+        return self.warnings.get((namespace, kind, name), ("", ""))[1]
 
     def phases(self) -> Counter[str]:
         """Return the number of pipelines in each phase."""
-        return Counter(str((one.get("status") or {}).get("phase") or "Pending") for one in self.pipelines.values())
+        return Counter(entry.value.phase for entry in self.pipelines.entries.values())
 
-    def forget(self, key: Key) -> None:
-        """Drop a pipeline and its children."""
-        self.pipelines.pop(key, None)
-        for stored in (self.jobs, self.deployments, self.services):
-            for name in [name for name, child in stored.items() if owner_key(child) == key]:
-                del stored[name]
-        self.pods = {name: pod for name, pod in self.pods.items() if owner_key(pod.raw) != key}
-        for name in [name for name, pods in self.server_pods.items() if _owner_key_of_any(pods) == key]:
-            del self.server_pods[name]
+    # Changes.
 
-    def all_pods(self) -> Iterator[Pod]:
-        """Yield the pods of Jobs and of servers."""
-        yield from self.pods.values()
-        for pods in self.server_pods.values():
-            yield from pods.values()
+    def _changed(self, kind: str, before: Object | None, after: Object | None) -> Change:
+        found = after or before or {}
+        key = owner_key(found)
+        if key is None or before == after:
+            return NO_CHANGE
+        if kind != JOBS:
+            return Change((key,), Urgency.NOW)
+        running = found["metadata"]["name"] in self._running(key)
+        if before and self.is_over(before) and (after is None or self.is_over(after)) and not running:
+            return NO_CHANGE
+        if after and before and is_finished(before) == is_finished(after):
+            return Change((key,), Urgency.LATER)
+        waiting = () if after and not self.is_over(after) else self._waiting(found, key)
+        return Change((key, *waiting), Urgency.NOW)
 
-    def begin_relist(self) -> None:
-        """Record which objects are updated from now until `replace`: the lists that are read now are older."""
-        self._updated_during_relist = set()
+    def _update_pod(self, before: Object | None, found: Object, version: int) -> Change:
+        """Store a trimmed pod of an attempt's Job or ReplicaSet, and no other: what a pod says is believed."""
+        name, key, gone = namespaced_name(found), owner_key(found), bool(found.get("gone"))
+        labels = found["metadata"]["labels"]
+        if key is None or not (
+            _is_of(found, "Job", labels.get(JOB_NAME)) or _is_of(found, "ReplicaSet", labels.get(SERVER))
+        ):
+            return NO_CHANGE
+        after = _with_known_end(before, found)
+        pod = _pod(after)
+        self._note_success(after, pod)
+        entry = Entry(after["metadata"]["uid"], version, after)
+        if (gone and SERVER in labels) or (
+            pod.finished and JOB_NAME in labels and labels[JOB_NAME] not in self._running(key)
+        ):
+            self.pods.remove(name, entry.version if gone else 0)  # one that exists may be read again
+        else:
+            self.pods.put(name, entry)
+        if before is None and pod.finished and labels.get(JOB_NAME) not in self._running(key):
+            return NO_CHANGE
+        if _urgent_facts(before) == _urgent_facts(after):
+            return NO_CHANGE if before == after else Change((key,), Urgency.LATER)
+        return Change((key, *(self._waiting(after, key) if pod.finished else ())), Urgency.NOW)
 
-    def replace(self, within: str | None = None, /, **lists: Iterable[Object]) -> set[Key]:
-        """Replace the objects of each kind by a complete list; return every pipeline.
+    def _note_lost_job(self, job: Object) -> None:
+        name = namespaced_name(job)
+        if not self.is_over(job) and not self.pods.select("job", name):
+            for claim in _claims(job):
+                self._lost_jobs[claim] = (*self._lost_jobs.get(claim, ()), name[1])[-LOST_JOBS_KEPT:]
+        while len(self._lost_jobs) > LOST_CLAIMS_KEPT:
+            self._lost_jobs.popitem(last=False)
 
-        `within` limits the lists to one namespace: objects of other namespaces are kept. Objects that were updated
-        during the relist are kept, too.
-        """
-        updated, self._updated_during_relist = self._updated_during_relist or set(), None
-        for kind, update in self.handlers.items():
-            listed = {_namespaced_name(one): one for one in lists.get(kind, ())}
-            for one in self._all(kind, within):
-                if _namespaced_name(one) not in listed and (kind, _namespaced_name(one)) not in updated:
-                    update(one, gone=True)
-            for name, one in listed.items():
-                if (kind, name) not in updated:
-                    update(one)
-        self.pods = {
-            name: pod for name, pod in self.pods.items() if not pod.gone or owner_key(pod.raw) in self.pipelines
-        }
-        return {key for key in self.pipelines if within in {None, key.namespace}}
+    def _note_success(self, raw: Object, pod: Pod) -> None:
+        owner = next((ref["uid"] for ref in raw["metadata"]["ownerReferences"] if ref.get("controller")), "")
+        job = self.jobs.get((raw["metadata"]["namespace"], raw["metadata"]["labels"].get(JOB_NAME, "")))
+        if pod.succeeded and job and job["metadata"]["uid"] == owner and not is_finished(job):
+            self._succeeded[owner] = pod.name
 
-    def _all(self, kind: str, within: str | None) -> list[Object]:
-        stored: dict[str, Iterable[Object]] = {
-            PIPELINES: self.pipelines.values(),
-            "jobs": self.jobs.values(),
-            "deployments": self.deployments.values(),
-            "services": self.services.values(),
-            "pods": (pod.raw for pod in self.all_pods()),
-        }
-        return [one for one in stored[kind] if within in {None, one["metadata"]["namespace"]}]
+    def _update_warning(self, event: Object) -> Change:
+        involved = event.get("involvedObject") or {}
+        name = (str(involved.get("namespace")), str(involved.get("kind")), str(involved.get("name")))
+        time = str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp"))
+        if event.get("type") != "Warning" or self.warnings.get(name, ("", ""))[0] > time:
+            return NO_CHANGE
+        self.warnings[name] = (time, str(event.get("message") or "")[:WARNING_LENGTH])
+        self.warnings.move_to_end(name)
+        if len(self.warnings) > WARNINGS_KEPT:
+            self.warnings.popitem(last=False)
+        store = {"Job": self.jobs, "Pod": self.pods, "Deployment": self.deployments}.get(name[1])
+        found = store.get((name[0], name[2])) if store else None
+        key = owner_key(found) if found else None
+        return Change((key,), Urgency.LATER) if key else NO_CHANGE
+
+    def _running(self, key: Key) -> frozenset[str]:
+        pipeline = self.pipelines.get((key.namespace, key.name))
+        return pipeline.running_jobs if pipeline else frozenset()
+
+    def _waiting(self, found: Object, own: Key) -> tuple[Key, ...]:
+        """Return the other pipelines with a claim of this Job or pod: it may be their turn now."""
+        namespace = found["metadata"]["namespace"]
+        users = (one for claim in found.get("claims", ()) for one in self.pipelines.select("claim", (namespace, claim)))
+        return tuple(one.key for one in users if one.key != own)
+
+    def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
+        users = self.pipelines.select("claim", (own.namespace, pipeline.claim)) if pipeline else []
+        return tuple(one.key for one in users if one.key != own)
+
+    def _forget_ended_pods(self, before: CachedPipeline | None, after: CachedPipeline) -> None:
+        """Drop the finished pods of attempts whose end the status has now."""
+        for job in (before.running_jobs - after.running_jobs) if before else ():
+            self._forget_pods(after.key.namespace, job)
+
+    def _forget_pods(self, namespace: str, job: str) -> None:
+        for raw in self.pods.select("job", (namespace, job)):
+            if _pod(raw).finished:
+                self.pods.remove(namespaced_name(raw))
 
 
 def owner_key(child: Object) -> Key | None:
-    """Return the pipeline that a Job, Deployment, Service or pod was created for."""
-    name = child["metadata"].get("annotations", {}).get(PIPELINE_NAME)
+    """Return the pipeline that a child was created for."""
+    annotations = child["metadata"].get("annotations") or {}
+    name = annotations.get(PIPELINE_NAME) or annotations.get(WORKSPACE_OF)  # the latter: a claim has no other
     return Key(child["metadata"]["namespace"], name) if name else None
 
 
-def _owner_key_of_any(pods: dict[str, Pod]) -> Key | None:
-    return next((owner_key(pod.raw) for pod in pods.values()), None)
+def _pod(raw: Object) -> Pod:
+    return Pod(raw, bool(raw.get("gone")))
 
 
-def _controller_name(pod: Object, kind: str) -> str:
-    """Return the name of the controller of this kind that created a pod; empty where none did."""
-    owners = [ref for ref in pod["metadata"].get("ownerReferences", []) if ref.get("controller")]
-    return next((str(ref["name"]) for ref in owners if ref["kind"] == kind), "")
+def _owner_uids(found: Object) -> list[str]:
+    return [ref["uid"] for ref in found["metadata"]["ownerReferences"]]
 
 
-def _keep_terminal_state(known: Pod | None, received: Pod) -> Pod:
-    """Return the received pod, or the known one if that has ended and the received one has not.
+def _claims(found: Object) -> list[NamespacedName]:
+    return [(found["metadata"]["namespace"], claim) for claim in found["claims"]]
+
+
+def _job_of(pod: Object) -> list[NamespacedName]:
+    job = pod["metadata"]["labels"].get(JOB_NAME)
+    return [(pod["metadata"]["namespace"], job)] if job else []
+
+
+def _server_of(pod: Object) -> list[NamespacedName]:
+    server = pod["metadata"]["labels"].get(SERVER)
+    return [(pod["metadata"]["namespace"], server)] if server else []
+
+
+def _is_of(pod: Object, kind: str, name: str | None) -> bool:
+    """Return whether the controller of this kind and name created the pod; a ReplicaSet's name ends with a hash."""
+    owners = (
+        ref for ref in pod["metadata"].get("ownerReferences") or [] if ref.get("controller") and ref["kind"] == kind
+    )
+    owner = next((str(ref["name"]) for ref in owners), "")
+    return bool(name) and (owner == name if kind == "Job" else owner.startswith(f"{name}-"))
+
+
+def _with_known_end(known: Object | None, received: Object) -> Object:
+    """Return the received pod, with the known end if that has one and the received version has not.
 
     A container of an attempt does not restart, so a version without its end is the older one.
     """
-    if known is None or known.raw["metadata"]["uid"] != received.raw["metadata"]["uid"]:
+    if known is None or known["metadata"]["uid"] != received["metadata"]["uid"]:
         return received
-    states = zip(_terminal_state(known.raw), _terminal_state(received.raw), strict=True)
-    is_older = any(had and not has for had, has in states)
-    return Pod(known.raw if is_older else received.raw, known.gone or received.gone)
+    before, after = _pod(known), _pod(received)
+    lost_end = before.exit_code is not None and after.exit_code is None
+    return {**known, **({"gone": True} if received.get("gone") else {})} if lost_end else received
 
 
-def _terminal_state(raw: Object) -> tuple[bool, bool]:
-    pod = Pod(raw)
-    return pod.exit_code is not None, pod.finished
+def _urgent_facts(raw: Object | None) -> tuple[object, ...]:
+    """Return what of a pod changes what the operator does, or what it must say at once."""
+    pod = _pod(raw or {"metadata": {}, "spec": {}, "status": {}})
+    scheduled, waiting = pod.condition("PodScheduled"), pod.waiting
+    return (
+        (pod.finished, pod.exit_code, pod.disruption, pod.deleted_at is not None, pod.termination_text),
+        scheduled.get("message") if scheduled.get("status") == "False" else None,
+        waiting if waiting.get("reason") not in STARTING else None,
+        (pod.ready, pod.restarts) if raw and SERVER in raw["metadata"]["labels"] else None,
+    )
 
 
-def _namespaced_name(found: Object) -> NamespacedName:
-    return found["metadata"]["namespace"], found["metadata"]["name"]
-
-
-def _created_at(pod: Object) -> str:
-    return str(pod["metadata"].get("creationTimestamp") or "")
-
-
-def _strip_metadata(found: Object) -> Object:
-    """Return the object without managedFields and the annotations of other programs."""
-    meta = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
-    if annotations := meta.get("annotations"):
-        meta["annotations"] = {name: value for name, value in annotations.items() if name.startswith(f"{GROUP}/")}
-    return {**found, "metadata": meta}
-
-
-def _strip_spec(found: Object) -> Object:
-    """Return a child without its long fields: each attempt has a Job and a pod, which hold its whole config."""
-    stripped, spec = _strip_metadata(found), found.get("spec")
-    if spec is None:
-        return stripped
-    kept = {name: value for name, value in spec.items() if name not in _UNREAD_FIELDS}
-    if containers := spec.get("containers"):
-        kept["containers"] = [_strip_container(one) for one in containers]
-    return {**stripped, "spec": kept}
-
-
-def _strip_container(found: Object) -> Object:
-    kept = {name: found[name] for name in _CONTAINER_FIELDS if name in found}
-    return {**kept, "env": [one for one in found.get("env") or [] if one["name"] == METRICS_PORT]}
+def _created_at(raw: Object) -> tuple[str, str]:
+    created: datetime | str = raw["metadata"].get("creationTimestamp") or ""
+    return str(created), raw["metadata"]["name"]

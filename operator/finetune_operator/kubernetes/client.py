@@ -1,80 +1,86 @@
-"""A client of the API server: JSON in, JSON out, with a timeout, an adaptive request rate and the operator's errors."""
+"""A client of the API server: JSON in, JSON out, with a timeout, a limited request rate and the operator's errors."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
+from yarl import URL
 
 from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.kubernetes import fast_json
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
 
 Object = dict[str, Any]
 TIMEOUT_SECONDS = 15.0
 """For a whole request and its response; a log stream has it for the connection only."""
-PAGE = 500
-"""Objects in one page of a list."""
-HALVED_SECONDS = 1.0
-"""Shortest time between two halvings: all requests in flight get the same 429, and it counts once."""
+WATCH_GRACE_SECONDS = 4.0
+"""Time after which a watch that the API server should have ended is dead."""
+PAGE = 100
+"""Objects in one page of a list: a page of the largest pipelines that a user can create has 55 MB."""
+MAX_PAUSE_SECONDS = 5.0
+"""Longest pause after a 429."""
+WRITE_TIMEOUT_SECONDS = 10
+"""For which the API server works on a write. Less than the client waits: after its timeout no write lands late."""
+USER_AGENT = "finetune-operator"
 
 
 class NotLeader(ClusterError):
     """Another replica may be the leader by now, so nothing is written."""
 
 
-class RateLimiter:
-    """Requests per second: plus one for every hundred successful responses, halved after a 429."""
+class TokenBucket:
+    """Limits requests to a rate, after a burst; a 429 pauses all of them for as long as the API server asks.
 
-    MIN_RATE, MAX_RATE = 1.0, 200.0
-    """Requests per second."""
+    API Priority and Fairness of the API server shares it among clients. The bucket only keeps a bug from flooding it.
+    """
 
-    def __init__(self, rate: float = 50.0) -> None:
-        self.rate, self._next, self._halved_until = rate, 0.0, 0.0
+    def __init__(self, rate: float = 500.0, burst: float = 1000.0) -> None:
+        self.rate, self.burst = rate, burst
+        self._tokens, self._filled_at, self._paused_until = burst, -math.inf, -math.inf
 
     async def wait(self) -> None:
-        """Wait until the rate allows the next request."""
+        """Wait until the next request may be sent."""
         now = asyncio.get_running_loop().time()
-        start = max(now, self._next)
-        self._next = start + 1 / self.rate
-        await asyncio.sleep(start - now)
+        self._tokens = min(self.burst, self._tokens + (now - self._filled_at) * self.rate)
+        self._filled_at = now
+        self._tokens -= 1  # below zero: requests that wait their turn
+        delay = max(-self._tokens / self.rate, self._paused_until - now)
+        if delay > 0:
+            await asyncio.sleep(delay)
 
-    def speed_up(self) -> None:
-        """Raise the rate after a successful response."""
-        self.rate = min(self.MAX_RATE, self.rate + 0.01)
-
-    def back_off(self, seconds: float) -> None:
-        """Halve the rate and delay all requests by this many seconds.
-
-        Requests that were in flight get the same 429; it halves the rate once.
-        """
+    def pause(self, seconds: float) -> None:
+        """Send nothing for this long, at most `MAX_PAUSE_SECONDS`."""
         now = asyncio.get_running_loop().time()
-        if now >= self._halved_until:
-            self.rate = max(self.MIN_RATE, self.rate / 2)
-            self._halved_until = now + max(seconds, HALVED_SECONDS)
-        self._next = max(self._next, now + seconds)
+        self._paused_until = max(self._paused_until, now + min(seconds, MAX_PAUSE_SECONDS))
 
 
 class KubernetesClient:
     """Verbs on paths of the API server.
 
-    `may_write` is called before each request that changes something. `on_response` gets the verb and the status of
-    each response, 0 for none.
+    `seconds_to_write` is called before each request that changes something: for so long this replica is surely the
+    leader. `on_response` gets the verb and the status of each response, 0 for none.
     """
 
     def __init__(
         self,
         client: ApiClient,
-        may_write: Callable[[], bool] = lambda: True,
+        seconds_to_write: Callable[[], float] = lambda: math.inf,
         on_response: Callable[[str, int], None] = lambda _verb, _status: None,
+        rate_limiter: TokenBucket | None = None,
     ) -> None:
-        self.client, self.may_write, self.on_response = client, may_write, on_response
-        self.rate_limiter = RateLimiter()
+        self.client, self.seconds_to_write, self.on_response = client, seconds_to_write, on_response
+        self.rate_limiter = rate_limiter or TokenBucket()
+        self._writes = 0
+        """Requests under way that change something."""
+        self._no_writes = asyncio.Event()
 
     async def get(self, path: str) -> Object | None:
         """Return an object, or None where it does not exist."""
@@ -86,18 +92,50 @@ class KubernetesClient:
             raise
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Object]:
-        """Yield all objects of a collection, page by page."""
-        more: dict[str, str] = {"limit": str(PAGE)}
-        while more:
-            page = await self._send("GET", f"{path}?{urlencode({**query, **more})}")
+        """Yield all objects of a collection."""
+        async for page in self.pages(path, **query):
             for item in page["items"]:
                 yield item
-            token = page["metadata"].get("continue")
-            more = {"limit": str(PAGE), "continue": token} if token else {}
 
-    async def create(self, path: str, body: Object) -> Object:
+    async def pages(self, path: str, **query: str) -> AsyncIterator[Object]:
+        """Yield a collection page by page, as the API server returns it."""
+        limit = {"limit": str(PAGE)}
+        more: dict[str, str] = limit
+        while more:
+            page = await self._send("GET", f"{path}?{urlencode({**query, **more})}")
+            yield page
+            token = page["metadata"].get("continue")
+            more = {**limit, "continue": token} if token else {}
+
+    async def watch(self, path: str, resource_version: str, seconds: int, **query: str) -> AsyncIterator[Object]:
+        """Yield the events since a resource version, for at most this long; end early where the API server closes.
+
+        Raises ApiError, with status 410 where the version is too old.
+        """
+        query |= {"watch": "true", "resourceVersion": resource_version, "timeoutSeconds": str(seconds)}
+        lines = self.stream_lines(path, **query, allowWatchBookmarks="true")
+        try:
+            # The API server ends the watch in time. A connection that is silently dead does not.
+            async with asyncio.timeout(seconds + WATCH_GRACE_SECONDS):
+                async for line in lines:
+                    if line:
+                        yield self._watch_event(line)
+        except TimeoutError as error:
+            raise ApiError(0, f"the watch of {path} was silent and did not end within its {seconds} s") from error
+        finally:
+            await lines.aclose()
+
+    def _watch_event(self, line: str) -> Object:
+        event = _parse(line.encode())
+        if event.get("type") == "ERROR":
+            status = event.get("object") or {}
+            message, reason = str(status.get("message") or "no message"), str(status.get("reason") or "")
+            raise ApiError(int(status.get("code") or 0), f"the watch ended with an error: {message}", reason)
+        return event
+
+    async def create(self, path: str, body: Object, **query: str) -> Object:
         """Create an object. Raises AlreadyExists where the name is taken, ApiError for an unknown field."""
-        return await self._send("POST", f"{path}?fieldValidation=Strict", body)
+        return await self._send("POST", f"{path}?{urlencode({'fieldValidation': 'Strict', **query})}", body)
 
     async def replace(self, path: str, body: Object) -> Object:
         """Replace an object. Raises Conflict where it has changed since its resourceVersion."""
@@ -113,13 +151,14 @@ class KubernetesClient:
         where = f"{path}?{urlencode({'fieldManager': manager, 'force': 'true', **query})}"
         return await self._send("PATCH", where, body, "application/apply-patch+yaml")
 
-    async def stream_lines(self, path: str, **query: str) -> AsyncIterator[str]:
+    async def stream_lines(self, path: str, **query: str) -> AsyncGenerator[str]:
         """Yield a text line by line as it arrives, without line ends and without a time limit. Raises ApiError."""
         no_end = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS)
         rest = b""
         try:
             url = f"{self.client.configuration.host}{path}?{urlencode(query)}"
-            response = await self._request("GET", url, {"Accept": "*/*", **await self._credentials()}, None, no_end)
+            headers = {"Accept": "*/*", "User-Agent": USER_AGENT, **await self._credentials()}
+            response = await self._request("GET", url, headers, None, no_end)
             self.on_response("GET", response.status)
             if response.status >= HTTPStatus.BAD_REQUEST:
                 raise self._api_error(response.status, await response.read(), response.headers.get("Retry-After"))
@@ -135,37 +174,68 @@ class KubernetesClient:
         if rest:
             yield rest.decode(errors="replace")
 
-    async def delete(self, path: str, propagation: str = "Background", uid: str | None = None) -> None:
-        """Delete an object if it exists; with a uid, only the object of that uid."""
-        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-        if uid:
-            options["preconditions"] = {"uid": uid}
+    async def delete(
+        self, path: str, propagation: str = "Background", options: Object | None = None, **preconditions: str
+    ) -> None:
+        """Delete an object if it exists; with preconditions, only the object of that uid or resourceVersion.
+
+        `options` are further fields of DeleteOptions.
+        """
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation, **(options or {})}
+        if preconditions:
+            options["preconditions"] = preconditions
         try:
             await self._send("DELETE", path, options)
         except ApiError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
 
+    async def wait_for_writes(self) -> None:
+        """Wait until the API server works on no write; it does so for `WRITE_TIMEOUT_SECONDS` at most."""
+        while self._writes:
+            self._no_writes.clear()
+            await self._no_writes.wait()
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        self._writes += 1
+        try:
+            yield
+        except asyncio.CancelledError:  # the API server goes on
+            asyncio.get_running_loop().call_later(WRITE_TIMEOUT_SECONDS, self._end_write)
+            raise
+        except BaseException:
+            self._end_write()
+            raise
+        self._end_write()
+
+    def _end_write(self) -> None:
+        self._writes -= 1
+        if not self._writes:
+            self._no_writes.set()
+
     async def _send(
         self, verb: str, path: str, body: Object | None = None, content_type: str = "application/json"
     ) -> Object:
         await self.rate_limiter.wait()
-        headers = {"Content-Type": content_type, "Accept": "application/json", **await self._credentials()}
-        # After the rate limiter, which may hold a request back for a minute: the Lease may be lost by then.
-        if verb != "GET" and not self.may_write():
+        headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": USER_AGENT}
+        headers |= await self._credentials()
+        # After the rate limiter, which may hold a request back for seconds: the Lease may be lost by then.
+        limit = TIMEOUT_SECONDS if verb == "GET" else min(TIMEOUT_SECONDS, self.seconds_to_write())
+        if limit <= 0:
             raise NotLeader("this replica no longer holds the Lease, so it does not write")
-        url = self.client.configuration.host + path
+        url = self.client.configuration.host + (path if verb == "GET" else _with_timeout(path, limit))
         try:
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                response = await self._request(verb, url, headers, body, TIMEOUT_SECONDS)
-                content = await response.read()
+            with nullcontext() if verb == "GET" else self._under_way():
+                async with asyncio.timeout(limit):
+                    response = await self._request(verb, url, headers, body, TIMEOUT_SECONDS)
+                    content = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self.on_response(verb, 0)
             raise ApiError(0, f"the API server does not answer: {str(error) or type(error).__name__}") from error
         self.on_response(verb, response.status)
         if response.status >= HTTPStatus.BAD_REQUEST:
             raise self._api_error(response.status, content, response.headers.get("Retry-After"))
-        self.rate_limiter.speed_up()
         return _parse(content)
 
     async def _request(self, verb: str, url: str, headers: dict[str, str], body: Object | None, limit: Any) -> Any:
@@ -179,28 +249,61 @@ class KubernetesClient:
 
     def _api_error(self, status: int, content: bytes, retry_after: str | None) -> ClusterError:
         try:
-            body = json.loads(content)
+            body = fast_json.decode(content)
         except (ValueError, RecursionError):  # a page of a proxy in between
             body = {}
+        body = body if isinstance(body, dict) else {}
         message = str(body.get("message") or content[:500].decode(errors="replace") or f"HTTP {status}")
         reason, details = str(body.get("reason") or ""), body.get("details")
         if status == HTTPStatus.TOO_MANY_REQUESTS or retry_after:
-            self.rate_limiter.back_off(float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
+            self.rate_limiter.pause(float(retry_after) if retry_after and retry_after.isdecimal() else 1.0)
         if status == HTTPStatus.CONFLICT:
             return AlreadyExists(status, message, reason) if reason == "AlreadyExists" else Conflict(message)
         return ApiError(status, message, reason, details if isinstance(details, dict) else None)
 
 
+def _with_timeout(path: str, limit: float) -> str:
+    """Add the time for which the API server works on a write; whole seconds, at least one."""
+    seconds = max(1, math.floor(min(limit, WRITE_TIMEOUT_SECONDS)))
+    return f"{path}{'&' if '?' in path else '?'}timeout={seconds}s"
+
+
 def _parse(content: bytes) -> Object:
     try:
-        found: Object = json.loads(content)
+        found: Any = fast_json.decode(content)
     except (ValueError, RecursionError) as error:  # a page of a proxy in between, or an object nested too deeply
         raise ApiError(0, f"the API server's response cannot be parsed as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ApiError(0, "the API server's response cannot be parsed: it is no JSON object")
     return found
 
 
 async def load_configuration(context: str | None = None) -> Configuration:
     """Load the pod's own credentials, or those of a kubeconfig. Raises ClusterError where there are none."""
+    found = await _load_credentials(context)
+    found.connection_pool_maxsize = 0  # unlimited: each watch holds a connection, and requests must not wait for one
+    # aiohttp would read ~/.netrc and the proxies again for each request, in a thread: a third of the operator's CPU.
+    found.client_session_kwargs = {"trust_env": False}
+    if proxy := found.proxy or environment_proxy(str(found.host)):
+        set_proxy(found, proxy)
+    return found
+
+
+def environment_proxy(url: str) -> str | None:
+    """Return the proxy for a URL that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+
+
+def set_proxy(settings: Configuration, proxy: str) -> None:
+    """Use a proxy; its password goes into a header, because errors show the URL."""
+    url = URL(proxy)
+    settings.proxy = str(url.with_user(None))
+    if auth := aiohttp.BasicAuth.from_url(url):
+        settings.proxy_headers = {"Proxy-Authorization": auth.encode()}
+
+
+async def _load_credentials(context: str | None) -> Configuration:
     found = Configuration()
     try:
         if context is None:

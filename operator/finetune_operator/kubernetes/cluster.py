@@ -1,35 +1,49 @@
 """The Cluster protocol on Kubernetes."""
 
-import hashlib
+import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
 from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition, Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
-from finetune_operator.api.status import Outcome, PipelineStatus, truncate_message
+from finetune_operator.api.status import AttemptStatus, PipelineStatus, truncate_message
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import Blocker, Observation, ObservedJob
+from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedJob
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import Action, CreateJob, DeletePipeline, StopJob, SwitchTraffic
+from finetune_operator.core.plan import (
+    Action,
+    ChangeWorkspace,
+    CreateJob,
+    CreateWorkspace,
+    DeleteJob,
+    DeletePipeline,
+    DeleteService,
+    ProbeServer,
+    StopJob,
+    SwitchTraffic,
+    subject_of,
+)
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import JOB_NAME, ResourceCache
+from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
+from finetune_operator.kubernetes.event_recorder import EventRecorder
 from finetune_operator.kubernetes.pods.probe import NoProbe, ServerProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
+from finetune_operator.kubernetes.resources.claim import claim_name
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
-from finetune_operator.kubernetes.servers import Servers, replica_failure
+from finetune_operator.kubernetes.servers import Servers
+from finetune_operator.kubernetes.store import NamespacedName
 from finetune_operator.kubernetes.translate.api_errors import (
     AlreadyExists,
     ApiError,
@@ -38,17 +52,20 @@ from finetune_operator.kubernetes.translate.api_errors import (
     describe_validation_error,
 )
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
+from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.trim import JOB_NAME
 from finetune_operator.kubernetes.workspaces import Workspaces
 
 Object = dict[str, Any]
-WARNING_LOOKUP_DELAY = timedelta(seconds=5)
-"""Time without a process after which the Warning events of the Job and its pod are read."""
 SERVER_STAGES = frozenset(kind.name for kind in STAGES if kind.runs_server)
 UNSTORABLE_STATUS_CODES = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
 )
 """Statuses with which an API server rejects a pipeline status that it cannot store."""
-COMPONENT = "finetune-operator"
+STOPPING = (StopJob, DeleteService, ProbeServer)
+"""Actions that are executed even after one has failed."""
+OPTIONAL = (ChangeWorkspace, SwitchTraffic)
+"""Actions whose refusal concerns no other action."""
 log = logging.getLogger(__name__)
 
 
@@ -61,94 +78,130 @@ class KubernetesCluster:
         cache: ResourceCache,
         progress: ProgressPoller | NoProgress,
         probes: ServerProbe | NoProbe,
+        on_status_written: Callable[[PipelineStatus, PipelineStatus], None] = lambda _before, _after: None,
+        *,
+        enqueue: Callable[[Key], None] = lambda _key: None,
+        notices: str = "",
     ) -> None:
         self.api, self.cache, self.progress, self.probes = api, cache, progress, probes
+        self.on_status_written, self.enqueue = on_status_written, enqueue
+        self.notices = notices
+        """The cloud whose metadata endpoint training processes watch; empty: none."""
         self.servers = Servers(api, cache, probes)
         self.workspaces = Workspaces(api, cache)
-        self.rejections: dict[Key, dict[str, Blocker]] = {}
-        """Pipeline -> attempt's name -> why it could not be created or get the requests."""
+        self.events = EventRecorder(api)
+        self._locks: WeakValueDictionary[NamespacedName, asyncio.Lock] = WeakValueDictionary()
+
+    def claim_lock(self, key: Key) -> asyncio.Lock:
+        """Return the lock of the claim that the pipeline uses.
+
+        Without it, two pipelines that are reconciled at once would each find that the other has no attempt yet.
+        """
+        known = self.cache.pipelines.get((key.namespace, key.name))
+        return self._locks.setdefault((key.namespace, known.claim if known else f" {key.name}"), asyncio.Lock())
 
     async def read(self, key: Key) -> Pipeline | None:
         """Return the pipeline; None where it does not exist or is being deleted. Raises InvalidObject."""
-        found = await self.api.get(paths.pipeline(key))
-        if found is None or found["metadata"].get("deletionTimestamp"):
+        known = self.cache.pipelines.get((key.namespace, key.name))
+        if known is None or known.deleting:
             return None
-        return parse_pipeline(found)
+        return known.parsed or parse_pipeline(known.content())
 
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Return the observed state of the pipeline's children and of its workspace."""
-        return replace(await self.observe_children(pipeline), workspace_blocker=await self.workspaces.observe(pipeline))
+        await self._read_lost_pods(pipeline)  # first: they may be pods of its own Jobs, or of another user of the claim
+        return replace(await self.observe_children(pipeline), workspace=await self.workspaces.observe(pipeline))
+
+    async def _read_lost_pods(self, pipeline: Pipeline) -> None:
+        """Read the pods of deleted Jobs with its claim, where the watch of pods is behind that of Jobs."""
+        namespace, name = pipeline.key.namespace, claim_name(pipeline)
+        if lost := self.cache.lost_jobs(namespace, name):
+            await self._read_pods(namespace, *lost)
+            self.cache.forget_lost_jobs(namespace, name)
+
+    async def _read_pods(self, namespace: str, *jobs: str) -> None:
+        async for found in self.api.list(paths.pods(namespace), labelSelector=f"{JOB_NAME} in ({','.join(jobs)})"):
+            self.cache.update(PODS, found)
 
     async def observe_children(self, pipeline: Pipeline) -> Observation:
-        """Return the observed state of running attempts and servers: from the cache, else from the API server."""
-        attempts = ((stage, status.last_attempt) for stage, status in pipeline.status.stages.items())
-        names = {last.job: stage for stage, last in attempts if last and last.outcome is Outcome.RUNNING}
-        jobs = {name: job for name, stage in names.items() if (job := await self._observe_stage(pipeline, stage, name))}
-        return Observation(jobs, dict(self.rejections.get(pipeline.key, {})), await self.servers.observe(pipeline))
+        """Return the observed state of the pipeline's Jobs and servers, from the cache where that has it."""
+        jobs = {
+            attempt.job: job
+            for stage, attempt in pipeline.status.running_attempts().items()
+            if (job := await self._observe_attempt(pipeline, stage, attempt))
+        }
+        others = {
+            name: job for name in self._other_jobs(pipeline) - jobs.keys() if (job := self._observe_job(pipeline, name))
+        }
+        return Observation(
+            jobs | others,
+            await self.servers.observe(pipeline),
+            has_service=self.servers.has_service(pipeline),
+            service_blocker=self.servers.service_blocker(pipeline),
+        )
 
-    async def _observe_stage(self, pipeline: Pipeline, stage: str, name: str) -> ObservedJob | None:
-        if stage in SERVER_STAGES:
-            return await self._observe_server(pipeline, name)
+    def _other_jobs(self, pipeline: Pipeline) -> set[str]:
+        """Return the names of all Jobs of the pipeline, and of those whose pod is still there."""
         namespace = pipeline.key.namespace
-        job = self.cache.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
+        owned = {job["metadata"]["name"] for job in self.cache.jobs.select("owner", pipeline.uid)}
+        attempts = (attempt.job for stage in pipeline.status.stages.values() for attempt in stage.attempts)
+        return owned | {job for job in attempts if self.cache.pods.select("job", (namespace, job))}
+
+    async def _observe_attempt(self, pipeline: Pipeline, stage: str, attempt: AttemptStatus) -> ObservedJob | None:
+        name, namespace = attempt.job, pipeline.key.namespace
+        if stage in SERVER_STAGES:
+            return await self.servers.observe_attempt(pipeline, name, _now())
+        # A Job that was seen and is not in the cache was deleted, or has lost the operator's label.
+        if attempt.created_at and self.cache.jobs.get((namespace, name)) is None:
+            await self._read_job(pipeline, name)
+        job, pod = self.cache.jobs.get((namespace, name)), self.cache.pod_of(namespace, name)
+        # Only the pod has the exit code and the termination message, and its watch may be behind that of the Job.
+        unread = pod is None or (pod.exit_code is None and not pod.gone)
+        if unread and ((job and is_finished(job)) or (job is None and attempt.created_at)):
+            await self._read_pods(namespace, name)
+        return self._observe_job(pipeline, name)
+
+    async def _read_job(self, pipeline: Pipeline, name: str) -> Object | None:
+        """Return the pipeline's own Job of this name; another owner's is not cached, because no watch follows it."""
+        found = await self.api.get(paths.jobs(pipeline.key.namespace, name))
+        if found is None or not is_owned_by(pipeline, found):
+            return None
+        self.cache.update(JOBS, found)
+        return self.cache.jobs.get((pipeline.key.namespace, name))
+
+    def _observe_job(self, pipeline: Pipeline, name: str) -> ObservedJob | None:
+        namespace = pipeline.key.namespace
+        job = self.cache.jobs.get((namespace, name))
         if job and not is_owned_by(pipeline, job):
-            raise ClusterError(f"the Job {name} is not owned by this pipeline: delete it, or rename the pipeline")
-        pod = self.cache.pods.get((namespace, name))
-        # Only the pod has the exit code and the termination message, and the cache may have missed it.
-        if pod is None and (job is None or is_finished(job)):
-            await self._list_pods(namespace, name)
-            pod = self.cache.pods.get((namespace, name))
-        now = _now()
-        warning = await self._warning(namespace, job, pod.name if pod else None, now) if not _started(pod) else ""
-        return observe_job(name, job, pod, now, progress=self.progress.latest(pod), warning=warning)
+            return None  # the creation of the pipeline's own Job is refused, and that is told
+        pod = self.cache.pod_of(namespace, name, job["metadata"]["uid"] if job else None)
+        if job and pod is None and self.cache.is_over(job) and not is_finished(job):
+            return ObservedJob(name, JobState.COMPLETE)  # its attempt has ended, and its pod is forgotten
+        warning = self._warning(namespace, name, pod)
+        return observe_job(name, job, pod, _now(), progress=self.progress.latest(pod), warning=warning)
 
-    async def _observe_server(self, pipeline: Pipeline, name: str) -> ObservedJob | None:
-        namespace, now = pipeline.key.namespace, _now()
-        pending = next((pod for pod in self.servers.pods(pipeline, name) if not _started(pod)), None)
-        found = self.cache.deployments.get((namespace, name))
-        warning = replica_failure(found) or (
-            await self._warning(namespace, found, pending.name, now) if pending else ""
-        )
-        return await self.servers.observe_attempt(pipeline, name, warning, now)
-
-    async def _list_pods(self, namespace: str, job: str) -> None:
-        async for pod in self.api.list(paths.pods(namespace), labelSelector=f"{JOB_NAME}={job}"):
-            self.cache.update_pod(pod)
-
-    async def _warning(self, namespace: str, owner: Object | None, pod: str | None, now: datetime) -> str:
-        """Return the newest Warning event of a pod that has not started, or of its owner if there is no pod.
-
-        The status of neither has the reason.
-        """
-        if (
-            owner is None
-            or is_finished(owner)
-            or now - datetime.fromisoformat(owner["metadata"]["creationTimestamp"]) < WARNING_LOOKUP_DELAY
-        ):
+    def _warning(self, namespace: str, job: str, pod: Pod | None) -> str:
+        """Return why a process has not started: neither the status of the Job nor that of its pod has the reason."""
+        if pod and pod.started_at:
             return ""
-        name = pod or owner["metadata"]["name"]
-        selector = f"involvedObject.name={name},type=Warning"
-        events = [event async for event in self.api.list(paths.events(namespace), fieldSelector=selector)]
-        last = max(
-            events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={}
-        )
-        return str(last.get("message") or "")
+        return self.cache.warning(namespace, "Pod", pod.name) if pod else self.cache.warning(namespace, "Job", job)
 
-    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
-        """Replace the status if it differs. Raises Conflict where the pipeline has changed since it was read."""
-        if status == pipeline.status:
-            return
+    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
+        """Replace the status and return the pipeline with it. Raises Conflict where another client has changed it."""
         try:
-            await self._replace_status(pipeline, status)
+            return await self._replace_status(pipeline, status)
+        except Conflict:
+            await self._refresh(pipeline.key)  # the cache may be older than what another client has written
+            raise
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 raise Conflict(f"{pipeline.key} was deleted") from error
             if error.status not in UNSTORABLE_STATUS_CODES:
                 raise
             log.warning("%s: the status was rejected and is written without progress: %s", pipeline.key, error)
-            await self._replace_status(pipeline, without_progress(status))
+            return await self._replace_status(pipeline, without_progress(status))
 
-    async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
+    async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         meta = {
             "name": pipeline.key.name,
             "namespace": pipeline.key.namespace,
@@ -156,111 +209,93 @@ class KubernetesCluster:
         }
         content = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": content}
-        await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
+        answer = await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
+        written = replace(pipeline, status=status, resource_version=answer["metadata"]["resourceVersion"])
+        for other in self.cache.note_written(written, answer):
+            self.enqueue(other)
+        self.on_status_written(pipeline.status, status)
+        return written
 
-    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
-        """Execute all actions, those that free resources first; raise the first error after all have been tried.
+    async def _refresh(self, key: Key) -> None:
+        if found := await self.api.get(paths.pipeline(key)):
+            # The watch event of this version is no news any more, so its change is passed on here.
+            for changed in self.cache.update(PIPELINES, found).keys:
+                self.enqueue(changed)
 
-        Rejections of the API server are recorded, so that the status can report them.
+    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> dict[str, Blocker]:
+        """Execute the actions in order, and return the refused ones: subject -> why.
+
+        After an error nothing is created or deleted any more, but everything is stopped that is to stop. A refused
+        change of the claim or of the traffic stops no stage. Raises the first error that is no refusal.
         """
-        errors: list[ClusterError] = []
-        ordered = sorted(actions, key=lambda action: isinstance(action, CreateJob))
-        for step in (
-            partial(self.workspaces.apply_pending_changes, pipeline),
-            *(partial(self._execute, pipeline, action) for action in ordered),
-        ):
+        refused: dict[str, Blocker] = {}
+        failure: ClusterError | None = None
+        optional = {subject_of(action) for action in actions if isinstance(action, OPTIONAL)}
+        for action in actions:
+            if (refused.keys() - optional or failure) and not isinstance(action, STOPPING):
+                continue
             try:
-                await step()
+                await self._execute(pipeline, action)
+            except Blocked as error:
+                refused[subject_of(action)] = error.blocker
+            except ApiError as error:
+                if blocker := classify_api_error(error):
+                    refused[subject_of(action)] = blocker
+                else:
+                    failure = failure or error
             except ClusterError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+                failure = failure or error
+        if failure:
+            raise failure
+        return refused
 
-    async def _execute(self, pipeline: Pipeline, action: Action) -> None:
+    async def _execute(self, pipeline: Pipeline, action: Action) -> None:  # noqa: C901  one case for each action
         match action:
-            case CreateJob(template):
-                with self._recording_rejection(pipeline.key, template.name):
-                    await self._create(pipeline, template)
             case StopJob(name, _):
                 if not await self.servers.stop(pipeline, name):
-                    await self._delete(pipeline, name)
+                    await self._delete_job(pipeline, name, "Foreground")
+            case DeleteService():
+                await self.servers.delete_service(pipeline)
+            case ChangeWorkspace(change):
+                await self.workspaces.change(pipeline, change)
+            case ProbeServer(name):
+                self.servers.probe(pipeline, name)
             case SwitchTraffic(stage, name):
-                with self._recording_rejection(pipeline.key, name):
-                    await self.servers.switch_traffic(pipeline, stage, name)
+                await self.servers.switch_traffic(pipeline, stage, name)
+            case CreateWorkspace():
+                await self.workspaces.create(pipeline)
+            case CreateJob(template):
+                if template.serving:
+                    await self.servers.create(pipeline, template, template.serving)
+                else:
+                    await self._create_job(pipeline, template)
+            case DeleteJob(name):
+                await self._delete_job(pipeline, name, "Background")
             case DeletePipeline():
-                self.workspaces.check_retention(pipeline)
-                await self.api.delete(paths.pipeline(pipeline.key), uid=pipeline.uid)
-
-    @contextmanager
-    def _recording_rejection(self, key: Key, name: str) -> Iterator[None]:
-        """Record a rejection of the body for this attempt, and drop the record once the body succeeds."""
-        try:
-            yield
-        except Blocked as error:
-            self._record_rejection(key, name, error.blocker)
-            raise ClusterError(error.blocker.message) from error
-        except ApiError as error:
-            if blocker := classify_api_error(error):
-                self._record_rejection(key, name, blocker)
-            raise
-        self.rejections.get(key, {}).pop(name, None)
-
-    def _record_rejection(self, key: Key, name: str, blocker: Blocker) -> None:
-        """Keep the first message of a reason: some policies word each rejection anew, which would change the status."""
-        known = self.rejections.setdefault(key, {})
-        if name not in known or known[name].reason is not blocker.reason:
-            known[name] = blocker
-
-    async def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
-        if template.serving:
-            await self.servers.create(pipeline, template, template.serving)
-        else:
-            async with self.workspaces.locked(pipeline):
-                await self._require_previous_job_gone(pipeline, template)
-                await self._create_job(pipeline, template)
-
-    async def _require_previous_job_gone(self, pipeline: Pipeline, template: JobTemplate) -> None:
-        """Raise ClusterError while the previous attempt's Job has not finished: two writers could corrupt the volume.
-
-        The status may record that attempt as ended although a late request of an earlier leader created its Job.
-        """
-        stage = pipeline.status.stages.get(template.stage)
-        earlier = [attempt.job for attempt in stage.attempts if attempt.job != template.name] if stage else []
-        for name in earlier[-1:]:
-            found = await self.api.get(paths.jobs(pipeline.key.namespace, name))
-            if found and is_owned_by(pipeline, found) and not is_finished(found):
-                await self._delete(pipeline, name)
-                raise ClusterError(f"the Job {name} still exists; {template.name} is created once it is gone")
+                await self.api.delete(
+                    paths.pipeline(pipeline.key), uid=pipeline.uid, resourceVersion=pipeline.resource_version
+                )
 
     async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
         try:
-            created = await self.api.create(paths.jobs(pipeline.key.namespace), build_job(pipeline, template))
+            job = build_job(pipeline, template, self.notices)
+            created = await self.api.create(paths.jobs(pipeline.key.namespace), job)
         except AlreadyExists:
-            found = await self.api.get(paths.jobs(pipeline.key.namespace, template.name))
-            if found is None or not is_owned_by(pipeline, found):
-                raise ClusterError(
-                    f"the Job {template.name} exists and is not owned by this pipeline: delete it"
-                ) from None
-            created = found
-        self.cache.update_job(created)
+            if await self._read_job(pipeline, template.name) is None:
+                message = f"the Job {template.name} exists and is not owned by this pipeline: delete it"
+                raise Blocked(Reason.DEPENDENCY_NOT_READY, message) from None
+        else:
+            self.cache.update(JOBS, created)
 
-    async def _delete(self, pipeline: Pipeline, name: str) -> None:
-        """Delete a Job in the foreground: it exists until its pod has ended by SIGTERM, grace period and SIGKILL."""
-        namespace = pipeline.key.namespace
-        job = self.cache.jobs.get((namespace, name)) or await self.api.get(paths.jobs(namespace, name))
+    async def _delete_job(self, pipeline: Pipeline, name: str, propagation: str) -> None:
+        """Delete a Job; in the foreground, it exists until its pod has ended by SIGTERM, grace period and SIGKILL."""
+        job = self.cache.jobs.get((pipeline.key.namespace, name)) or await self._read_job(pipeline, name)
         if job and is_owned_by(pipeline, job) and not job["metadata"].get("deletionTimestamp"):
-            await self.api.delete(paths.jobs(namespace, name), "Foreground", uid=job["metadata"]["uid"])
+            await self.api.delete(paths.jobs(pipeline.key.namespace, name), propagation, uid=job["metadata"]["uid"])
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
-        """Create Kubernetes events for users of kubectl; a failure is logged and not retried."""
-        for event in events:
-            log.info("%s: %s %s", pipeline.key, event.reason, event.message)
-            try:
-                await self.api.create(paths.events(pipeline.key.namespace), _event_object(pipeline, event))
-            except AlreadyExists:
-                continue
-            except ClusterError as error:
-                log.warning("%s: cannot create the event %s: %s", pipeline.key, event.reason, error)
+        """Create Kubernetes Events in the background; a failure is logged and not retried."""
+        self.events.record(pipeline, events)
 
     async def mark_invalid(self, key: Key, why: str) -> None:
         """Set the conditions of an object that the operator cannot read; the rest of its status stays."""
@@ -289,15 +324,6 @@ class KubernetesCluster:
         await self.progress.close()
         await self.probes.close()
 
-    def forget(self, key: Key) -> None:
-        """Drop the state of a pipeline that no longer exists."""
-        self.cache.forget(key)
-        self.rejections.pop(key, None)
-        self.workspaces.forget(key)
-        pods = {pod.uid for pod in self.cache.all_pods()}
-        self.progress.retain(pods)
-        self.probes.retain(pods)
-
 
 def without_progress(status: PipelineStatus) -> PipelineStatus:
     """Return the status without progress, the only part taken unchanged from a process, which may be the user's own."""
@@ -324,36 +350,3 @@ def parse_pipeline(found: Object) -> Pipeline:
 
 def _now() -> datetime:
     return datetime.now(UTC)  # noqa: TID251  an edge
-
-
-def _started(pod: Any) -> bool:
-    return pod is not None and pod.started_at is not None
-
-
-def _event_object(pipeline: Pipeline, event: Event) -> Object:
-    """Build a core/v1 Event named by a hash of its content, so that it is created once."""
-    content = f"{pipeline.uid} {pipeline.resource_version} {event.reason} {event.message}"
-    now = _now().isoformat(timespec="seconds").replace("+00:00", "Z")
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {
-            "name": f"{pipeline.key.name[:230]}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
-            "namespace": pipeline.key.namespace,
-        },
-        "involvedObject": {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": pipeline.key.name,
-            "namespace": pipeline.key.namespace,
-            "uid": pipeline.uid,
-        },
-        "type": event.type,
-        "reason": event.reason,
-        "message": event.message[:1024],
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-        "source": {"component": COMPONENT},
-        "reportingComponent": COMPONENT,
-    }

@@ -3,6 +3,9 @@
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
 from finetune_operator.core.pipeline import Key
 
+SERVER_VERSION = "/version"
+"""The API server's version, which every account may read."""
+
 
 def _path(group: str, plural: str, namespace: str | None, name: str | None) -> str:
     parts = [group, *(["namespaces", namespace] if namespace else []), plural, *([name] if name else [])]
@@ -39,9 +42,24 @@ def pods(namespace: str | None = None, name: str | None = None) -> str:
     return _path("api/v1", "pods", namespace, name)
 
 
+def nodes() -> str:
+    """Return the path of all nodes."""
+    return _path("api/v1", "nodes", None, None)
+
+
 def pod_log(namespace: str, pod: str) -> str:
     """Return the path of a pod's log."""
     return f"{pods(namespace, pod)}/log"
+
+
+def pod_eviction(namespace: str, pod: str) -> str:
+    """Return the path of a pod's evictions."""
+    return f"{pods(namespace, pod)}/eviction"
+
+
+def pod_proxy(namespace: str, pod: str, port: int, path: str) -> str:
+    """Return the path of the API server's proxy to a path on a port of a pod."""
+    return f"{pods(namespace, pod)}:{port}/proxy/{path}"
 
 
 def claims(namespace: str | None = None, name: str | None = None) -> str:
@@ -49,8 +67,8 @@ def claims(namespace: str | None = None, name: str | None = None) -> str:
     return _path("api/v1", "persistentvolumeclaims", namespace, name)
 
 
-def events(namespace: str) -> str:
-    """Return the path of a namespace's events."""
+def events(namespace: str | None = None) -> str:
+    """Return the path of the events of a namespace, or of all namespaces."""
     return _path("api/v1", "events", namespace, None)
 
 

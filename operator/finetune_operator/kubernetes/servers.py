@@ -1,5 +1,7 @@
 """Servers on Kubernetes: an attempt of `deploy` is a Deployment, and succeeds when its server answers the probe."""
 
+import re
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -10,9 +12,9 @@ from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.metadata import IDENTITY, SERVER, STAGE, service_name
 from finetune_operator.core.observation import Blocker, JobState, ObservedJob, ObservedServer
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache import DEPLOYMENTS, SERVICES, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.probe import NoProbe, ProbeResult, ServerProbe
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
@@ -28,11 +30,23 @@ MAX_CRASHES = 3
 """Number of restarts before the first answer at which the attempt fails."""
 
 
+IMAGE_VOLUMES_SINCE = (1, 35)
+"""Version of Kubernetes in which the feature gate ImageVolume is on by default."""
+
+
+def version_of_cluster(found: Object) -> tuple[int, int]:
+    """Return major and minor version of an API server, from its /version; (0, 0) if that is unreadable."""
+    numbers = [re.match(r"\d+", str(found.get(key) or "")) for key in ("major", "minor")]
+    major, minor = (int(number[0]) if number else 0 for number in numbers)
+    return major, minor
+
+
 class Servers:
     """The Deployments and Services of pipelines."""
 
     def __init__(self, api: KubernetesClient, cache: ResourceCache, probes: ServerProbe | NoProbe) -> None:
         self.api, self.cache, self.probes = api, cache, probes
+        self._image_volumes: bool | None = None
 
     async def observe(self, pipeline: Pipeline) -> dict[str, ObservedServer]:
         """Return the pipeline's servers that are not being deleted, by attempt."""
@@ -40,100 +54,117 @@ class Servers:
             # A server missing from the cache is read from the API: the stage loses its result only if it is gone.
             if job := server_job(stage):
                 await self._deployment(pipeline, job)
-        owned = [
-            found for found in self.cache.deployments.values() if is_owned_by(pipeline, found) and _is_intact(found)
-        ]
-        current = _traffic_target(pipeline, await self._service(pipeline)) if owned else None
+        current = _traffic_target(pipeline, self.service(pipeline))
         return {
             name: ObservedServer(found["metadata"]["labels"][STAGE], name == current, _unavailable(found))
-            for found in owned
-            if not found["metadata"].get("deletionTimestamp") and (name := found["metadata"]["name"])
+            for found in self.cache.deployments.select("owner", pipeline.uid)
+            if _is_intact(found) and not found["metadata"].get("deletionTimestamp")
+            if (name := found["metadata"]["name"])
         }
 
-    async def _service(self, pipeline: Pipeline, *, uncached: bool = False) -> Object | None:
-        known = self.cache.services.get((pipeline.key.namespace, service_name(pipeline.key.name)))
-        return await self.api.get(_service_path(pipeline)) if uncached or known is None else known
+    def service(self, pipeline: Pipeline) -> Object | None:
+        """Return the Service of the pipeline's name from the cache."""
+        return self.cache.services.get((pipeline.key.namespace, service_name(pipeline.key.name)))
 
-    async def observe_attempt(self, pipeline: Pipeline, name: str, warning: str, now: datetime) -> ObservedJob | None:
-        """Return the state of the attempt that started this server; `warning`: why it has no running pod."""
+    def has_service(self, pipeline: Pipeline) -> bool:
+        """Return whether the pipeline's own Service exists."""
+        found = self.service(pipeline)
+        return found is not None and is_owned_by(pipeline, found)
+
+    def service_blocker(self, pipeline: Pipeline) -> Blocker | None:
+        """Return why the Service cannot be used: another owner created it."""
+        found = self.service(pipeline)
+        return _foreign(found) if found and not is_owned_by(pipeline, found) else None
+
+    async def observe_attempt(self, pipeline: Pipeline, name: str, now: datetime) -> ObservedJob | None:
+        """Return the state of the attempt that started this server."""
         found = await self._deployment(pipeline, name)
         if found is None:
             return None
-        pods = self.pods(pipeline, name)
+        pods = self.cache.server_pods(pipeline.key.namespace, name)
         for pod in pods:
             if crashed := _observe_crash(name, pod):
                 return crashed
         unready = next((pod for pod in pods if not pod.ready), None)
         if not pods or unready or _ready(found) < found["spec"].get("replicas", 1):
-            return _observe_start(name, unready or next(iter(pods), None), warning, now)
-        serving = serving_of(found)
-        result = self.probes.result(pods[0], launch_of(serving).model, serving)
-        return (
-            _observe_answer(pipeline, found, pods[0], serving, result)
-            if result
-            else _observe_start(name, pods[0], "", now)
-        )
+            return _observe_start(name, unready or next(iter(pods), None), self._warning(found, unready), now)
+        if result := self.probes.result(pods[0]):
+            return _observe_answer(pipeline, found, pods[0], serving_of(found), result)
+        return replace(_observe_start(name, pods[0], "", now), awaits_probe=True)
 
-    def pods(self, pipeline: Pipeline, name: str) -> list[Pod]:
-        """Return the pods of an attempt's servers, the oldest first."""
-        found = self.cache.server_pods.get((pipeline.key.namespace, name), {})
-        return sorted(found.values(), key=lambda pod: (str(pod.raw["metadata"].get("creationTimestamp")), pod.name))
+    def _warning(self, deployment: Object, pod: Pod | None) -> str:
+        namespace = deployment["metadata"]["namespace"]
+        return replica_failure(deployment) or (self.cache.warning(namespace, "Pod", pod.name) if pod else "")
 
     async def _deployment(self, pipeline: Pipeline, name: str) -> Object | None:
         namespaced_name = (pipeline.key.namespace, name)
-        known = self.cache.deployments.get(namespaced_name)
-        found = known or await self.api.get(paths.deployments(*namespaced_name))
+        found = self.cache.deployments.get(namespaced_name)
+        if found is None and (read := await self.api.get(paths.deployments(*namespaced_name))):
+            self.cache.update(DEPLOYMENTS, read)
+            found = self.cache.deployments.get(namespaced_name)
         if found and not is_owned_by(pipeline, found):
             raise ClusterError(
                 f"the Deployment {name} is not owned by this pipeline: delete it, or rename the pipeline"
             )
-        if found is None or not _is_intact(found):
-            return None
-        if known is None:
-            self.cache.update_deployment(found)
-        return found
+        return found if found and _is_intact(found) else None
 
     async def create(self, pipeline: Pipeline, template: JobTemplate, serving: Serving) -> None:
         """Start the servers of an attempt in parallel with running ones. Raises Blocked where they could not serve."""
-        if found := await self._service(pipeline, uncached=True):
-            _check_owner(pipeline, found)
         path = paths.deployments(pipeline.key.namespace)
         try:
-            created = await self.api.create(path, build_deployment(pipeline, template, serving))
+            desired = build_deployment(pipeline, template, serving, image_volumes=await self._has_image_volumes())
+            created = await self.api.create(path, desired)
         except AlreadyExists:
             if await self._deployment(pipeline, template.name) is None:
                 raise
         else:
-            self.cache.update_deployment(created)
+            self.cache.update(DEPLOYMENTS, created)
+
+    async def _has_image_volumes(self) -> bool:
+        """Return whether the cluster mounts images as volumes, by its version."""
+        if self._image_volumes is None:
+            found = await self.api.get(paths.SERVER_VERSION)
+            self._image_volumes = version_of_cluster(found or {}) >= IMAGE_VOLUMES_SINCE
+        return self._image_volumes
+
+    def probe(self, pipeline: Pipeline, name: str) -> None:
+        """Send the prompt to the oldest pod of the attempt's servers, in the background."""
+        found = self.cache.deployments.get((pipeline.key.namespace, name))
+        pods = self.cache.server_pods(pipeline.key.namespace, name)
+        if found and pods:
+            self.probes.retain({pod.uid for pod in self.cache.all_pods()})
+            serving = serving_of(found)
+            self.probes.start(pods[0], launch_of(serving).model, serving)
 
     async def switch_traffic(self, pipeline: Pipeline, stage: str, name: str) -> None:
         """Send requests to the servers of this attempt. Raises Blocked where the pipeline does not own the Service."""
         desired = build_service(pipeline, stage, name)
-        found = await self._service(pipeline, uncached=True)
+        found = self.service(pipeline)
         if found is None:
-            service = await self.api.create(paths.services(pipeline.key.namespace), desired)
-        else:
-            _check_owner(pipeline, found)
-            labels = {"metadata": {"labels": desired["metadata"]["labels"]}}  # the informers select by them
-            service = await self.api.patch(
-                _service_path(pipeline), {**labels, "spec": {"selector": desired["spec"]["selector"]}}
-            )
-        self.cache.update_service(service)
+            try:
+                created = await self.api.create(paths.services(pipeline.key.namespace), desired)
+            except AlreadyExists:  # without the operator's labels, no informer lists it
+                found = await self.api.get(_service_path(pipeline))
+            else:
+                self.cache.update(SERVICES, created)
+                return
+        if found and (blocker := _foreign(found) if not is_owned_by(pipeline, found) else None):
+            raise Blocked(blocker.reason, blocker.message)
+        meta = {"labels": desired["metadata"]["labels"], "annotations": desired["metadata"]["annotations"]}
+        patch = {"metadata": meta, "spec": {"selector": desired["spec"]["selector"]}}
+        self.cache.update(SERVICES, await self.api.patch(_service_path(pipeline), patch))
+
+    async def delete_service(self, pipeline: Pipeline) -> None:
+        """Delete the pipeline's own Service."""
+        found = self.service(pipeline)
+        if found and is_owned_by(pipeline, found) and not found["metadata"].get("deletionTimestamp"):
+            await self.api.delete(_service_path(pipeline), uid=found["metadata"]["uid"])
 
     async def stop(self, pipeline: Pipeline, name: str) -> bool:
-        """Delete the servers of an attempt, and the Service with the last of them; return False where there are none.
-
-        The Service is read from the API server. Raises Conflict where it sends requests to these servers.
-        """
+        """Delete the servers of an attempt; return False where there are none."""
         found = self.cache.deployments.get((pipeline.key.namespace, name))
         if found is None or not is_owned_by(pipeline, found):
             return False
-        service = await self._service(pipeline, uncached=True)
-        if service and _traffic_target(pipeline, service) == name:
-            if pipeline.spec.stage(found["metadata"]["labels"].get(STAGE, "")):
-                self.cache.update_service(service)
-                raise Conflict(f"the Service sends requests to {name}, so it is not deleted")
-            await self.api.delete(_service_path(pipeline), uid=service["metadata"]["uid"])
         if not found["metadata"].get("deletionTimestamp"):
             path = paths.deployments(pipeline.key.namespace, name)
             await self.api.delete(path, "Foreground", uid=found["metadata"]["uid"])
@@ -171,11 +202,10 @@ def _traffic_target(pipeline: Pipeline, service: Object | None) -> str | None:
     return selector.get(SERVER)
 
 
-def _check_owner(pipeline: Pipeline, service: Object) -> None:
-    if not is_owned_by(pipeline, service):
-        name = service["metadata"]["name"]
-        message = f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
-        raise Blocked(Reason.DEPENDENCY_NOT_READY, message)
+def _foreign(service: Object) -> Blocker:
+    name = service["metadata"]["name"]
+    message = f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
+    return Blocker(Reason.DEPENDENCY_NOT_READY, message)
 
 
 def _is_intact(deployment: Object) -> bool:
@@ -203,6 +233,8 @@ def _observe_crash(name: str, pod: Pod) -> ObservedJob | None:
         finished_at=time_of(terminated.get("finishedAt")),
         exit_code=code,
         out_of_memory=out_of_memory,
+        memory_limit=pod.memory_limit,
+        stage=pod.stage,
         message=None if out_of_memory else TerminationMessage(failure=failure),
     )
 

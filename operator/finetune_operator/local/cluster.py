@@ -9,12 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from finetune_operator.api.status import Outcome, PipelineStatus
+from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import Observation, ObservedJob
+from finetune_operator.core.observation import Blocker, Observation, ObservedJob
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import Action, CreateJob, DeletePipeline, StopJob, SwitchTraffic
+from finetune_operator.core.plan import (
+    Action,
+    ChangeWorkspace,
+    CreateJob,
+    CreateWorkspace,
+    DeleteJob,
+    DeletePipeline,
+    DeleteService,
+    ProbeServer,
+    StopJob,
+    SwitchTraffic,
+)
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.digests import SourceDigests
 from finetune_operator.local.job_folder import observe_job
@@ -90,8 +101,7 @@ class LocalCluster:
 
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Read the folders of the attempts that have not ended, and the digests of the sources."""
-        attempts = (stage.last_attempt for stage in pipeline.status.stages.values())
-        names = [attempt.job for attempt in attempts if attempt and attempt.outcome is Outcome.RUNNING]
+        names = (attempt.job for attempt in pipeline.status.running_attempts().values())
         jobs = {name: job for name in names if (job := self.job(name))}
         # In a thread: hashing a large model takes a while, and the event loop must keep handling Ctrl-C.
         sources, environment = pipeline.spec.source_uris(), self.environment(pipeline)
@@ -103,14 +113,14 @@ class LocalCluster:
         """Return the current state of one attempt's Job, or None if it never started."""
         return observe_job(self.folders.job(name))
 
-    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
+    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         """Write the status to pipeline.json; raise ClusterError if that fails."""
         try:
-            self.pipeline_file.write_status(pipeline, status)
+            return self.pipeline_file.write_status(pipeline, status)
         except OSError as error:
             raise ClusterError(f"cannot write {self.pipeline_file.path}: {error}") from error
 
-    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> None:
+    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
         """Start and stop runners; raise ClusterError if one cannot be started."""
         for action in actions:
             match action:
@@ -118,8 +128,11 @@ class LocalCluster:
                     self._start(pipeline, job)
                 case StopJob(name, _):
                     self._send_command(name, STOP)
-                case DeletePipeline() | SwitchTraffic():
-                    pass  # the user deletes the work folder; no local server outlives its attempt
+                case DeletePipeline() | DeleteJob() | CreateWorkspace() | ChangeWorkspace():
+                    pass  # the user deletes the work folder
+                case ProbeServer() | SwitchTraffic() | DeleteService():
+                    pass  # no local server outlives its attempt
+        return {}
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Show the events to the user, and append them to events.jsonl."""
@@ -127,7 +140,7 @@ class LocalCluster:
             return
         for event in events:
             self.on_event(event)
-        lines = (json.dumps({"pipeline": str(pipeline.key), **vars(event)}) + "\n" for event in events)
+        lines = (json.dumps({"pipeline": str(pipeline.key), **_fields(event)}) + "\n" for event in events)
         try:
             with (self.folders.workdir / "events.jsonl").open("a") as file:
                 file.writelines(lines)
@@ -169,7 +182,7 @@ class LocalCluster:
         if job.name in self.runners:
             return
         folder = self.folders.job(job.name)
-        environment = self.environment(pipeline, folder)
+        environment = replace(self.environment(pipeline, folder), pipeline_uid=pipeline.uid, attempt=job.attempt)
         command = (sys.executable, *job.command[1:]) if job.command[0] == "python" else job.command
         job_file = {
             "command": command,
@@ -211,3 +224,7 @@ class LocalCluster:
             runner.stdin.flush()
         except BrokenPipeError:
             return  # the runner has ended
+
+
+def _fields(event: Event) -> dict[str, str]:
+    return {"type": event.type, "reason": event.reason, "message": event.message}

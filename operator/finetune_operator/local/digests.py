@@ -37,7 +37,8 @@ class SourceDigests:
     def _digest(self, uri: str, environment: Environment) -> str | None:
         try:
             path = environment.locate(uri)
-            parts = [(os.path.relpath(file, path), self._file_digest(file)) for file in _files(path)]
+            files = (file for found in environment.matches(uri) for file in _files(environment.locate(found)))
+            parts = [(os.path.relpath(file, path), self._file_digest(file)) for file in files]
         except (InvalidLocation, OSError):
             return None  # the stage that needs the source reports what is wrong with it
         return "sha256:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest() if parts else None

@@ -54,7 +54,7 @@ def is_locked(folder: Path) -> bool:
     """Return whether a runner holds the lock of this folder."""
     try:
         lock = (folder / LOCK).open()
-    except FileNotFoundError:
+    except OSError:
         return False
     with lock:
         try:

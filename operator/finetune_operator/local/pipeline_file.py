@@ -63,13 +63,15 @@ class PipelineFile:
         generation = previous.generation + (previous.spec != spec)
         return self._write(replace(previous, spec=spec, annotations=annotations, generation=generation))
 
-    def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> None:
-        """Write the status; raise Conflict if the pipeline has changed since it was read."""
+    def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
+        """Write the status and return the pipeline with it; raise Conflict if it has changed since it was read."""
         previous = self.read()
         if previous is None or previous.resource_version != pipeline.resource_version:
             raise Conflict(f"{pipeline.key} has changed since it was read")
-        if previous.status != status:
-            self._write(replace(previous, status=status))
+        if previous.status == status:
+            return pipeline
+        written = self._write(replace(previous, status=status))
+        return replace(pipeline, status=status, resource_version=written.resource_version)
 
     def _write(self, pipeline: Pipeline) -> Pipeline:
         updated = replace(pipeline, resource_version=str(int(pipeline.resource_version or 0) + 1))

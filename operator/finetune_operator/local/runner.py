@@ -26,7 +26,9 @@ JOB_FILE, LOCK, STARTED, ENDED, LOG = "job.json", "lock", "started.json", "ended
 TERMINATION, PROGRESS = "termination.json", "progress.json"
 
 STOP, EVICT, KILL = "stop", "evict", "kill"
-"""Commands, one per line on stdin: `stop`, `evict REASON` or `kill REASON`."""
+"""Commands, one per line on stdin or in the named pipe: `stop`, `evict REASON` or `kill REASON`."""
+COMMANDS = "commands"
+"""A named pipe for commands of other processes than the one that started the runner."""
 
 LEFTOVERS_SECONDS = 5.0
 """How long the runner tries to kill the processes that the Job's process left behind."""
@@ -76,6 +78,7 @@ def main(folder: Path) -> None:
     if (folder / ENDED).exists() or (folder / STARTED).exists():
         return
     job = json.loads((folder / JOB_FILE).read_bytes())
+    commands = open_commands(folder)
     with (folder / LOG).open("ab") as log:
         try:
             child = start(job, log)
@@ -86,10 +89,11 @@ def main(folder: Path) -> None:
             return
     write_record(folder / STARTED, pid=child.pid)
     supervisor = Supervisor(group=child.pid, grace=job["graceSeconds"])
-    code = supervise(child, supervisor)
+    code = supervise(child, supervisor, commands)
     # 128 + signal, as in a shell and in a pod. The record comes before the release of the lock: otherwise a reader
     # could find neither of them and take the runner for lost.
     write_record(folder / ENDED, code=code if code >= 0 else 128 - code, disruption=supervisor.disruption)
+    (folder / COMMANDS).unlink(missing_ok=True)
     lock.close()
 
 
@@ -98,6 +102,27 @@ def lock_folder(folder: Path) -> IO[str]:
     lock = (folder / LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
+
+
+def open_commands(folder: Path) -> int | None:
+    """Create the named pipe and return its descriptor, or None on a file system that has no named pipes."""
+    pipe = folder / COMMANDS
+    try:
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe, 0o600)
+        # Open for writing, too: a pipe whose last writer has closed it would be readable, and empty, for ever.
+        return os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
+def send_command(folder: Path, command: str) -> None:
+    """Send a command to the runner of a folder, from any process of its user; raises OSError where none reads it."""
+    pipe = os.open(folder / COMMANDS, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        os.write(pipe, f"{command}\n".encode())
+    finally:
+        os.close(pipe)
 
 
 def write_record(path: Path, **facts: Any) -> None:
@@ -126,7 +151,7 @@ def start(job: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def supervise(child: subprocess.Popen[bytes], supervisor: Supervisor) -> int:
+def supervise(child: subprocess.Popen[bytes], supervisor: Supervisor, commands: int | None = None) -> int:
     """Execute commands until the process and its group are gone; return its exit code, negative after a signal."""
     wake_reader, wake_writer = os.pipe()
 
@@ -136,7 +161,7 @@ def supervise(child: subprocess.Popen[bytes], supervisor: Supervisor) -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: os.write(wake_writer, b"t"))  # at shutdown of the machine
     threading.Thread(target=wait_for_exit, daemon=True).start()
-    inputs = [wake_reader, sys.stdin.fileno()]
+    inputs = [wake_reader, sys.stdin.fileno(), *([] if commands is None else [commands])]
     while True:
         timeout = max(0.0, supervisor.kill_at - time.monotonic()) if supervisor.kill_at else None
         ready, _, _ = select.select(inputs, [], [], timeout)
@@ -144,6 +169,8 @@ def supervise(child: subprocess.Popen[bytes], supervisor: Supervisor) -> int:
             break
         if wake_reader in ready and b"t" in wake_bytes:
             supervisor.handle(f"{EVICT} the machine is shutting down")
+        if commands is not None and commands in ready:
+            _execute(os.read(commands, 4096).decode(), supervisor)
         if sys.stdin.fileno() in ready and not _read_commands(supervisor):
             inputs.remove(sys.stdin.fileno())
         if supervisor.kill_at and time.monotonic() >= supervisor.kill_at:
@@ -153,13 +180,17 @@ def supervise(child: subprocess.Popen[bytes], supervisor: Supervisor) -> int:
 
 
 def _read_commands(supervisor: Supervisor) -> bool:
-    """Execute the commands in the pipe; return False when its other end is closed."""
+    """Execute the commands on stdin; return False when its other end is closed."""
     text = os.read(sys.stdin.fileno(), 4096).decode()
-    for line in text.splitlines():
-        supervisor.handle(line)
+    _execute(text, supervisor)
     if not text and supervisor.kill_at is None:
         supervisor.handle(f"{EVICT} the finetune command that started it is gone; it may have been killed")
     return bool(text)
+
+
+def _execute(text: str, supervisor: Supervisor) -> None:
+    for line in text.splitlines():
+        supervisor.handle(line)
 
 
 def _clear_group(supervisor: Supervisor) -> None:

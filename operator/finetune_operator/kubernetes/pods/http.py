@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -17,17 +19,37 @@ MAX_RESPONSE_BYTES = 256 << 10
 CONNECT_SECONDS = 10.0
 
 
+def open_session() -> aiohttp.ClientSession:
+    """Create a session for requests to pods; progress and probes have one each.
+
+    The number of connections has no limit here: one queue for the pods of all tenants would let the mute pods of one
+    delay the others. `NamespaceLimits` has the limits. Nothing of a response outlives it: no cookie and no connection,
+    because another tenant's pod may have the address by then. A response is not decompressed: its size is limited.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": "identity"},
+        auto_decompress=False,
+    )
+
+
 async def request(
-    session: aiohttp.ClientSession, url: str, body: Any = None, max_bytes: int = MAX_RESPONSE_BYTES
+    session: aiohttp.ClientSession,
+    url: str,
+    body: Any = None,
+    max_bytes: int = MAX_RESPONSE_BYTES,
+    *,
+    method: str | None = None,
 ) -> tuple[int, bytes]:
     """Get a URL, or post a body to it as JSON; return status and content. Raises aiohttp.ClientError, OSError.
 
-    Redirects are not followed: a pod could choose which host the operator sends requests to. Only connecting has a
-    timeout here; the caller limits the whole request.
+    `method` replaces GET or POST. Redirects are not followed: a pod could choose which host the operator sends requests
+    to. Only connecting has a timeout here; the caller limits the whole request.
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-    method = "GET" if body is None else "POST"
-    async with session.request(method, url, json=body, allow_redirects=False, timeout=timeout) as response:
+    verb = method or ("GET" if body is None else "POST")
+    async with session.request(verb, url, json=body, allow_redirects=False, timeout=timeout) as response:
         content = bytearray()
         async for piece in response.content.iter_any():
             content += piece
@@ -41,6 +63,35 @@ def url_host(pod: Pod) -> str:
     return f"[{pod.address}]" if ":" in pod.address else pod.address
 
 
+@dataclass
+class _Limit:
+    semaphore: asyncio.Semaphore
+    users: int = 0
+    """Requests that hold the semaphore or wait for it."""
+
+
+class NamespaceLimits:
+    """A limit of concurrent requests for each namespace: requests wait for those of their own namespace only."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.limits: dict[str, _Limit] = {}
+        """Namespace -> its limit, while it has a request."""
+
+    @asynccontextmanager
+    async def slot(self, namespace: str) -> AsyncIterator[None]:
+        """Wait until the namespace has fewer requests than the limit, and hold its place while the context is open."""
+        limit = self.limits.setdefault(namespace, _Limit(asyncio.Semaphore(self.limit)))
+        limit.users += 1
+        try:
+            async with limit.semaphore:
+                yield
+        finally:
+            limit.users -= 1
+            if not limit.users:
+                del self.limits[namespace]
+
+
 Enqueue = Callable[[Key], None]
 """Called with the pipeline of a pod whose state changed, so that a worker reconciles it."""
 
@@ -50,26 +101,35 @@ def ignore(_key: Key) -> None:
 
 
 class BackgroundRequests:
-    """At most one background request per pod; a request returns whether its pipeline is to be reconciled."""
+    """At most one background request per pod, and `limit` at once per namespace.
 
-    def __init__(self, enqueue: Enqueue) -> None:
-        self.enqueue = enqueue
+    A request returns whether its pipeline is to be reconciled.
+    """
+
+    def __init__(self, limit: int, enqueue: Enqueue) -> None:
+        self.limits, self.enqueue = NamespaceLimits(limit), enqueue
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        """Pod's uid -> its request in flight."""
+        """Pod's uid -> its request, which waits or is in flight."""
 
     def start(self, pod: Pod, send: Callable[[], Awaitable[bool]]) -> None:
-        """Start a request, unless one to this pod is in flight."""
+        """Start a request, unless one to this pod waits or is in flight."""
         if pod.uid not in self.tasks:
             task = self.tasks[pod.uid] = asyncio.create_task(self._run(pod, send))
             task.add_done_callback(lambda done: self._on_done(pod.uid, done))
 
     async def _run(self, pod: Pod, send: Callable[[], Awaitable[bool]]) -> None:
+        key = owner_key(pod.raw)
         try:
-            changed = await send()
+            async with self.limits.slot(pod.raw["metadata"]["namespace"]):
+                changed = await send()
         except Exception:
-            log.exception("the background request to pod %s failed; this is a bug in the operator", pod.name)
+            log.exception(
+                "the background request to pod %s failed; this is a bug in the operator",
+                pod.name,
+                extra={"pipeline": key},
+            )
             return
-        if changed and (key := owner_key(pod.raw)):
+        if changed and key:
             self.enqueue(key)
 
     def _on_done(self, uid: str, task: asyncio.Task[None]) -> None:
@@ -82,8 +142,12 @@ class BackgroundRequests:
             if task := self.tasks.pop(uid, None):
                 task.cancel()
 
+    def cancel_all(self) -> None:
+        """Cancel all requests."""
+        self.cancel(list(self.tasks))
+
     async def close(self) -> None:
         """Cancel all requests and wait until they have ended: the session that they use is closed next."""
         tasks = list(self.tasks.values())
-        self.cancel(list(self.tasks))
+        self.cancel_all()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,8 +14,14 @@ from finetune_operator.kubernetes.pods.http import BackgroundRequests, Enqueue, 
 from finetune_operator.kubernetes.resources.server import PORT
 from finetune_operator.kubernetes.translate.pod import Pod
 
-ANSWER_TIMEOUT_SECONDS = 600.0
-"""For the whole answer."""
+REQUESTS_PER_NAMESPACE = 4
+"""Probes at once in a namespace. A server is probed once, so that more than a few at once are rare."""
+FIRST_TOKEN_SECONDS, TOKEN_SECONDS = 120.0, 0.1
+"""Patience for the answer: a time until its first token, and a time for each further token.
+
+The server is Ready, so that its model is loaded. The first prompt may still compile kernels, which takes a large model
+a minute. A server that generates fewer than 10 tokens a second for one user is not ready for many.
+"""
 TRIES, PAUSE_SECONDS = 5, 2.0
 """Attempts to connect, and the pause between them: a server that is Ready may not be reachable for a moment."""
 MAX_ANSWER_LENGTH = 1024
@@ -34,18 +40,21 @@ class ServerProbe:
     """Probes each pod once in the background and keeps the result; `enqueue` is called when it is there."""
 
     def __init__(self, session: aiohttp.ClientSession, enqueue: Enqueue = ignore) -> None:
-        self.session, self.requests = session, BackgroundRequests(enqueue)
+        self.session, self.requests = session, BackgroundRequests(REQUESTS_PER_NAMESPACE, enqueue)
         self.results: dict[str, ProbeResult] = {}
         """Pod's uid -> its result."""
 
-    def result(self, pod: Pod, model: str, serving: Serving) -> ProbeResult | None:
-        """Return the result of a pod's probe; None while the pod has not answered. Starts the probe if needed."""
-        if pod.uid not in self.results:
-            self.requests.start(pod, partial(self._store, pod, model, serving))
+    def result(self, pod: Pod) -> ProbeResult | None:
+        """Return the result of a pod's probe; None while there is none."""
         return self.results.get(pod.uid)
 
+    def start(self, pod: Pod, model: str, serving: Serving) -> None:
+        """Start the probe of a pod, unless it has started or has a result."""
+        if pod.uid not in self.results:
+            self.requests.start(pod, partial(self._store, pod, model, serving))
+
     def retain(self, uids: set[str]) -> None:
-        """Drop all pods but these."""
+        """Drop all pods but these, which are the server pods that exist."""
         self.requests.cancel(self.requests.tasks.keys() - uids)
         self.results = {uid: result for uid, result in self.results.items() if uid in uids}
 
@@ -60,17 +69,15 @@ class ServerProbe:
     async def _probe(self, pod: Pod, model: str, serving: Serving) -> ProbeResult:
         body = {"model": model, "prompt": serving.prompt, "max_tokens": serving.max_tokens, "temperature": 0}
         url = f"http://{url_host(pod)}:{PORT}/v1/completions"
-        cause = ""
+        patience, cause = patience_seconds(serving), ""
         for _ in range(TRIES):
             try:
-                async with asyncio.timeout(ANSWER_TIMEOUT_SECONDS):
+                async with asyncio.timeout(patience):
                     return _parse(*await request(self.session, url, body))
             except aiohttp.ClientError as error:  # before TimeoutError: aiohttp's connection timeout is both
                 cause = str(error) or type(error).__name__
             except TimeoutError:
-                return ProbeResult(
-                    failure=f"the server did not answer the prompt within {ANSWER_TIMEOUT_SECONDS:.0f} s"
-                )
+                return ProbeResult(failure=f"the server did not answer the prompt within {patience:.0f} s")
             await asyncio.sleep(PAUSE_SECONDS)
         return ProbeResult(failure=f"the operator cannot reach {url}: {cause}; a NetworkPolicy may forbid it")
 
@@ -78,15 +85,23 @@ class ServerProbe:
 class NoProbe:
     """The probe of a process outside the cluster, which can reach no pod."""
 
-    def result(self, pod: Pod, model: str, serving: Serving) -> ProbeResult | None:  # noqa: ARG002  ServerProbe's signature
+    def result(self, pod: Pod) -> ProbeResult | None:  # noqa: ARG002  ServerProbe's signature
         """Return None."""
         return None
+
+    def start(self, pod: Pod, model: str, serving: Serving) -> None:
+        """Do nothing."""
 
     def retain(self, uids: set[str]) -> None:
         """Do nothing."""
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+def patience_seconds(serving: Serving) -> float:
+    """Return how long the answer to the prompt may take: 123 s for the default of 32 tokens."""
+    return FIRST_TOKEN_SECONDS + TOKEN_SECONDS * serving.max_tokens
 
 
 def _parse(status: int, content: bytes) -> ProbeResult:

@@ -1,9 +1,11 @@
 """Poll running stages for their progress over HTTP, so that their pods need no permissions."""
 
 import asyncio
-import math
+import random  # noqa: TID251  an edge
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 
@@ -16,62 +18,97 @@ from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import PROGRESS_BYTES, Progress
 from finetune_trainer.contract import environment as names
 
-POLL_SECONDS = 15.0
-"""Shortest time between two requests to a pod, which also limits how often its progress changes the status."""
-MAX_POLL_SECONDS = 60.0
-"""Longest time between two requests to a pod that has never answered: it may not serve /progress at all."""
+POLL_SECONDS = 60.0
+"""Shortest time between two requests to a pod that has run for longer: each response may change the status."""
+JITTER = 1.2
+"""Longest time between two requests, as a multiple of the shortest, so that pods that started together drift apart."""
+FIRST_POLL_SECONDS = 5.0
+"""Time from a pod's start to the first request, and between the first two; then the wait doubles to `POLL_SECONDS`.
+
+The requests come 5, 10, 20, 40 and 80 s after the start, before jitter. A short stage shows its progress, too, and the
+first step is known soon: from it the steps are known that the attempt before has lost.
+"""
+SCAN_SECONDS = 2.0
+"""Between two looks at which pods are due."""
+SAVED_SECONDS = 2.0
+"""Time from a request to save to the first look at what is saved; more follow, as after a pod's start."""
 PROGRESS_TIMEOUT_SECONDS = 2.0
+REQUESTS_PER_NAMESPACE = 16
+"""Requests at once in a namespace: 16 pods that accept a request and never answer cost their namespace 2 s."""
 
 
 @dataclass
 class _PodProgress:
-    requested_at: float = -math.inf
-    """On the monotonic clock."""
-    wait: float = POLL_SECONDS
-    """Seconds until the next request."""
-    unanswered: int = 0
-    """Requests without a response, before the first response."""
+    due_at: float
+    """When the next request is due, on the monotonic clock."""
+    wait: float
+    """Seconds from the next request to the one after it, before jitter."""
     progress: Progress | None = None
 
 
 class ProgressPoller:
-    """Polls pods in the background and keeps the latest progress of each; `enqueue` is called when it changes."""
+    """Polls pods in the background and keeps the latest progress of each; `enqueue` is called when it changes.
 
-    def __init__(self, session: aiohttp.ClientSession, enqueue: Enqueue = ignore) -> None:
-        self.session, self.requests = session, BackgroundRequests(enqueue)
+    `pods` returns the pods of all attempts whose progress may be read. A finished pod is not polled, and its progress
+    stays until `pods` no longer returns it.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession, pods: Callable[[], Iterable[Pod]], enqueue: Enqueue = ignore
+    ) -> None:
+        self.session, self.pods = session, pods
+        self.requests = BackgroundRequests(REQUESTS_PER_NAMESPACE, enqueue)
         self.states: dict[str, _PodProgress] = {}
-        """Pod's uid -> its state."""
+        """Pod's uid -> its state, from the first look at the running pod."""
+
+    async def run(self) -> None:
+        """Poll the pods until cancelled, which also cancels the requests in flight."""
+        self.states.clear()  # the times of an earlier leadership have passed: all of its pods would be due at once
+        try:
+            while True:
+                self.poll_due_pods()
+                await asyncio.sleep(SCAN_SECONDS)
+        finally:
+            self.requests.cancel_all()
 
     def latest(self, pod: Pod | None) -> Progress | None:
-        """Return a pod's latest progress, and start a request if one is due; a finished pod gets no request."""
-        if pod is None:
-            return None
-        state = self.states.setdefault(pod.uid, _PodProgress())
-        if pod.finished:
-            self.requests.cancel([pod.uid])
-        elif pod.started_at and pod.address and time.monotonic() - state.requested_at >= state.wait:
-            state.requested_at = time.monotonic()
-            self.requests.start(pod, partial(self._poll, pod, state))
-        return state.progress
+        """Return a pod's latest progress; None while it has reported none."""
+        state = self.states.get(pod.uid) if pod else None
+        return state.progress if state else None
 
-    def retain(self, uids: set[str]) -> None:
-        """Drop all pods but these."""
-        self.requests.cancel(self.states.keys() - uids)
-        self.states = {uid: state for uid, state in self.states.items() if uid in uids}
+    def poll_soon(self, pod: Pod) -> None:
+        """Poll a pod that is about to save as often as one that has just started."""
+        if state := self.states.get(pod.uid):
+            state.due_at, state.wait = time.monotonic() + SAVED_SECONDS, FIRST_POLL_SECONDS
+
+    def poll_due_pods(self) -> None:
+        """Start a request to each pod that is due, and drop the state of pods that no longer exist."""
+        pods = {pod.uid: pod for pod in self.pods()}
+        self.requests.cancel([uid for uid in self.requests.tasks if uid not in pods or pods[uid].finished])
+        for uid in self.states.keys() - pods.keys():
+            del self.states[uid]
+        for pod in pods.values():
+            if not pod.finished and pod.address and pod.started_at:
+                self._poll_if_due(pod, pod.started_at)
+
+    def _poll_if_due(self, pod: Pod, started_at: datetime) -> None:
+        state = self.states.get(pod.uid)
+        if state is None:
+            state = self.states[pod.uid] = _schedule(started_at)
+        if time.monotonic() >= state.due_at:
+            state.due_at = time.monotonic() + POLL_SECONDS  # the response sets it anew
+            self.requests.start(pod, partial(self._poll, pod, state))
 
     async def close(self) -> None:
         """Cancel all requests."""
         await self.requests.close()
 
     async def _poll(self, pod: Pod, state: _PodProgress) -> bool:
-        found = await self._read(pod)
-        state.unanswered = 0 if found or state.progress else state.unanswered + 1
-        # The process may still be importing its libraries: the wait grows only from the third failure in a row.
-        state.wait = min(POLL_SECONDS * 2.0 ** min(max(state.unanswered - 2, 0), 8), MAX_POLL_SECONDS)
-        if found is None or found == state.progress:
-            return False
-        state.progress = found
-        return True
+        found, before = await self._read(pod), state.progress
+        state.progress = found or before
+        state.due_at = time.monotonic() + state.wait * random.uniform(1.0, JITTER)  # noqa: S311
+        state.wait = min(2 * state.wait, POLL_SECONDS)
+        return found is not None and not _is_same(found, before)
 
     async def _read(self, pod: Pod) -> Progress | None:
         port = metrics_port(pod)
@@ -93,11 +130,25 @@ class NoProgress:
         """Return None."""
         return None
 
-    def retain(self, uids: set[str]) -> None:
-        """Do nothing."""
-
     async def close(self) -> None:
         """Do nothing."""
+
+
+def _schedule(started_at: datetime) -> _PodProgress:
+    """Return the state of a pod that was not known before.
+
+    A pod that has run for a while was polled by an earlier leader. Such pods become known together, when a replica
+    becomes the leader, so that their requests are spread over one interval.
+    """
+    now, age = time.monotonic(), (datetime.now(UTC) - started_at).total_seconds()  # noqa: TID251  an edge
+    if age < POLL_SECONDS:
+        return _PodProgress(now + FIRST_POLL_SECONDS, FIRST_POLL_SECONDS)
+    return _PodProgress(now + random.uniform(0.0, POLL_SECONDS), POLL_SECONDS)  # noqa: S311
+
+
+def _is_same(found: Progress, before: Progress | None) -> bool:
+    """Return whether nothing but the time of the report has changed."""
+    return before is not None and found == before.model_copy(update={"updated_at": found.updated_at})
 
 
 def metrics_port(pod: Pod) -> int:

@@ -1,7 +1,6 @@
 """The workspace of a pipeline as a PersistentVolumeClaim: pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -9,6 +8,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from finetune_operator.api.group import GROUP, KIND
 from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, workspace_name
+from finetune_operator.core.observation import ClaimChange
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 
@@ -16,16 +16,6 @@ WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator created the claim for."""
 WHEN_DELETED, SIZE = "workspace.whenDeleted", "workspace.size"
 """Fields of the pipeline's spec."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of an existing claim that an edit of the pipeline requires."""
-
-    field: str
-    """The field of the pipeline's spec that requires it."""
-    patch: dict[str, Any]
-    """JSON merge patch of the claim."""
 
 
 def claim_name(pipeline: Pipeline) -> str:
@@ -77,22 +67,22 @@ def ownership_error(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
     return None
 
 
-def pending_changes(pipeline: Pipeline, found: dict[str, Any]) -> list[Change]:
+def pending_changes(pipeline: Pipeline, found: dict[str, Any]) -> list[ClaimChange]:
     """Return the changes that bring the pipeline's own claim to what its spec asks for."""
     return [*_owners_changed(pipeline, found), *_resize(pipeline, found)]
 
 
-def _owners_changed(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
+def _owners_changed(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[ClaimChange]:
     current = found["metadata"].get("ownerReferences", [])
     desired = [*(ref for ref in current if ref.get("kind") != KIND), *desired_owners(pipeline)]
     if [ref["uid"] for ref in current] != [ref["uid"] for ref in desired]:
-        yield Change(WHEN_DELETED, {"metadata": {"ownerReferences": desired}})
+        yield ClaimChange(WHEN_DELETED, {"metadata": {"ownerReferences": desired}})
 
 
-def _resize(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[Change]:
+def _resize(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[ClaimChange]:
     size = pipeline.spec.workspace.size
     if (current := _size(found)) and _amount(size) > _amount(current):
-        yield Change(SIZE, {"spec": {"resources": {"requests": {"storage": size}}}})
+        yield ClaimChange(SIZE, {"spec": {"resources": {"requests": {"storage": size}}}})
 
 
 def immutable_differences(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[str]:

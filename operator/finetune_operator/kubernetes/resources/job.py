@@ -1,14 +1,19 @@
 """Build the Job of an attempt, which the Pod Security level restricted admits: pure."""
 
 import math
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from pydantic import BaseModel
+
 from finetune_operator.api.group import GROUP
-from finetune_operator.api.stages.base import Resources
+from finetune_operator.api.stages.pod import Resources
+from finetune_operator.api.stages.train import Train
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes.resources.affinity import affinity_without
 from finetune_operator.kubernetes.resources.claim import claim_name
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 from finetune_trainer.contract import environment as names
@@ -33,9 +38,12 @@ RESTRICTED_SECURITY_CONTEXT: Object = {
 }
 
 
-def build_job(pipeline: Pipeline, template: JobTemplate) -> Object:
-    """Build the Job: one pod, one attempt; a disruption fails it at once and leaves its evidence in a condition."""
-    annotations = {PIPELINE_NAME: pipeline.key.name}
+def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> Object:
+    """Build the Job: one pod, one attempt; a disruption fails it at once and leaves its evidence in a condition.
+
+    `notices` is the cloud whose metadata endpoint a training process watches; empty: it watches none.
+    """
+    annotations = template.pod.annotations | {PIPELINE_NAME: pipeline.key.name}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -66,19 +74,22 @@ def build_job(pipeline: Pipeline, template: JobTemplate) -> Object:
                 ]
             },
             "template": {
-                "metadata": {"labels": template.labels, "annotations": annotations},
-                "spec": pod_spec(pipeline, template),
+                "metadata": {
+                    "labels": template.labels,
+                    "annotations": template.placement.annotations | annotations,
+                },
+                "spec": pod_spec(pipeline, template, notices),
             },
         },
     }
 
 
-def pod_spec(pipeline: Pipeline, template: JobTemplate) -> Object:
+def pod_spec(pipeline: Pipeline, template: JobTemplate, notices: str) -> Object:
     """Build the spec of the attempt's pod."""
     return {
         "restartPolicy": "Never",
         **common_pod_spec(template),
-        "containers": [_container(pipeline, template)],
+        "containers": [_container(pipeline, template, notices)],
         "volumes": _volumes(pipeline, template),
     }
 
@@ -91,11 +102,14 @@ def common_pod_spec(template: JobTemplate) -> Object:
         "terminationGracePeriodSeconds": math.ceil(template.grace.total_seconds()),
         "securityContext": security_context(),
         "nodeSelector": template.placement.node_selector,
-        "tolerations": [*(_toleration(one) for one in template.placement.tolerations), *_unreachable_tolerations()],
+        "tolerations": [*(_as_json(one) for one in template.placement.tolerations), *_unreachable_tolerations()],
         **_without_empty(
-            affinity=template.affinity,
-            serviceAccountName=template.service_account,
-            priorityClassName=template.priority_class,
+            affinity=affinity_without(template.placement.excluded_labels, template.pod.affinity),
+            serviceAccountName=template.pod.service_account_name,
+            priorityClassName=template.pod.priority_class_name,
+            schedulerName=template.pod.scheduler_name,
+            runtimeClassName=template.pod.runtime_class_name,
+            imagePullSecrets=[_as_json(one) for one in template.pod.image_pull_secrets],
         ),
     }
 
@@ -112,23 +126,29 @@ def security_context() -> Object:
     }
 
 
-def _container(pipeline: Pipeline, template: JobTemplate) -> Object:
-    env = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(METRICS_PORT), **template.env, **_path_variables()}
-    if template.resources.gpu:
+def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Object:
+    defaults = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(METRICS_PORT)}
+    own = {**_path_variables(), names.PIPELINE_UID: pipeline.uid, names.ATTEMPT: str(template.attempt)}
+    if notices and template.stage == Train.name:
+        own[names.INTERRUPTION_NOTICES] = notices
+    if gpus := template.pod.resources.accelerators:
         # Without it the trainer would use the CPU where the GPU cannot be used, and say nothing.
-        env[names.GPUS] = str(template.resources.gpu.count)
-    mounts = [{"name": "workspace", "mountPath": str(WORKSPACE)}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
+        own[names.GPUS] = str(gpus)
+    mounts: list[Object] = [
+        {"name": "workspace", "mountPath": str(WORKSPACE)},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+    ]
     mounts += [
         {"name": _volume_of(claim, pipeline, number), "mountPath": str(CLAIMS / claim)}
+        | _read_only(claim, pipeline, template)
         for number, claim in enumerate(template.claims)
     ]
     return {
         "name": STAGE_CONTAINER,
-        "image": template.image,
+        **image_of(template),
         "command": [escape_expansion(word) for word in template.command],
-        "env": [{"name": name, "value": escape_expansion(value)} for name, value in sorted(env.items())],
-        "envFrom": [{"secretRef": {"name": name}} for name in template.secrets],
-        "resources": resources_of(template.resources),
+        **environment_of(template, defaults, own),
+        "resources": resources_of(template.pod.resources),
         "securityContext": RESTRICTED_SECURITY_CONTEXT,
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
@@ -136,9 +156,25 @@ def _container(pipeline: Pipeline, template: JobTemplate) -> Object:
     }
 
 
+def image_of(template: JobTemplate) -> Object:
+    """Build the fields of the stage's image."""
+    return {"image": template.image, **_without_empty(imagePullPolicy=template.pod.image_pull_policy)}
+
+
+def environment_of(template: JobTemplate, defaults: Mapping[str, str], own: Mapping[str, str]) -> Object:
+    """Build env and envFrom: the user's variables replace `defaults`, and `own` replaces the user's."""
+    values = {**defaults, **template.env, **own}
+    references = {one.name: _as_json(one) for one in template.pod.env if one.value_from and one.name not in own}
+    literal = {name: {"name": name, "value": escape_expansion(value)} for name, value in values.items()}
+    return {
+        "env": [one for _, one in sorted((literal | references).items())],
+        "envFrom": [_as_json(one) for one in template.pod.env_from],
+    }
+
+
 def escape_expansion(text: str) -> str:
-    """Escape $(NAME), which the kubelet would expand, so that a manifest means the same in a local run."""
-    return text.replace("$(", "$$(")
+    """Escape $, so that a manifest means the same in a local run: the kubelet expands $(NAME) and reads $$ as $."""
+    return text.replace("$", "$$")
 
 
 def _path_variables() -> dict[str, str]:
@@ -158,23 +194,28 @@ def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
     claims = {"workspace": claim_name(pipeline)}
     claims |= {_volume_of(claim, pipeline, number): claim for number, claim in enumerate(template.claims)}
     volumes: list[Object] = [
-        {"name": volume, "persistentVolumeClaim": {"claimName": claim}} for volume, claim in claims.items()
+        {"name": volume, "persistentVolumeClaim": {"claimName": claim} | _read_only(claim, pipeline, template)}
+        for volume, claim in claims.items()
     ]
     return [*volumes, {"name": "tmp", "emptyDir": {}}]
 
 
+def _read_only(claim: str, pipeline: Pipeline, template: JobTemplate) -> Object:
+    """Return readOnly for a claim that the stage does not write to.
+
+    A read-only volume also keeps its owners and permissions: the kubelet applies fsGroup to all others.
+    """
+    written = claim == claim_name(pipeline) or claim in template.written_claims
+    return {} if written else {"readOnly": True}
+
+
 def resources_of(resources: Resources) -> Object:
-    """Build a container's resources; memory and accelerators are limits as well."""
-    requests: dict[str, str] = _without_empty(cpu=resources.cpu, memory=resources.memory)
-    limits: dict[str, str] = _without_empty(memory=resources.memory)
-    if resources.gpu:
-        limits[resources.gpu.resource] = str(resources.gpu.count)
-    return _without_empty(requests=requests, limits=limits)
+    """Build a container's resources."""
+    return _without_empty(requests=resources.requests, limits=resources.limits)
 
 
-def _toleration(one: Any) -> Object:
-    found: Object = one.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return found
+def _as_json(one: BaseModel) -> Object:
+    return one.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _unreachable_tolerations() -> list[Object]:

@@ -23,6 +23,11 @@ def owner_references(pipeline: Pipeline) -> list[dict[str, Any]]:
     return [owner_reference(pipeline)]
 
 
+def is_owned_by_uid(uid: str, found: dict[str, Any]) -> bool:
+    """Return whether the object of this uid owns an object."""
+    return any(ref["uid"] == uid for ref in found["metadata"].get("ownerReferences", []))
+
+
 def is_owned_by(pipeline: Pipeline, found: dict[str, Any]) -> bool:
     """Return whether an object is owned by this pipeline, and not by an earlier one of the same name."""
-    return any(ref["uid"] == pipeline.uid for ref in found["metadata"].get("ownerReferences", []))
+    return is_owned_by_uid(pipeline.uid, found)

@@ -4,12 +4,13 @@ The Deployment of a new model runs in parallel with the old one. The Service sel
 """
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
+from finetune_operator.api.stages.pod import ACCELERATOR, Resources
 from finetune_operator.core.job_template import TRAINER, JobTemplate
 from finetune_operator.core.metadata import (
     MANAGED_BY,
@@ -26,30 +27,50 @@ from finetune_operator.kubernetes.resources.job import (
     PIPELINE_NAME,
     RESTRICTED_SECURITY_CONTEXT,
     common_pod_spec,
+    environment_of,
     escape_expansion,
+    image_of,
     resources_of,
 )
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 from finetune_operator.kubernetes.translate.api_errors import Blocked
-from finetune_trainer.contract.engines import ENGINES, LaunchSpec
+from finetune_trainer.contract.engines import ENGINES, LaunchSpec, model_name
 
 Object = dict[str, Any]
 SERVING_ANNOTATION = "finetune.dev/serving"
 """Annotation: what the Deployment serves and how it is probed, as JSON."""
 VERIFY = "verify"
 """The init container."""
+MODEL_VOLUME = "model"
+MODELS = PurePosixPath("/models")
+"""Folder of models that are not on a claim."""
+IMAGE_FOLDER = "models"
+"""Folder of the model in an image that push has published (`finetune_trainer.stores.oci_image`)."""
 PORT = 8000
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  inside the pod
 MODEL_VARIABLE = "FINETUNE_MODEL"
 """Environment variable: the folder of the model, for a server of the user's own image."""
+HEALTH: Object = {"path": "/health", "port": "http"}
+NEVER = 2**31 - 1
+"""The largest failureThreshold: the probe restarts no container."""
+HANG_SECONDS = 300
+"""Time without an answer after which a server counts as hanging and is restarted. It is long, because a restart loads
+the model again, and a server under load may answer late."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  inside the pod
 DRAIN_SECONDS = 5
 """Time for which a stopping server still answers: nodes learn only gradually that it leaves the Service."""
 
 
-def build_deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving) -> Object:
-    """Build the Deployment of one attempt. Raises Blocked for a model that no pod can read."""
+def build_deployment(
+    pipeline: Pipeline, template: JobTemplate, serving: Serving, *, image_volumes: bool = False
+) -> Object:
+    """Build the Deployment of one attempt. Raises Blocked for a model that no pod can read.
+
+    `image_volumes`: whether the cluster mounts an image as a volume, which Kubernetes 1.35 and later do.
+    """
     labels = {**template.labels, SERVER: template.name}
-    annotations = {PIPELINE_NAME: pipeline.key.name, SERVING_ANNOTATION: json.dumps(asdict(serving))}
+    own = {PIPELINE_NAME: pipeline.key.name, SERVING_ANNOTATION: json.dumps(asdict(serving))}
+    annotations = template.pod.annotations | own
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -65,7 +86,7 @@ def build_deployment(pipeline: Pipeline, template: JobTemplate, serving: Serving
             "selector": {"matchLabels": {SERVER: template.name}},
             "template": {
                 "metadata": {"labels": labels, "annotations": annotations},
-                "spec": _pod(template, serving),
+                "spec": _pod(template, serving, model_volume(serving.model, image_volumes=image_volumes)),
             },
         },
     }
@@ -105,58 +126,138 @@ def launch_of(serving: Serving) -> LaunchSpec:
 
 
 def folder_of(uri: str) -> PurePosixPath:
-    """Return the model's folder in the container. Raises Blocked for a URI that is not on a claim."""
-    scheme, _, rest = uri.partition("://")
+    """Return the model's folder in the container. Raises Blocked for a URI that names a path of another machine."""
+    scheme, separator, rest = uri.partition("://")
     claim, _, path = rest.partition("/")
-    if scheme != "pvc":
-        message = f"{uri} is not on a volume that a server can mount: set push.target to pvc://CLAIM/folder"
+    if scheme == "pvc":
+        return CLAIMS / claim / path.strip("/")
+    if not separator or scheme == "file":
+        message = f"{uri} is no place that a pod can read: add a target such as pvc://CLAIM/folder to push.targets"
         raise Blocked(Reason.SPEC_INVALID, message)
-    return CLAIMS / claim / path.strip("/")
+    return MODELS / model_name(uri)
 
 
-def _pod(template: JobTemplate, serving: Serving) -> Object:
+@dataclass(frozen=True)
+class ModelVolume:
+    """The volume of a model that is not on a claim, and how the model gets there."""
+
+    source: Object
+    """The volume's source."""
+    sub_path: str | None
+    """Folder of the model in it."""
+    is_fetched: bool
+    """Whether the init container downloads the model. Else the kubelet pulls it."""
+
+
+def model_volume(uri: str, *, image_volumes: bool) -> ModelVolume | None:
+    """Return the volume of a model, or None for one on a claim."""
+    scheme, _, reference = uri.partition("://")
+    if scheme == "pvc":
+        return None
+    if scheme == "oci" and image_volumes and "@sha256:" in reference:
+        return ModelVolume({"image": {"reference": reference, "pullPolicy": "IfNotPresent"}}, IMAGE_FOLDER, False)
+    return ModelVolume({"emptyDir": {}}, None, is_fetched=True)
+
+
+def _pod(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
     pod = common_pod_spec(template)
     volumes = [
-        {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         for number, claim in enumerate(template.claims)
     ]
+    volumes += [{"name": MODEL_VOLUME, **model.source}] if model else []
     return {
         **pod,
-        "initContainers": [_verify_container(template, serving)],
-        "containers": [_server_container(template, serving)],
-        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
+        "initContainers": [_init_container(template, serving, model)],
+        "containers": [_server_container(template, serving, model)],
+        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}, *_shared_memory_volumes(template)],
     }
 
 
-def _server_container(template: JobTemplate, serving: Serving) -> Object:
+def _model_mounts(serving: Serving, model: ModelVolume | None, *, read_only: bool) -> list[Object]:
+    if model is None:
+        return []
+    mount: Object = {"name": MODEL_VOLUME, "mountPath": str(folder_of(serving.model))}
+    sub_path = {"subPath": model.sub_path} if model.sub_path else {}
+    return [mount | sub_path | ({"readOnly": True} if read_only else {})]
+
+
+def _shared_memory_volumes(template: JobTemplate) -> list[Object]:
+    """Return the volume for /dev/shm of a server with GPUs, as large as the pod's memory.
+
+    The processes of several GPUs exchange tensors there, and a container runtime gives it 64 MiB. What they write
+    counts against the memory limit of the container.
+    """
+    return [{"name": "shm", "emptyDir": {"medium": "Memory"}}] if template.pod.resources.accelerators else []
+
+
+def _server_container(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
     launch, folder = launch_of(serving), folder_of(serving.model)
     command = (*launch.command, *template.args) if _is_trainer(template) else template.command
-    env = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env, **template.env, MODEL_VARIABLE: str(folder)}  # noqa: S108
+    defaults = _container_defaults(template)
+    shared_memory = [{"name": one["name"], "mountPath": SHARED_MEMORY} for one in _shared_memory_volumes(template)]
+    variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env}  # noqa: S108
     return {
-        **_container_defaults(template),
+        **defaults,
         "name": STAGE_CONTAINER,
-        "image": template.image,
+        **image_of(template),
         "command": [escape_expansion(word) for word in command],
-        "env": [{"name": name, "value": escape_expansion(value)} for name, value in sorted(env.items())],
-        "envFrom": [{"secretRef": {"name": name}} for name in template.secrets],
-        "resources": resources_of(template.resources),
+        **environment_of(template, variables, {MODEL_VARIABLE: str(folder)}),
+        "resources": resources_of(template.pod.resources),
+        "volumeMounts": [*defaults["volumeMounts"], *_model_mounts(serving, model, read_only=True), *shared_memory],
         "ports": [{"name": "http", "containerPort": PORT}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 2, "timeoutSeconds": 5},
+        **_probes(),
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
     }
 
 
-def _verify_container(template: JobTemplate, serving: Serving) -> Object:
-    """Build the init container that verifies every byte of the model before the server starts."""
-    digest = ["--digest", serving.digest] if serving.digest else []
-    command = ["python", "-P", "-m", "finetune_trainer.serving.verify", str(folder_of(serving.model)), *digest]
+def _probes() -> Object:
+    """Build the probes of a server.
+
+    The startup probe only delays the others until the first answer. It never restarts the server: how long a model
+    loads depends on its size and on the volume, and a restart would begin from the start. The user limits the time
+    with deploy.maxRuntimeSeconds.
+    """
+    period = 20
     return {
-        **_container_defaults(template),
+        "startupProbe": {"httpGet": HEALTH, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": NEVER},
+        "readinessProbe": {"httpGet": HEALTH, "periodSeconds": 2, "timeoutSeconds": 5},
+        "livenessProbe": {
+            "httpGet": HEALTH,
+            "periodSeconds": period,
+            "timeoutSeconds": period,
+            "failureThreshold": HANG_SECONDS // period,
+        },
+    }
+
+
+def _init_container(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
+    """Build the init container: it downloads the model if needed, and verifies every byte before the server starts."""
+    is_fetched = model is not None and model.is_fetched
+    digest = ["--digest", serving.digest] if serving.digest else []
+    fetch = ["--fetch", serving.model] if is_fetched else []
+    command = ["python", "-P", "-m", "finetune_trainer.serving.verify", str(folder_of(serving.model)), *digest, *fetch]
+    defaults = _container_defaults(template)
+    # Credentials of a store are in the stage's variables. Without a download, the container needs none of them.
+    variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108
+    return {
+        **defaults,
         "name": VERIFY,
         "image": template.trainer_image,
         "command": [escape_expansion(word) for word in command],
-        "resources": resources_of(template.resources.model_copy(update={"gpu": None})),
+        **(environment_of(template, variables, {}) if is_fetched else {}),
+        "resources": resources_of(without_accelerators(template.pod.resources)),
+        "volumeMounts": [*defaults["volumeMounts"], *_model_mounts(serving, model, read_only=not is_fetched)],
     }
+
+
+def without_accelerators(resources: Resources) -> Resources:
+    """Return the resources for a container that needs no accelerator."""
+
+    def kept(amounts: dict[str, str]) -> dict[str, str]:
+        return {name: amount for name, amount in amounts.items() if not ACCELERATOR.fullmatch(name)}
+
+    return Resources(requests=kept(resources.requests), limits=kept(resources.limits))
 
 
 def _container_defaults(template: JobTemplate) -> Object:

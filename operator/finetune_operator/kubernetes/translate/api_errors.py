@@ -32,6 +32,10 @@ class Blocked(Exception):
         self.blocker = Blocker(reason, message)
 
 
+TOO_LARGE = re.compile("request is too large|message larger than max", re.IGNORECASE)
+"""Errors of etcd and of the API server's client of etcd, which come with status 500."""
+
+
 def classify_api_error(error: ApiError) -> Blocker | None:
     """Return the blocker for a rejection that people can fix; None where the API server is merely busy."""
     message = str(error)
@@ -45,13 +49,34 @@ def classify_api_error(error: ApiError) -> Blocker | None:
         return Blocker(Reason.POD_REFUSED, f"{message}; {fix}")
     if error.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
         return Blocker(Reason.SPEC_INVALID, message)
+    return _classify_lasting_failure(error.status, message)
+
+
+def _classify_lasting_failure(status: int, message: str) -> Blocker | None:
+    """Return the blocker for a failure of the API server or of what it calls that does not pass by itself."""
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or TOO_LARGE.search(message):
+        fix = "the object is too large to be stored: shorten env, command, args or affinity of the stage's pod"
+        return Blocker(Reason.SPEC_INVALID, f"{message}; {fix}")
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and "failed calling webhook" in message:
+        fix = "the platform team must repair this admission webhook, or the network to it; the operator retries"
+        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{message}; {fix}")
     return None
 
 
 def describe_validation_error(error: ValidationError) -> str:
     """Return the first field of an object that this version of the operator cannot read, and how many more."""
-    first = error.errors()[0]
-    field = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in first["loc"]))
-    more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
     cause = "the object may have been written for another version of the operator, or without validation by its CRD"
-    return f"{field}: {first['msg']}{more}; {cause}"
+    return f"{describe_first_error(error)}; {cause}"
+
+
+def describe_first_error(error: ValidationError, *, observed: bool = False) -> str:
+    """Return the first invalid field, what is wrong with it, and how many more there are.
+
+    `observed` adds the field's value, which in a user's object may be a secret.
+    """
+    first = error.errors(include_url=False)[0]
+    field = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in first["loc"]))
+    value = first["input"]
+    shown = f", not {value!r:.80}" if observed and isinstance(value, str | int | float) else ""
+    more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    return f"{field}{': ' if field else ''}{first['msg'].removeprefix('Value error, ')}{shown}{more}"

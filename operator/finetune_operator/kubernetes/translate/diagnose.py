@@ -12,7 +12,8 @@ NODE_LOST_AFTER = timedelta(seconds=60)
 _IMAGE_ERRORS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
-_STARTING = frozenset({"ContainerCreating", "PodInitializing", ""})
+STARTING = frozenset({"ContainerCreating", "PodInitializing", "", None})
+"""Reasons of a container that waits for nothing special."""
 
 
 def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:
@@ -76,9 +77,9 @@ def _not_started(pod: Pod, warning: str) -> Blocker | None:
         fix = "check the stage's image, and that the nodes can reach its registry and are allowed to pull it"
         return Blocker(Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {fix}")
     if reason == "CreateContainerConfigError" and "secret" in message:
-        fix = "create the Secret in this namespace, or remove it from the stage's secretRefs"
+        fix = "create the Secret in this namespace, or remove it from the stage's pod.envFrom and pod.env"
         return Blocker(Reason.SECRET_NOT_FOUND, f"{message}; {fix}")
-    if reason not in _STARTING:
+    if reason not in STARTING:
         return Blocker(Reason.CONTAINER_NOT_STARTED, f"{reason}: {message}".rstrip(": "))
     if re.search("(?i)volume|mount", warning):
         return Blocker(Reason.VOLUME_NOT_READY, warning)

@@ -19,8 +19,9 @@ def observe_job(
 ) -> ObservedJob | None:
     """Return the attempt as observed; None where the Job does not exist and how its process ended is unknown.
 
-    A Job has a condition Complete or Failed only when none of its processes is left. A deleted Job may leave its pod
-    behind for a while: the attempt runs until that pod has finished.
+    A Job has a condition Complete or Failed only when none of its processes is left. The Job controller sets it a
+    second or more after the pod has succeeded, so a succeeded pod with a result is believed at once (ADR 14).
+    A deleted Job may leave its pod behind for a while: the attempt runs until that pod has finished.
     """
     state, message = _state(job, pod), pod.termination_message if pod else None
     if state is None:
@@ -28,14 +29,19 @@ def observe_job(
     return ObservedJob(
         name=name,
         state=state,
+        created_at=time_of(job["metadata"].get("creationTimestamp")) if job else None,
         started_at=pod.started_at if pod else None,
         finished_at=_finished_at(job, pod),
         exit_code=pod.exit_code if pod else None,
         disruption=_disruption(job, pod),
         out_of_memory=pod is not None and pod.terminated.get("reason") == "OOMKilled",
+        memory_limit=pod.memory_limit if pod else "",
+        stage=pod.stage if pod else "",
         message=message,
         # The termination message is newer than the progress that the pod was last polled for.
         progress=(message.progress if message else None) or progress,
+        node=pod.node if pod else "",
+        unschedulable_since=pod.unschedulable_since if pod else None,
         blocker=diagnose(pod, warning, now) if state in {JobState.WAITING, JobState.RUNNING} else None,
     )
 
@@ -45,6 +51,8 @@ def _state(job: Object | None, pod: Pod | None) -> JobState | None:
         return JobState.COMPLETE
     if _has_condition(job, "Failed"):
         return JobState.FAILED
+    if job is not None and pod and pod.has_result:
+        return JobState.COMPLETE
     if job is not None or (pod and not pod.finished):
         return JobState.RUNNING if pod and pod.started_at else JobState.WAITING
     if pod and pod.exit_code is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_operator.core.metadata import STAGE_CONTAINER
+from finetune_operator.core.metadata import STAGE, STAGE_CONTAINER
 from finetune_trainer.contract import Failure, TerminationMessage
 
 Object = dict[str, Any]
@@ -31,6 +31,18 @@ class Pod:
     def uid(self) -> str:
         """The uid, which tells pods of the same name apart."""
         return str(self.raw["metadata"]["uid"])
+
+    @property
+    def stage(self) -> str:
+        """The stage; empty for a pod without its label."""
+        return str((self.raw["metadata"].get("labels") or {}).get(STAGE) or "")
+
+    @property
+    def memory_limit(self) -> str:
+        """The memory limit of the stage's container; empty where it has none."""
+        containers = self.raw["spec"].get("containers") or []
+        resources = next((one.get("resources") or {} for one in containers if one["name"] == STAGE_CONTAINER), {})
+        return str((resources.get("limits") or {}).get("memory") or "")
 
     @property
     def node(self) -> str:
@@ -110,6 +122,17 @@ class Pod:
         return self.gone or self._status.get("phase") in FINISHED_PHASES
 
     @property
+    def succeeded(self) -> bool:
+        """Whether all containers have ended with exit code 0."""
+        return self._status.get("phase") == "Succeeded"
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the pod has succeeded and its stage's container has left a result."""
+        message = self.termination_message if self.succeeded else None
+        return message is not None and message.result is not None
+
+    @property
     def deleted_at(self) -> datetime | None:
         """The end of the grace period, for a pod that is being deleted."""
         return time_of(self.raw["metadata"].get("deletionTimestamp"))
@@ -118,6 +141,12 @@ class Pod:
         """Return a condition; empty where the pod does not have it."""
         conditions = self._status.get("conditions") or []
         return next((one for one in conditions if one["type"] == kind), {})
+
+    @property
+    def unschedulable_since(self) -> datetime | None:
+        """The time since which no node accepts the pod; None for a pod that is scheduled."""
+        scheduled = self.condition("PodScheduled")
+        return time_of(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "False" else None
 
     @property
     def disruption(self) -> str | None:
@@ -136,9 +165,14 @@ class Pod:
         return None
 
     @property
+    def termination_text(self) -> str:
+        """The termination message as the process wrote it."""
+        return str(self.terminated.get("message") or "").strip()
+
+    @property
     def termination_message(self) -> TerminationMessage | None:
         """The parsed termination message; text that is not the trainer's JSON becomes a failure's message."""
-        text = str(self.terminated.get("message") or "").strip()
+        text = self.termination_text
         if not text:
             return None
         try:

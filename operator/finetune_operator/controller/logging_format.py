@@ -1,0 +1,86 @@
+"""The log of the operator: one line of text, or one JSON object, for each record.
+
+A record names its pipeline in one of two ways. A worker reconciles in `pipeline_context`, which every record of that
+reconcile gets, whatever module writes it. Any other record names it itself: `extra={"pipeline": key}`. The keys `stage`
+and `attempt` of `extra` name these.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+from typing_extensions import override
+
+from finetune_operator.core.pipeline import Key
+
+TEXT, JSON = "text", "json"
+FORMATS = (TEXT, JSON)
+LEVELS = ("debug", "info", "warning", "error")
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_current_pipeline: ContextVar[Key | None] = ContextVar("current_pipeline", default=None)
+
+
+def configure(level: str, log_format: str) -> None:
+    """Set up the log of this process on standard error: one of LEVELS, in one of FORMATS.
+
+    The level debug is for the operator only: the client library would log the body of each response.
+    """
+    handler = logging.StreamHandler()
+    handler.addFilter(_add_pipeline)
+    handler.setFormatter(JsonFormatter() if log_format == JSON else logging.Formatter(TEXT_FORMAT))
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)
+    logging.getLogger("finetune_operator").setLevel(number)
+    logging.captureWarnings(capture=True)
+
+
+@contextmanager
+def pipeline_context(key: Key) -> Iterator[None]:
+    """Name this pipeline in each record that is written in the context, and in the tasks that are created in it."""
+    token = _current_pipeline.set(key)
+    try:
+        yield
+    finally:
+        _current_pipeline.reset(token)
+
+
+def _add_pipeline(record: logging.LogRecord) -> bool:
+    """Add the context's pipeline to a record that names none; return True, so that no record is dropped."""
+    if getattr(record, "pipeline", None) is None:
+        record.pipeline = _current_pipeline.get()
+    return True
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object in one line; all characters are ASCII, others are escaped."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        found: dict[str, object] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_pipeline_fields(record),
+        }
+        if exception := self._exception(record):
+            found["exception"] = exception
+        return json.dumps(found, default=str)
+
+    def _exception(self, record: logging.LogRecord) -> str:
+        """Return traceback and stack as one text; empty where the record has none."""
+        parts = [self.formatException(record.exc_info) if record.exc_info else "", record.stack_info or ""]
+        return "\n".join(part for part in parts if part)
+
+
+def _pipeline_fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return namespace and name of the record's pipeline, its stage and its attempt, as far as it names them."""
+    found: dict[str, object] = {}
+    if isinstance(pipeline := getattr(record, "pipeline", None), Key):
+        found = {"namespace": pipeline.namespace, "name": pipeline.name}
+    named = {name: getattr(record, name, None) for name in ("stage", "attempt")}
+    return found | {name: value for name, value in named.items() if value is not None}

@@ -1,0 +1,111 @@
+"""Watch nodes for notices of their end, and ask the stages that run there to save."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+from finetune_operator.controller.reflector import BASE_RETRY_SECONDS, MAX_RETRY_SECONDS, Reflector, Resource
+from finetune_operator.errors import ClusterError
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cache import NO_CHANGE, Change
+from finetune_operator.kubernetes.client import KubernetesClient, Object
+from finetune_operator.kubernetes.pods.saves import SaveSender
+from finetune_operator.kubernetes.store import NamespacedName
+from finetune_operator.kubernetes.translate.api_errors import ApiError
+from finetune_operator.kubernetes.translate.node import notices_of
+from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.trim import JOB_NAME
+
+NODES = "nodes"
+log = logging.getLogger(__name__)
+
+
+class NodeNotices:
+    """The notices of nodes. Of a node without one nothing is kept, so that memory does not grow with the cluster."""
+
+    def __init__(self, on_notice: Callable[[str, str], None]) -> None:
+        self.on_notice = on_notice
+        """Called with a node and a notice that it did not have before."""
+        self.notices: dict[str, frozenset[str]] = {}
+        """Node -> its notices."""
+        self.stores: dict[str, Any] = {NODES: self.notices}
+
+    def update(self, kind: str, found: Object) -> Change:  # noqa: ARG002  ResourceCache's signature
+        """Note the notices of a node, and pass on new ones."""
+        name = str(found["metadata"]["name"])
+        before, now = self.notices.pop(name, frozenset()), notices_of(found)
+        if now:
+            self.notices[name] = now
+        for notice in sorted(now - before):
+            self.on_notice(name, notice)
+        return NO_CHANGE
+
+    def remove(self, kind: str, found: Object) -> Change:  # noqa: ARG002  ResourceCache's signature
+        """Forget a node."""
+        self.notices.pop(str(found["metadata"]["name"]), None)
+        return NO_CHANGE
+
+    def sweep(
+        self,
+        kind: str,  # noqa: ARG002  ResourceCache's signature
+        listed: set[NamespacedName],
+        version: int,  # noqa: ARG002
+        namespace: str | None,  # noqa: ARG002
+    ) -> Iterator[Change]:
+        """Forget the nodes that a complete list no longer has."""
+        for name in self.notices.keys() - {name for _, name in listed}:
+            del self.notices[name]
+        return iter(())
+
+
+class NodeWatch:
+    """Watches nodes where the operator may; without the right it says so once, and pods get no request to save."""
+
+    def __init__(self, api: KubernetesClient, pods: Callable[[], Iterable[Pod]], saves: SaveSender) -> None:
+        self.pods, self.saves = pods, saves
+        self.cache = NodeNotices(self._ask_to_save)
+        resource = Resource(NODES, paths.nodes())
+        self.reflector = Reflector(api, self.cache, resource, _ignore, _ignore)
+
+    async def run(self) -> None:
+        """Watch until cancelled; return at once where nodes cannot be listed."""
+        self.reflector.version = ""
+        try:
+            if await self._is_listed():
+                await self.reflector.watch()
+        finally:
+            self.saves.requests.cancel_all()
+
+    async def _is_listed(self) -> bool:
+        """List the nodes, retrying after any error but one; return False where the operator has no right to."""
+        delay = BASE_RETRY_SECONDS
+        while True:
+            try:
+                await self.reflector.list()
+            except ClusterError as error:
+                if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
+                    log.info("nodes are not watched for notices of their end: %s", error)
+                    return False
+                log.warning("the list of nodes failed and is retried in %g s: %s", delay, error)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, MAX_RETRY_SECONDS)
+            else:
+                return True
+
+    def _ask_to_save(self, node: str, notice: str) -> None:
+        pods = list(self.pods())
+        self.saves.retain({pod.uid for pod in pods})
+        for pod in pods:
+            if pod.node == node and _runs_stage(pod):
+                self.saves.send(pod, notice)
+
+
+def _runs_stage(pod: Pod) -> bool:
+    """Return whether the process of an attempt runs in the pod; a model server has nothing to save."""
+    return not pod.finished and bool(pod.address and pod.started_at) and JOB_NAME in pod.raw["metadata"]["labels"]
+
+
+def _ignore(_change: Change) -> None:
+    """Wake no pipeline: the progress that the pod reports after its save does."""

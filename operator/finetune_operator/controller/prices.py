@@ -1,0 +1,118 @@
+"""The price list: a file that anyone may refresh while the operator runs. A missing or broken one stops nothing."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from finetune_operator.api.placement import PlacementDefaults, PriceList
+from finetune_operator.controller.metrics import OLDEST_PRICE
+from finetune_operator.core.settings import Settings
+from finetune_operator.kubernetes.translate.api_errors import describe_first_error
+
+REFRESH_SECONDS = 30.0
+"""Interval between two looks at the file. The kubelet takes about a minute to write a changed ConfigMap to it."""
+MAX_CHARACTERS = 65_536
+"""Characters of a price list: more than a thousand node classes. Parsing it holds up the event loop."""
+FORMATS: dict[str, Callable[[str], Any]] = {"prices.yaml": yaml.safe_load, "prices.json": json.loads}
+"""File name, which is a key of the ConfigMap -> its parser. The first file that exists counts."""
+FIX = 'write date: "YYYY-MM-DD" and prices: {NAME: "0.80"}, where null is a price that is not known'
+NO_PRICE = -1.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PriceFile:
+    """The file of the list as it was read, so that it is parsed, and logged, once for each change."""
+
+    name: str
+    text: str = ""
+    error: str = ""
+    """Why it cannot be read."""
+
+
+NEVER_READ = PriceFile("")
+
+
+class PricedSettings:
+    """The operator's settings with the prices of the list in a folder.
+
+    `current` is replaced as a whole, so that a reconcile works with one list from its beginning to its end.
+    """
+
+    def __init__(self, configured: Settings, folder: Path | None = None) -> None:
+        self.configured, self.folder, self.current = configured, folder, configured
+        self._file: PriceFile | None = NEVER_READ
+        _show_age(configured.placement_defaults)
+        self.refresh()
+
+    async def run(self) -> None:
+        """Look at the list periodically, forever."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Read the list if it has changed. Raises nothing: a broken list leaves the prices as they are."""
+        if self.folder is None or (file := _read(self.folder)) == self._file:
+            return
+        self._file = file
+        try:
+            self._use(None if file is None else _parse(file))
+        except ValueError as error:
+            log.warning("cannot use the price list in %s, prices stay as they are: %s", self.folder, error)
+
+    def _use(self, found: PriceList | None) -> None:
+        defaults = self.configured.placement_defaults
+        if defaults is None:
+            return
+        if found is None:
+            log.info("no price list in %s: prices are those of placement.nodeClasses", self.folder)
+        else:
+            unknown = sorted(found.prices.keys() - {one.name for one in defaults.node_classes})
+            ignored = f"; ignored, because placement.nodeClasses has no {', '.join(unknown)}" if unknown else ""
+            log.info("prices of %s for %d node classes%s", found.date, len(found.prices) - len(unknown), ignored)
+            defaults = defaults.with_prices(found)
+        self.current = replace(self.configured, placement_defaults=defaults)
+        _show_age(defaults)
+
+
+def _read(folder: Path) -> PriceFile | None:
+    """Return the first file that exists, or None."""
+    for name in FORMATS:
+        try:
+            with (folder / name).open(encoding="utf-8", errors="replace") as file:
+                return PriceFile(name, file.read(MAX_CHARACTERS + 1))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return PriceFile(name, error=str(error))
+    return None
+
+
+def _parse(file: PriceFile) -> PriceList:
+    """Return the list. Raises ValueError that says where it is wrong, and the fix."""
+    if file.error:
+        raise ValueError(file.error)
+    if len(file.text) > MAX_CHARACTERS:
+        raise ValueError(f"{file.name}: has more than {MAX_CHARACTERS:,} characters: leave out what is no node class")
+    try:
+        return PriceList.model_validate(FORMATS[file.name](file.text))
+    except ValidationError as error:
+        raise ValueError(f"{file.name}: {describe_first_error(error, observed=True)}: {FIX}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file.name}: {' '.join(str(error).split())}: {FIX}") from error
+
+
+def _show_age(defaults: PlacementDefaults | None) -> None:
+    classes = defaults.node_classes if defaults else ()
+    dates = [one.price_date for one in classes if one.price is not None and one.price_date]
+    oldest = datetime.combine(min(dates), time(), UTC).timestamp() if dates else NO_PRICE
+    OLDEST_PRICE.set(oldest)

@@ -1,0 +1,104 @@
+"""Kubernetes Events for users of kubectl, created in the background."""
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.core.events import Event
+from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.errors import ClusterError
+from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.client import KubernetesClient
+from finetune_operator.kubernetes.translate.api_errors import AlreadyExists
+
+Object = dict[str, Any]
+COMPONENT = "finetune-operator"
+MAX_WAITING = 200
+"""Events of one namespace that wait to be created; more are dropped, as they would fill the operator's memory."""
+log = logging.getLogger(__name__)
+
+
+class EventRecorder:
+    """Creates the Events of each namespace one after the other, so that no reconcile waits for them.
+
+    A namespace whose admission webhooks are slow delays its own Events only. A failure is logged, not retried.
+    """
+
+    def __init__(self, api: KubernetesClient) -> None:
+        self.api = api
+        self.waiting: dict[str, deque[Object]] = {}
+        """Namespace -> its Events that are to be created."""
+        self._arrived = asyncio.Event()
+
+    def record(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
+        """Log the events, and queue those that a user would miss."""
+        for event in events:
+            log.info("%s: %s %s", pipeline.key, event.reason, event.message)
+            if event.ordinary:
+                continue
+            waiting = self.waiting.setdefault(pipeline.key.namespace, deque())
+            if len(waiting) < MAX_WAITING:
+                waiting.append(_event_object(pipeline, event))
+                self._arrived.set()
+            else:
+                log.warning("%s: the Event %s is dropped: %d are waiting", pipeline.key, event.reason, MAX_WAITING)
+
+    async def run(self) -> None:
+        """Create the queued Events, forever."""
+        tasks: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                tasks = {namespace: task for namespace, task in tasks.items() if not task.done()}
+                for namespace in self.waiting.keys() - tasks.keys():
+                    tasks[namespace] = group.create_task(self._create_all(namespace))
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    async def _create_all(self, namespace: str) -> None:
+        waiting = self.waiting[namespace]
+        while waiting:
+            await self._create(namespace, waiting[0])
+            waiting.popleft()  # only now: an Event whose creation was cancelled is created by the next leadership
+        del self.waiting[namespace]
+
+    async def _create(self, namespace: str, body: Object) -> None:
+        try:
+            await self.api.create(paths.events(namespace), body)
+        except AlreadyExists:
+            pass
+        except ClusterError as error:
+            log.warning("cannot create the Event %s/%s: %s", namespace, body["metadata"]["name"], error)
+
+
+def _event_object(pipeline: Pipeline, event: Event) -> Object:
+    """Build a core/v1 Event named by a hash of its content, so that it is created once."""
+    content = f"{pipeline.uid} {pipeline.resource_version} {event.reason} {event.message}"
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")  # noqa: TID251  an edge
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{pipeline.key.name[:230]}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
+            "namespace": pipeline.key.namespace,
+        },
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": pipeline.key.name,
+            "namespace": pipeline.key.namespace,
+            "uid": pipeline.uid,
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:1024],
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+    }

@@ -1,0 +1,33 @@
+"""Build the affinity of a pod that keeps away from nodes with some labels: pure."""
+
+from collections.abc import Iterable
+from typing import Any
+
+Object = dict[str, Any]
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def affinity_without(labels: Iterable[tuple[str, str]], affinity: Object) -> Object:
+    """Return the user's affinity for nodes that have none of the labels.
+
+    What is no affinity stays as it is, because the API server refuses it in its own words.
+    """
+    excluded = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in labels]
+    node = affinity.get("nodeAffinity") or {}
+    if not excluded or not isinstance(node, dict):
+        return affinity
+    required = node.get(REQUIRED)
+    if required is None:
+        required = {"nodeSelectorTerms": [{"matchExpressions": excluded}]}
+    elif isinstance(required, dict) and isinstance(terms := required.get("nodeSelectorTerms"), list):
+        # A node must match one of the terms, so that each gets the expressions.
+        required = {**required, "nodeSelectorTerms": [_narrowed(term, excluded) for term in terms]}
+    return {**affinity, "nodeAffinity": {**node, REQUIRED: required}}
+
+
+def _narrowed(term: Any, excluded: list[Object]) -> Any:
+    """Return the term with more expressions. An empty term stays empty, because it matches no node."""
+    if not isinstance(term, dict) or not any(term.values()):
+        return term
+    expressions = term.get("matchExpressions") or []
+    return {**term, "matchExpressions": [*expressions, *excluded]} if isinstance(expressions, list) else term

@@ -1,0 +1,112 @@
+"""Objects of one kind, as lists, watches and answers of the API server deliver them, in any order."""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Object = dict[str, Any]
+NamespacedName = tuple[str, str]
+"""Namespace and name of an object."""
+T = TypeVar("T")
+DELETIONS_KEPT = 4096
+"""Deletions that are remembered, so that a late answer does not bring the object back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T]):
+    """One object, and the version that it was read from."""
+
+    uid: str
+    version: int
+    value: T
+
+
+class Store(Generic[T]):
+    """Objects by namespace and name; an older version never replaces a newer one.
+
+    The API server's resource versions are integers that grow with each write. An index maps a value to the objects that
+    its function returns the value for.
+    """
+
+    def __init__(self, trim: Callable[[Object], T], **indexes: Callable[[T], Iterable[Hashable]]) -> None:
+        self._trim, self._indexes = trim, indexes
+        self.entries: dict[NamespacedName, Entry[T]] = {}
+        self._deleted: OrderedDict[NamespacedName, int] = OrderedDict()
+        self._index: dict[str, defaultdict[Hashable, set[NamespacedName]]] = {
+            name: defaultdict(set) for name in indexes
+        }
+
+    def __len__(self) -> int:
+        """Return the number of objects."""
+        return len(self.entries)
+
+    def get(self, name: NamespacedName) -> T | None:
+        """Return an object, or None."""
+        entry = self.entries.get(name)
+        return entry.value if entry else None
+
+    def select(self, index: str, value: Hashable) -> list[T]:
+        """Return the objects that the index has under this value, in the order of their names."""
+        return [self.entries[name].value for name in sorted(self._index[index].get(value, ()))]
+
+    def is_news(self, found: Object) -> bool:
+        """Return whether the object is newer than what is stored of its name."""
+        name = namespaced_name(found)
+        entry = self.entries.get(name)
+        known = entry.version if entry else self._deleted.get(name, -1)
+        version = version_of(found)
+        return version > known or not version
+
+    def update(self, found: Object) -> T:
+        """Store an object that is newer than the stored one; return its trimmed form."""
+        value = self._trim(found)
+        self.put(namespaced_name(found), Entry(found["metadata"].get("uid", ""), version_of(found), value))
+        return value
+
+    def put(self, name: NamespacedName, entry: Entry[T]) -> None:
+        """Store an entry as it is."""
+        self._drop(name)
+        self._deleted.pop(name, None)
+        self.entries[name] = entry
+        for index, function in self._indexes.items():
+            for value in function(entry.value):
+                self._index[index][value].add(name)
+
+    def remove(self, name: NamespacedName, version: int = 0) -> T | None:
+        """Remove an object and return it. An answer that is older than this version does not bring it back."""
+        entry = self._drop(name)
+        if version:
+            self._deleted[name] = version
+            if len(self._deleted) > DELETIONS_KEPT:
+                self._deleted.popitem(last=False)
+        return entry.value if entry else None
+
+    def unlisted(self, listed: set[NamespacedName], version: int, namespace: str | None) -> Iterator[NamespacedName]:
+        """Yield the names that a complete list of this version does not have, although it is newer than them."""
+        for name, entry in list(self.entries.items()):
+            if name not in listed and entry.version <= version and namespace in {None, name[0]}:
+                yield name
+
+    def _drop(self, name: NamespacedName) -> Entry[T] | None:
+        entry = self.entries.pop(name, None)
+        if entry is None:
+            return None
+        for index, function in self._indexes.items():
+            for value in function(entry.value):
+                names = self._index[index][value]
+                names.discard(name)
+                if not names:
+                    del self._index[index][value]
+        return entry
+
+
+def namespaced_name(found: Object) -> NamespacedName:
+    """Return the namespace and the name of an object."""
+    return found["metadata"]["namespace"], found["metadata"]["name"]
+
+
+def version_of(found: Object) -> int:
+    """Return the resource version as a number; 0 for one that is none."""
+    text = str(found["metadata"].get("resourceVersion") or "")
+    return int(text) if text.isdecimal() else 0
