@@ -12,9 +12,11 @@ from finetune_cli.exit_codes import FAILED, INTERRUPTED, INVALID, PIPE_CLOSED
 from finetune_operator.errors import ClusterError
 
 COMMANDS = {
-    **{name: name for name in ("init", "validate", "plan", "run", "get", "logs", "retry")},
+    **{name: name for name in ("init", "validate", "plan", "run", "list", "get", "logs", "retry")},
     **dict.fromkeys(("cancel", "suspend", "resume"), "verbs"),
     "wait": "wait",
+    "drill": "drill",
+    "completion": "completion",
 }
 """Command -> its module in `commands/`, in the order of `finetune --help`."""
 
@@ -78,6 +80,16 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for module in named or dict.fromkeys(COMMANDS.values()):
         importlib.import_module(f"finetune_cli.commands.{module}").register(commands)
     return parser
+
+
+def arguments_of(command: str) -> list[argparse.Action]:
+    """Return the arguments of a command, empty for an unknown one."""
+    if command not in COMMANDS:
+        return []
+    actions = _parser([command])._actions  # noqa: SLF001  argparse has no public list of them
+    commands = next(action for action in actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
+    parser: argparse.ArgumentParser = commands.choices[command]
+    return parser._actions  # noqa: SLF001
 
 
 if __name__ == "__main__":

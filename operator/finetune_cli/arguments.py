@@ -9,9 +9,8 @@ from pathlib import Path
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.manifest.manifest import Manifest, read
 from finetune_cli.manifest.messages import DNS_SUBDOMAIN
+from finetune_cli.runs import RUNS, find_runs, manifest_of, run_named
 
-RUNS = Path(".finetune")
-"""Folder of the runs on this machine, relative to the current folder."""
 MANIFEST_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 LOCAL_FLAGS = {
     "workdir": "--workdir",
@@ -23,7 +22,7 @@ LOCAL_FLAGS = {
 }
 """Attribute of the parsed arguments -> a flag that only a run on this machine has."""
 CLIENT_PACKAGES = frozenset({"kubernetes", "aiohttp"})
-NAME_OR_FILE = "name of a pipeline on a cluster, or manifest of a run on this machine"
+NAME_OR_FILE = "name of a run on this machine or of a pipeline on a cluster, or the manifest of a run on this machine"
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +35,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 def targets_cluster(target: str | None, arguments: argparse.Namespace) -> bool:
     """Return True for a pipeline on a cluster, False for a run on this machine.
 
+    A run on this machine is preferred to a pipeline of the same name on a cluster, which needs -n or --context.
     Raises UsageError where flags of both are given.
     """
     has_cluster_flag = arguments.context or arguments.namespace or getattr(arguments, "all_namespaces", False)
@@ -46,7 +46,7 @@ def targets_cluster(target: str | None, arguments: argparse.Namespace) -> bool:
         )
     if has_cluster_flag or local_flags:
         return bool(has_cluster_flag)
-    return not is_manifest(target) if target else not _runs()
+    return not (is_manifest(target) or run_named(target)) if target else not find_runs()
 
 
 def is_manifest(target: str) -> bool:
@@ -91,24 +91,44 @@ def workdir_for(manifest: Manifest, given: Path | None) -> Path:
 
 
 def find_workdir(name: str | None, given: Path | None) -> Path:
-    """Return the work folder of an earlier run: the given one, that of a manifest, or the only one.
+    """Return the work folder of an earlier run: the given one, that of a name or manifest, or the only one.
 
     Raises UsageError where there is no such run, or where several could be meant.
     """
     if given or name:
-        chosen = given or workdir_for(read(Path(str(name))), None)
+        chosen = given or run_named(str(name)) or workdir_for(read(Path(str(name))), None)
         if not (chosen / "pipeline.json").is_file():
             raise UsageError(
                 f"{chosen} holds no run; choose its folder with --workdir, or start one: finetune run FILE"
             )
         return chosen.absolute()
-    runs = _runs()
+    runs = find_runs()
     if not runs:
         raise UsageError(f"there is no run in {RUNS}; choose its folder with --workdir")
     if len(runs) > 1:
         names = ", ".join(run.name for run in runs)
-        raise UsageError(f"there are several runs in {RUNS} ({names}); choose one with --workdir {RUNS}/NAME")
+        raise UsageError(f"there are several runs in {RUNS}: {names}; name one")
     return runs[0].absolute()
+
+
+def manifest_path(target: str | Path) -> Path:
+    """Return the manifest that an argument means: a file, or the last manifest of the run of this name.
+
+    Raises UsageError where the run was started by a version that recorded no manifest.
+    """
+    run = None if is_manifest(str(target)) else run_named(str(target))
+    if run is None:
+        return Path(target)
+    recorded = manifest_of(run)
+    if recorded is None:
+        raise UsageError(f"{run} does not tell its manifest; give the manifest FILE instead of {target}")
+    return recorded
+
+
+def local_runs_hint() -> str:
+    """Return which runs there are on this machine, for the error of a name that is none of them."""
+    names = ", ".join(run.name for run in find_runs())
+    return f"the runs on this machine are {names}" if names else f"there is no run on this machine in {RUNS}"
 
 
 def claims(given: Iterable[str]) -> dict[str, Path]:
@@ -128,10 +148,6 @@ def _claim(text: str) -> tuple[str, Path]:
     return name, path
 
 
-def _runs() -> list[Path]:
-    return sorted(path.parent for path in RUNS.glob("*/pipeline.json"))
-
-
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select a pipeline on a cluster or an earlier run on this machine."""
     parser.add_argument("name", nargs="?", metavar="NAME|FILE", help=NAME_OR_FILE)
@@ -147,7 +163,8 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 
 def require_cluster(arguments: argparse.Namespace, local_equivalent: str) -> None:
     """Raise UsageError for a run on this machine; the message recommends `local_equivalent` instead."""
-    if not targets_cluster(arguments.name, arguments):
+    # A bare name is that of a pipeline on a cluster, also where a run on this machine has the same one.
+    if is_manifest(arguments.name) and not targets_cluster(arguments.name, arguments):
         raise UsageError(
             f"{arguments.command} works on clusters only: add -n or --context for the pipeline of {arguments.name} "
             f"there; on this machine, {local_equivalent}"

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing_extensions import override
 SHOWN_CHARACTERS = 60
 MATCHED_CHARACTERS = 200
 """difflib takes quadratic time, so it compares no more than this much of a word."""
+CREDENTIALS = re.compile(r"://[^/@\s]*@")
+"""A user name and a password in a URI, which must not be printed."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ def quoted(value: object) -> str:
         case None:
             return "nothing"
         case str():
-            text = f"'{value}'" if value.isprintable() else ascii(value)
+            shown = CREDENTIALS.sub("://…@", value)
+            text = f"'{shown}'" if shown.isprintable() else ascii(shown)
         case dict():
             return "a mapping"
         case list():

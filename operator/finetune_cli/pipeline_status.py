@@ -1,6 +1,7 @@
 """Exit codes and messages derived from a pipeline's status."""
 
 from finetune_cli.exit_codes import BELOW_GATE, FAILED
+from finetune_cli.fields import is_below_a_gate
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.pipeline import Pipeline
@@ -16,7 +17,7 @@ def exit_code(status: PipelineStatus) -> int:
 
 def below_gate(status: PipelineStatus) -> int:
     """Return BELOW_GATE if the score is below the gate, even where no stage depends on the gate; else 0."""
-    return BELOW_GATE if status.gate is not None and not status.gate.passed else 0
+    return BELOW_GATE if is_below_a_gate(status) else 0
 
 
 def is_up_to_date(pipeline: Pipeline) -> bool:

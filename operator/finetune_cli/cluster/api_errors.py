@@ -10,6 +10,8 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 INSTALL = "helm install finetune-operator charts/finetune-operator --namespace finetune-system --create-namespace"
+FORBIDDEN = re.compile(r'User "([^"]*)" cannot (\w+) resource "([^"]*)".*?(?:in the namespace "([^"]*)"|$)')
+"""User, verb, resource and namespace in the message of a 403 of RBAC."""
 WRITE_VERBS = frozenset({"create", "patch", "update", "delete"})
 
 
@@ -33,7 +35,7 @@ def describe_api_error(error: ApiError, context: Context) -> Exception:
 
 
 def _describe_forbidden(message: str) -> str:
-    found = re.search(r'User "([^"]*)" cannot (\w+) resource "([^"]*)".*?(?:in the namespace "([^"]*)"|$)', message)
+    found = FORBIDDEN.search(message)
     if not found:
         return message
     user, verb, resource, namespace = found.groups()

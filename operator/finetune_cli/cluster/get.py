@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,17 +14,21 @@ from rich.text import Text
 
 from finetune_cli.cluster.pods import list_pods
 from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, Object, connect, refresh, with_retries
+from finetune_cli.costs import cost_lines
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.display import gate_line, interruptions_line, live_table
+from finetune_cli.display import interruptions_line, live_table
+from finetune_cli.fields import gate_lines
+from finetune_cli.listing import COLUMNS, aligned, row
 from finetune_cli.pipeline_status import exit_code, has_finished, ready_message
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus
+from finetune_operator.core.metadata import service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.translate.pod import Pod
 
-COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "ATTEMPT", "REASON")
+HTTP_PORT = 80
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +51,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             print(json.dumps(_without_managed_fields(await session.get_object()), indent=1))
         else:
             pipeline = await session.get_pipeline()
-            console.print(_tree(pipeline, await list_pods(session)))
+            console.print(_tree(pipeline, await list_pods(session), _now()))
     return 0
 
 
@@ -64,22 +70,17 @@ async def _list(session: ClusterSession, arguments: argparse.Namespace, console:
         console.print(f"no pipelines in {f'the namespace {namespace}' if namespace else 'any namespace'}")
         return 0
     first = () if namespace else ("NAMESPACE",)
-    rows = [(*first, *COLUMNS), *((one["metadata"]["namespace"],)[: len(first)] + _row(one) for one in pipelines)]
-    for line in _aligned(rows):
+    now = _now()
+    cells = ((one["metadata"]["namespace"],)[: len(first)] + _row(one, now) for one in pipelines)
+    for line in aligned([(*first, *COLUMNS, "REASON"), *cells]):
         console.print(line, markup=False)
     return 0
 
 
-def _row(pipeline: Object) -> tuple[str, ...]:
-    status = pipeline.get("status") or {}
-    reason = next((one["reason"] for one in status.get("conditions") or [] if one["type"] == READY), "")
-    values = (status.get("phase"), status.get("stage"), status.get("progress"), status.get("attempt"), reason)
-    return (pipeline["metadata"]["name"], *(str(value or "") for value in values))
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+def _row(pipeline: Object, now: datetime) -> tuple[str, ...]:
+    conditions = (pipeline.get("status") or {}).get("conditions") or []
+    reason = next((one["reason"] for one in conditions if one["type"] == READY), "")
+    return (*row(pipeline, now), str(reason or ""))
 
 
 async def _watch(session: ClusterSession, console: Console) -> int:
@@ -88,7 +89,9 @@ async def _watch(session: ClusterSession, console: Console) -> int:
     terminal = Live(console=console, auto_refresh=False, vertical_overflow="visible")
     with terminal if console.is_terminal else nullcontext() as live:
         while True:
-            tree = _tree(pipeline, await with_retries(lambda: list_pods(session)))
+            # Without a terminal, the time that runs would print the same tree every second.
+            now = _now() if live else None
+            tree = _tree(pipeline, await with_retries(lambda: list_pods(session)), now)
             if live:
                 live.update(tree, refresh=True)
             elif (text := _to_text(tree)) != printed:
@@ -106,28 +109,38 @@ def _to_text(tree: RenderableType) -> str:
     return captured.get()
 
 
-def _tree(pipeline: Pipeline, cache: ResourceCache) -> RenderableType:
-    """Return the tree of stages, attempts and pods, followed by the summary."""
-    namespace = pipeline.key.namespace
+def _now() -> datetime:
+    return datetime.now(UTC)  # noqa: TID251  an edge
+
+
+def _tree(pipeline: Pipeline, running: Mapping[str, Pod], now: datetime | None) -> RenderableType:
+    """Return the tree of stages, attempts and pods, followed by the summary; `now` adds the time of what runs."""
 
     def pods(attempt: AttemptStatus) -> Sequence[str]:
-        pod = cache.pods.get((namespace, attempt.job))
+        pod = running.get(attempt.job)
         if pod is None:
             return (f"job {attempt.job}: no pod",)
         return (f"pod {pod.name} on {pod.node or 'no node yet'}: {pod.phase}",)
 
     lines = [Text(line) for line in _summary(pipeline)]
-    return Group(live_table(f"{namespace}/{pipeline.key.name}", pipeline.status, pods), *lines)
+    return Group(live_table(str(pipeline.key), pipeline.status, pods, now=now), *lines)
 
 
 def _summary(pipeline: Pipeline) -> Iterable[str]:
     status = pipeline.status
     if status.interruptions:
         yield interruptions_line(status)
-    if status.gate:
-        yield gate_line(status.gate)
+    yield from cost_lines(status)
+    yield from gate_lines(status)
     if status.model:
         yield f"model {status.model.uri}  {status.model.digest}"
         if status.model.endpoint:
-            yield f"endpoint {status.model.endpoint}"
+            yield f"endpoint {status.model.endpoint} inside the cluster; from this machine: {_port_forward(pipeline)}"
     yield ready_message(status) or "not yet reconciled by the operator"
+
+
+def _port_forward(pipeline: Pipeline) -> str:
+    """Return the command that makes the Service of the model server available on port 8000 of this machine."""
+    port = urlsplit(pipeline.status.model.endpoint or "").port if pipeline.status.model else None
+    service = service_name(pipeline.key.name)
+    return f"kubectl port-forward -n {pipeline.key.namespace} service/{service} 8000:{port or HTTP_PORT}"

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from kubernetes.aio.config import ConfigException, kube_config
 
+from finetune_cli.arguments import local_runs_hint
 from finetune_cli.diagnostics import UsageError, closest_match
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -35,9 +36,7 @@ def read_context(context: str | None) -> Context:
         return Context(None, OWN_NAMESPACE.read_text().strip())
     if contexts:
         raise UsageError(f"{files} has no current context; choose one with --context: {', '.join(sorted(contexts))}")
-    raise UsageError(
-        f"no kubeconfig at {files}: set KUBECONFIG; for a run on this machine, give its manifest FILE or --workdir"
-    )
+    raise UsageError(f"no kubeconfig at {files}: set KUBECONFIG; {local_runs_hint()}")
 
 
 def _hint(context: str, contexts: Mapping[str, Any]) -> str:

@@ -129,10 +129,13 @@ class _Reader:
         path = paths.pod_log(self.session.context.namespace, pod.name)
         async for line in self.session.api.stream_lines(path, **query):
             found = TIMESTAMPED_LINE.fullmatch(line)
-            timestamp, text = found.groups() if found else ("", line)
-            if timestamp and timestamp <= last:
+            if found is None:  # the kubelet's own words, such as "unable to retrieve container logs"
+                self._report(line)
+                continue
+            timestamp, text = found.groups()
+            if timestamp <= last:
                 continue  # sinceTime has a resolution of one second, so printed lines may come again
-            self.last_timestamps[pod.name] = last = timestamp or last
+            self.last_timestamps[pod.name] = last = timestamp
             print(text, flush=follow)
 
     def _report(self, message: str) -> None:

@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from finetune_cli.cluster.dry_run import dry_run
-from finetune_cli.cluster.pods import list_pods
+from finetune_cli.cluster.pods import read_cache
 from finetune_cli.cluster.session import ClusterSession, connect
+from finetune_cli.counts import count_lines
 from finetune_cli.display import print_forecast, print_forecast_json
 from finetune_cli.forecast import KeptWork, forecast
+from finetune_cli.placement import placement_lines, read_placement
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.assess import StageAssessment
 from finetune_operator.core.observation import Observation
@@ -19,6 +21,7 @@ from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
+from finetune_trainer.contract import PrepareResult
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,15 +33,23 @@ async def _run(arguments: argparse.Namespace) -> int:
     async with connect(arguments) as session:
         live, after = await _before_and_after(session)
         before = parse_pipeline(live) if live else None
-        observed = await _observe(session, before) if before else Observation()
+        observed = await _observe(session, live, before) if live and before else Observation()
     now = datetime.now(UTC)  # noqa: TID251  an edge
-    stages = forecast(before, after, observed, now, _find_in_attempts)
+    planned = forecast(before, after, observed, now, _find_in_attempts)
+    defaults = read_placement(arguments.placement) if arguments.placement else None
+    places = list(placement_lines(planned, after.spec, defaults, now))
+    result = planned.assessment.stages["prepare"].status.result
+    counts = count_lines(after.spec, result if isinstance(result, PrepareResult) else None, None)
     if arguments.json:
-        print_forecast_json(stages, change=_change(before, after))
+        print_forecast_json(
+            planned.stages, notes=planned.notes, counts=counts, placement=places, change=_change(before, after)
+        )
         return 0
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{session.key}: {_change(before, after)}", style="dim", markup=False)
-    print_forecast(stages, console)
+    print_forecast(planned.stages, console)
+    for line in (*planned.notes, *places, *counts):
+        console.print(line, style="dim", markup=False)
     return 0
 
 
@@ -50,10 +61,9 @@ async def _before_and_after(session: ClusterSession) -> tuple[dict[str, object] 
     return current, parse_pipeline(await dry_run(session, session.manifest, current))
 
 
-async def _observe(session: ClusterSession, pipeline: Pipeline) -> Observation:
-    return await KubernetesCluster(session.api, await list_pods(session), NoProgress(), NoProbe()).observe_children(
-        pipeline
-    )
+async def _observe(session: ClusterSession, live: dict[str, object], pipeline: Pipeline) -> Observation:
+    cluster = KubernetesCluster(session.api, await read_cache(session, live, pipeline), NoProgress(), NoProbe())
+    return await cluster.observe_children(pipeline)
 
 
 def _change(before: Pipeline | None, after: Pipeline) -> str:

@@ -115,7 +115,5 @@ async def refresh(session: ClusterSession) -> Pipeline:
     """Read a known pipeline again; raises ClusterError where it was deleted."""
     found = await with_retries(lambda: session.api.get(paths.pipeline(session.key)))
     if found is None:
-        raise ClusterError(
-            f"{session.name} no longer exists: a user or spec.ttlSecondsAfterFinished may have deleted it"
-        )
+        raise ClusterError(f"{session.name} no longer exists: a user or spec.whenExpired: Delete may have deleted it")
     return parse_pipeline(found)

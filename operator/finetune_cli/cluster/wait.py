@@ -2,22 +2,19 @@
 
 import argparse
 import asyncio
-import re
 
 from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh
-from finetune_cli.diagnostics import UsageError
+from finetune_cli.durations import parse_timeout
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.pipeline_status import exit_code, has_finished, is_up_to_date, ready_message
 from finetune_operator.api.conditions import FINISHED, READY, STALLED
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
 
-UNIT_SECONDS = {"h": 3600, "m": 60, "s": 1}
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Wait and return the exit code, which is FAILED on a timeout."""
-    return asyncio.run(_run(arguments, _seconds(arguments.timeout)))
+    return asyncio.run(_run(arguments, parse_timeout(arguments.timeout)))
 
 
 async def _run(arguments: argparse.Namespace, timeout_seconds: float | None) -> int:
@@ -58,13 +55,3 @@ def _is_stalled(pipeline: Pipeline) -> bool:
 def _summary(session: ClusterSession, pipeline: Pipeline) -> str:
     message = ready_message(pipeline.status) or "not yet reconciled by the operator"
     return f"{session.key}: {pipeline.status.phase}: {message}"
-
-
-def _seconds(text: str | None) -> float | None:
-    """Parse 90s, 30m or 1h30m; raises UsageError."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    if not text or not found:
-        raise UsageError(f"--timeout {text!r}: must be a duration such as 90s, 30m or 1h30m")
-    return sum(int(number) * unit for number, unit in zip(found.groups("0"), UNIT_SECONDS.values(), strict=True))

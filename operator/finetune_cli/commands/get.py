@@ -2,22 +2,28 @@
 
 import argparse
 import json
+from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 
 from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_cluster, targets_cluster
 from finetune_cli.commands import Commands
+from finetune_cli.commands.list import print_runs
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.display import live_table
 from finetune_cli.exit_codes import FAILED
-from finetune_cli.pipeline_status import ready_message
+from finetune_cli.local.summary import run_argument, summary_lines
+from finetune_cli.runs import find_runs
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.local.job_folder import is_locked
 from finetune_operator.local.pipeline_file import PipelineFile, to_object
 
 DESCRIPTION = """\
-Show a pipeline: its stages and attempts, the lost steps, and the reason why a stage waits. NAME is a pipeline on a
-cluster, shown with its pods. FILE is the manifest of a run on this machine. Without either, show the only run in
-.finetune; if there is none, list the pipelines of the namespace. With -w, the exit code is that of `finetune wait`.
+Show a pipeline: its stages and attempts, the lost steps, and the reason why a stage waits. NAME is a run on this
+machine (see `finetune list`), or a pipeline on a cluster, shown with its pods. FILE is the manifest of a run on this
+machine. Without either, show the only run in .finetune, or list several; if there is none, list the pipelines of the
+namespace. With -w, the exit code is that of `finetune wait`.
 """
 
 
@@ -39,19 +45,24 @@ def run(arguments: argparse.Namespace) -> int:
         return run_on_cluster("get", arguments)
     if arguments.watch:
         raise UsageError("-w works on clusters only: `finetune run` shows the progress of a run on this machine")
-    pipeline = PipelineFile(find_workdir(arguments.name, arguments.workdir)).read()
+    if not (arguments.name or arguments.workdir) and len(runs := find_runs()) > 1:
+        print_runs(runs, as_json=arguments.json)
+        return 0
+    workdir = find_workdir(arguments.name, arguments.workdir)
+    pipeline = PipelineFile(workdir).read()
     if pipeline is None:
         return FAILED
     if arguments.json:
         print(json.dumps(to_object(pipeline), indent=1))
     else:
-        _show(pipeline, Console(highlight=False, soft_wrap=True))
+        _show(pipeline, workdir, Console(highlight=False, soft_wrap=True))
     return 0
 
 
-def _show(pipeline: Pipeline, console: Console) -> None:
-    status = pipeline.status
-    console.print(live_table(pipeline.key.name, status))
-    console.print(ready_message(status), markup=False)
-    if status.model:
-        console.print(f"model {status.model.uri}  {status.model.digest}", markup=False)
+def _show(pipeline: Pipeline, workdir: Path, console: Console) -> None:
+    working, now = is_locked(workdir), datetime.now(UTC)  # noqa: TID251  an edge
+    console.print(live_table(pipeline.key.name, pipeline.status, now=now if working else None))
+    for line in summary_lines(pipeline.status, workdir):
+        console.print(line, markup=False)
+    if not working and not pipeline.status.finished_at:
+        console.print(f"no `finetune run` works on it; to continue: finetune run {run_argument(workdir)}", markup=False)

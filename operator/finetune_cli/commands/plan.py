@@ -13,22 +13,29 @@ from finetune_cli.arguments import (
     add_cluster_arguments,
     add_local_arguments,
     claims,
+    manifest_path,
     run_on_cluster,
     targets_cluster,
     workdir_for,
 )
 from finetune_cli.commands import Commands
+from finetune_cli.counts import count_lines
 from finetune_cli.display import print_forecast, print_forecast_json
-from finetune_cli.forecast import FindKeptWork, Forecast, KeptWork, forecast, without_effect
+from finetune_cli.fields import without_effect
+from finetune_cli.forecast import FindKeptWork, KeptWork, PipelineForecast, forecast
 from finetune_cli.local.run import LocalRun, with_spec
 from finetune_cli.manifest.manifest import read
+from finetune_cli.placement import placement_lines, read_placement
 from finetune_operator.core.assess import StageAssessment
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.local.job_folder import read_model
+from finetune_trainer.contract import PrepareResult
 
 DESCRIPTION = """\
-Print for every stage whether it would run, resume, be reused or be skipped, and why. Nothing is written or started.
-FILE: what `finetune run FILE` would do. FILE with -n or --context: what applying the manifest to that cluster would do;
-the API server checks it in a dry run. NAME: what remains to be done for a pipeline on a cluster.
+Print for every stage whether it would run, resume, be reused or be skipped, and why; then records, rows, tokens and
+steps, as far as they are known, and the sources that were not looked at. Nothing is written or started. FILE, or the
+NAME of a run on this machine: what `finetune run` would do. FILE with -n or --context: what applying the manifest to
+that cluster would do; the API server checks it in a dry run. NAME of a pipeline on a cluster: what remains to be done.
 """
 
 NO_WORK = frozenset({"config.json", "server.log"})
@@ -41,6 +48,8 @@ def register(commands: Commands) -> None:
     parser.add_argument("name", metavar="NAME|FILE", help=NAME_OR_FILE)
     add_local_arguments(parser)
     add_cluster_arguments(parser)
+    text = "the operator's placement (values of its chart): show with it where the stages run, and the expected cost"
+    parser.add_argument("--placement", metavar="FILE", help=text)
     parser.add_argument("--json", action="store_true", help="print the forecast as JSON")
     parser.set_defaults(run=run)
 
@@ -49,27 +58,42 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the forecast."""
     if targets_cluster(arguments.name, arguments):
         return run_on_cluster("plan", arguments)
-    manifest = read(Path(arguments.name))
+    manifest = read(manifest_path(arguments.name))
     workdir = workdir_for(manifest, arguments.workdir)
     with tempfile.TemporaryDirectory() as links:
         local_run = LocalRun.read_only(manifest, workdir, Path(links))
-        linked = {link.name: link.resolve() for link in (workdir / "claims").glob("*") if link.is_dir()}
-        local_run.cluster.folders.link_claims(linked | claims(arguments.claim))
-        local_run.check_claims()
-        local_run.check_sources()
-        stages = asyncio.run(_forecast(local_run))
+        local_run.link_claims(claims(arguments.claim))
+        not_looked_at = local_run.check()
+        planned = asyncio.run(_forecast(local_run))
+        prepared = _prepared(planned, local_run)
+        counts = count_lines(manifest.spec, prepared, local_run.environment)
+    defaults = read_placement(arguments.placement) if arguments.placement else None
+    places = list(placement_lines(planned, manifest.spec, defaults, datetime.now(UTC)))  # noqa: TID251  an edge
     unused = without_effect(manifest.spec)
     if arguments.json:
-        print_forecast_json(stages, withoutEffectHere=unused)
+        notes = {"notes": planned.notes, "counts": counts, "notLookedAt": not_looked_at, "placement": places}
+        print_forecast_json(planned.stages, **notes, withoutEffectHere=unused)
         return 0
     console = Console(highlight=False, soft_wrap=True)
-    print_forecast(stages, console)
+    print_forecast(planned.stages, console)
+    more = [*planned.notes, *places, *counts, *not_looked_at]
     if unused:
-        console.print(f"without effect on this machine: {', '.join(unused)}", style="dim", markup=False)
+        more.append(f"without effect on this machine: {', '.join(unused)}")
+    for line in more:
+        console.print(line, style="dim", markup=False)
     return 0
 
 
-async def _forecast(local_run: LocalRun) -> list[Forecast]:
+def _prepared(planned: PipelineForecast, local_run: LocalRun) -> PrepareResult | None:
+    """Return the result of prepare that would be reused, from the status or from the workspace; None if it runs."""
+    stage = planned.assessment.stages["prepare"]
+    if isinstance(stage.status.result, PrepareResult):
+        return stage.status.result
+    folder = local_run.environment.stage_dir("prepare", stage.status.identity)
+    return read_model(folder / "result.json", PrepareResult)
+
+
+async def _forecast(local_run: LocalRun) -> PipelineForecast:
     manifest = local_run.manifest
     before = local_run.cluster.pipeline_file.read()
     after = with_spec(before, manifest) if before else Pipeline(local_run.key, "0" * 8, 1, manifest.spec)

@@ -8,21 +8,22 @@ from finetune_cli.commands import run as local
 
 DESCRIPTION = """\
 Start the failed stage again, with fresh budgets for failures and interruptions. Stages that succeeded are kept.
-FILE: otherwise the same as `finetune run`. NAME: a pipeline on a cluster; the command returns at once.
+FILE, or the NAME of a run on this machine: otherwise the same as `finetune run`. NAME of a pipeline on a cluster: the
+command returns at once.
 """
 
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("retry", help="run again from the failed stage", description=DESCRIPTION)
-    local.add_arguments(parser, metavar="NAME|FILE", target=NAME_OR_FILE)
+    local.add_arguments(parser, target=NAME_OR_FILE)
     add_cluster_arguments(parser)
     parser.set_defaults(run=run, retry=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Request the retry from the operator, or run the pipeline on this machine."""
-    if targets_cluster(str(arguments.file), arguments):
-        arguments.name = str(arguments.file)
+    if targets_cluster(arguments.file, arguments):
+        arguments.name = arguments.file
         return run_on_cluster("annotate", arguments)
     return local.run(arguments)

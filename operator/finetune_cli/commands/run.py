@@ -4,24 +4,25 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from finetune_cli.arguments import add_local_arguments, claims, workdir_for
+from finetune_cli.arguments import add_local_arguments, claims, manifest_path, workdir_for
 from finetune_cli.commands import Commands
-from finetune_cli.display import display_for, gate_line, interruptions_line, live_table
+from finetune_cli.display import Display, display_for, live_table
 from finetune_cli.exit_codes import FAILED, INTERRUPTED
 from finetune_cli.local.fault_injection import fault
 from finetune_cli.local.run import LocalRun, is_until_reached
 from finetune_cli.local.serving import keep_serving
+from finetune_cli.local.summary import run_argument, summary_lines
 from finetune_cli.manifest.manifest import read
-from finetune_cli.pipeline_status import DONE, below_gate, ready_message
+from finetune_cli.pipeline_status import DONE, below_gate
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
+from finetune_operator.core.events import Event
 from finetune_operator.core.settings import Settings
 from finetune_trainer.contract.environment import GIT_SHA
 
@@ -30,6 +31,7 @@ Run a pipeline on this machine: each stage is a process, each volume a folder. T
 Running the command again continues where it stopped; finished stages do not run again. Ctrl-C stops the stage as an
 eviction would. Exit code: 0 done, 1 failed, 2 invalid manifest, 3 done but below the gate, 130 interrupted.
 """
+RUN_OR_FILE = "manifest of the pipeline, or the name of a run to continue"
 
 
 def register(commands: Commands) -> None:
@@ -39,11 +41,9 @@ def register(commands: Commands) -> None:
     parser.set_defaults(run=run, retry=False)
 
 
-def add_arguments(
-    parser: argparse.ArgumentParser, metavar: str = "FILE", target: str = "manifest of the pipeline"
-) -> None:
-    """Add the arguments that `run` and `retry` share; metavar and target describe the positional one."""
-    parser.add_argument("file", type=Path, metavar=metavar, help=target)
+def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) -> None:
+    """Add the arguments that `run` and `retry` share; `target` describes the positional one."""
+    parser.add_argument("file", metavar="NAME|FILE", help=target)
     add_local_arguments(parser)
     stages = [stage.name for stage in STAGES]
     parser.add_argument("--until", choices=stages, help="stop after this stage")
@@ -59,27 +59,38 @@ def add_arguments(
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the pipeline until it has finished or is stopped, and return the exit code."""
-    manifest = read(arguments.file)
+    manifest = read(manifest_path(arguments.file))
     faults = [fault("evict")(text) for text in arguments.evict] + [fault("kill")(text) for text in arguments.kill]
     workdir = workdir_for(manifest, arguments.workdir)
     with display_for(manifest.name, to_stderr=arguments.json) as display:
         local_run = LocalRun.create(manifest, workdir, display.event)
         with local_run.locked():
             local_run.cluster.folders.link_claims(claims(arguments.claim))
-            local_run.check_claims()
-            local_run.check_sources()
+            for text in local_run.check():
+                display.event(Event("Warning", "NotLookedAt", text))
             if commit := commit_of(manifest.path.parent):
                 os.environ.setdefault(GIT_SHA, commit)
-            now = datetime.now(UTC)  # noqa: TID251  an edge
-            local_run.apply_manifest(retry=now.isoformat() if arguments.retry else None)
-            status = asyncio.run(local_run.run(Settings(until=arguments.until), faults, display.update))
+            retry = _retry_request(local_run, display) if arguments.retry else None
+            local_run.apply_manifest(retry)
+            status = asyncio.run(
+                local_run.run(Settings(until=arguments.until, placement_defaults=None), faults, display.update)
+            )
     if arguments.json:
         print(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1))
     else:
-        print_summary(local_run, status, arguments)
+        print_summary(local_run, status)
     if arguments.keep_serving and status.phase == "Succeeded" and not keep_serving(local_run):
         return FAILED
     return exit_code(status, local_run, arguments.until)
+
+
+def _retry_request(local_run: LocalRun, display: Display) -> str | None:
+    """Return the value of the retry annotation; None after a run without a failure: a retry would erase its record."""
+    before = local_run.status()
+    if before.finished_at and before.phase in DONE:
+        display.event(Event("Warning", "NothingToRetry", f"the run has finished ({before.phase}) without a failure"))
+        return None
+    return datetime.now(UTC).isoformat()  # noqa: TID251  an edge
 
 
 def commit_of(folder: Path) -> str | None:
@@ -101,22 +112,18 @@ def exit_code(status: PipelineStatus, local_run: LocalRun, until: str | None) ->
     return below_gate(status)
 
 
-def print_summary(local_run: LocalRun, status: PipelineStatus, arguments: argparse.Namespace) -> None:
+def print_summary(local_run: LocalRun, status: PipelineStatus) -> None:
     """Print the final status, the cost of interruptions, the model, and the command to run next."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(live_table(local_run.key.name, status))
-    if status.interruptions:
-        console.print(interruptions_line(status))
-    if status.gate:
-        console.print(gate_line(status.gate), markup=False)
-    if status.model:
-        console.print(f"model: {status.model.uri} ({status.model.digest[:19]}…)", markup=False)
-    next_arguments = shlex.join([str(arguments.file), "--workdir", str(local_run.workdir)])
-    if status.finished_at:
-        console.print(f"{status.phase}: {ready_message(status)}", markup=False)
-        if status.phase == "Failed":
-            console.print(f"After fixing the cause: finetune retry {next_arguments}", markup=False)
-    elif local_run.cluster.stopping:
-        console.print(f"Stopped. To continue: finetune run {next_arguments}", markup=False)
-    elif local_run.manifest.spec.suspend:
+    for line in summary_lines(status, local_run.workdir):
+        console.print(line, markup=False)
+    again = run_argument(local_run.workdir)
+    if status.finished_at and status.phase == "Failed":
+        console.print(f"After fixing the cause: finetune retry {again}", markup=False)
+    elif not status.finished_at and local_run.cluster.stopping:
+        console.print(f"Stopped. To continue: finetune run {again}", markup=False)
+    elif not status.finished_at and local_run.manifest.spec.suspend:
         console.print("Nothing was started: spec.suspend is true")
+    elif not status.finished_at:
+        console.print(f"Stopped as --until asks. To continue: finetune run {again}", markup=False)

@@ -4,16 +4,18 @@ import asyncio
 import contextlib
 import fcntl
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from finetune_cli.diagnostics import Diagnostic, InvalidManifest, UsageError
+from finetune_cli.diagnostics import Diagnostic, InvalidManifest, UsageError, sort_diagnostics
 from finetune_cli.local.fault_injection import Fault, FaultInjector
 from finetune_cli.manifest.manifest import Manifest
+from finetune_cli.runs import MANIFEST
+from finetune_cli.source_check import check_manifest
 from finetune_operator.api.group import RETRY_ANNOTATION
-from finetune_operator.api.spec import STAGES
+from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import Outcome, PipelineStatus, StageState
 from finetune_operator.core.assess import assess
 from finetune_operator.core.events import Event
@@ -23,7 +25,9 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.cluster import Folders, LocalCluster
+from finetune_operator.local.runner import LOCK
 from finetune_operator.reconcile import reconcile
+from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import InvalidLocation
 
 REFRESH_SECONDS = 0.5
@@ -64,6 +68,16 @@ class LocalRun:
         """The work folder, which holds all files of the run."""
         return self.cluster.folders.workdir
 
+    @property
+    def environment(self) -> Environment:
+        """The paths that a reader of URIs needs."""
+        return self.cluster.environment(Pipeline(self.key, "", 1, self.manifest.spec))
+
+    def link_claims(self, given: Mapping[str, Path]) -> None:
+        """Link the claims of earlier runs in the work folder, and those given now, which take precedence."""
+        earlier = {link.name: link.resolve() for link in (self.workdir / "claims").glob("*") if link.is_dir()}
+        self.cluster.folders.link_claims({**earlier, **given})
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the work folder; raise UsageError if another run holds the lock."""
@@ -71,7 +85,7 @@ class LocalRun:
         self.workdir.mkdir(
             mode=0o700, exist_ok=True
         )  # private: spec.env may hold a token, and job.json contains its values
-        with (self.workdir / "lock").open("w") as lock:
+        with (self.workdir / LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -81,9 +95,26 @@ class LocalRun:
             yield
 
     def apply_manifest(self, retry: str | None = None) -> Pipeline:
-        """Store the manifest in pipeline.json, as `kubectl apply` does; raise ClusterError if that fails."""
+        """Store the manifest in pipeline.json, as `kubectl apply` does; raise ClusterError if that fails.
+
+        The path of the manifest is stored beside it, so that later commands need only the run's name.
+        """
         annotations = dict(self.manifest.annotations) | ({RETRY_ANNOTATION: retry} if retry else {})
-        return self.cluster.pipeline_file.apply(self.key, self.manifest.spec, annotations)
+        applied = self.cluster.pipeline_file.apply(self.key, self.manifest.spec, annotations)
+        (self.workdir / MANIFEST).write_text(str(self.manifest.path.absolute()), "utf-8")
+        return applied
+
+    def check(self) -> list[str]:
+        """Check what the run needs before anything starts, and return the sources that were not looked at.
+
+        Raises InvalidManifest or UsageError.
+        """
+        self.check_claims()
+        self.check_written_folders()
+        errors, not_looked_at = check_manifest(self.manifest, self.environment)
+        if errors:
+            raise InvalidManifest(sort_diagnostics(errors))
+        return not_looked_at
 
     def check_claims(self) -> None:
         """Raise InvalidManifest with every claim that the manifest refers to and that has no folder."""
@@ -97,13 +128,12 @@ class LocalRun:
                 [Diagnostic(file, self.manifest.line, "spec", message.format(name)) for name in missing]
             )
 
-    def check_sources(self) -> None:
+    def check_written_folders(self) -> None:
         """Raise UsageError if the run would write into a folder that it reads: each write would change the digest."""
-        spec = self.manifest.spec
-        environment = self.cluster.environment(Pipeline(self.key, "", 1, spec))
+        spec, environment = self.manifest.spec, self.environment
         written = {"the work folder": self.workdir, "the workspace": environment.workspace}
         with contextlib.suppress(InvalidLocation):  # the push stage reports what is wrong with its target
-            written |= {"push.target": environment.locate(spec.push.target)} if spec.push else {}
+            written |= {f"push.targets {uri}": environment.locate(uri) for uri in _targets(spec)}
         for uri in spec.source_uris():
             with contextlib.suppress(InvalidLocation):
                 source = environment.locate(uri).resolve()
@@ -194,3 +224,7 @@ def with_spec(pipeline: Pipeline, manifest: Manifest) -> Pipeline:
     """Return the pipeline as it would be if the manifest were applied now."""
     generation = pipeline.generation + (pipeline.spec != manifest.spec)
     return replace(pipeline, spec=manifest.spec, generation=generation, annotations=manifest.annotations)
+
+
+def _targets(spec: PipelineSpec) -> list[str]:
+    return [target.uri for target in spec.push.targets] if spec.push else []

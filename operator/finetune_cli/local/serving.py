@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 from finetune_cli.local.run import LocalRun
+from finetune_operator.core.pipeline import Pipeline
+from finetune_trainer.contract import PushResult
 from finetune_trainer.parent_death import die_with_parent
 
 
@@ -15,10 +17,14 @@ def keep_serving(local_run: LocalRun) -> bool:
     Return False if there is no published model or its server fails.
     """
     pipeline = local_run.cluster.pipeline_file.read()
-    if pipeline is None or pipeline.spec.push is None:
-        print("--keep-serving: no model was published; add spec.push.target to the manifest", file=sys.stderr)
+    uri = published_model(pipeline)
+    if pipeline is None or uri is None:
+        print(
+            "--keep-serving: no merged model was published; add a target to spec.push.targets of the manifest",
+            file=sys.stderr,
+        )
         return False
-    model = local_run.cluster.environment(pipeline).locate(pipeline.spec.push.target)
+    model = local_run.cluster.environment(pipeline).locate(uri)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     server = subprocess.Popen(
@@ -32,3 +38,10 @@ def keep_serving(local_run: LocalRun) -> bool:
         server.send_signal(signal.SIGTERM)
         server.wait()
     return server.returncode == 0
+
+
+def published_model(pipeline: Pipeline | None) -> str | None:
+    """Return the URI of the merged model that push published, or None."""
+    push = pipeline.status.stages.get("push") if pipeline else None
+    merged = push.result.first("Merged") if push and isinstance(push.result, PushResult) else None
+    return merged.uri if merged else None

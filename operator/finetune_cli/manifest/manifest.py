@@ -1,21 +1,24 @@
 """Reads a manifest file into pipelines, or reports all its errors."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
 
 from finetune_cli.diagnostics import Diagnostic, InvalidManifest, closest_match, quoted, sort_diagnostics
-from finetune_cli.manifest import yaml_reader
+from finetune_cli.manifest import value_check, yaml_reader
 from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, describe
 from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
-from finetune_cli.manifest.yaml_reader import YamlNode
+from finetune_cli.manifest.yaml_reader import Location, YamlFile, YamlNode
 from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.api.rules import Rule
 from finetune_operator.api.spec import PipelineSpec
-from finetune_operator.api.stages.base import LabelKey, LabelValue
+from finetune_operator.api.stages.pod import LabelKey, LabelValue
 from finetune_trainer.contract import ContractModel
 
 DnsSubdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
@@ -82,6 +85,13 @@ class Manifest:
     spec: PipelineSpec
     body: dict[str, Any]
     """The document as parsed from YAML, without its status."""
+    document: YamlNode
+    """The same with the lines of the file."""
+
+    def diagnostic(self, location: Location, message: str) -> Diagnostic:
+        """Return an error in the field at this location below `spec`; an absent field has its parent's line."""
+        line = self.document.follow(("spec", *location))[-1].line
+        return Diagnostic(self.path, line, format_path(self.document, ("spec", *location)), message)
 
 
 @dataclass
@@ -106,7 +116,15 @@ def read(path: Path) -> Manifest:
 
 def read_all(path: Path) -> ReadResult:
     """Return all manifests, errors and warnings of a file; raises nothing."""
-    file = yaml_reader.load(path)
+    return _checked(path, yaml_reader.load(path))
+
+
+def read_text(path: Path, text: str) -> ReadResult:
+    """Return the same of a text that is not in the file yet."""
+    return _checked(path, yaml_reader.parse(path, text.encode()))
+
+
+def _checked(path: Path, file: YamlFile) -> ReadResult:
     result = ReadResult(diagnostics=file.diagnostics)
     for document in file.documents:
         _check(path, document, result)
@@ -131,10 +149,15 @@ def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
     diagnostics = [*checker.diagnostics, *invalid, *_broken_rules(checker)]
     result.diagnostics += diagnostics
     if envelope and not diagnostics and not document.broken:
-        meta = envelope.metadata
-        result.manifests.append(
-            Manifest(file, document.line, meta.name, meta.namespace, meta.annotations, envelope.spec, document.plain())
-        )
+        manifest = _manifest(file, document, envelope)
+        result.manifests.append(manifest)
+        result.diagnostics += [manifest.diagnostic(*found) for found in value_check.errors(manifest.spec, file.parent)]
+        result.warnings += [manifest.diagnostic(*found) for found in value_check.warnings(manifest.spec)]
+
+
+def _manifest(file: Path, document: YamlNode, envelope: Envelope) -> Manifest:
+    meta, spec = envelope.metadata, envelope.spec
+    return Manifest(file, document.line, meta.name, meta.namespace, meta.annotations, spec, document.plain(), document)
 
 
 def _wrong_kind(file: Path, document: YamlNode) -> Diagnostic | None:
@@ -160,16 +183,30 @@ def _parse(checker: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
 def _diagnostics_of(checker: SchemaChecker, invalid: ValidationError) -> Iterator[Diagnostic]:
     for error in invalid.errors(include_url=False):
         location = tuple(step for step in error["loc"] if step != KEY_STEP)
-        if error["type"] == RULE_ERROR or location in checker.reported:
+        if error["type"] == RULE_ERROR or location in checker.reported or _counts_valid_entries_only(error):
+            continue
+        if error["type"] == "missing" and location in checker.replaced:
             continue
         value = checker.document.follow(location)[-1]
         path = format_path(checker.document, location)
         yield Diagnostic(checker.file, value.line, path, describe(error, value))
 
 
+def _counts_valid_entries_only(error: ErrorDetails) -> bool:
+    """Return whether a list is too short only because pydantic does not count its invalid entries."""
+    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
+
+
 def _broken_rules(checker: SchemaChecker) -> Iterator[Diagnostic]:
     document = checker.document
     for location, rule in broken_rules(Envelope, document.plain()):
-        field_location = (*location, *rule.field.split("."))
+        if any(re.search(rf"[.]{replaced[-1]}\b", rule.cel) for replaced in checker.replaced):
+            continue  # it may hold, once the name of that field is corrected
+        field_location = location if _is_about(location, rule) else (*location, *rule.field.split("."))
         line = document.follow(field_location)[-1].line
         yield Diagnostic(checker.file, line, format_path(document, field_location), rule.message)
+
+
+def _is_about(location: Location, rule: Rule) -> bool:
+    """Return whether the object at the location is itself the field of the rule: envFrom of an entry of envFrom."""
+    return [step for step in location if isinstance(step, str)][-1:] == [rule.field]

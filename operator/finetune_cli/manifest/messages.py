@@ -8,6 +8,9 @@ from pydantic_core import ErrorDetails
 
 from finetune_cli.diagnostics import closest_match, quoted
 from finetune_cli.manifest.yaml_reader import YamlNode
+from finetune_operator.api.amounts import AMOUNT, SIGNED_AMOUNT
+from finetune_operator.api.stages.pod import BYTES
+from finetune_trainer.contract import uris
 
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
@@ -17,16 +20,18 @@ PATTERNS = {
     DNS_LABEL: "must consist of lower-case letters, digits and -, with a letter or digit at both ends",
     DNS_SUBDOMAIN: "must consist of lower-case letters, digits, - and ., with a letter or digit at both ends",
     r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$": "must consist of lower-case letters, digits, - and ., as Kubernetes names do",
-    r"^((hf|file)://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$": (
-        "must be hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH or a path relative to the manifest, without spaces"
-    ),
-    r"^(file://\S+|pvc://[a-z0-9][a-z0-9.-]*(/\S*)?|[A-Za-z0-9_.][^\s:]*)$": (
-        "must be pvc://CLAIM/PATH, file:///PATH or a path relative to the manifest, without spaces"
-    ),
+    **uris.DESCRIPTIONS,
     r"^\S+$": "must be one word, without spaces",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must consist of letters, digits, _, . and -, with a letter or digit first",
+    r"^[A-Za-z0-9_-]+$": "must consist of letters, digits, _ and -",
+    r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$": "must consist of letters, digits, _, ., - and spaces, with no space first",
+    r"^https?://[^\s/@]+(/\S*)?$": "must be https://HOST or http://HOST, without a user name and without spaces",
     r"^[A-Za-z0-9_.*-]+$": "must consist of letters, digits, _, ., - and *",
     r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$": "must be a quantity such as 2, 500m or 16Gi",
+    BYTES: "must be a size of at least a megabyte, such as 50Gi; a number alone counts bytes",
+    AMOUNT: "must be an amount such as 3.20",
+    SIGNED_AMOUNT: "must be an amount such as -3.20",
+    r"^[-._a-zA-Z0-9]+$": "must consist of letters, digits, -, _ and .",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "must consist of letters, digits and _, with no digit first",
     r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$": (
         "must be a label key: letters, digits, _, ., - and /, with a letter or digit at both ends"
@@ -35,6 +40,10 @@ PATTERNS = {
         "must be a label value: letters, digits, _, . and -, with a letter or digit at both ends"
     ),
 }
+
+
+NAMED_LISTS = frozenset({"env", "tasks", "imagePullSecrets"})
+"""Lists whose entries have a name: they are often written as mappings."""
 
 
 def describe(error: ErrorDetails, value: YamlNode) -> str:
@@ -48,9 +57,17 @@ def describe(error: ErrorDetails, value: YamlNode) -> str:
         return _one_of(re.findall(r"'([^']*)'", context["expected"]), error["input"])
     if kind == "value_error":
         return _validator_message(str(context["error"]), error["input"])
+    return f"{_expected(error)} (got {quoted(error['input'])})"
+
+
+def _expected(error: ErrorDetails) -> str:
+    kind, context, got = error["type"], error.get("ctx", {}), error["input"]
+    if kind == "string_pattern_mismatch" and (form := _form_of_uri(context["pattern"], str(got))):
+        return f"must be {form}, without spaces"
+    if kind == "tuple_type" and error["loc"][-1] in NAMED_LISTS and isinstance(got, dict) and got:
+        return f"must be a list, with - name: {next(iter(got))} in place of {next(iter(got))}:"
     format_message = _MESSAGES.get(kind)
-    expected = format_message(context) if format_message else error["msg"]
-    return f"{expected} (got {quoted(error['input'])})"
+    return format_message(context) if format_message else error["msg"]
 
 
 _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -73,6 +90,13 @@ _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "too_long": lambda context: f"must have at most {_count(context['max_length'], 'entry', 'entries')}",
     "string_pattern_mismatch": lambda context: PATTERNS.get(context["pattern"], f"must match {context['pattern']}"),
 }
+
+
+def _form_of_uri(pattern: str, got: str) -> str | None:
+    """Return how a URI with the scheme of this one is written, where the pattern accepts that scheme."""
+    scheme = got.partition("://")[0]
+    forms = (written for form, written in uris.FORMS.values() if form in pattern)
+    return next((written for written in forms if written.startswith(f"{scheme}://")), None)
 
 
 def _number(value: float) -> str:

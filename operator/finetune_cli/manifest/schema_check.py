@@ -6,15 +6,15 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
+from pydantic.alias_generators import to_camel
 from pydantic_core import to_jsonable_python
 
 from finetune_cli.diagnostics import Diagnostic, closest_match
-from finetune_cli.manifest.yaml_reader import YamlNode, join_path
+from finetune_cli.manifest.other_names import location_here, name_here, reason_for_no_field
+from finetune_cli.manifest.yaml_reader import Location, YamlNode, join_path
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_trainer.contract import ContractModel
 
-Location = tuple[str | int, ...]
-"""Keys and indexes from the document's root, as in pydantic's errors."""
 MAX_SUGGESTIONS = 3
 
 
@@ -30,6 +30,9 @@ class SchemaChecker:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     reported: set[Location] = field(default_factory=set)
     """Locations of empty or unreadable values; their errors are reported already."""
+
+    replaced: set[Location] = field(default_factory=set)
+    """Locations of what is written under the name that it has elsewhere. It is not missing."""
 
     def check(self, annotation: Any, value: YamlNode, location: Location = ()) -> None:
         """Check a value that should have the type of the annotation, and all values below it."""
@@ -56,8 +59,17 @@ class SchemaChecker:
         known = aliases(kind)
         for key in [key for key in data if key not in known]:
             match = closest_match(key, known)
-            elsewhere = list(_nested_paths(kind, key))[:MAX_SUGGESTIONS]
-            if elsewhere:
+            elsewhere = list(_nested_paths(kind, to_camel(key) if "_" in key else key))[:MAX_SUGGESTIONS]
+            same_word = _is_same_word(key, match)
+            here = None if same_word else name_here(key, location)
+            none_here = None if same_word else reason_for_no_field(key, location)
+            if none_here:
+                hint = f"there is no such field: {none_here}"
+            elif here:
+                replaced = location_here(here, location)
+                self.replaced |= {replaced[:length] for length in range(1, len(replaced) + 1)}
+                hint = f"it is called {here} here"
+            elif elsewhere:
                 hint = f"did you mean {', '.join(elsewhere)}?"
             elif match:
                 hint = f"did you mean {match}?"
@@ -65,8 +77,13 @@ class SchemaChecker:
                 hint = f"known keys are {', '.join(known)}"
             self.report(data[key].line, (*location, key), f"unknown key; {hint}")
             value = data.pop(key)
-            if match and not elsewhere and match not in data:
+            if match and not (elsewhere or here or none_here) and match not in data:
                 data[match] = value
+
+
+def _is_same_word(key: str, match: str | None) -> bool:
+    """Whether a key is a known one in another spelling: learning_rate, LearningRate."""
+    return match is not None and key.replace("_", "").replace("-", "").lower() == match.lower()
 
 
 def unwrap_optional(annotation: Any) -> Any:

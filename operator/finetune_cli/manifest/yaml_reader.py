@@ -30,6 +30,9 @@ TRUE, FALSE = {"y", "yes", "on", "true"}, {"n", "no", "off", "false"}
 TAG = "tag:yaml.org,2002:"
 MERGE = f"{TAG}merge"
 
+Location = tuple[str | int, ...]
+"""Keys and indexes from the document's root, as in pydantic's errors."""
+
 
 @dataclass
 class YamlNode:

@@ -1,0 +1,171 @@
+"""Names of settings in other tools, and in earlier versions of this API, with the name that they have here."""
+
+import re
+from collections.abc import Mapping
+
+from finetune_cli.manifest.yaml_reader import Location
+from finetune_operator.api.spec import STAGES
+
+POD_NAMES: dict[str, str] = {
+    "env": "pod.env: [{name: …, value: …}]",
+    "secretrefs": "pod.envFrom: [{secretRef: {name: …}}]",
+    "nodeselector": "pod.nodeSelector",
+    "tolerations": "pod.tolerations",
+    "affinity": "pod.affinity",
+    "gpu": "pod.resources.limits: {nvidia.com/gpu: 1}",
+    "gpus": "pod.resources.limits: {nvidia.com/gpu: 1}",
+    "resources.cpu": "pod.resources.requests: {cpu: …}",
+    "resources.memory": "pod.resources.requests: {memory: …}",
+    "serviceaccount": "pod.serviceAccountName",
+    "priorityclass": "pod.priorityClassName",
+    "imagepullsecret": "pod.imagePullSecrets: [{name: …}]",
+}
+"""Settings of a pod, by the paths that they have in a stage."""
+
+OTHER_NAMES: dict[str, str] = {
+    **POD_NAMES,
+    # Earlier versions of this API.
+    "dataset": "spec.datasets: [{uri: …}]",
+    "model": "spec.model",
+    "evaluate.model": "weights",
+    "validationfraction": "spec.validation.fraction",
+    "maxinvalidfraction": "spec.prepare.maxInvalidFraction",
+    "gate": "gates: [{task: …, metric: …, operator: GreaterThan, value: …}]",
+    "threshold": "value",
+    "target": "targets: [{uri: …}]",
+    "retries": "maxFailures and maxInterruptions",
+    "timeoutseconds": "maxRuntimeSeconds",
+    "activedeadlineseconds": "maxRuntimeSeconds",
+    "gradientaccumulation": "spec.train.gradientAccumulationSteps",
+    "precision": "spec.train.dtype",
+    "validateeverysteps": "spec.train.evalSteps",
+    "schedule": "spec.train.optimizer.scheduler",
+    # TRL, Transformers and PEFT.
+    "r": "spec.train.lora.rank",
+    "loraalpha": "spec.train.lora.alpha",
+    "loradropout": "spec.train.lora.dropout",
+    "userslora": "spec.train.lora.variant: RsLoRA",
+    "usedora": "spec.train.lora.variant: DoRA",
+    "lr": "spec.train.optimizer.learningRate",
+    "numtrainepochs": "spec.train.epochs",
+    "perdevicetrainbatchsize": "spec.train.microBatchSize",
+    "lrschedulertype": "spec.train.optimizer.scheduler",
+    "warmupratio": "spec.train.optimizer.warmupFraction",
+    "warmupsteps": "spec.train.optimizer.warmupFraction, a fraction of all steps,",
+    "packing": "spec.prepare.packing",
+    "seedvalue": "spec.seed",
+    "repoid": "spec.push.targets: [{uri: hf://…}]",
+    "targets.repoid": "uri: hf://ORG/NAME",
+    "targets.target": "uri",
+    "push.uri": "targets: [{uri: …}]",
+    "push.format": "targets: [{format: …}]",
+    "model.name": "uri",
+    "model.path": "uri",
+    "model.id": "uri",
+    "maxseqlen": "spec.prepare.contextLength",
+    "pushtohub": "spec.push.targets: [{uri: hf://…}]",
+    "loratargetlinear": "spec.train.lora.targetModules: [all-linear]",
+    "deploy.framework": "engine",
+    "adambeta1": "spec.train.optimizer.beta1",
+    "adambeta2": "spec.train.optimizer.beta2",
+    "savesteps": "spec.train.checkpoint.everySteps",
+    "savetotallimit": "spec.train.checkpoint.keep",
+    "torchcompile": "spec.train.compile",
+    "bf16": "spec.train.dtype: BF16",
+    "fp32": "spec.train.dtype: FP32",
+    "earlystoppingpatience": "spec.train.earlyStopping.patience",
+    "reportto": "spec.tracking",
+    "maxseqlength": "spec.prepare.contextLength",
+    "maxlength": "spec.prepare.contextLength",
+    "modelnameorpath": "spec.model.uri",
+    "datasetname": "spec.datasets: [{uri: …}]",
+    "hubmodelid": "spec.push.targets: [{uri: hf://…}]",
+    "maxnewtokens": "spec.deploy.smokeTest.maxTokens",
+    "train.seed": "spec.seed",
+    # axolotl.
+    "basemodel": "spec.model.uri",
+    "numepochs": "spec.train.epochs",
+    "batchsize": "spec.train.microBatchSize",
+    "adapter": "spec.train.method: LoRA",
+    "lorar": "spec.train.lora.rank",
+    "loratargetmodules": "spec.train.lora.targetModules",
+    "lrscheduler": "spec.train.optimizer.scheduler",
+    "sequencelen": "spec.prepare.contextLength",
+    "samplepacking": "spec.prepare.packing",
+    "valsetsize": "spec.validation.fraction",
+    "datasets.path": "uri",
+    "datasets.name": "config",
+    "datasets.datafiles": "uri: hf://ORG/NAME/FILE",
+    "datasets.dstype": "format",
+    "datasets.fieldmessages": "columns: {messages: …}",
+    "mlflowtrackinguri": "spec.tracking.mlflow.uri",
+    "mlflowexperimentname": "spec.tracking.mlflow.experiment",
+    "trackinguri": "spec.tracking.mlflow.uri",
+    "wandbentity": "spec.tracking.wandb.entity",
+    "wandbproject": "spec.tracking.wandb.project",
+    # lm-eval.
+    "numfewshot": "tasks: [{fewShot: …}]",
+    "tasks.numfewshot": "fewShot",
+    "tasks.task": "name",
+    "evaluate.limit": "tasks: [{limit: …}]",
+    # Kubernetes.
+    "backofflimit": "maxFailures",
+    "spec.backofflimit": "maxFailures, in each stage,",
+    "storageclass": "spec.workspace.storageClassName",
+    "storage": "spec.workspace.size",
+    "accessmodes": "spec.workspace.accessMode",
+    "claimname": "spec.workspace.existingClaim",
+}
+"""The name in lower case without separators, or below a certain key -> the name here.
+
+A name here is a path in the document, in the stage around it, or beside the other name.
+"""
+
+QUANTIZED = "the base model is not quantized; dtype and gradientCheckpointing in spec.train save memory"
+MOUNTS = "a pod has the volumes of the claims that its pvc:// URIs name"
+NO_FIELD: dict[str, str] = {
+    "loadin4bit": QUANTIZED,
+    "loadin8bit": QUANTIZED,
+    "qlora": QUANTIZED,
+    "trustremotecode": "code of a model's repository is never run",
+    "fp16": "training is in BF16 or FP32, as spec.train.dtype says",
+    "optim": "the optimizer is always AdamW; spec.train.optimizer has its settings",
+    "flashattention": "PyTorch chooses the fastest attention that it has",
+    "loggingsteps": "the trainer decides how often it reports",
+    "outputdir": "work is kept in spec.workspace, and models are published to spec.push.targets",
+    "chattemplate": "the chat template is that of the model's tokenizer",
+    "datasets.type": "the shape of records is found from their columns, or from columns where these have other names",
+    "volumes": MOUNTS,
+    "volumemounts": MOUNTS,
+    "securitycontext": "all pods run without root and privileges",
+}
+"""A name as above of what cannot be set here -> the reason."""
+
+
+def reason_for_no_field(key: str, location: Location) -> str | None:
+    """Return why a setting of another tool has no field here; None for other keys."""
+    return _find(NO_FIELD, key, location)
+
+
+def _find(table: Mapping[str, str], key: str, location: Location) -> str | None:
+    word = key.replace("_", "").replace("-", "").lower()
+    above = [step for step in location if isinstance(step, str)]
+    return (table.get(f"{above[-1]}.{word}") if above else None) or table.get(word)
+
+
+def name_here(key: str, location: Location) -> str | None:
+    """Return what a setting of another tool or version is called here, as seen from its location, or None."""
+    above = [step for step in location if isinstance(step, str)]
+    name = _find(OTHER_NAMES, key, location)
+    if name is None:
+        return None
+    if name.startswith("pod."):
+        in_stage = len(above) > 1 and above[1] in {kind.name for kind in STAGES}
+        name = f"spec.{above[1]}.{name}" if in_stage else f"spec.podDefaults.{name.removeprefix('pod.')}"
+    return name.removeprefix(".".join([*above, ""]))
+
+
+def location_here(name: str, location: Location) -> Location:
+    """Return the location of a setting that is called this here, as seen from a location."""
+    path = re.split(r"[^\w.]", name, maxsplit=1)[0].split(".")
+    return tuple(path) if path[0] == "spec" else (*location, *path)

@@ -1,0 +1,85 @@
+"""Checks values that the schema accepts and that are mistakes all the same.
+
+These are secrets in clear text, repositories of the hub without their scheme, and gates that no score can pass.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from finetune_cli.fields import (
+    GateMetric,
+    Location,
+    Source,
+    gate_metrics,
+    literal_variables,
+    sources,
+    targets,
+    task_files,
+)
+from finetune_operator.api.spec import PipelineSpec
+
+Finding = tuple[Location, str]
+"""Location below spec, and message."""
+SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "APIKEY", "ACCESSKEY")
+PUBLIC_ENDINGS = frozenset({"FILE", "PATH", "DIR", "NAME", "URL", "URI", "ID"})
+"""Endings of variables that say where a secret is or what it is called, such as HF_TOKEN_PATH."""
+NO_SECRET = re.compile(r"|\d{1,4}|true|false|yes|no", re.IGNORECASE)
+"""Values that switch something on or off, such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1."""
+FRACTIONS = frozenset({"acc", "acc_norm", "exact_match"})
+"""Metrics of lm-eval that are between 0 and 1."""
+PERCENT = 100
+DATA_FILE = re.compile(r"[*?\[]|\.(jsonl|json|csv|parquet|gz|zst|txt)$")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
+    """Yield values that cannot work; `folder` is that of the manifest."""
+    for source in (*sources(spec), *targets(spec)):
+        organisation = source.uri.partition("/")[0]
+        if resembles_repository(source) and not (folder / organisation).exists():
+            place = f"there is no folder {organisation} beside the manifest"
+            yield source.location, f"{place}; for the hub write hf://{source.uri}, for a folder ./{source.uri}"
+    files = task_files(spec)
+    yield from (finding for gate, finding in _closed_gates(spec) if gate.task not in files)
+
+
+def warnings(spec: PipelineSpec) -> Iterator[Finding]:
+    """Yield values that may be meant, but have a risk."""
+    for variable in literal_variables(spec):
+        if _is_secret(variable.name) and not NO_SECRET.fullmatch(variable.value):
+            fix = f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {variable.name}"
+            yield variable.location, f"{variable.name} seems to be a secret in clear text; {fix}"
+    files = task_files(spec)  # their functions may compute a metric in percent
+    yield from (finding for gate, finding in _closed_gates(spec) if gate.task in files)
+
+
+def resembles_repository(source: Source) -> bool:
+    """Return whether a relative path has the form of ORG/NAME on the hub, and is no file of records."""
+    return not _is_file(source) and REPOSITORY.fullmatch(source.uri) is not None
+
+
+def is_one_name(source: Source) -> bool:
+    """Return whether a path is one name that a repository on the hub may have, such as gpt2, and no file of records."""
+    return not _is_file(source) and REPOSITORY.fullmatch(f"org/{source.uri}") is not None
+
+
+def _is_file(source: Source) -> bool:
+    return source.kind == "task" or (source.kind == "data" and DATA_FILE.search(source.uri) is not None)
+
+
+def _is_secret(name: str) -> bool:
+    words = name.upper().split("_")
+    return words[-1] not in PUBLIC_ENDINGS and any(word == "KEY" or word.endswith(SECRET_ENDINGS) for word in words)
+
+
+def _closed_gates(spec: PipelineSpec) -> Iterator[tuple[GateMetric, Finding]]:
+    """Yield the gates on a fraction that no score between 0 and 1 passes."""
+    for gate in gate_metrics(spec):
+        metric = gate.metric.partition(",")[0]
+        lowest = -1.0 if gate.against_base else 0.0
+        if metric in FRACTIONS and not gate.can_pass(lowest, 1.0):
+            what = f"{metric} minus that of the base model" if gate.against_base else metric
+            percent = f"; for {gate.value:g} % write {gate.value / PERCENT:g}" if 1 < gate.value <= PERCENT else ""
+            message = f"no score is {gate.words} {gate.value:g}: {what} is between {lowest:g} and 1{percent}"
+            yield gate, (gate.value_location, message)

@@ -1,0 +1,28 @@
+"""The runs on this machine: each is a folder with the pipeline and the path of its manifest."""
+
+from pathlib import Path
+
+from finetune_operator.local.pipeline_file import FILE
+
+RUNS = Path(".finetune")
+"""Folder of the runs on this machine, relative to the current folder."""
+MANIFEST = "manifest"
+"""File in the folder of a run with the absolute path of its manifest."""
+
+
+def find_runs(folder: Path = RUNS) -> list[Path]:
+    """Return the folders of the runs in a folder, sorted by name: itself, if it is one, and those directly in it."""
+    return sorted(path.parent for path in (*folder.glob(FILE), *folder.glob(f"*/{FILE}")))
+
+
+def run_named(name: str) -> Path | None:
+    """Return the folder of the run of this name in RUNS, or None."""
+    return next((run for run in find_runs() if run.name == name), None)
+
+
+def manifest_of(run: Path) -> Path | None:
+    """Return the manifest that a run was started with last, or None where no path was recorded."""
+    try:
+        return Path((run / MANIFEST).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,64 @@
+"""Reads from a task file of lm-eval which metrics the task measures."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEFAULT_METRICS = {
+    "loglikelihood": ["perplexity", "acc"],
+    "loglikelihood_rolling": ["word_perplexity", "byte_perplexity", "bits_per_byte"],
+    "multiple_choice": ["acc", "acc_norm"],
+    "generate_until": ["exact_match"],
+}
+"""Type of output -> the metrics of a task without a metric_list: DEFAULT_METRIC_REGISTRY of lm_eval.api.registry."""
+MAX_INCLUDES = 8
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that reads `!function module.name` as None instead of importing anything."""
+
+
+_Loader.add_multi_constructor("!", lambda *_: None)
+
+
+def task_metrics(path: Path) -> list[str] | None:
+    """Return the metrics that a task measures, or None where its file alone does not tell.
+
+    That is the case for metrics that are functions, for a group that aggregates none, and for a file that cannot be
+    read.
+    """
+    task = _with_includes(path, MAX_INCLUDES)
+    if task is None or has_own_results(task):
+        return None
+    if "group" in task or isinstance(task.get("task"), list):
+        return _names(task.get("aggregate_metric_list"))
+    if task.get("metric_list") is None:
+        return DEFAULT_METRICS.get(str(task.get("output_type", "generate_until")))
+    return _names(task["metric_list"])
+
+
+def _names(listed: Any) -> list[str] | None:
+    """Return the names of listed metrics; None if there are none, or one of them is no name."""
+    if not isinstance(listed, list):
+        return None
+    names = [entry.get("metric") if isinstance(entry, dict) else None for entry in listed]
+    return [str(name) for name in names] if names and all(isinstance(name, str) for name in names) else None
+
+
+def has_own_results(task: dict[str, Any]) -> bool:
+    """Return whether functions of the task compute its scores: their names are then those that the functions return."""
+    return "process_results" in task or "class" in task
+
+
+def _with_includes(path: Path, depth: int) -> dict[str, Any] | None:
+    try:
+        task = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506  a SafeLoader
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    if not isinstance(task, dict):
+        return None
+    if not (include := task.get("include")):
+        return task
+    included = _with_includes(path.parent / str(include), depth - 1) if depth else None
+    return None if included is None else included | task
