@@ -24,3 +24,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- define "finetune.image" -}}
 {{ printf "%s:%s" .image.repository (.image.tag | default .default) }}
 {{- end }}
+
+{{- /* Without a cluster (`helm template`) the capabilities list no kinds. Every version in Chart.yaml's kubeVersion has the
+kind, so it is rendered then. */}}
+{{- define "finetune.hasPolicies" -}}
+{{- $kinds := .Capabilities.APIVersions }}
+{{- if or ($kinds.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (not ($kinds.Has "v1/Pod")) }}true{{ end }}
+{{- end }}
+
+{{- /* The operator's option --placement. A schema cannot see that two names are equal. */}}
+{{- define "finetune.placement" -}}
+{{- $names := list }}
+{{- range .Values.placement.nodeClasses }}
+{{- if has .name $names }}{{ fail (printf "placement.nodeClasses: the name %s is not unique: rename one of them" .name) }}{{ end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- printf "--placement=%s" (toJson (omit .Values.placement "priceConfigMap")) }}
+{{- end }}
