@@ -74,6 +74,8 @@ BINARIES: dict[str, Binary] = {
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kind": Binary("kind", "sigs.k8s.io/kind"),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),
+    "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
+    "fake-gcs-server": Binary("fake-gcs-server", ".", version_module="github.com/fsouza/fake-gcs-server"),
 }
 
 
@@ -227,6 +229,8 @@ def _stamps(binary: Binary) -> dict[str, str]:
             return {f"k8s.io/component-base/version.git{key}": value for key, value in stamps.items()}
         case "helm":
             return {"helm.sh/helm/v4/internal/version.version": f"v{known}"}
+        case "versitygw":
+            return {"main.Version": f"v{known}"}
         case _:
             return {}
 

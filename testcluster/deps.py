@@ -37,10 +37,13 @@ PACKAGES = {
     "nftables": "nft",
     "pkg-config": "pkg-config",
     "util-linux": "nsenter",
+    "zsh": "zsh",
 }
 """Debian packages. On other systems the program or file shows that the package is not needed."""
-PROGRAMS_FOR_KIND = ("kind", "kubectl", "kwok", "registry", "helm")
+PROGRAMS_FOR_KIND = ("kind", "kubectl", "kwok", "registry", "helm", "versitygw")
 """Programs to build where the nodes are Docker containers."""
+PROGRAMS_ON_DEMAND = frozenset({"fake-gcs-server"})
+"""Programs that only a slow lane of tests builds."""
 
 
 def main() -> int:
@@ -70,7 +73,8 @@ def install_packages() -> Iterable[str]:
         if not docker:
             raise
         return PROGRAMS_FOR_KIND
-    return binaries.BINARIES if docker else [name for name in binaries.BINARIES if name != "kind"]
+    unwanted = PROGRAMS_ON_DEMAND if docker else PROGRAMS_ON_DEMAND | {"kind"}
+    return [name for name in binaries.BINARIES if name not in unwanted]
 
 
 def build(names: Iterable[str]) -> None:

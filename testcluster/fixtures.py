@@ -11,7 +11,7 @@ from pathlib import Path
 
 from testcluster import cluster_state, providers
 from testcluster.nodes import parse
-from testcluster.provider import ClusterSpec, Provider
+from testcluster.provider import USUAL_CONTROL_PLANE, ClusterSpec, ControlPlaneOptions, Provider
 
 PROVIDER = os.environ.get("FINETUNE_PROVIDER")
 NODE_IMAGE = os.environ.get("FINETUNE_KIND_NODE_IMAGE")
@@ -38,11 +38,18 @@ def remove_leftovers() -> None:
 
 
 @contextmanager
-def cluster(purpose: str, nodes: str, *, kwok_nodes: int = 0, images: tuple[str, ...] = ()) -> Iterator[Provider]:
+def cluster(
+    purpose: str,
+    nodes: str,
+    *,
+    kwok_nodes: int = 0,
+    images: tuple[str, ...] = (),
+    control_plane: ControlPlaneOptions = USUAL_CONTROL_PLANE,
+) -> Iterator[Provider]:
     """Create a cluster and delete it at the end of the context."""
     remove_leftovers()
     created = providers.choose(cluster_name(purpose), PROVIDER, node_image=NODE_IMAGE)
-    created.up(ClusterSpec(parse(nodes), kwok_nodes, images))
+    created.up(ClusterSpec(parse(nodes), kwok_nodes, images, control_plane))
     try:
         yield created
     finally:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from testcluster.kube import Kube
 from testcluster.nodes import Node
@@ -28,6 +28,25 @@ EXCEEDED_THRESHOLDS: dict[Pressure, dict[str, str]] = {
 """Thresholds that even an idle machine exceeds. The kubelet then does everything that it does under real pressure."""
 
 
+AUDIT_LOG = "audit.log"
+"""The API server's audit log in the cluster's folder, where an audit policy is set: one JSON object a line."""
+
+
+@dataclass(frozen=True)
+class ControlPlaneOptions:
+    """What differs from the usual control plane. Only linux-namespaces implements it."""
+
+    flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Flags by program, without dashes; they replace the usual values."""
+    audit_policy: Mapping[str, Any] | None = None
+    """An audit Policy; the API server writes `AUDIT_LOG` by it. None: no audit log."""
+    provisions_volumes: bool = True
+    """Whether the volume provisioner runs. It lists all claims after each change of a claim."""
+
+
+USUAL_CONTROL_PLANE = ControlPlaneOptions()
+
+
 @dataclass(frozen=True)
 class ClusterSpec:
     """What `up` creates."""
@@ -36,12 +55,14 @@ class ClusterSpec:
     kwok_nodes: int = 0
     images: Sequence[str] = ()
     """Images to load onto every node before it is Ready: names that a local engine knows, or paths of archives."""
+    control_plane: ControlPlaneOptions = USUAL_CONTROL_PLANE
 
 
 class Provider(Protocol):
     """A cluster by name. Every verb returns when its effect is in place, and every verb may be repeated."""
 
     name: str
+    folder: Path
 
     @property
     def kube(self) -> Kube:

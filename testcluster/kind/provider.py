@@ -24,7 +24,7 @@ from testcluster.kind import docker
 from testcluster.kind.config import REGISTRIES, config
 from testcluster.kube import Kube
 from testcluster.nodes import CONTROL_PLANE, Node
-from testcluster.provider import EXCEEDED_THRESHOLDS, ClusterSpec, Pressure
+from testcluster.provider import EXCEEDED_THRESHOLDS, USUAL_CONTROL_PLANE, ClusterSpec, Pressure
 from testcluster.service import Service
 
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
@@ -86,6 +86,8 @@ class Kind:
         """Create the cluster."""
         if not image_builders.ENGINES["docker"].is_available():
             raise UsageError("no Docker engine answers; start it, or as root on Linux use --provider linux-namespaces")
+        if spec.control_plane != USUAL_CONTROL_PLANE:
+            raise UsageError("kind's control plane has no options here; as root on Linux use linux-namespaces")
         _ = self._binaries
         state = create(self.folder, set())
         with locked_cluster(self.folder):

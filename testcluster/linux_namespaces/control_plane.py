@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from testcluster.cluster_state import locked
 from testcluster.linux_namespaces.certificates import Authority
 from testcluster.linux_namespaces.network import API_SERVICE, SERVICES
+from testcluster.provider import AUDIT_LOG, USUAL_CONTROL_PLANE, ControlPlaneOptions
 from testcluster.service import Service
 
 GRACE_PERIOD = "16s"
@@ -40,8 +44,20 @@ class ControlPlane:
             pair = self.authority.issue(name, subject, group)
             return self.authority.kubeconfig(path, self.url, pair, self.cluster)
 
-    def services(self, dns: Path, registry: Path) -> list[Service]:
+    def services(self, dns: Path, registry: Path, options: ControlPlaneOptions = USUAL_CONTROL_PLANE) -> list[Service]:
         """Return all programs; each waits by itself until the programs it needs are up."""
+        usual = self._usual_services(dns, registry)
+        audit = {"kube-apiserver": self._audit_flags(options.audit_policy) if options.audit_policy else {}}
+        # The last of two flags of the same name counts.
+        return [_with_flags(_with_flags(one, audit), options.flags) for one in usual]
+
+    def _audit_flags(self, policy: Mapping[str, Any]) -> dict[str, object]:
+        path = self.folder / "etc" / "audit-policy.yaml"
+        path.write_text(json.dumps({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", **policy}))
+        # One file: a size of 0 disables rotation.
+        return {"audit-policy-file": path, "audit-log-path": self.folder.parents[1] / AUDIT_LOG, "audit-log-maxsize": 0}
+
+    def _usual_services(self, dns: Path, registry: Path) -> list[Service]:
         return [
             self._etcd(),
             self._api_server(),
@@ -133,3 +149,9 @@ class ControlPlane:
     def _service(self, name: str, arguments: dict[str, object]) -> Service:
         flags = [f"--{key}={value}" for key, value in arguments.items()]
         return Service(name, [str(self.binaries / name), *flags])
+
+
+def _with_flags(service: Service, flags: Mapping[str, Mapping[str, object]]) -> Service:
+    """Return the service with its flags of `flags`, which has them by the service's name, added at the end."""
+    added = [f"--{key}={value}" for key, value in flags.get(service.name, {}).items()]
+    return replace(service, argv=[*service.argv, *added])

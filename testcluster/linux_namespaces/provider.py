@@ -27,6 +27,7 @@ from testcluster.cluster_state import (
 )
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images import image_builders, image_layers
+from testcluster.interrupts import deferred_interrupt
 from testcluster.kube import Kube
 from testcluster.linux_namespaces import cgroups, checks, image_store
 from testcluster.linux_namespaces.certificates import ADMINS, Authority
@@ -35,7 +36,7 @@ from testcluster.linux_namespaces.machine import Machine, wait_until
 from testcluster.linux_namespaces.network import CONTROL_PLANE_INDEX, DNS_SERVICE, MACHINES, Network, used_subnets
 from testcluster.linux_namespaces.node import PAUSE, Programs
 from testcluster.nodes import CONTROL_PLANE, Node
-from testcluster.provider import ClusterSpec, Pressure
+from testcluster.provider import ClusterSpec, ControlPlaneOptions, Pressure
 from testcluster.service import Service
 
 NEEDED = (
@@ -170,9 +171,9 @@ class LinuxNamespaces:
         (self.folder / "volumes").mkdir()
         self._network.create()
         state.save()
-        self._start_control_plane(with_kwok=bool(spec.kwok_nodes))
+        self._start_control_plane(spec.control_plane, with_kwok=bool(spec.kwok_nodes))
         self._prepare_images(state, [*map(str, self._own_images()), *spec.images])
-        with ThreadPoolExecutor(8) as pool:
+        with deferred_interrupt(), ThreadPoolExecutor(8) as pool:
             list(pool.map(self._start_node, state.nodes))
         self._install_addons(state)
 
@@ -204,7 +205,7 @@ class LinuxNamespaces:
         image_store.prepare_store(store, unpacker, self._binaries / "ctr", archives)
         shutil.rmtree(unpacker.folder)
 
-    def _start_control_plane(self, *, with_kwok: bool) -> None:
+    def _start_control_plane(self, options: ControlPlaneOptions, *, with_kwok: bool) -> None:
         control = self._control_plane
         machine = self._control_plane_machine()
         (machine.folder / "etc").mkdir(parents=True)
@@ -213,13 +214,17 @@ class LinuxNamespaces:
         corefile.write_text(dns.corefile(control.address, control.kubeconfig("coredns", "system:coredns")))
         registry = machine.folder / "etc" / "registry.yaml"
         registry.write_text(_registry_config(self.folder / "registry"))
-        serve = ["-m", "testcluster.volume_provisioner", f"--kubeconfig={admin}", f"--folder={self.folder / 'volumes'}"]
-        provisioner = Service("storage", [sys.executable, *serve], {"PYTHONPATH": str(Path(__file__).parents[2])})
-        services = [*control.services(corefile, registry), provisioner]
+        services = control.services(corefile, registry, options)
+        if options.provisions_volumes:
+            services.append(self._volume_provisioner(admin))
         if with_kwok:
             services.append(kwok.service(self._binaries, admin))
         machine.start(services, self._binds())
         shutil.copy(admin, self.kubeconfig)
+
+    def _volume_provisioner(self, admin: Path) -> Service:
+        serve = ["-m", "testcluster.volume_provisioner", f"--kubeconfig={admin}", f"--folder={self.folder / 'volumes'}"]
+        return Service("storage", [sys.executable, *serve], {"PYTHONPATH": str(Path(__file__).parents[2])})
 
     def _start_node(self, name: str) -> None:
         machine = self.machine(name)

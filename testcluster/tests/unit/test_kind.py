@@ -14,7 +14,7 @@ from testcluster.kind import provider
 from testcluster.kind.config import config
 from testcluster.kind.provider import Kind
 from testcluster.nodes import parse
-from testcluster.provider import ClusterSpec
+from testcluster.provider import ClusterSpec, ControlPlaneOptions
 from testcluster.reclaim import reclaim
 
 FAKE_PROGRAM = '''#!{python}
@@ -187,6 +187,13 @@ def test_add_is_refused_with_the_alternative(cluster):
 def test_unknown_node_is_refused(cluster):
     with pytest.raises(UsageError, match="no node 'spot-9'"):
         cluster.kill("spot-9")
+
+
+def test_control_plane_options_are_refused_on_kind(docker):
+    options = ControlPlaneOptions(audit_policy={"rules": [{"level": "Metadata"}]})
+    with pytest.raises(UsageError, match="linux-namespaces"):
+        Kind("lab").up(ClusterSpec(parse("spot"), control_plane=options))
+    assert docker.containers == {}
 
 
 def test_failed_create_leaves_nothing(docker, monkeypatch, tmp_path):
