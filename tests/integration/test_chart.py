@@ -15,6 +15,7 @@ from support.charts import (
     container,
     of_kind,
     only,
+    options,
     pod,
     render,
     render_text,
@@ -28,7 +29,7 @@ from testcluster.errors import TimedOut
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
-FORBIDDEN_RESOURCES = {"*", "secrets", "pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token", "nodes"}
+FORBIDDEN_RESOURCES = {"*", "secrets", "pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"}
 every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
 
@@ -45,7 +46,7 @@ def grants(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
 
 def parsed_options(objects: list[Object]):
     """Parse the container's arguments as the operator's process does."""
-    return operator._options(container(objects)["args"])
+    return operator._options(operator._parser().parse_args(container(objects)["args"]))
 
 
 def leaves(values: Object, *path: str) -> Iterator[tuple[str, ...]]:
@@ -64,6 +65,7 @@ def value_at(values: Object, path: tuple[str, ...]) -> object:
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 LEAVES = list(leaves(DEFAULTS))
+SWITCHES = {("crds", "enabled"), ("admissionPolicy", "enabled")}
 
 
 # ---- values
@@ -77,12 +79,12 @@ def test_helm_lint_passes_without_warnings(values):
 
 
 def test_everything_variant_changes_every_default():
-    """`crds.enabled` keeps its default: without the CRD, `crds.keep` would change nothing."""
+    """Two switches keep their default: without what they switch on, other values would change nothing."""
     equal = {path for path in LEAVES if value_at(EVERYTHING, path) == value_at(DEFAULTS, path)}
-    assert equal == {("crds", "enabled")}
+    assert equal == SWITCHES
 
 
-@pytest.mark.parametrize("path", [path for path in LEAVES if path != ("crds", "enabled")], ids=".".join)
+@pytest.mark.parametrize("path", [path for path in LEAVES if path not in SWITCHES], ids=".".join)
 def test_every_value_changes_the_manifests(path):
     values = copy.deepcopy(EVERYTHING)
     *parents, last = path
@@ -106,7 +108,17 @@ def test_every_value_changes_the_manifests(path):
         ({"placement": {"pools": {"gpu": {}}}}, "/placement/pools': .*'gpu' not allowed"),
         ({"placement": {"spot": {"nodeSelector": {"spot": True}}}}, "/placement/spot/nodeSelector/spot': got boolean"),
         ({"placement": {"spot": {"tolerations": [{"operator": "Exists"}]}}}, "tolerations/0': missing property 'key'"),
+        ({"interruptionNotices": {"metadata": "ec2"}}, "/interruptionNotices/metadata'.*'EC2'"),
+        ({"interruptionNotices": {"nodes": "yes"}}, "/interruptionNotices/nodes': got string, want boolean"),
         ({"graceSeconds": 5}, "/graceSeconds'.*minimum"),
+        ({"jobHistory": -1}, "/jobHistory'.*minimum"),
+        ({"workers": 0}, "/workers'.*minimum"),
+        ({"apiRateLimit": {"qps": 0}}, "/apiRateLimit/qps'.*exclusiveMinimum"),
+        ({"apiRateLimit": {"burst": 1.5}}, "/apiRateLimit/burst': got number, want integer"),
+        ({"logging": {"level": "INFO"}}, "/logging/level'.*'info'"),
+        ({"logging": {"format": "logfmt"}}, "/logging/format'.*'json'"),
+        ({"admissionPolicy": {"enabled": "yes"}}, "/admissionPolicy/enabled'.*'auto'"),
+        ({"admissionPolicy": {"deniedNamespaces": ["it's"]}}, "/admissionPolicy/deniedNamespaces/0'.*does not match"),
         ({"crds": {"enabled": "no"}}, "/crds/enabled': got string, want boolean"),
         ({"serviceAccount": {"create": True}}, "/serviceAccount': .*'create' not allowed"),
         ({"serviceAccount": {"annotations": {"a": 1}}}, "/serviceAccount/annotations/a': got number"),
@@ -177,7 +189,7 @@ def test_pod_is_unprivileged_and_isolated_from_its_node(values):
     assert spec["securityContext"]["runAsUser"] == 65532
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not [key for key in spec if key.startswith("host")]
-    assert [set(volume) for volume in spec["volumes"]] == [{"name", "emptyDir"}]
+    assert {key for volume in spec["volumes"] for key in volume} <= {"name", "emptyDir", "configMap"}
 
 
 def test_image_tags_default_to_the_app_version():
@@ -236,6 +248,37 @@ def test_grace_period_and_namespaces_are_passed():
     assert parsed_options(render(CLUSTER_WIDE)).namespaces == ()
 
 
+def test_notices_are_passed_and_decide_the_right_on_nodes():
+    default, custom = render(CLUSTER_WIDE), render({"interruptionNotices": {"metadata": "GCE", "nodes": False}})
+    assert (parsed_options(default).metadata_notices, parsed_options(default).node_notices) == ("", True)
+    assert (parsed_options(custom).metadata_notices, parsed_options(custom).node_notices) == ("GCE", False)
+    assert {one for one in grants(of_kind(default, "ClusterRole")) if one[1] == "nodes"} == {
+        ("", "nodes", "list"),
+        ("", "nodes", "watch"),
+    }
+    for without in (custom, render(NAMESPACED)):
+        assert not [one for one in grants(of_kind(without, "Role", "ClusterRole")) if one[1] == "nodes"]
+
+
+def test_limits_and_logging_are_passed_as_options():
+    default, custom = options(render(CLUSTER_WIDE)), options(render(EVERYTHING))
+    names = ("job-history", "workers", "qps", "burst", "log-level", "log-format")
+    assert [default[name] for name in names] == ["2", "20", "500", "1000", "info", "json"]
+    assert [custom[name] for name in names] == ["7", "15", "50.5", "70", "debug", "text"]
+
+
+def test_largest_rate_limit_is_written_without_exponent():
+    """Helm reads numbers as floating point, and prints large ones with an exponent."""
+    large = options(render({"apiRateLimit": {"qps": 100_000, "burst": 100_000}}))
+    assert (large["qps"], large["burst"]) == ("100000", "100000")
+
+
+@every_variant
+def test_operator_knows_every_argument_of_the_chart(values):
+    chosen = operator._parser().parse_args(container(render(values))["args"])
+    assert chosen.job_history >= 1
+
+
 # ---- RBAC
 
 
@@ -246,6 +289,7 @@ def test_roles_grant_no_forbidden_verb_or_resource(values):
     assert not {resource for _, resource, _ in rules} & FORBIDDEN_RESOURCES
     assert not {verb for _, _, verb in rules} & FORBIDDEN_VERBS
     assert {verb for _, resource, verb in rules if resource == "pods"} == {"list", "watch"}
+    assert {verb for _, resource, verb in rules if resource == "nodes"} <= {"list", "watch"}
     assert "create" not in {verb for _, resource, verb in rules if resource.startswith("finetunepipelines/")}
 
 
@@ -336,7 +380,7 @@ def test_service_monitor_is_rendered_when_enabled():
 def test_names_are_valid_for_any_release_name(release):
     objects = render(EVERYTHING | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}}, release)
     for one in objects:
-        if one["kind"] != "CustomResourceDefinition":
+        if one["kind"] != "CustomResourceDefinition" and not one["kind"].startswith("ValidatingAdmissionPolicy"):
             assert re.fullmatch(DNS_LABEL, one["metadata"]["name"]), (one["kind"], one["metadata"]["name"])
 
 

@@ -79,17 +79,17 @@ def test_reinstall_adopts_existing_crd_and_pipelines(release: Operator, team: Ku
     release.uninstall()
     assert release.pods() == [] or until(lambda: not release.pods(), 30)
     assert crd_uid(release.kube) == crd
-    assert team.get("ftp", "docstrings")["metadata"]["uid"] == uid
+    assert team.get("ft", "docstrings")["metadata"]["uid"] == uid
     release.install(*ON_KWOK_NODES)
     assert crd_uid(release.kube) == crd
-    assert team.get("ftp", "docstrings")["metadata"]["uid"] == uid
+    assert team.get("ft", "docstrings")["metadata"]["uid"] == uid
 
 
 def test_disabling_crds_keeps_crd_and_pipelines(release: Operator, team: KubeNamespace):
     crd, uid = crd_uid(release.kube), create_pipeline(team)
     release.install(*ON_KWOK_NODES, "crds.enabled=false")
     assert crd_uid(release.kube) == crd
-    assert team.get("ftp", "docstrings")["metadata"]["uid"] == uid
+    assert team.get("ft", "docstrings")["metadata"]["uid"] == uid
 
 
 def test_uninstall_deletes_crd_when_keep_is_false(release: Operator):

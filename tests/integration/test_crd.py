@@ -16,6 +16,8 @@ from testcluster.provider import Provider
 ROOT = Path(__file__).parents[2]
 MANIFEST = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_text())
 
+EXAMPLES = sorted((ROOT / "examples").glob("*/pipeline.yaml"))
+
 
 @pytest.fixture(scope="module")
 def namespace(control_plane: Provider) -> Iterator[KubeNamespace]:
@@ -42,6 +44,11 @@ def manifest_with(name: str, **stages) -> dict:
     return manifest
 
 
+def variables(count: int) -> list[dict[str, str]]:
+    """Return environment variables with values of the greatest length."""
+    return [{"name": f"A{number}", "value": "x" * 4096} for number in range(count)]
+
+
 def test_crd_is_established_with_a_structural_schema(namespace: KubeNamespace):
     found = conditions(namespace.kube)
     assert found["Established"] == "True"
@@ -49,15 +56,27 @@ def test_crd_is_established_with_a_structural_schema(namespace: KubeNamespace):
     assert found.get("NonStructuralSchema", "False") == "False"
 
 
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.parent.name)
+def test_api_server_accepts_examples(namespace: KubeNamespace, file: Path):
+    answer = namespace.run("create", "--dry-run=server", "--validate=strict", "-f", str(file), "-o", "json")
+    assert json.loads(answer)["spec"]["model"] == yaml.safe_load(file.read_text())["spec"]["model"]
+
+
+def test_api_server_accepts_texts_up_to_the_limit(namespace: KubeNamespace):
+    texts = {"env": variables(8), "command": ["x" * 4000] * 4, "args": ["x" * 4000] * 4}
+    namespace.create(manifest_with("long", train={"pod": texts}))
+    assert len(namespace.get("ft", "long")["spec"]["train"]["pod"]["args"]) == 4
+
+
 def test_api_server_sets_defaults_of_the_demo(namespace: KubeNamespace):
     namespace.create(manifest_with("defaults"))
-    spec = namespace.get("ftp", "defaults")["spec"]
+    spec = namespace.get("ft", "defaults")["spec"]
     assert spec["train"]["lora"]["targetModules"] == ["all-linear"]
-    assert spec["train"]["retries"] == {"failures": 3, "interruptions": 20}
+    assert (spec["train"]["maxFailures"], spec["train"]["maxInterruptions"]) == (3, 20)
 
 
 def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
-    output = namespace.run("explain", "ftp.spec.train.lora.rank")
+    output = namespace.run("explain", "ft.spec.train.lora.rank")
     assert "rank" in output.lower()
     assert "<integer>" in output
     assert len(output.split("DESCRIPTION:")[1].strip()) > 20
@@ -67,15 +86,79 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
     ("stages", "error"),
     [
         ({"train": {"lora": {"rank": 0}}}, "spec.train.lora.rank"),
-        ({"push": {"placement": {"capacity": "spot"}}}, "spec.push.*placement.capacity: must be on-demand"),
-        ({"train": {"resources": {"gpu": {"count": 2}}}}, "spec.train.*resources.gpu.count: must be 1 without command"),
+        ({"push": {"placement": {"capacity": "Spot"}}}, "spec.push.*placement.capacity: must be OnDemand"),
+        (
+            {"train": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 2}}}}},
+            "spec.train.*pod.resources.limits: has more than one accelerator",
+        ),
+        (
+            {"train": {"pod": {"resources": {"requests": {"memory": 16}}}}},
+            "spec.train.pod.resources.*requests.memory: is less than a megabyte",
+        ),
+        ({"train": {"pod": {"env": variables(16)}}}, "spec.train.*have more than 65536 characters"),
+        (
+            {"train": {"pod": {"command": ["x" * 4000] * 9, "args": ["x" * 4000] * 9}}},
+            "spec.train.*have more than 65536",
+        ),
         ({"train": {"placement": {"capacity": "moon"}}}, "spec.train.placement.capacity"),
-        ({"evaluate": {"gate": {"task": "missing", "metric": "acc", "threshold": 0.5}}}, "gate"),
+        (
+            {"push": {"targets": [{"uri": "pvc://a/b"}], "placement": {"capacity": "Auto"}}},
+            "spec.push.*placement.capacity: must be OnDemand",
+        ),
+        ({"evaluate": {"gates": [{"task": "missing", "metric": "acc", "value": 0.5}]}}, "gates: every task must be"),
     ],
 )
 def test_api_server_refuses_an_invalid_field_by_its_path(namespace: KubeNamespace, stages, error):
     with pytest.raises(TimedOut, match=error):
         namespace.create(manifest_with("refused", **stages))
+
+
+def test_api_server_accepts_as_many_data_sets_as_the_limit(namespace: KubeNamespace):
+    manifest = manifest_with("many")
+    one = {"uri": "hf://org/" + "x" * 1000, "split": "train", "columns": {"text": "y" * 256}, "weight": 0.3}
+    manifest["spec"]["datasets"] = [one] * 64
+    namespace.create(manifest)
+    assert namespace.get("ft", "many")["spec"]["datasets"] == [one] * 64
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        (
+            {"datasets": [{"uri": "pvc://a/b.csv", "split": "train"}]},
+            r"datasets\[0\].*config and split belong to a hub",
+        ),
+        (
+            {"datasets": [{"uri": "x", "columns": {"text": "a", "prompt": "b"}}]},
+            "must name fields of one kind of record",
+        ),
+        ({"datasets": [{"uri": "x", "columns": {}}]}, "must name fields of one kind of record"),
+        ({"datasets": []}, "spec.datasets"),
+        ({"deadline": "tomorrow"}, "spec.deadline"),
+        ({"validation": {}}, "set fraction or uri, and not both"),
+        ({"validation": {"fraction": 0.1, "uri": "x"}}, "set fraction or uri, and not both"),
+        ({"validation": {"fraction": 0.1, "format": "CSV"}}, "uri: is needed by revision, format and columns"),
+    ],
+)
+def test_api_server_refuses_a_contradiction_in_the_data(namespace: KubeNamespace, fields, error):
+    manifest = manifest_with("data")
+    manifest["spec"] |= fields
+    with pytest.raises(TimedOut, match=error):
+        namespace.create(manifest)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"whenExpired": "Delete", "ttlSecondsAfterFinished": 1}, "whenExpired: Delete would delete the server"),
+        ({"whenExpired": "Retain"}, "whenExpired: has no effect without a time: add ttlSecondsAfterFinished"),
+    ],
+)
+def test_api_server_refuses_a_contradicting_expiry(namespace: KubeNamespace, fields, error):
+    manifest = manifest_with("expiry", deploy={})
+    manifest["spec"] |= fields
+    with pytest.raises(TimedOut, match=error):
+        namespace.create(manifest)
 
 
 def test_strict_validation_names_an_unknown_field(namespace: KubeNamespace):
@@ -91,17 +174,25 @@ def test_strict_validation_names_an_unknown_field(namespace: KubeNamespace):
 
 def test_status_is_written_only_through_its_subresource(namespace: KubeNamespace):
     namespace.create(manifest_with("subresource") | {"status": {"phase": "Succeeded"}})
-    assert "phase" not in namespace.get("ftp", "subresource").get("status", {})
+    assert "phase" not in namespace.get("ft", "subresource").get("status", {})
     namespace.run(
-        "patch", "ftp", "subresource", "--subresource=status", "--type=merge", "-p", '{"status":{"phase":"Running"}}'
+        "patch", "ft", "subresource", "--subresource=status", "--type=merge", "-p", '{"status":{"phase":"Running"}}'
     )
-    assert namespace.get("ftp", "subresource")["status"]["phase"] == "Running"
-    columns = namespace.run("get", "ftp", "subresource").splitlines()
+    assert namespace.get("ft", "subresource")["status"]["phase"] == "Running"
+    columns = namespace.run("get", "ft", "subresource").splitlines()
     assert columns[0].split()[:2] == ["NAME", "PHASE"]
     assert "Running" in columns[1]
 
 
+def test_status_accepts_reason_and_state_of_another_version(namespace: KubeNamespace):
+    """After a rollback of the CRD, the older operator writes them back as it has read them."""
+    namespace.create(manifest_with("rollback"))
+    newer = {"status": {"stages": [{"name": "train", "state": "Dreaming", "reason": "NodeDrained"}]}}
+    namespace.run("patch", "ft", "rollback", "--subresource=status", "--type=merge", "-p", json.dumps(newer))
+    assert namespace.get("ft", "rollback")["status"]["stages"] == newer["status"]["stages"]
+
+
 def test_pipeline_is_listed_by_short_name_and_under_all(namespace: KubeNamespace):
     namespace.create(manifest_with("found"))
-    assert "found" in namespace.run("get", "ftp")
+    assert "found" in namespace.run("get", "ft")
     assert "finetunepipeline.finetune.dev/found" in namespace.run("get", "all")

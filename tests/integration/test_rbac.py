@@ -1,37 +1,27 @@
 """The operator's process with exactly the RBAC rights of the chart: it works where it has them, and only there."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
-from support.charts import CLUSTER_WIDE, NAMESPACED, Object, container, of_kind, render
+from support.charts import CLUSTER_WIDE, NAMESPACED, of_kind, render
+from support.operator_process import install_crd, running_operator
 
 from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster.fixtures import namespace_name
-from testcluster.kube import Kube
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
-
-ROOT = Path(__file__).parents[2]
-RIGHTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
-GROUP = "--api-group=finetune.dev"
 
 
 @pytest.fixture
 def namespaces(control_plane: Provider, request: pytest.FixtureRequest) -> Iterator[list[KubeNamespace]]:
     """The namespaces of the operator, of a team and of another team."""
     kube = control_plane.kube
-    kube.apply((ROOT / "crds" / "finetunepipelines.yaml").read_text())
-    until(lambda: "finetunepipelines" in kube.run("api-resources", GROUP), 30)
+    install_crd(kube)
     # Pipelines of earlier tests must be gone: in a namespace that is being deleted, creating is forbidden, whatever
     # the rights, and the operator would log that.
-    until(lambda: not kube.run("get", "ftp", "--all-namespaces", "-o", "name"), 60)
+    until(lambda: not kube.run("get", "ft", "--all-namespaces", "-o", "name"), 60)
     names = [namespace_name(f"{request.node.name}-{owner}") for owner in ("operator", "team", "others")]
     with (
         temporary_namespace(kube, names[0]) as own,
@@ -39,41 +29,6 @@ def namespaces(control_plane: Provider, request: pytest.FixtureRequest) -> Itera
         temporary_namespace(kube, names[2]) as others,
     ):
         yield [own, team, others]
-
-
-def credentials(own: KubeNamespace, folder: Path) -> Path:
-    """Write a kubeconfig with a token of the operator's service account; return its path."""
-    config = yaml.safe_load(own.kube.kubeconfig.read_text())
-    token = own.run("create", "token", "finetune-operator").strip()
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
-    file = folder / "kubeconfig"
-    file.write_text(yaml.safe_dump(config))
-    return file
-
-
-@contextmanager
-def rights_granted(kube: Kube, objects: list[Object]) -> Iterator[None]:
-    """Create the RBAC objects of the chart, and delete them at the end."""
-    rights = of_kind(objects, *RIGHTS)
-    kube.apply(rights)
-    try:
-        yield
-    finally:
-        kube.run("delete", "--ignore-not-found", "--wait=false", "-f", "-", given=yaml.safe_dump_all(rights))
-
-
-@contextmanager
-def running_operator(own: KubeNamespace, objects: list[Object], folder: Path) -> Iterator[Path]:
-    """Run the operator with the arguments and rights of the chart's objects; yield the path of its log."""
-    log = folder / "log"
-    with rights_granted(own.kube, objects), log.open("wb") as output:
-        variables = {"KUBECONFIG": str(credentials(own, folder)), "POD_NAMESPACE": own.name, "POD_NAME": "replica"}
-        command = [sys.executable, "-m", "finetune_operator", *container(objects)["args"], "--port=0"]
-        with subprocess.Popen(command, env={**os.environ, **variables}, stdout=output, stderr=output) as process:
-            try:
-                yield log
-            finally:
-                process.terminate()
 
 
 def exercise_all_rights(driver: PipelineDriver) -> None:
@@ -88,7 +43,7 @@ def exercise_all_rights(driver: PipelineDriver) -> None:
     driver.wait_finished("Cancelled")
     events = json.loads(driver.namespace.run("get", "events", "-o", "json"))["items"]
     assert [event for event in events if event["involvedObject"]["kind"] == "FineTunePipeline"]
-    driver.patch(ttlSecondsAfterFinished=1)
+    driver.patch(ttlSecondsAfterFinished=1, whenExpired="Delete")
     driver.until(lambda: not driver.object)
 
 
@@ -97,7 +52,7 @@ def test_cluster_role_suffices_in_every_namespace(namespaces: list[KubeNamespace
     with running_operator(own, render(CLUSTER_WIDE, namespace=own.name), tmp_path) as log:
         for namespace in (team, others):
             exercise_all_rights(PipelineDriver.start(namespace, pipeline("anywhere")))
-        assert own.get("lease", "finetune-operator")["spec"]["holderIdentity"] == "replica"
+        assert own.get("lease", "finetune-operator")["spec"]["holderIdentity"].startswith("replica_")
     assert "orbidden" not in log.read_text()
 
 
@@ -122,4 +77,13 @@ def test_missing_right_is_logged(namespaces: list[KubeNamespace], tmp_path: Path
         rule["verbs"].remove("create")
     with running_operator(own, objects, tmp_path) as log:
         PipelineDriver.start(team, pipeline("refused"))
-        until(lambda: 'cannot create resource "jobs"' in log.read_text(), 60, log.read_text)
+        until(lambda: "cannot create resource" in log.read_text(), 60, log.read_text)
+
+
+def test_pipeline_in_kube_system_reports_the_policy(namespaces: list[KubeNamespace], tmp_path: Path):
+    own, _, _ = namespaces
+    with running_operator(own, render(CLUSTER_WIDE, namespace=own.name), tmp_path):
+        driver = PipelineDriver.start(KubeNamespace(own.kube, "kube-system"), pipeline("system"))
+        driver.until(lambda: "admissionPolicy.deniedNamespaces" in driver.condition("Ready").get("message", ""))
+        assert driver.jobs() == []
+        driver.namespace.run("delete", "ft", driver.name)

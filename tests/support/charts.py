@@ -23,10 +23,23 @@ EVERYTHING: Object = {
             "tolerations": [{"key": "cheap", "operator": "Exists", "effect": "NoExecute"}],
         },
         "pools": {"training": {"nodeSelector": {"workload": "training"}}},
+        "preset": "karpenter",
+        "nodeClasses": [{"name": "h100-spot", "capacity": "Spot", "accelerator": "nvidia.com/gpu", "price": "0.80"}],
+        "currency": "EUR",
+        "shortStageSeconds": 600,
+        "restartSeconds": 60,
+        "returnSeconds": 900,
+        "priceConfigMap": "gpu-prices",
     },
+    "interruptionNotices": {"metadata": "EC2", "nodes": False},
     "graceSeconds": 90,
+    "jobHistory": 7,
+    "workers": 15,
+    "apiRateLimit": {"qps": 50.5, "burst": 70},
+    "logging": {"level": "debug", "format": "text"},
     "crds": {"enabled": True, "keep": False},
     "userRoles": {"create": False},
+    "admissionPolicy": {"enabled": "auto", "deniedNamespaces": ["kube-system", "kube-public"]},
     "serviceAccount": {"name": "robot", "annotations": {"cloud.example/role": "reader"}},
     "metrics": {
         "port": 9090,
@@ -40,13 +53,16 @@ EVERYTHING: Object = {
     "podAnnotations": {"scrape": "yes"},
     "podLabels": {"team": "platform"},
 }
-"""Every value of the chart, each different from its default (`test_everything_variant_changes_every_default`)."""
+"""Every value of the chart, each different from its default, except where the default switches a part on."""
 VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}
 
 
-def render_text(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> str:
-    """Return the chart rendered with a values file, as YAML; raises TimedOut with helm's error message."""
-    options = ["--namespace", namespace, "--values", "-"]
+def render_text(values: Object, release: str = RELEASE, namespace: str = NAMESPACE, *more: str) -> str:
+    """Return the chart rendered with a values file, as YAML; `more` are options of helm.
+
+    Raises TimedOut with helm's error message.
+    """
+    options = ["--namespace", namespace, "--values", "-", *more]
     return helm("template", release, str(CHART), *options, given=yaml.safe_dump(values))
 
 
@@ -76,3 +92,9 @@ def container(objects: list[Object]) -> Object:
     """Return the only container of that pod template."""
     (found,) = pod(objects)["spec"]["containers"]
     return dict(found)
+
+
+def options(objects: list[Object]) -> dict[str, str]:
+    """Return the options of that container that are given once: name, without dashes, and value."""
+    pairs = (argument.removeprefix("--").partition("=") for argument in container(objects)["args"])
+    return {name: value for name, _, value in pairs if name != "namespace"}

@@ -15,6 +15,11 @@ FAKE_STAGE = Path(__file__).with_name("fake_stage.py")
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 
+def variables(**values: str) -> list[dict[str, str]]:
+    """Return environment variables as in a pod."""
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
 class CliWorkspace:
     """A folder with a manifest, `pvc://demo` in `material/` and the work folder `run/`."""
 
@@ -24,8 +29,7 @@ class CliWorkspace:
         (folder / "material").mkdir()
         shutil.copy(FAKE_STAGE, folder / "stage.py")
         program: dict[str, Any] = {
-            "command": [sys.executable, "stage.py"],
-            "env": {"STEPS": "8", "STEP_SECONDS": "0.01"},
+            "pod": {"command": [sys.executable, "stage.py"], "env": variables(STEPS="8", STEP_SECONDS="0.01")},
         }
         self.manifest: dict[str, Any] = {
             "apiVersion": "finetune.dev/v1alpha1",
@@ -33,19 +37,20 @@ class CliWorkspace:
             "metadata": {"name": "demo"},
             "spec": {
                 "model": {"uri": "pvc://demo/base"},
-                "dataset": {"uri": "pvc://demo/data.jsonl"},
+                "datasets": [{"uri": "pvc://demo/data.jsonl"}],
                 "prepare": {**program},
                 "train": {**program},
-                "evaluate": {**program, "tasks": {"task": {}}, "gate": {"task": "task", "threshold": 0.5}},
-                "push": {**program, "target": "pvc://demo/out"},
+                "evaluate": {**program, "tasks": [{"name": "task"}], "gates": [{"task": "task", "value": 0.5}]},
+                "push": {**program, "targets": [{"uri": "pvc://demo/out"}]},
                 "deploy": {**program},
             },
         }
 
-    def set_env(self, stage: str, **variables: str) -> None:
+    def set_env(self, stage: str, **changes: str) -> None:
         """Set environment variables of a stage in the manifest."""
-        spec = self.manifest["spec"][stage]
-        spec["env"] = {**spec["env"], **variables}
+        pod = self.manifest["spec"][stage]["pod"]
+        before = {one["name"]: one["value"] for one in pod["env"]}
+        self.manifest["spec"][stage]["pod"] = {**pod, "env": variables(**before | changes)}
 
     def command(self, verb: str, *arguments: str) -> list[str]:
         """Write the manifest and return the command line of a verb."""
@@ -72,9 +77,9 @@ class CliWorkspace:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The pipeline's status in pipeline.json."""
+        """The pipeline's status in pipeline.json, with its stages by name."""
         status: dict[str, Any] = json.loads((self.run_folder / "pipeline.json").read_text())["status"]
-        return status
+        return status | {"stages": {stage["name"]: stage for stage in status.get("stages", ())}}
 
     def starts(self, stage: str) -> list[str]:
         """Return an entry for each process of a stage: `work`, or `again` if it found a result and only repeated it."""

@@ -19,7 +19,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.runtime.stage_folder import write_result
 
-VERBS = {"verbs": Task(file="tasks/verbs.yaml")}
+VERBS = (Task(name="verbs", file="tasks/verbs.yaml"),)
 
 CHATML = (
     "{%- for message in messages -%}"
@@ -45,7 +45,7 @@ def evaluate_config(base: Path, **recipe: Any) -> EvaluateConfig:
         prepare="p1",
         train="first",
         model=ModelSource(uri=f"file://{base}"),
-        recipe=EvaluateRecipe(**{"tasks": VERBS, "model": "adapter", "batch_size": 4, **recipe}),
+        recipe=EvaluateRecipe(**{"tasks": VERBS, "weights": "Adapter", "batch_size": 4, **recipe}),
     )
 
 

@@ -1,13 +1,17 @@
-"""An API server that is a dictionary: objects by their path, with a record of the writes."""
+"""An API server that is a dictionary: objects by their path, with versions and a record of the requests."""
 
+import asyncio
 from copy import deepcopy
 from typing import Any
 
 from support.scenario import merged
 
+from finetune_operator.errors import Conflict
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
 
 Object = dict[str, Any]
+PAGE = 2
+"""Objects in one page of a list."""
 
 
 class FakeApi:
@@ -15,29 +19,61 @@ class FakeApi:
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
+        self.version = 100
+        """The resource version of the newest write."""
         self.rejected_creates: dict[str, ApiError] = {}
         """Part of a path -> the error of a create there."""
         self.rejected_patches: dict[str, ApiError] = {}
         """Part of a body -> the error of a patch or replace with it."""
+        self.rejected_deletes: dict[str, ApiError] = {}
+        """Part of a path -> the error of a deletion there."""
+        self.watches: dict[str, list[list[Object | Exception]]] = {}
+        """Path -> what each watch of it yields or raises; a watch without an entry stays silent."""
         self.writes: list[str] = []
         self.reads: list[str] = []
+        self.watched: list[tuple[str, str]] = []
+        """Path and version of each watch."""
 
     def put(self, path: str, found: Object) -> Object:
-        """Store an object without recording a write, and return it with complete metadata."""
+        """Store an object as a new version, without recording a write, and return it with complete metadata."""
         collection, _, name = path.rpartition("/")
-        meta = {"namespace": collection.split("/")[-2], "name": name, "uid": f"uid-of-{name}"}
-        self.objects[path] = {**found, "metadata": {**meta, **found.get("metadata", {})}}
-        return self.objects[path]
+        self.version += 1
+        known = {"namespace": collection.split("/")[-2], "name": name, "uid": f"uid-of-{name}"}
+        meta = {**known, **found.get("metadata", {}), "resourceVersion": str(self.version)}
+        self.objects[path] = {**found, "metadata": meta}
+        return deepcopy(self.objects[path])
 
     async def get(self, path: str) -> Object | None:
         """Return a copy of an object; None where there is none."""
         self.reads.append(path)
         return deepcopy(self.objects.get(path))
 
-    async def list(self, path: str, **_query: str) -> Any:
-        """Yield copies of all objects of a collection; selectors are ignored."""
-        for found in [one for where, one in self.objects.items() if where.startswith(f"{path}/")]:
-            yield deepcopy(found)
+    async def list(self, path: str, **query: str) -> Any:
+        """Yield copies of the objects of a collection; selectors of labels are ignored."""
+        async for page in self.pages(path, **query):
+            for found in page["items"]:
+                yield found
+
+    async def pages(self, path: str, **query: str) -> Any:
+        """Yield pages of the collection as it is now; selectors of labels are ignored."""
+        self.reads.append(path)
+        version = str(self.version)
+        found = [deepcopy(one) for where, one in self.objects.items() if where.startswith(f"{path}/")]
+        found = [one for one in found if is_selected(one, query.get("fieldSelector", ""))]
+        for start in range(0, len(found) or 1, PAGE):
+            yield {"metadata": {"resourceVersion": version}, "items": found[start : start + PAGE]}
+            await asyncio.sleep(0)
+
+    async def watch(self, path: str, version: str, _seconds: int, **_query: str) -> Any:
+        """Yield the events that the test has put there for this watch."""
+        self.watched.append((path, version))
+        if not (streams := self.watches.get(path)):
+            await asyncio.sleep(60)
+            return
+        for event in streams.pop(0):
+            if isinstance(event, Exception):
+                raise event
+            yield deepcopy(event)
 
     async def create(self, path: str, body: Object) -> Object:
         """Store an object. Raises the error of rejected_creates, or AlreadyExists."""
@@ -48,7 +84,7 @@ class FakeApi:
         if where in self.objects:
             raise AlreadyExists(409, "exists", "AlreadyExists")
         self.writes.append(f"create {where}")
-        return deepcopy(self.put(where, body))
+        return self.put(where, body)
 
     async def patch(self, path: str, body: Object) -> Object:
         """Merge the body into an object. Raises the error of rejected_patches."""
@@ -57,22 +93,43 @@ class FakeApi:
                 self.writes.append(f"reject {path}")
                 raise error
         self.writes.append(f"patch {path}")
-        self.objects[path] = merged(self.objects[path], body)
-        return deepcopy(self.objects[path])
+        where = path.removesuffix("/status")
+        return self.put(where, merged(self.objects[where], body))
 
     async def replace(self, path: str, body: Object) -> Object:
-        """Replace the status, the only thing that the operator replaces. Raises the error of rejected_patches."""
+        """Replace the status. Raises the error of rejected_patches, or Conflict where the object has changed."""
         for part, error in self.rejected_patches.items():
             if part in str(body):
                 raise error
-        self.writes.append(f"replace {path}")
         where = path.removesuffix("/status")
-        self.objects[where] = {**self.objects[where], "status": body["status"]}
-        return deepcopy(self.objects[where])
+        if where not in self.objects:
+            raise ApiError(404, "not found", "NotFound")
+        if body["metadata"]["resourceVersion"] != self.objects[where]["metadata"]["resourceVersion"]:
+            raise Conflict("the object has been modified")
+        self.writes.append(f"replace {path}")
+        return self.put(where, {**self.objects[where], "status": body["status"]})
 
-    async def delete(self, path: str, propagation: str = "Background", uid: str | None = None) -> None:
-        """Delete an object at once; with a uid, only the object of that uid."""
+    async def delete(self, path: str, propagation: str = "Background", **preconditions: str) -> None:
+        """Delete an object at once. Raises the error of rejected_deletes, or Conflict where a precondition fails."""
+        for part, error in self.rejected_deletes.items():
+            if part in path:
+                raise error
         found = self.objects.get(path)
-        if found and uid in {None, found["metadata"]["uid"]}:
-            self.writes.append(f"delete {path} {propagation}")
-            del self.objects[path]
+        if found is None:
+            return
+        if any(found["metadata"][name] != value for name, value in preconditions.items()):
+            raise Conflict("the precondition failed")
+        self.writes.append(f"delete {path} {propagation}")
+        self.version += 1
+        del self.objects[path]
+
+
+def is_selected(found: Object, selector: str) -> bool:
+    """Return whether a selector of fields matches a Job or a pod."""
+    status = found.get("status") or {}
+    fields = {"status.successful": str(status.get("succeeded", 0)), "status.phase": status.get("phase", "")}
+    terms = [term.replace("!=", "=!").split("=", 1) for term in selector.split(",") if term]
+    return all(
+        fields.get(name) != value[1:] if value.startswith("!") else fields.get(name) in {None, value}
+        for name, value in terms
+    )

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
@@ -17,6 +17,7 @@ from support.pods import a_job, a_pod, controller_reference, job_condition, runn
 from support.scenario import Scenario, merged
 
 from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.resources.server import SERVING_ANNOTATION
@@ -39,6 +40,14 @@ class FakeApiServer:
         """Job -> the lines that its process has written."""
         self.interrupted_logs: list[str] = []
         """Jobs whose log connection breaks once, after the first line."""
+        self.kubelet_messages: dict[str, str] = {}
+        """Job -> what the kubelet writes once in place of its log, without a timestamp."""
+        self.on_eviction: Callable[[str, str], None] = lambda _job, _how: None
+        """Called with the Job of a pod that was evicted (`evict`) or deleted (`kill`)."""
+        self.disruption_budgets: list[str] = []
+        """Messages of PodDisruptionBudgets that forbid every eviction."""
+        self.admission_without_dry_run = False
+        """Whether an admission webhook refuses requests with dryRun."""
         self.forbidden: set[tuple[str, str]] = set()
         """Verbs and resources that RBAC forbids."""
         self.installed = True
@@ -128,6 +137,21 @@ class FakeApiServer:
             if name not in self.deleted_pods:
                 yield self._pod(namespace, name, job)
 
+    def pod(self, namespace: str, name: str) -> Object:
+        """Return a pod; raises ErrorResponse where it does not exist."""
+        found = next((pod for pod in self.pods(namespace) if pod["metadata"]["name"] == name), None)
+        if found is None:
+            raise ErrorResponse(404, "NotFound", f'pods "{name}" not found')
+        return found
+
+    def progress(self, namespace: str, job: str) -> Object:
+        """Return what the process of a Job reports at /progress; raises ErrorResponse while it does not answer."""
+        found = self._jobs(namespace)[job].observed.progress
+        if found is None:
+            raise ErrorResponse(503, "ServiceUnavailable", "error trying to reach service: connection refused")
+        progress: Object = json.loads(found.model_dump_json(by_alias=True, exclude_none=True))
+        return progress
+
     def _jobs(self, namespace: str) -> dict[str, MemoryJob]:
         return {
             name: job
@@ -148,6 +172,7 @@ class FakeApiServer:
         pod["metadata"] |= {"name": f"{name}-xyz", "namespace": namespace, "uid": f"uid-{name}"}
         pod["metadata"]["ownerReferences"] = [controller_reference("Job", name)]
         pod["metadata"]["labels"] = {**job.template.labels, "batch.kubernetes.io/job-name": name}
+        pod["spec"]["containers"] = [{"name": STAGE_CONTAINER}]
         pod["spec"]["nodeName"] = self.nodes.get(name, "spot-1") if job.observed.started_at else ""
         return pod
 
@@ -155,9 +180,9 @@ class FakeApiServer:
 class ErrorResponse(Exception):
     """A response with an error status."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, causes: list[Object] | None = None) -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.causes = status, reason, causes or []
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -173,6 +198,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PATCH(self) -> None:
         self._handle("PATCH")
 
+    def do_POST(self) -> None:
+        self._handle("POST")
+
+    def do_DELETE(self) -> None:
+        self._handle("DELETE")
+
     def _handle(self, method: str) -> None:
         api, url = self.server.api, urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -182,7 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
             path = [part for part in url.path.split("/") if part]
             response = self._route(method, path, dict(parse_qsl(url.query)), json.loads(body) if body else {})
         except ErrorResponse as error:
-            self._send({"kind": "Status", "reason": error.reason, "message": str(error)}, error.status)
+            status = {"kind": "Status", "reason": error.reason, "message": str(error)}
+            self._send({**status, "details": {"causes": error.causes}} if error.causes else status, error.status)
         else:
             if response is not None:  # a log was already sent
                 self._send(response, 200)
@@ -199,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         group, rest = (path[1], path[3:]) if path[0] == "apis" else ("", path[2:])
         namespace, rest = (rest[1], rest[2:]) if rest[0] == "namespaces" else ("", rest)
         plural, name, subresource = (*rest, "", "")[:3]
-        self._authorize(method, group, plural, name, namespace)
+        self._authorize(method, group, f"{plural}/{subresource}" if subresource else plural, name, namespace)
         match plural, name, subresource:
             case "finetunepipelines", "", "":
                 keys = [key for key in sorted(self.server.api.scenarios) if namespace in {"", key.namespace}]
@@ -210,26 +242,54 @@ class _Handler(BaseHTTPRequestHandler):
                 get = self.server.api.job if plural == "jobs" else self.server.api.deployment
                 if child := get(namespace, name):
                     return child
-            case "pods", "", "":
-                label, _, value = query["labelSelector"].partition("=")
-                pods = self.server.api.pods(namespace)
-                return _list([pod for pod in pods if pod["metadata"]["labels"].get(label) == value])
-            case "pods", _, "log":
-                self._log(name.removesuffix("-xyz"), query)
-                return None
+            case "pods", _, _:
+                return self._pods(method, namespace, name, subresource, {**query, **body})
             case "events", "", "":
                 return _list([])
         raise ErrorResponse(404, "NotFound", f'{plural} "{name}" not found')
+
+    def _pods(self, method: str, namespace: str, name: str, subresource: str, options: Object) -> Object | None:
+        api = self.server.api
+        match method, subresource:
+            case "GET", "" if not name:
+                label, _, value = options["labelSelector"].partition("=")
+                return _list([pod for pod in api.pods(namespace) if pod["metadata"]["labels"].get(label) == value])
+            case "GET", "":
+                return api.pod(namespace, name)
+            case "GET", "log":
+                self._log(name.removesuffix("-xyz"), options)
+                return None
+            case "GET", "proxy":
+                return api.progress(namespace, name.removesuffix("-xyz:8080"))
+            case _:
+                return self._end_pod(api.pod(namespace, name), method, options)
 
     def _authorize(self, method: str, group: str, plural: str, name: str, namespace: str) -> None:
         api = self.server.api
         if plural == PIPELINES and not api.installed:
             raise ErrorResponse(404, "", "404 page not found")
-        verb = "patch" if method == "PATCH" else "get" if name else "list"
+        verbs = {"PATCH": "patch", "POST": "create", "DELETE": "delete", "GET": "get" if name else "list"}
+        verb = verbs[method]
         if (verb, plural) in api.forbidden:
             scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-            message = f'{plural}.{group} "{name}" is forbidden: User "bob" cannot {verb} resource "{plural}" '
+            kind = f"{plural}.{group}" if group else plural.partition("/")[0]
+            message = f'{kind} "{name}" is forbidden: User "bob" cannot {verb} resource "{plural}" '
             raise ErrorResponse(403, "Forbidden", f'{message}in API group "{group}" {scope}')
+
+    def _end_pod(self, pod: Object, method: str, given: Object) -> Object:
+        api, options = self.server.api, given if method == "DELETE" else given["deleteOptions"]
+        if api.admission_without_dry_run and given.get("dryRun"):
+            raise ErrorResponse(400, "BadRequest", "admission webhook does not support dry run")
+        if options.get("preconditions", {}).get("uid") != pod["metadata"]["uid"]:
+            raise ErrorResponse(409, "Conflict", "the UID in the precondition does not match")
+        if method == "POST" and api.disruption_budgets:
+            causes = [{"reason": "DisruptionBudget", "message": message} for message in api.disruption_budgets]
+            message = "Cannot evict pod as it would violate the pod's disruption budget."
+            raise ErrorResponse(429, "TooManyRequests", message, causes)
+        if not given.get("dryRun"):
+            without_grace = options.get("gracePeriodSeconds") == 0
+            api.on_eviction(pod["metadata"]["name"].removesuffix("-xyz"), "kill" if without_grace else "evict")
+        return {"kind": "Status", "status": "Success"}
 
     def _pipeline(self, method: str, key: Key, query: dict[str, str], body: Object) -> Object:
         api = self.server.api
@@ -244,6 +304,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        if message := self.server.api.kubelet_messages.pop(job, ""):
+            self._chunk(message.encode())
+            self._chunk(b"")
+            return
         sent, deadline = 0, time.monotonic() + 20
         while time.monotonic() < deadline:
             is_running = query.get("follow") == "true" and self._is_running(job)

@@ -54,7 +54,12 @@ RESULTS = {
     },
     "train": {"steps": steps, "loss": 1.0, "validationLoss": 1.0, "bestStep": steps, "tokens": 1},
     "evaluate": {"scores": {"task": {"acc": {"value": float(os.environ.get("SCORE", "0.9")), "stderr": 0.01}}}},
-    "push": {"uri": "somewhere", "size": 1},
+    "push": {
+        "published": [
+            {"target": target["uri"], **target, "digest": "sha256:0", "size": 1}
+            for target in config["recipe"].get("targets", ())
+        ]
+    },
     "deploy": {"url": "http://127.0.0.1", "answer": "yes", "secondsToReady": 0.1},
 }
 result = {"stage": stage, "identity": identity, "digest": f"sha256:{identity}", **RESULTS[stage]}

@@ -20,14 +20,15 @@ REPOSITORY = Path(__file__).parents[2]
 class ForkServer:
     """The client of a prefork process; starts stages, also several at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """Start the prefork process, which also imports these modules."""
         variables = os.environ | {
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("trainer", "tests")),
         }
         self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("prefork.py")],
+            [sys.executable, Path(__file__).with_name("prefork.py"), *modules],
             env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -37,9 +38,10 @@ class ForkServer:
     def start(self, config: Any, environment: Any, log: Path, **options: object) -> "ForkedStage":
         """Start the config's stage, which appends its output to `log`.
 
-        `options` may limit its file system: `slow_disk` and `slow_rename`, seconds that an fsync and a rename take,
-        `largest_file`, bytes, and `exchange=False`. With `moves`, a file, it records the folders that it replaces.
-        `constants` sets module constants by their full names. To the file `tokenized`, each tokenized text is appended.
+        `options` may limit its file system: `slow_disk`, seconds that an fsync takes, `slow_names`, those that a rename
+        or a new link takes, `largest_file`, bytes, and `exchange=False`. `constants` sets module constants by their
+        full names. `freeze`, a function's full name and a number, stops the process before that call of it.
+        `locks=False` is a file system without locks. To the file `tokenized`, each tokenized text is appended.
         """
         variables = environment.variables() | {"FINETUNE_CONFIG": config.model_dump_json(by_alias=True)}
         request = {"stage": config.stage, "variables": variables, "log": str(log), **options}
@@ -54,7 +56,7 @@ class ForkServer:
     def close(self) -> None:
         """End the prefork process."""
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 class ForkedStage:
@@ -81,6 +83,13 @@ class ForkedStage:
         except OSError:
             return False
         return state != "Z"
+
+    def is_frozen(self) -> bool:
+        """Return whether SIGSTOP has stopped the process."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except OSError:
+            return False
 
     def until(self, condition: Callable[[], bool], seconds: float = 20) -> bool:
         """Wait until the condition holds; return False if the process ended before that."""

@@ -35,7 +35,7 @@ def a_pod(state: Object | None = None, *conditions: Object, phase: str = "Runnin
 
 def controller_reference(kind: str, name: str) -> Object:
     """Return the owner reference to a pod's controller."""
-    return {"kind": kind, "name": name, "uid": "controller", "controller": True}
+    return {"kind": kind, "name": name, "uid": "job-uid", "controller": True}
 
 
 def running() -> Object:

@@ -1,16 +1,15 @@
-"""A process that imports torch once and forks a stage for every request; forkserver.py starts it.
+"""A process that imports torch once and forks a stage for every request; forkserver.py starts it."""
 
-It reads a JSON object a line from stdin and writes a line for each. For a stage to start that is the child's pid. For
-`{"wait": PID}` it is the exit code, once the child has ended.
-"""
-
+import errno
+import fcntl
 import importlib
-import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 import transformers.integrations.sdpa_attention
 import transformers.models.auto.tokenization_auto
 import transformers.models.llama.modeling_llama  # noqa: F401  transformers loads it lazily
+from support import fork_requests
 
 import finetune_trainer.stages.prepare  # so that no child imports them
 import finetune_trainer.stages.push
@@ -30,19 +30,12 @@ from finetune_trainer.stop_signal import stop
 
 
 def serve() -> None:
-    """Answer every request until stdin is closed."""
+    """Answer every request until stdin is closed; fork_requests.py has their form."""
     stop.install()  # before any child exists: the real program installs it before its imports
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "wait" in request:
-            _, status = os.waitpid(request["wait"], 0)
-            print(os.waitstatus_to_exitcode(status), flush=True)
-            continue
-        pid = os.fork()
-        if not pid:
-            run(request)
-        print(pid, flush=True)
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    fork_requests.serve(run)
 
 
 def run(request: dict[str, Any]) -> None:
@@ -60,12 +53,14 @@ def run(request: dict[str, Any]) -> None:
     for name, value in request.get("constants", {}).items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)
+    if "freeze" in request:
+        freeze_before(*request["freeze"])
+    if not request.get("locks", True):
+        fcntl.flock = no_locks
     if not request.get("exchange", True):
         artifacts._exchange = lambda _one, _other: False
-    if "slow_rename" in request:
-        slow_rename(request["slow_rename"])
-    if "moves" in request:
-        record_moves(Path(request["moves"]))
+    if "slow_names" in request:
+        slow_names(request["slow_names"])
     code = main([request["stage"]])
     sys.stdout.flush()
     os._exit(code)
@@ -83,9 +78,12 @@ def log_tokenized_texts(path: Path) -> None:
     Encoder.encode = logged  # type: ignore[method-assign]
 
 
-def slow_rename(seconds: float) -> None:
-    """Wait that long after every rename and every exchange of a folder."""
-    for owner, name in ((Path, "rename"), (artifacts, "_exchange")):
+def slow_names(seconds: float) -> None:
+    """Wait that long after every rename, every new link and every exchange of a folder."""
+    for owner, name in (
+        *((Path, name) for name in ("rename", "replace", "symlink_to", "hardlink_to")),
+        (artifacts, "_exchange"),
+    ):
         setattr(owner, name, followed_by_sleep(getattr(owner, name), seconds))
 
 
@@ -98,20 +96,23 @@ def followed_by_sleep(function: Callable[[Any, Path], Any], seconds: float) -> C
     return slow
 
 
-def record_moves(file: Path) -> None:
-    """Append a line to the file when this process begins to replace a folder, and when it has done so."""
-    move = artifacts.move_into_place
+def freeze_before(name: str, number: int) -> None:
+    """Stop this process before the call of a function that has this number, counted from 1."""
+    module, _, function = name.rpartition(".")
+    owner, calls = importlib.import_module(module), count(1)
+    original = getattr(owner, function)
 
-    def record(moment: str) -> None:
-        with file.open("a") as lines:
-            lines.write(f"{moment} {os.getpid()}\n")
+    def frozen(*args: Any, **options: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return original(*args, **options)
 
-    def recorded(temporary: Path, folder: Path) -> None:
-        record("begin")
-        move(temporary, folder)
-        record("end")
+    setattr(owner, function, frozen)
 
-    artifacts.move_into_place = recorded
+
+def no_locks(_descriptor: int, _operation: int) -> None:
+    """Raise the error of a file system without locks."""
+    raise OSError(errno.ENOLCK, "No locks available")
 
 
 def slow_fsync(seconds: float) -> None:

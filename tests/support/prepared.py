@@ -37,16 +37,23 @@ def make_tokenizer(
     return AutoTokenizer.from_pretrained(folder)
 
 
-def prepare_config(model: Path, uri: str = "data.jsonl", **changes: Any) -> PrepareConfig:
+RECIPE = ("context_length", "too_long", "packing", "max_invalid_fraction")
+
+
+def prepare_config(
+    model: Path, uri: str = "data.jsonl", *, datasets: list[dict[str, Any]] | None = None, **changes: Any
+) -> PrepareConfig:
     """Return a config with rows of 64 tokens and no validation; `changes` are fields of data set and recipe."""
-    recipe = {name: changes.pop(name) for name in ("context_length", "too_long", "packing") if name in changes}
+    recipe = {name: changes.pop(name) for name in RECIPE if name in changes}
     seed = changes.pop("seed", 5)
+    validation = changes.pop("validation", {"fraction": changes.pop("validation_fraction", 0)})
     return PrepareConfig.model_validate(
         {
             "identity": IDENTITY,
             "seed": seed,
             "model": {"uri": f"file://{model}"},
-            "dataset": {"uri": uri, "validation_fraction": 0, **changes},
+            "datasets": datasets or [{"uri": uri, **changes}],
+            "validation": validation,
             "recipe": {"context_length": 64, **recipe},
         }
     )

@@ -22,9 +22,9 @@ ORDER = tuple(kind.name for kind in STAGES)
 
 ALL_STAGES: dict[str, Any] = {
     "model": {"uri": "hf://org/base"},
-    "dataset": {"uri": "hf://org/data/train.jsonl"},
-    "evaluate": {"tasks": {"exam": {}}, "gate": {"task": "exam", "threshold": 0.6}},
-    "push": {"target": "pvc://models/demo"},
+    "datasets": [{"uri": "hf://org/data/train.jsonl"}],
+    "evaluate": {"tasks": [{"name": "exam"}], "gates": [{"task": "exam", "value": 0.6}]},
+    "push": {"targets": [{"uri": "pvc://models/demo"}]},
     "deploy": {},
 }
 
@@ -41,7 +41,17 @@ RESULTS: dict[str, dict[str, Any]] = {
     },
     "train": {"steps": 1000, "loss": 0.5, "validationLoss": 0.6, "bestStep": 900, "tokens": 1_000_000},
     "evaluate": {"scores": {"exam": {"acc": {"value": 0.7, "stderr": 0.02}, "acc_norm": {"value": 0.4}}}},
-    "push": {"uri": "pvc://models/demo", "size": 1_000_000},
+    "push": {
+        "published": [
+            {
+                "target": "pvc://models/demo",
+                "uri": "pvc://models/demo",
+                "format": "Merged",
+                "digest": "sha256:push",
+                "size": 1_000_000,
+            }
+        ]
+    },
     "deploy": {"url": "http://demo/v1", "answer": "hello", "secondsToReady": 2.5},
 }
 
@@ -96,20 +106,28 @@ def run_coroutine(coroutine: Coroutine[Any, Any, ReconcileResult]) -> ReconcileR
 class Scenario:
     """One pipeline, its cluster and the clock."""
 
-    def __init__(self, spec: PipelineSpec | None = None, name: str = "demo", settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        spec: PipelineSpec | None = None,
+        name: str = "demo",
+        settings: Settings | None = None,
+        cluster: MemoryCluster | None = None,
+        uid: str = UID,
+    ) -> None:
         self.key = Key("team", name)
         self.settings = settings or Settings()
-        self.cluster = MemoryCluster(START)
+        self.cluster = cluster or MemoryCluster(START)
         self.spec = spec or a_pipeline()
-        self.cluster.submit(self.key, self.spec, UID)
+        self.cluster.submit(self.key, self.spec, uid)
         self.requeue_after: timedelta | None = None
+        self.operator_ahead = timedelta()
+        """By how much the operator's clock is ahead of the kubelet's, which is the cluster's."""
 
     # Reconciling, and reading the status.
 
     def reconcile(self) -> None:
-        self.requeue_after = run_coroutine(
-            reconcile(self.key, self.cluster, self.settings, self.cluster.now)
-        ).requeue_after
+        now = self.cluster.now + self.operator_ahead
+        self.requeue_after = run_coroutine(reconcile(self.key, self.cluster, self.settings, now)).requeue_after
 
     def reconcile_until_stable(self) -> "Scenario":
         """Reconcile until another reconcile changes nothing: no byte of the object, no Job, no event."""
@@ -205,9 +223,17 @@ class Scenario:
         self.cluster.annotate(self.key, CANCEL_ANNOTATION, token)
         return self.reconcile_until_stable()
 
+    def pass_interruption_backoff(self) -> "Scenario":
+        """Reconcile, and let the time pass for which the next attempt waits after an interruption."""
+        stages = self.reconcile_until_stable().status.stages.values()
+        ended = [stage.last_attempt for stage in stages if stage.reason is Reason.RETRYING]
+        if self.requeue_after and any(last and last.outcome is Outcome.INTERRUPTED for last in ended):
+            self.after(self.requeue_after.total_seconds()).reconcile_until_stable()
+        return self
+
     def start(self, stage: str) -> str:
         """Start the process of the stage's Job and return the Job's name."""
-        job = self.reconcile_until_stable().attempt(stage).job
+        job = self.pass_interruption_backoff().attempt(stage).job
         self.cluster.start(job)
         self.reconcile_until_stable()
         return job
@@ -230,8 +256,7 @@ class Scenario:
 
     def finish(self, **results: dict[str, Any]) -> "Scenario":
         """Run every Job to success until none is running."""
-        self.reconcile_until_stable()
-        while stage := self.running:
+        while stage := self.pass_interruption_backoff().running:
             job = self.attempt(stage).job
             if self.cluster.jobs[job].asked_to_stop:
                 self.cluster.evict(job, why=None)

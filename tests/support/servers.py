@@ -46,4 +46,4 @@ def fake_engine(behavior: str) -> Engine:
         command = (sys.executable, "-S", "-c", SCRIPT, str(port), behavior)
         return LaunchSpec(command, model_folder.name, working_dir=model_folder)
 
-    return replace(ENGINES["transformers"], process=launch)
+    return replace(ENGINES["Transformers"], process=launch)

@@ -68,12 +68,12 @@ def train_config(model: Path, **changes: object) -> TrainConfig:
     seed = changes.pop("seed", 11)
     recipe: dict[str, object] = {
         "max_steps": 20,
-        "batch_size": 2,
-        "gradient_accumulation": 2,
-        "precision": "fp32",
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "dtype": "FP32",
         "lora": {"rank": 4, "alpha": 8, "dropout": 0.1},
         "optimizer": {"learning_rate": 5e-3},
-        "validate_every_steps": 8,
+        "eval_steps": 8,
     }
     return TrainConfig.model_validate(
         {

@@ -27,7 +27,8 @@ def test_missing_logs_are_reported_with_the_attempts_status(cli, scenario):
     deleted = cli.run("logs", "demo", "train", "--attempt", "1")
     assert (deleted.code, deleted.out) == (1, "")
     assert (
-        "the pod of attempt 1 no longer exists, and its log is lost; its status: attempt 1, interrupted" in deleted.err
+        "the pod of attempt 1 no longer exists, and its log is lost; its status: attempt 1 on Spot, interrupted"
+        in deleted.err
     )
     assert "saved at step 41" in deleted.err
     unknown = cli.run("logs", "demo", "train", "--attempt", "7")
@@ -78,6 +79,16 @@ def test_follow_after_lost_connection_repeats_no_line(cli, scenario):
     assert (result.code, result.out) == (0, "one\ntwo\nthree\n")
 
 
+def test_words_of_the_kubelet_are_no_part_of_a_log(cli, scenario):
+    job = scenario.run("prepare").start("train")
+    cli.api.logs = {job: ["one"]}
+    cli.api.kubelet_messages = {job: "unable to retrieve container logs for containerd://c356"}
+    run_when(lambda: sum("/log?" in path for path in cli.api.requests) > 1, lambda: scenario.complete("train"))
+    result = cli.run("logs", "-f", "demo", "train")
+    assert (result.code, result.out) == (0, "one\n")
+    assert "unable to retrieve container logs for containerd://c356\n" in result.err
+
+
 def test_follow_starts_with_the_newest_attempt(cli, scenario):
     interrupt_training(scenario)
     cli.api.logs = {f"{TRAIN}1": ["one"], f"{TRAIN}2": ["two"]}
@@ -100,10 +111,10 @@ def test_follow_of_one_attempt_ends_with_the_attempt(cli, scenario):
         {},
         {"seed": 1},
         {"train": {"lora": {"rank": 8}}},
-        {"train": {"resources": {"memory": "8Gi"}}},
-        {"evaluate": {"gate": {"threshold": 0.9}}},
-        {"evaluate": {"tasks": {"exam": {"fewShot": 2}}}},
-        {"push": {"target": "pvc://models/other"}},
+        {"train": {"pod": {"resources": {"limits": {"memory": "8Gi"}}}}},
+        {"evaluate": {"gates": [{"task": "exam", "value": 0.9}]}},
+        {"evaluate": {"tasks": [{"name": "exam", "fewShot": 2}]}},
+        {"push": {"targets": [{"uri": "pvc://models/other"}]}},
         {"deploy": None, "push": None},
         {"suspend": True},
     ],
@@ -130,15 +141,51 @@ def test_plan_predicts_the_effect_of_applying(cli, scenario, edit, until):
 
 def test_plan_reports_the_reason_of_each_action(cli, scenario):
     interrupt_training(scenario)
-    file = cli.write(train={"resources": {"memory": "8Gi"}})
+    file = cli.write(train={"pod": {"resources": {"limits": {"memory": "8Gi"}}}})
     train = cli.plan(file, "-n", "team")["train"]
     assert train["action"] == "resume"
-    assert "spec.train.resources.memory: absent → 8Gi; resumes from the work of attempt 2" in train["why"]
+    assert "spec.train.pod.resources.limits.memory: absent → 8Gi; resumes from the work of attempt 2" in train["why"]
     train = cli.plan(cli.write(train={"lora": {"rank": 8}}), "-n", "team")["train"]
     assert (train["action"], train["why"]) == ("run", "spec.train.lora.rank: 16 → 8")
     stages = cli.plan("demo")
     assert [stages[name]["action"] for name in STAGES] == ["reuse", "run", "run", "run", "run"]
     assert stages["train"]["why"] == "attempt 2 is running"
+
+
+def test_plan_names_the_edit_that_causes_a_rerun(cli, scenario):
+    """A threshold changes no score, so it is no reason to evaluate again; neither are a CPU request and a budget."""
+    scenario.finish()
+    changes = {"evaluate": {"gates": [{"task": "exam", "value": 0.65}]}, "push": {"maxFailures": 1}}
+    train = {"lora": {"rank": 8}, "pod": {"resources": {"requests": {"cpu": "2"}}}}
+    stages = cli.plan(cli.write(train=train, **changes), "-n", "team")
+    assert {name: stages[name]["why"] for name in STAGES} == {
+        "prepare": "already done, took 1m",
+        "train": "spec.train.lora.rank: 16 → 8",
+        "evaluate": "train runs again",
+        "push": "evaluate runs again",
+        "deploy": "push runs again",
+    }
+    datasets = [{**ALL_STAGES["datasets"][0], "revision": "b"}]
+    stages = cli.plan(cli.write(seed=1, datasets=datasets), "-n", "team")
+    assert stages["prepare"]["why"] == "spec.datasets[0].revision: absent → b, spec.seed: 0 → 1"
+
+
+def test_plan_tells_that_an_edited_gate_closes(cli, scenario):
+    scenario.finish(evaluate=scores(0.7))
+    result = cli.run("plan", cli.write(evaluate={"gates": [{"task": "exam", "value": 0.9}]}), "-n", "team")
+    assert (
+        "a gate is closed, so the exit code is 3: exam acc = 0.7 is not above 0.9; done under an earlier gate: deploy"
+        in result.out
+    )
+    assert "a gate is closed" not in cli.run("plan", cli.write(), "-n", "team").out
+
+
+def test_plan_counts_rows_tokens_and_steps(cli, scenario):
+    assert "records not counted: hf://org/data/train.jsonl is read on the cluster" in cli.run("plan", "demo").out
+    scenario.run("prepare")
+    result = cli.run("plan", cli.write(train={"epochs": 3, "microBatchSize": 8}), "-n", "team")
+    assert "data: 100 records, 40 rows of 1,024 tokens and 2 for validation, 40,000 tokens to train on" in result.out
+    assert "train: 15 steps of 8 rows, 3 epochs" in result.out
 
 
 def test_plan_reuses_an_earlier_result_in_the_workspace(cli, scenario):
@@ -234,7 +281,7 @@ def test_wait_exit_code_tells_success_gate_and_failure(cli, scenario, condition)
     run_when(lambda: len(cli.api.requests) > 1, lambda: scenario.finish(evaluate=scores(0.7)))
     result = cli.run("wait", "demo", "--for", condition, "--timeout", "1m")
     assert (result.code, result.out) == (0, "team/demo: Succeeded: all requested stages are done\n")
-    scenario.edit(evaluate={"gate": {"threshold": 0.8}})
+    scenario.edit(evaluate={"gates": [{"task": "exam", "value": 0.8}]})
     assert cli.run("wait", "demo", "--for", condition).code == 3
     bad = cli.api.add(Scenario(name="bad").reconcile_until_stable())
     bad.cluster.fail(bad.start("prepare"), 65, "no records")
@@ -245,10 +292,10 @@ def test_wait_exit_code_tells_success_gate_and_failure(cli, scenario, condition)
 
 
 def test_wait_ignores_the_status_of_an_older_generation(cli):
-    scenario = cli.api.add(Scenario(a_pipeline(prepare={"retries": {"failures": 0}})).reconcile_until_stable())
+    scenario = cli.api.add(Scenario(a_pipeline(prepare={"maxFailures": 0})).reconcile_until_stable())
     scenario.cluster.fail(scenario.start("prepare"), 70)
     assert scenario.reconcile_until_stable().status.phase == "Failed"
-    scenario.cluster.edit(scenario.key, a_pipeline(prepare={"retries": {"failures": 1}}, seed=1))
+    scenario.cluster.edit(scenario.key, a_pipeline(prepare={"maxFailures": 1}, seed=1))
     run_when(lambda: len(cli.api.requests) > 1, scenario.finish)
     assert cli.run("wait", "demo").code == 0
 

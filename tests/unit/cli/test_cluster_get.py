@@ -22,11 +22,11 @@ def test_get_prints_stages_attempts_and_pods(cli, scenario):
     assert result.code == 0
     for text in (
         "team/demo  Running",
-        "60/100  loss 0.512  1,024 tok/s  9 s left",
-        "attempt 1, interrupted at 41; exit code 75; evicted",
+        "60/100  loss 0.512  1,024 tok/s  9s left",
+        "attempt 1 on Spot, interrupted at 41; exit code 75; evicted",
         "0 steps lost",
         f"pod {TRAIN}1-xyz on spot-7: Failed",
-        "attempt 2 resumed at 41",
+        "attempt 2 on Spot resumed at 41",
         f"pod {TRAIN}2-xyz on spot-1: Running",
         "evaluate  pending  waits for train",
     ):
@@ -50,7 +50,9 @@ def test_get_prints_gate_model_and_reachable_endpoint(cli, scenario):
     result = cli.run("get", "demo")
     assert "gate open: " in result.out
     assert "model pvc://models/demo  sha256:push" in result.out
-    assert "endpoint http://demo/v1" in result.out
+    assert "answered 'hello'" in result.out
+    assert "endpoint http://demo/v1 inside the cluster" in result.out
+    assert "kubectl port-forward -n team service/demo-deploy 8000:80" in result.out
     loopback = cli.api.add(Scenario(name="loopback").reconcile_until_stable())
     loopback.finish(deploy={"url": "http://127.0.0.1:8000/v1"})
     assert "endpoint" not in cli.run("get", "loopback").out
@@ -66,10 +68,9 @@ def test_get_without_a_name_lists_one_or_all_namespaces(cli, scenario):
     scenario.run("prepare").start("train")
     cli.api.add(Scenario(name="other"), "elsewhere").reconcile_until_stable()
     listed = [line.split() for line in cli.run("get").out.splitlines()]
-    assert listed == [
-        ["NAME", "PHASE", "STAGE", "PROGRESS", "ATTEMPT", "REASON"],
-        ["demo", "Running", "train", "1", "Progressing"],
-    ]
+    assert listed[0] == ["NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE", "REASON"]
+    assert (listed[1][:3], listed[1][-1]) == (["demo", "Running", "train"], "Progressing")
+    assert cli.run("list", "-n", "team").out.splitlines()[0] == cli.run("get").out.splitlines()[0]
     all_namespaces = cli.run("get", "-A").out.splitlines()
     assert [line.split()[:2] for line in all_namespaces[1:]] == [["elsewhere", "other"], ["team", "demo"]]
     assert cli.run("get", "-n", "nowhere").out == "no pipelines in the namespace nowhere\n"
@@ -90,6 +91,7 @@ def test_get_watch_ends_with_the_pipelines_exit_code(cli, scenario):
     result = cli.run("get", "-w", "demo")
     assert result.code == 3
     assert result.out.index("prepare   starting") < result.out.index("team/demo  BelowThreshold")
+    assert result.out.count("starting") == 1  # without a terminal, time that passes is no change
 
 
 # Selection of the pipeline.
@@ -108,8 +110,17 @@ def test_name_targets_cluster_and_file_targets_this_machine(cli, scenario):
 def test_get_without_a_name_shows_the_only_local_run(cli, scenario):
     PipelineFile(cli.folder / ".finetune" / "mine").apply(Key("default", "mine"), scenario.spec, {})
     assert cli.run("get").out.startswith("mine  Pending")
+    assert cli.run("get", "mine").out.startswith("mine  Pending")
     assert "team/demo" in cli.run("get", "demo").out
     assert cli.run("get", "-n", "team").out.startswith("NAME")
+
+
+def test_run_on_this_machine_comes_before_one_on_a_cluster(cli, scenario):
+    """With -n or --context, the same name means the pipeline on the cluster."""
+    PipelineFile(cli.folder / ".finetune" / "demo").apply(Key("default", "demo"), scenario.spec, {})
+    assert cli.run("get", "demo").out.startswith("demo  Pending")
+    assert cli.run("get", "demo", "-n", "team").out.startswith("team/demo")
+    assert cli.run("cancel", "demo").out.startswith("team/demo")  # works on clusters only
 
 
 def test_namespace_comes_from_flag_manifest_or_context(cli, scenario):

@@ -10,7 +10,7 @@ from finetune_cli.manifest.manifest import read, read_all
 from finetune_cli.manifest.messages import PATTERNS
 from finetune_operator.api.stages.base import GatedSpec
 from finetune_operator.crd import generate
-from finetune_trainer.contract.recipes import URI_PATTERN
+from finetune_trainer.contract import uris
 
 ROOT = Path(__file__).parents[3]
 MINIMAL = """\
@@ -20,7 +20,7 @@ metadata:
   name: minimal
 spec:
   model: {uri: base}
-  dataset: {uri: data.jsonl}
+  datasets: [{uri: data.jsonl}]
 """
 
 
@@ -51,38 +51,40 @@ kind: FineTunePipline
 metadata:
   nmae: x
 spec:
-  model: {uri: "s3://bucket/model"}
-  dataset:
-    format: jsnol
+  model: {uri: "ftp://bucket/model"}
+  datasets:
+  - format: JSONlines
   train:
     lora: {rank: 0}
     optmizer: {learningRate: 2}
     epochs: 1
     maxSteps: ten
     compile: "yes"
-    env:
-      PORT: 8080
+    pod:
+      env:
+      - {name: PORT, value: 8080}
   push:
-    placement: {capacity: spot}
-    when: GatePassed
+    placement: {capacity: Spot}
+    when: GatesPassed
 """
+    formats = "Auto, JSONLines, JSON, CSV, Parquet"
     assert diagnose(text) == [
         "1: apiVersion: must be finetune.dev/v1alpha1 (got 'finetune.dev/v1')",
         "2: kind: must be FineTunePipeline (got 'FineTunePipline')",
         "4: metadata.nmae: unknown key; did you mean name?",
-        f"6: spec.model.uri: {PATTERNS[URI_PATTERN]} (got 's3://bucket/model')",
-        "7: spec.dataset.uri: is required",
-        "8: spec.dataset.format: must be one of auto, jsonl, json, csv, parquet (got 'jsnol'); did you mean jsonl?",
+        f"6: spec.model.uri: {uris.description_of(*uris.MODEL)} (got 'ftp://bucket/model')",
+        f"8: spec.datasets[0].format: must be one of {formats} (got 'JSONlines'); did you mean JSONLines?",
+        "8: spec.datasets[0].uri: is required",
         "10: spec.train.lora.rank: must be at least 1 (got 0)",
         "11: spec.train.optmizer: unknown key; did you mean optimizer?",
         "11: spec.train.optmizer.learningRate: must be at most 1 (got 2)",
         "13: spec.train.maxSteps: must be an integer (got 'ten')",
         "13: spec.train.maxSteps: set epochs or maxSteps, not both",
         "14: spec.train.compile: must be true or false (got 'yes')",
-        '16: spec.train.env.PORT: must be a string (got 8080); put it in quotes: "8080"',
-        "17: spec.push.target: is required",
-        f"18: spec.push.placement.capacity: {GatedSpec.rules[0].message}",
-        "19: spec.push.when: GatePassed needs a gate: add evaluate.gate, or set push.when to Always",
+        '17: spec.train.pod.env[0].value: must be a string (got 8080); put it in quotes: "8080"',
+        "18: spec.push.targets: is required",
+        f"19: spec.push.placement.capacity: {GatedSpec.rules[0].message}",
+        "20: spec.push.when: GatesPassed needs a gate: add evaluate.gates, or set push.when to Always",
     ]
 
 
@@ -103,52 +105,59 @@ spec:
             "spec.train.lora.targetModules: must have at least 1 entry (got a list)",
         ),
         (
-            "train: {command: [x], args: [a, no]}",
-            'spec.train.args[1]: must be a string, but unquoted no means false; write "no"',
+            "train: {pod: {command: [x], args: [a, no]}}",
+            'spec.train.pod.args[1]: must be a string, but unquoted no means false; write "no"',
         ),
         (
-            "train: {command: [x], args: [a, y]}",
-            'spec.train.args[1]: must be a string, but unquoted y means true; write "y"',
+            "train: {pod: {command: [x], args: [a, y]}}",
+            'spec.train.pod.args[1]: must be a string, but unquoted y means true; write "y"',
         ),
         (
-            "train: {command: [x], args: [a, 1e5]}",
-            'spec.train.args[1]: must be a string (got 100000.0); put it in quotes: "1e5"',
+            "train: {pod: {command: [x], args: [a, 1e5]}}",
+            'spec.train.pod.args[1]: must be a string (got 100000.0); put it in quotes: "1e5"',
         ),
-        ("train: {command: [x], args: [a, {b: c}]}", "spec.train.args[1]: must be a string (got a mapping)"),
+        ("train: {pod: {command: [x], args: [a, {b: c}]}}", "spec.train.pod.args[1]: must be a string (got a mapping)"),
         ("train: {rank: 8}", "spec.train.rank: unknown key; did you mean lora.rank?"),
         ("train: {max_steps: 8}", "spec.train.max_steps: unknown key; did you mean maxSteps?"),
         ("train: {epochs: 10000000}", "spec.train.epochs: must be at most 10,000 (got 10000000)"),
         ("train:", "spec.train: is empty; set a value or remove the key"),
-        ("train: {command: [x, ~]}", "spec.train.command[1]: is empty; set a value or remove the key"),
+        ("train: {pod: {command: [x, ~]}}", "spec.train.pod.command[1]: is empty; set a value or remove the key"),
         (
-            "train: {env: {A-B: x}}",
-            "spec.train.env.A-B: must consist of letters, digits and _, with no digit first (got 'A-B')",
+            "train: {pod: {env: [{name: A-B, value: x}]}}",
+            "spec.train.pod.env[0].name: must consist of letters, digits and _, with no digit first (got 'A-B')",
         ),
         (
-            "train: {placement: {nodeSelector: {'a/b': c d}}}",
-            "spec.train.placement.nodeSelector[a/b]: must be a label value: letters, digits, _, . and -, with",
+            "train: {pod: {nodeSelector: {'a/b': c d}}}",
+            "spec.train.pod.nodeSelector[a/b]: must be a label value: letters, digits, _, . and -, with",
         ),
         (
-            "train: {placement: {capacity: spto}}",
-            "spec.train.placement.capacity: must be one of on-demand, spot (got 'spto'); did you mean spot?",
+            "train: {placement: {capacity: Spto}}",
+            "spec.train.placement.capacity: must be one of Auto, OnDemand, Spot (got 'Spto'); did you mean Spot?",
         ),
         ("seed: 99999999999", "spec.seed: must be at most 2,147,483,647 (got 99999999999)"),
         ("seed: 0x" + "f" * 99, "spec.seed: must fit into a signed 64-bit integer (got '0xfff"),
-        ("evaluate: {tasks: {}}", "spec.evaluate.tasks: must have at least 1 entry (got a mapping)"),
+        ("evaluate: {tasks: []}", "spec.evaluate.tasks: must have at least 1 entry (got a list)"),
         (
-            "evaluate: {tasks: {a: {}}, gate: {task: b, threshold: 1}}",
-            "spec.evaluate.gate.task: must be a name under evaluate.tasks",
+            "evaluate: {tasks: [{name: a}], gates: [{task: b, value: 0.5}]}",
+            "spec.evaluate.gates: every task must be a name in evaluate.tasks",
         ),
         (
             "deploy: {when: Always}",
-            "spec.deploy: needs push, because the published model is served: add push.target",
+            "spec.deploy: needs a published model: add an entry with format Merged to push.targets",
         ),
-        ("zzzz: 1", "spec.zzzz: unknown key; known keys are model, dataset, seed,"),
-        ("seed: &s 1\n  train: {image: *s}", 'spec.train.image: must be a string (got 1); put it in quotes: "1"'),
+        (
+            "whenExpired: Delete",
+            "spec.whenExpired: has no effect without a time: add ttlSecondsAfterFinished, or remove whenExpired",
+        ),
+        ("zzzz: 1", "spec.zzzz: unknown key; known keys are model, datasets, validation, podDefaults,"),
+        (
+            "seed: &s 1\n  train: {pod: {image: *s}}",
+            'spec.train.pod.image: must be a string (got 1); put it in quotes: "1"',
+        ),
         ("seed: !!python/object:os.system 1", "spec.seed: has a tag (!…), which is not supported; remove it"),
         (
-            'train: {image: "\\ud800"}',
-            "spec.train.image: holds half of a UTF-16 surrogate pair, which is not a character",
+            'train: {pod: {image: "\\ud800"}}',
+            "spec.train.pod.image: holds half of a UTF-16 surrogate pair, which is not a character",
         ),
     ],
 )
@@ -218,30 +227,30 @@ def test_duplicate_key_is_reported_with_both_lines(diagnose):
 
 
 def test_key_that_is_not_a_string_must_be_quoted(diagnose):
-    assert diagnose(f"{MINIMAL}  train: {{env: {{on: x}}}}\n") == [
-        '8: spec.train.env: a key must be a string; put it in quotes: "on"'
+    assert diagnose(f"{MINIMAL}  train: {{pod: {{labels: {{on: x}}}}}}\n") == [
+        '8: spec.train.pod.labels: a key must be a string; put it in quotes: "on"'
     ]
 
 
 def test_aliases_and_merge_keys_are_resolved(tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(
-        f"{MINIMAL}  prepare: &common {{env: {{A: a}}, retries: {{failures: 7}}}}\n"
-        "  train: {<<: *common, env: {A: b}, maxSteps: 5}\n"
+        f"{MINIMAL}  prepare: &common {{pod: {{labels: {{A: a}}}}, maxFailures: 7}}\n"
+        "  train: {<<: *common, pod: {labels: {A: b}}, maxSteps: 5}\n"
     )
     spec = read(file).spec
-    assert (spec.train.retries.failures, spec.train.env, spec.train.max_steps) == (7, {"A": "b"}, 5)
+    assert (spec.train.max_failures, spec.train.pod.labels, spec.train.max_steps) == (7, {"A": "b"}, 5)
 
 
 def test_numbers_are_parsed_as_in_kubernetes(tmp_path):
     file = tmp_path / "pipeline.yaml"
     file.write_text(
         f"{MINIMAL}  seed: 0x1F\n"
-        "  train: {maxSteps: 1_000, optimizer: {learningRate: 2e-4}, command: [x], args: [1:30]}\n"
+        "  train: {maxSteps: 1_000, optimizer: {learningRate: 2e-4}, pod: {command: [x], args: [1:30]}}\n"
     )
     spec = read(file).spec
     assert (spec.seed, spec.train.max_steps, spec.train.optimizer.learning_rate) == (31, 1000, 2e-4)
-    assert spec.train.args == ("1:30",)
+    assert spec.train.pod.args == ("1:30",)
 
 
 def test_status_is_ignored_with_a_note(tmp_path, capsys):
@@ -306,7 +315,7 @@ def test_read_returns_name_namespace_annotations_and_spec():
     manifest = read(ROOT / "tests/data/everything.yaml")
     assert (manifest.name, manifest.namespace) == ("everything", "research")
     assert manifest.annotations == {"finetune.dev/retry": "1"}
-    assert manifest.spec.train.lora.variant == "dora"
+    assert manifest.spec.train.lora.variant == "DoRA"
 
 
 def test_every_pattern_of_the_schema_has_a_message():
@@ -324,3 +333,32 @@ def test_every_pattern_of_the_schema_has_a_message():
     found = set(patterns(yaml.safe_load(generate.FILE.read_text())))
     assert found
     assert found <= PATTERNS.keys()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("datasets: []", "7: spec.datasets: must have at least 1 entry (got a list)"),
+        ("datasets: [{uri: hf://org/data, config: en, split: train}]", None),
+        (
+            "datasets: [{uri: hf://org/data/x.csv, split: train}]",
+            "datasets[0].config: config and split belong to a hub",
+        ),
+        ("datasets: [{uri: x}, {uri: pvc://a/x, config: en}]", "datasets[1].config: config and split belong to a hub"),
+        ("datasets: [{uri: x, columns: {messages: a, tools: b}}]", None),
+        ("datasets: [{uri: x, columns: {completion: a}}]", None),
+        ("datasets: [{uri: x, columns: {prompt: a, text: b}}]", "datasets[0].columns: must name fields of one kind"),
+        ("datasets: [{uri: x, columns: {}}]", "datasets[0].columns: must name fields of one kind of record"),
+        ("datasets: [{uri: x, weight: 101}]", "datasets[0].weight: must be at most 100 (got 101)"),
+        ("validation: {uri: x, columns: {text: a}, format: CSV}", None),
+        ("validation: {fraction: 0}", None),
+        ("validation: {format: Auto}", "validation.fraction: set fraction or uri, and not both"),
+        ("validation: {fraction: 0.1, uri: x}", "validation.fraction: set fraction or uri, and not both"),
+        ("validation: {fraction: 0.1, revision: v1}", "validation.uri: is needed by revision, format and columns"),
+        ("validation: {uri: x, split: test}", "validation.config: config and split belong to a hub data set"),
+    ],
+)
+def test_contradiction_in_the_data_is_reported(diagnose, data, expected):
+    head, _, least = MINIMAL.rpartition("  datasets")
+    found = diagnose(f"{head}  {data}\n" + ("" if data.startswith("datasets") else f"  datasets{least}"))
+    assert [expected in line for line in found] == [True] if expected else found == []

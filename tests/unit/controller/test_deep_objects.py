@@ -38,7 +38,7 @@ SPEC = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
 
 def pipeline_json(name, affinity):
     meta = {"namespace": "team", "name": name, "uid": name, "generation": 1, "resourceVersion": "1"}
-    train = {**SPEC["train"], "placement": {"affinity": "AFFINITY"}}
+    train = {**SPEC["train"], "pod": {"affinity": "AFFINITY"}}
     return json.dumps({"metadata": meta, "spec": {**SPEC, "train": train}}).replace('"AFFINITY"', affinity)
 
 
@@ -64,10 +64,10 @@ async def scenario(_options):
         configuration.host = f"http://127.0.0.1:{port}"
         async with open_client(configuration) as api:
             cache, queue = ResourceCache(), WorkQueue()
-            await Informers(api, cache, queue, StopSignal(), ("team",)).relist()
-            assert set(cache.pipelines) == {Key("team", "good"), Key("team", "bad")}
+            await Informers(api, cache, queue, StopSignal(), ("team",)).list()
+            assert set(cache.pipelines.entries) == {("team", "good"), ("team", "bad")}
             cluster = KubernetesCluster(api, cache, NoProgress(), NoProbe())
-            assert await process(Key("team", "bad"), queue, cluster, Settings()) == "refused"
+            assert await process(Key("team", "bad"), queue, cluster, Settings()) == "invalid"
             assert "nested" in patches[0]["status"]["conditions"][0]["message"]
             assert (await cluster.read(Key("team", "good"))).key.name == "good"
     try:  # even deeper JSON, as a user's model server may return, does not end the process either
@@ -93,7 +93,7 @@ def test_deeply_nested_affinity_is_an_invalid_object(affinity):
     for _ in range(300):
         affinity = {"a": affinity} if isinstance(affinity, dict) else [affinity]
     spec = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
-    spec["train"]["placement"] = {"affinity": {"nodeAffinity": affinity}}
+    spec["train"]["pod"] = {"affinity": {"nodeAffinity": affinity}}
     meta = {"namespace": "team", "name": "demo", "uid": "u", "generation": 1}
-    with pytest.raises(InvalidObject, match=r"train\.placement\.affinity: .*nested"):
+    with pytest.raises(InvalidObject, match=r"train\.pod\.affinity: .*nested"):
         parse_pipeline({"metadata": meta, "spec": spec})

@@ -3,25 +3,29 @@
 import asyncio
 from types import SimpleNamespace
 
+from support.cluster_objects import pipeline_object, pod_of
+
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache import PIPELINES, PODS, ResourceCache
 
 
-def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, phases=()):
+def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, silent="", phases=()):
     """Return status and text of an endpoint's response; a sync_age of None: never synced."""
 
     async def request():
         now = asyncio.get_running_loop().time()
         cache = ResourceCache()
         for number, phase in enumerate(phases):
-            cache.update_pipeline({"metadata": {"namespace": "team", "name": f"p{number}"}, "status": {"phase": phase}})
+            cache.update(PIPELINES, pipeline_object(f"p{number}", status={"phase": phase}))
+        cache.update(PODS, pod_of())
         elector = SimpleNamespace(is_leader=is_leader, last_response_at=now - response_age)
         synced_at = None if sync_age is None else now - sync_age
         queue = WorkQueue()
         queue.add(Key("team", "demo"))
-        health = Health(elector, SimpleNamespace(synced_at=synced_at, cache=cache), queue)
+        informers = SimpleNamespace(synced_at=synced_at, cache=cache, silent_watch=lambda _seconds: silent)
+        health = Health(elector, informers, queue)
         response = await getattr(health, endpoint)(None)
         return response.status, response.text if response.text is not None else response.body.decode()
 
@@ -39,8 +43,12 @@ def test_standby_is_ready_without_synced_cache():
 def test_leader_without_synced_cache_is_live_but_not_ready():
     status, text = get("readyz", sync_age=None)
     assert (status, "has not synced" in text) == (503, True)
-    assert get("readyz", sync_age=4000.0) == (503, "the cache was last relisted 4000 s ago\n")
+    assert get("readyz", sync_age=4000.0) == (503, "the cache was last listed 4000 s ago\n")
     assert get("livez", sync_age=None)[0] == 200
+
+
+def test_leader_with_a_failing_watch_is_not_ready():
+    assert get("readyz", silent="pods") == (503, "the watch of pods has failed for more than 60 s\n")
 
 
 def test_standby_without_api_server_is_not_ready():
@@ -55,3 +63,10 @@ def test_metrics_count_pipelines_by_phase():
     assert "finetune_leader 1.0" in text
     assert "finetune_queue_depth 1.0" in text
     assert 'phase="Running"' not in get("metrics")[1]
+
+
+def test_metrics_count_cached_objects_by_kind():
+    _, text = get("metrics", phases=["Running", "Succeeded"])
+    assert 'finetune_cache_objects{kind="finetunepipelines"} 2.0' in text
+    assert 'finetune_cache_objects{kind="pods"} 1.0' in text
+    assert 'finetune_cache_objects{kind="jobs"} 0.0' in text

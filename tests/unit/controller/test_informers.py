@@ -1,11 +1,13 @@
-"""The cache stays correct when watch events arrive during a relist, and when a relist fails."""
+"""The informers: which namespaces are listed and watched, and which changes are queued."""
 
 import asyncio
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+from support.cluster_objects import job_of, pipeline_object, pod_of, running_status
 from support.fake_api import FakeApi
-from support.pods import a_job, a_pod, job_condition, running, terminated
+from support.pods import job_condition, running, terminated
 
 from finetune_operator.controller import informers as module
 from finetune_operator.controller.informers import Informers
@@ -13,21 +15,21 @@ from finetune_operator.controller.signals import StopSignal
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 NAME = "demo-train-a1"
-PIPELINE = {"metadata": {"namespace": "team", "name": "demo", "uid": "uid-1"}}
 PATHS = {
-    "pods": "/api/v1/namespaces/{}/pods",
-    "jobs": "/apis/batch/v1/namespaces/{}/jobs",
-    "finetunepipelines": "/apis/finetune.dev/v1alpha1/namespaces/{}/finetunepipelines",
+    PODS: "/api/v1/namespaces/{}/pods",
+    JOBS: "/apis/batch/v1/namespaces/{}/jobs",
+    PIPELINES: "/apis/finetune.dev/v1alpha1/namespaces/{}/finetunepipelines",
 }
 INTERRUPTED = '{"interruption": {"step": 40, "savedStep": 40}}'
+DEMO = Key("team", "demo")
 
 
 class SlowApi(FakeApi):
-    """A fake API whose lists take a while: what `during_list` changes is not in the lists already being read."""
+    """A fake API in which events arrive while a list is read: it has been made before them."""
 
     def __init__(self):
         super().__init__()
@@ -35,119 +37,159 @@ class SlowApi(FakeApi):
         self.list_errors = {}
         """Namespaces in which every list fails, with the status code."""
 
-    def add(self, kind, item):
-        meta = item["metadata"]
-        return self.put(f"{PATHS[kind].format(meta['namespace'])}/{meta['name']}", item)
-
-    async def list(self, path, **query):
-        items = [item async for item in super().list(path, **query)]
+    async def pages(self, path, **query):
+        pages = [page async for page in super().pages(path, **query)]
         for namespace, status in self.list_errors.items():
             if f"/{namespace}/" in path:
                 raise ApiError(status, f"cannot list in {namespace}")
         await asyncio.sleep(0)
         if path.endswith("/pods"):
             self.during_list()
-        for item in items:
-            yield item
+        for page in pages:
+            yield page
 
 
 class InformerScenario:
-    """An API server with a pipeline, and the informers with their cache and their queue."""
+    """An API server with a pipeline that trains, and the informers with their cache and their queue."""
 
     def __init__(self, namespaces=("team",)):
         self.api, self.cache, self.queue = SlowApi(), ResourceCache(), WorkQueue()
         self.informers = Informers(self.api, self.cache, self.queue, StopSignal(), namespaces)
-        self.create("finetunepipelines", PIPELINE)
+        self.create(PIPELINES, pipeline_object(status=running_status(NAME)))
+        self.create(JOBS, job_of())
 
-    def create(self, kind, item):
-        self.api.add(kind, item)
-        self.cache.handlers[kind](item)
+    def create(self, kind, found, namespace="team"):
+        meta = {**found["metadata"], "namespace": namespace}
+        path = f"{PATHS[kind].format(namespace)}/{meta['name']}"
+        stored = self.api.put(path, {**found, "metadata": meta})
+        self.cache.update(kind, stored)
+        return stored
 
-    def relist(self, during_list=lambda: None):
+    def event(self, kind, found, *, gone=False):
+        """Change an object as a watch shows it, and return the change."""
+        self.api.version += 1
+        found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.api.version)}}
+        return (self.cache.remove if gone else self.cache.update)(kind, found)
+
+    def list(self, during_list=lambda: None):
         self.api.during_list = during_list
-        asyncio.run(self.informers.relist())
+        return asyncio.run(self._list())
+
+    async def _list(self):
+        await self.informers.list()
+        queued = []
+        while len(self.queue):
+            queued.append(await self.queue.get())
+        return queued
 
     @property
     def pod(self):
-        return self.cache.pods["team", NAME]
+        return self.cache.pod_of("team", NAME)
 
 
-def test_pod_that_ends_during_relist_keeps_its_end():
+def ended_pod():
+    return pod_of(state=terminated(75, INTERRUPTED))
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_pod_that_ends_during_a_list_keeps_its_end(gone):
     scenario = InformerScenario()
-    scenario.create("pods", a_pod(running()))
-    scenario.relist(lambda: scenario.cache.update_pod(a_pod(terminated(75, INTERRUPTED), phase="Failed")))
+    scenario.create(PODS, pod_of(state=running()))
+    scenario.list(lambda: scenario.event(PODS, ended_pod(), gone=gone))
     assert (scenario.pod.exit_code, scenario.pod.termination_message.interruption.saved_step) == (75, 40)
+    assert scenario.pod.gone is gone
 
 
-def test_pod_deleted_during_relist_keeps_its_end():
+def test_job_that_completes_during_a_list_is_complete():
     scenario = InformerScenario()
-    scenario.create("pods", a_pod(running()))
-    scenario.relist(lambda: scenario.cache.update_pod(a_pod(terminated(75, INTERRUPTED), phase="Failed"), gone=True))
-    assert (scenario.pod.exit_code, scenario.pod.gone) == (75, True)
+    scenario.api.during_list = lambda: None
+    pages = scenario.api.pages
+
+    async def pages_then_event(path, **query):
+        found = [page async for page in pages(path, **query)]
+        if path.endswith("/jobs"):
+            scenario.event(JOBS, job_of("demo", "train", job_condition("Complete")))
+        for page in found:
+            yield page
+
+    scenario.api.pages = pages_then_event
+    scenario.list()
+    assert scenario.cache.is_over(scenario.cache.jobs.get(("team", NAME)))
 
 
-def test_job_that_completes_during_relist_is_complete():
+def test_objects_created_or_deleted_during_a_list_stay_so():
     scenario = InformerScenario()
-    scenario.create("jobs", a_job())
-    complete = a_job(job_condition("Complete"))
-    scenario.relist(lambda: scenario.cache.update_job(complete))
-    assert scenario.cache.jobs["team", NAME]["status"] == complete["status"]
+    scenario.create(PODS, pod_of(state=running()))
 
+    def during_list():
+        scenario.event(JOBS, job_of("demo", "evaluate"))
+        scenario.event(JOBS, job_of(), gone=True)
+        scenario.event(PIPELINES, pipeline_object("new"))
 
-def test_job_deleted_during_relist_stays_deleted():
-    scenario = InformerScenario()
-    scenario.create("jobs", a_job())
-    scenario.relist(lambda: scenario.cache.update_job(a_job(), gone=True))
-    assert scenario.cache.jobs == {}
-
-
-def test_pod_created_during_relist_is_not_gone():
-    scenario = InformerScenario()
-    scenario.relist(lambda: scenario.cache.update_pod(a_pod(running())))
+    scenario.list(during_list)
+    assert set(scenario.cache.jobs.entries) == {("team", "demo-evaluate-a1")}
+    assert set(scenario.cache.pipelines.entries) == {("team", "demo"), ("team", "new")}
     assert not scenario.pod.gone
 
 
-def test_relist_keeps_newer_creations_and_deletions():
+def test_next_list_removes_what_is_still_missing():
     scenario = InformerScenario()
-    new = {"metadata": {"namespace": "team", "name": "new", "uid": "uid-2"}}
-
-    def during_list():
-        scenario.cache.update_pipeline(new)
-        scenario.cache.update_job(a_job())
-        scenario.cache.update_pipeline(PIPELINE, gone=True)
-
-    scenario.relist(during_list)
-    assert set(scenario.cache.pipelines) == {Key("team", "new")}
-    scenario.api.add("finetunepipelines", new)
-    scenario.api.add("jobs", a_job())
-    del scenario.api.objects[PATHS["finetunepipelines"].format("team") + "/demo"]
-    scenario.relist()
-    assert (set(scenario.cache.pipelines), set(scenario.cache.jobs)) == ({Key("team", "new")}, {("team", NAME)})
+    scenario.list(lambda: scenario.event(JOBS, job_of("demo", "evaluate")))
+    assert len(scenario.cache.jobs) == 2
+    scenario.list()
+    assert len(scenario.cache.jobs) == 1
 
 
-def test_next_relist_wins_over_events_of_the_previous_one():
+def test_list_queues_differences_only():
     scenario = InformerScenario()
-    scenario.relist(lambda: scenario.cache.update_job(a_job()))
-    assert ("team", NAME) in scenario.cache.jobs
-    scenario.relist()
-    assert scenario.cache.jobs == {}
+    assert scenario.list() == []
+    scenario.api.put(f"{PATHS[JOBS].format('team')}/{NAME}", job_of("demo", "train", job_condition("Complete")))
+    assert scenario.list() == [DEMO]
+    assert scenario.list() == []
 
 
-def test_relists_do_not_overlap():
-    scenario, active, counts = InformerScenario(), [], []
-    begin, replace = scenario.cache.begin_relist, scenario.cache.replace
-    scenario.cache.begin_relist = lambda: (begin(), active.append(1), counts.append(len(active)))
-    scenario.cache.replace = lambda *args, **lists: (active.pop(), replace(*args, **lists))[1]
+def test_new_leader_queues_finished_pipelines_once_all_is_listed():
+    async def scenario():
+        informers = InformerScenario()
+        done = {"finishedAt": "2030-01-01T00:00:00Z"}
+        informers.create(PIPELINES, pipeline_object("a-done", status=done))
+        informers.create(JOBS, job_of("a-done") | {"status": {"succeeded": 1}})
+        informers.cache.jobs.remove(("team", "a-done-train-a1"), 0)
+        await informers.informers.list_first()
+        queueing = asyncio.create_task(informers.informers.requeue_all())
+        await asyncio.sleep(0)
+        before = [await informers.queue.get() for _ in range(len(informers.queue))]
+        for reflector in informers.informers.reflectors["team"]:
+            await reflector.list()
+        await queueing
+        return before, [await informers.queue.get() for _ in range(len(informers.queue))]
 
-    async def twice():
-        await asyncio.gather(scenario.informers.relist(), scenario.informers.relist())
+    assert asyncio.run(scenario()) == ([DEMO], [Key("team", "a-done")])
 
-    asyncio.run(twice())
-    assert (counts, active) == ([1, 1], [])
+
+def test_changed_job_of_a_finished_pipeline_waits_behind_others():
+    scenario = InformerScenario()
+    done = {"finishedAt": "2030-01-01T00:00:00Z"}
+    scenario.create(PIPELINES, pipeline_object("a-done", status=done))
+    scenario.create(PIPELINES, pipeline_object("new"))
+    scenario.create(JOBS, job_of("a-done"))
+
+    async def relist():
+        await scenario.informers.list()
+        scenario.informers._is_complete = True
+        for name in ("a-done-train-a1", NAME):
+            scenario.api.put(
+                f"{PATHS[JOBS].format('team')}/{name}",
+                job_of(name.removesuffix("-train-a1"), "train", job_condition("Complete")),
+            )
+        await scenario.informers.list()
+        return [(await scenario.queue.get()).name for _ in range(len(scenario.queue))]
+
+    assert asyncio.run(relist()) == ["demo", "a-done"]
 
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")])
-def test_failed_relist_is_logged_and_retried(error, caplog):
+def test_failed_list_is_logged_and_retried(error, caplog):
     scenario, errors = InformerScenario(), [error, error]
 
     def during_list():
@@ -156,23 +198,18 @@ def test_failed_relist_is_logged_and_retried(error, caplog):
 
     scenario.api.during_list = during_list
     with patch.object(module, "BASE_RETRY_SECONDS", 0.01):
-        asyncio.run(asyncio.wait_for(scenario.informers.relist_with_retry(), 10))
+        asyncio.run(asyncio.wait_for(scenario.informers.list_with_retry(), 10))
     assert scenario.informers.synced_at is not None
-    assert caplog.text.count("the relist failed and is retried") == 2
+    assert caplog.text.count("the list failed and is retried") == 2
     assert str(error) in caplog.text
-
-
-def in_namespace(namespace, item):
-    """Return a copy of an object in another namespace."""
-    return {**item, "metadata": {**item["metadata"], "namespace": namespace}}
 
 
 def two_namespaces():
     scenario = InformerScenario(("team", "other"))
+    scenario.create(PIPELINES, pipeline_object(status=running_status(NAME)), "other")
+    scenario.create(JOBS, job_of(), "other")
     for namespace in ("team", "other"):
-        scenario.create("finetunepipelines", in_namespace(namespace, PIPELINE))
-        scenario.create("jobs", in_namespace(namespace, a_job()))
-        scenario.create("pods", in_namespace(namespace, a_pod(running())))
+        scenario.create(PODS, pod_of(state=running()), namespace)
     return scenario
 
 
@@ -180,53 +217,115 @@ def two_namespaces():
 def test_lost_namespace_keeps_its_cache_and_spares_others(status, caplog):
     scenario = two_namespaces()
     scenario.api.list_errors = {"other": status}
-    del scenario.api.objects[PATHS["jobs"].format("team") + f"/{NAME}"]
-    scenario.relist()
-    assert set(scenario.cache.jobs) == {("other", NAME)}
-    assert not scenario.cache.pods["other", NAME].gone
-    assert Key("other", "demo") in scenario.cache.pipelines
+    del scenario.api.objects[PATHS[JOBS].format("team") + f"/{NAME}"]
+    assert scenario.list() == [DEMO]
+    assert set(scenario.cache.jobs.entries) == {("other", NAME)}
+    assert not scenario.cache.pod_of("other", NAME).gone
+    assert ("other", "demo") in scenario.cache.pipelines.entries
     assert scenario.informers.synced_at is not None
-    assert list(scenario.queue._queue) == [Key("team", "demo")]
     assert "cannot list namespace other" in caplog.text
 
 
-def test_relist_fails_when_no_namespace_can_be_listed():
+@pytest.mark.parametrize("errors", [{"team": 403, "other": 403}, {"other": 503}], ids=["all lost", "busy"])
+def test_list_fails_when_nothing_can_be_listed_or_server_is_busy(errors):
     scenario = two_namespaces()
-    scenario.api.list_errors = {"team": 403, "other": 403}
+    scenario.api.list_errors = errors
     with pytest.raises(ApiError):
-        scenario.relist()
+        scenario.list()
     assert scenario.informers.synced_at is None
     assert len(scenario.cache.jobs) == 2
-
-
-def test_relist_fails_when_api_server_is_busy():
-    scenario = two_namespaces()
-    scenario.api.list_errors = {"other": 503}
-    with pytest.raises(ApiError):
-        scenario.relist()
-    assert scenario.informers.synced_at is None
 
 
 def test_namespace_is_watched_once_it_can_be_listed():
     scenario, watched = two_namespaces(), []
 
-    async def operator(*, namespaces, stop_flag, **_):
+    async def operator(*, namespaces, **_):
         watched.append(sorted(namespaces))
-        await stop_flag.wait()
+        await asyncio.Event().wait()
 
     async def scenario_of_loss():
         scenario.api.list_errors = {"other": 403}
-        await scenario.informers.relist_with_retry()
+        await scenario.informers.list_with_retry()
         watching = asyncio.create_task(scenario.informers.watch())
         for starts in (1, 2):
             while len(watched) < starts:  # noqa: ASYNC110  the fake operator appends to a list
                 await asyncio.sleep(0.01)
             scenario.api.list_errors = {}
-            await scenario.informers.relist()
+            await scenario.informers.list()
         await asyncio.sleep(0.1)
         watching.cancel()
 
-    with patch.object(module.kopf, "operator", operator), patch.object(module, "RESTART_SECONDS", 0.01):
+    with patch.object(module.kopf, "operator", operator), patch.object(module, "BASE_RETRY_SECONDS", 0.01):
         asyncio.run(asyncio.wait_for(scenario_of_loss(), 10))
     assert watched == [["team"], ["other", "team"]]
+    jobs = [path for path, _ in scenario.api.watched if path.endswith("/jobs")]
+    assert jobs.count(PATHS[JOBS].format("other")) == 1
     assert not scenario.informers.signals.requested.is_set()
+
+
+def test_watches_survive_an_outage_after_kopf_has_ended():
+    scenario, starts = two_namespaces(), []
+
+    async def operator(**_):
+        starts.append(1)
+        if len(starts) == 1:
+            scenario.api.list_errors = {"team": 503, "other": 503}
+            raise RuntimeError("a minute of 503")
+        await asyncio.Event().wait()
+
+    async def outage():
+        await scenario.informers.list_with_retry()
+        watching = asyncio.create_task(scenario.informers.watch())
+        await asyncio.sleep(0.1)
+        assert len(starts) == 1
+        assert not watching.done(), "the outage has ended the operator"
+        scenario.api.list_errors = {}
+        while len(starts) < 2:  # noqa: ASYNC110  the fake operator appends to a list
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    with patch.object(module.kopf, "operator", operator), patch.object(module, "BASE_RETRY_SECONDS", 0.01):
+        asyncio.run(asyncio.wait_for(outage(), 10))
+
+
+def handler_of(scenario):
+    """Return the function that kopf calls with each event of a pipeline."""
+    [handler] = scenario.informers._registry()._watching._handlers
+    return lambda kind, found: handler.fn(event={"type": kind, "object": found})
+
+
+def delivered(scenario, kind, found, *, processing=False):
+    """Deliver an event of the pipeline, and return what is queued now and later."""
+
+    async def deliver():
+        if processing:
+            scenario.queue.add(DEMO)
+            assert await scenario.queue.get() == DEMO
+        scenario.api.version += 1
+        found["metadata"]["resourceVersion"] = str(scenario.api.version)
+        await handler_of(scenario)(kind, found)
+        queue = scenario.queue
+        return SimpleNamespace(now=DEMO in queue._urgent.added_at, later=DEMO in queue._delayed)
+
+    return asyncio.run(deliver())
+
+
+def foreign_status():
+    return pipeline_object(status=running_status(NAME) | {"phase": "Hacked"})
+
+
+def test_status_of_another_program_is_queued():
+    queued = delivered(InformerScenario(), "MODIFIED", foreign_status())
+    assert (queued.now, queued.later) == (False, True)
+
+
+def test_status_that_a_worker_is_writing_is_not_queued():
+    queued = delivered(InformerScenario(), "MODIFIED", foreign_status(), processing=True)
+    assert (queued.now, queued.later) == (False, False)
+
+
+def test_edit_and_deletion_are_queued_at_once():
+    assert delivered(InformerScenario(), "MODIFIED", pipeline_object(generation=2)).now
+    scenario = InformerScenario()
+    assert delivered(scenario, "DELETED", pipeline_object()).now
+    assert len(scenario.cache.pipelines) == 0

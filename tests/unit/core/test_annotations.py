@@ -169,7 +169,7 @@ def test_retry_after_lost_workspace_reruns_all_stages():
 
 
 def test_retry_resets_budgets():
-    scenario = Scenario(a_pipeline(train={"retries": {"failures": 1}})).run("prepare")
+    scenario = Scenario(a_pipeline(train={"maxFailures": 1})).run("prepare")
     for token in ("1", "2", "3"):
         for _ in range(2):
             scenario.cluster.fail(scenario.after(1000).start("train"), 70)

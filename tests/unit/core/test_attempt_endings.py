@@ -46,8 +46,8 @@ PERMANENT = {
 
 
 @pytest.mark.parametrize("end_job", INTERRUPTIONS.values(), ids=INTERRUPTIONS.keys())
-def test_interruption_is_retried_at_once_and_is_no_failure(end_job):
-    scenario = ended(end_job)
+def test_interruption_is_retried_and_is_no_failure(end_job):
+    scenario = ended(end_job).pass_interruption_backoff()
     train = scenario.stage("train")
     assert [a.outcome for a in train.attempts] == [Outcome.INTERRUPTED, Outcome.RUNNING]
     assert (train.interruptions, train.failures) == (1, 0)
@@ -108,11 +108,53 @@ def test_result_of_stopping_job_counts():
 def test_out_of_memory_is_retried_only_with_new_resources():
     scenario = ended(lambda scenario, job: scenario.run_out_of_memory(job))
     assert scenario.stage("train").reason == "OutOfMemory"
-    assert "resources.memory" in scenario.stage("train").message
     assert scenario.after(1e6).reconcile_until_stable().created_jobs[-1] == "train-a1"
-    scenario.edit(train={"resources": {"memory": "64Gi"}})
+    scenario.edit(train={"pod": {"resources": {"limits": {"memory": "64Gi"}}}})
     assert scenario.created_jobs[-1] == "train-a2"
     assert scenario.finish().status.phase == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("limit", "proposed"),
+    [("256Mi", "512Mi"), ("1.5Gi", "3.0Gi"), ("4Gi", "8Gi"), ("900M", "1800M"), ("1073741824", "2147483648")],
+)
+def test_out_of_memory_names_the_limit_and_its_double(limit, proposed):
+    """The message is a value of the field that it names: with it the stage succeeds."""
+    scenario = Scenario(a_pipeline(train={"pod": {"resources": {"limits": {"memory": limit}}}})).run("prepare")
+    scenario.run_out_of_memory(scenario.start("train"))
+    train = scenario.reconcile_until_stable().stage("train")
+    assert train.message == f"killed at its limit {limit}: raise train.pod.resources.limits.memory to {proposed}"
+    assert (train.failures, train.interruptions) == (1, 0)
+    scenario.edit(train={"pod": {"resources": {"limits": {"memory": proposed}}}})
+    assert scenario.finish().status.phase == "Succeeded"
+
+
+def test_out_of_memory_without_a_limit_names_the_node():
+    scenario = ended(lambda scenario, job: scenario.run_out_of_memory(job))
+    message = scenario.stage("train").message
+    assert "its node ran out of memory: set train.pod.resources.requests.memory" in message
+
+
+def test_out_of_memory_keeps_the_words_of_the_process():
+    scenario = ended(lambda scenario, job: scenario.cluster.fail(job, 70, "a worker died", out_of_memory=True))
+    assert scenario.stage("train").message.endswith("; a worker died")
+
+
+@pytest.mark.parametrize("disruption", [None, "evicted"])
+def test_out_of_memory_decides_before_exit_code_0(disruption):
+    """A child process may be killed for memory while its parent exits with 0: the stage must not run again so."""
+    scenario = ended(
+        lambda scenario, job: scenario.cluster.update_job(
+            job,
+            state=JobState.COMPLETE,
+            exit_code=0,
+            out_of_memory=True,
+            disruption=disruption,
+            finished_at=scenario.cluster.now,
+        )
+    )
+    assert (scenario.attempt("train").outcome, scenario.attempt("train").reason) == (Outcome.FAILED, "OutOfMemory")
+    assert scenario.after(1e6).reconcile_until_stable().created_jobs[-1] == "train-a1"
 
 
 def test_termination_message_becomes_attempt_message():
@@ -129,7 +171,7 @@ def test_queued_job_reports_its_blocker():
 
 
 def test_long_messages_are_truncated():
-    scenario = Scenario(a_pipeline(train={"retries": {"failures": 0}})).run("prepare")
+    scenario = Scenario(a_pipeline(train={"maxFailures": 0})).run("prepare")
     scenario.cluster.fail(scenario.start("train"), 70, "x" * 4000)
     assert len(scenario.reconcile_until_stable().stage("train").message) <= 4096
     other = Scenario()

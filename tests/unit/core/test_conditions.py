@@ -91,7 +91,7 @@ def test_condition_keeps_its_last_transition_time():
     times = {c.type: c.last_transition_time - START for c in scenario.status.conditions}
     assert times["Prepared"] == timedelta(seconds=560)
     assert times["Deployed"] == times["Ready"] == times["Finished"] == timedelta(seconds=800)
-    scenario.after(500).edit(evaluate={"gate": {"threshold": 0.1}})
+    scenario.after(500).edit(evaluate={"gates": [{"task": "exam", "value": 0.1}]})
     assert {c.type: c.last_transition_time - START for c in scenario.status.conditions} == times
 
 
@@ -146,9 +146,11 @@ def test_last_event_names_the_outcome(situation, last):
 
 
 def test_gate_edit_that_changes_the_outcome_emits_an_event():
-    scenario = Scenario(a_pipeline(evaluate={"gate": {"metric": "f1"}}, push=None, deploy=None)).finish()
+    scenario = Scenario(
+        a_pipeline(evaluate={"gates": [{"task": "exam", "metric": "f1", "value": 0.6}]}, push=None, deploy=None)
+    ).finish()
     assert scenario.events[-1] == "PipelineFailed"
-    scenario.edit(evaluate={"gate": {"metric": "acc"}})
+    scenario.edit(evaluate={"gates": [{"task": "exam", "value": 0.6}]})
     assert scenario.events[-1] == "PipelineSucceeded"
 
 

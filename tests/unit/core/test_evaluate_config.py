@@ -7,6 +7,8 @@ from support.scenario import Scenario, a_pipeline
 from finetune_trainer.contract import EvaluateConfig
 
 NO_PUSH = {"push": None, "deploy": None}
+ADAPTER_ONLY = {"push": {"targets": [{"uri": "pvc://models/adapter", "format": "Adapter"}]}, "deploy": None}
+GAIN = {"task": "exam", "value": 0.1, "against": "Base"}
 
 
 def evaluate_config(**changes) -> EvaluateConfig:
@@ -16,18 +18,19 @@ def evaluate_config(**changes) -> EvaluateConfig:
 
 
 @pytest.mark.parametrize(
-    ("changes", "model", "dtype"),
+    ("changes", "weights", "dtype"),
     [
-        ({}, "merged", "bf16"),
-        ({"push": {"dtype": "fp16"}}, "merged", "fp16"),
-        ({"evaluate": {"model": "adapter"}}, "adapter", "auto"),
-        (NO_PUSH, "adapter", "auto"),
-        ({**NO_PUSH, "evaluate": {"model": "merged"}}, "merged", "auto"),
+        ({}, "Merged", "BF16"),
+        ({"push": {"dtype": "FP16"}}, "Merged", "FP16"),
+        ({"evaluate": {"weights": "Adapter"}}, "Adapter", "Auto"),
+        (ADAPTER_ONLY, "Adapter", "Auto"),
+        (NO_PUSH, "Adapter", "Auto"),
+        ({**NO_PUSH, "evaluate": {"weights": "Merged"}}, "Merged", "Auto"),
     ],
 )
-def test_evaluated_model_is_the_one_that_is_pushed(changes, model, dtype):
+def test_evaluated_model_is_the_one_that_is_pushed(changes, weights, dtype):
     config = evaluate_config(**changes)
-    assert (config.recipe.model, config.dtype) == (model, dtype)
+    assert (config.recipe.weights, config.dtype) == (weights, dtype)
 
 
 def test_config_names_the_prepare_stage_for_its_records():
@@ -40,8 +43,9 @@ def test_config_names_the_prepare_stage_for_its_records():
     [
         ({}, False),
         ({"compareWithBase": True}, True),
-        ({"gate": {"against": "base"}}, True),
-        ({"gate": {"against": "value"}}, False),
+        ({"gates": [GAIN]}, True),
+        ({"gates": [{"task": "exam", "value": 0.6}, GAIN]}, True),
+        ({"gates": [{**GAIN, "against": "Value"}]}, False),
     ],
 )
 def test_gate_against_base_implies_the_comparison(evaluate, compares):

@@ -45,9 +45,10 @@ class Safety(StageSpec):
         return SafetyConfig(identity="", train=context.identities["train"], questions=self.questions)
 '''
 
-NEW_PLACEMENT = '    "reserved": lambda _: NodeClass(node_selector={"reserved": "true"}),\n'
+SPOT_LINE = '    "Spot": lambda defaults: _set_or(defaults.spot, PRESETS[defaults.preset].spot),\n'
+NEW_PLACEMENT = '    "Reserved": lambda _: Nodes(node_selector={"reserved": "true"}),\n'
 
-NEW_ENGINE = '    "llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
+NEW_ENGINE = '    "Llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
 
 SCRIPT = """
 from support.scenario import RESULTS, Scenario, a_pipeline
@@ -55,7 +56,7 @@ from support.scenario import RESULTS, Scenario, a_pipeline
 from finetune_operator.crd.generate import text
 
 RESULTS["safety"] = {**RESULTS["evaluate"], "stage": "evaluate"}
-pipeline = a_pipeline(deploy={"engine": "llamafile"}, safety={"placement": {"capacity": "reserved"}})
+pipeline = a_pipeline(deploy={"engine": "Llamafile"}, safety={"placement": {"capacity": "Reserved"}})
 scenario = Scenario(pipeline).run_before("safety")
 scenario.lose_node(scenario.start("safety"))
 scenario.reconcile_until_stable().finish()
@@ -65,7 +66,7 @@ print(scenario.cluster.jobs[scenario.attempt("safety").job].template.placement.n
 scenario.edit(safety={"questions": 9}).finish()
 print(scenario.created_jobs[-1])
 crd = text()
-print("questions" in crd, "reserved" in crd, "llamafile" in crd)
+print("questions" in crd, "Reserved" in crd, "Llamafile" in crd)
 """
 
 
@@ -73,7 +74,7 @@ print("questions" in crd, "reserved" in crd, "llamafile" in crd)
 def extended(tmp_path) -> Path:
     """Return a copy of the operator and the trainer with an additional stage, capacity type and engine."""
     trainer = shutil.copytree(TRAINER, tmp_path / TRAINER.name, ignore=shutil.ignore_patterns("__pycache__"))
-    vllm = '    "vllm": Engine(_vllm_container, _vllm_process, "vllm"),\n'
+    vllm = '    "VLLM": Engine(_vllm_container, _vllm_process, "vllm"),\n'
     add(trainer / "contract" / "engines.py", after=vllm, line=NEW_ENGINE)
     package = tmp_path / "finetune_operator"
     shutil.copytree(OPERATOR, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -88,7 +89,7 @@ def extended(tmp_path) -> Path:
         after='    """Evaluates the trained model. Absent: no evaluation and no gate."""\n',
         line="    safety: Safety | None = None\n",
     )
-    add(package / "api" / "placement.py", after='    "spot": lambda defaults: defaults.spot,\n', line=NEW_PLACEMENT)
+    add(package / "api" / "placement.py", after=SPOT_LINE, line=NEW_PLACEMENT)
     return tmp_path
 
 

@@ -1,13 +1,31 @@
-"""The gate, which decides what is published and served."""
+"""The gates, which decide what is published and served."""
 
 import math
 
 import pytest
+from pydantic import ValidationError
 from support.scenario import Scenario, a_pipeline, kstatus, scores
 
+from finetune_operator.api.status import GateStatus
 
-def gated(gate: dict, **changes) -> Scenario:
-    return Scenario(a_pipeline(evaluate={"gate": gate}, **changes))
+GAIN = {"task": "exam", "value": 0.1, "against": "Base"}
+"""A gate that needs a gain of more than 0.1 over the base model."""
+
+
+def gates(*fields: dict) -> dict:
+    """Return the changes of evaluate that set these gates: without fields, exam acc above 0.6."""
+    return {"gates": [{"task": "exam", "value": 0.6, **one} for one in fields]}
+
+
+def gated(*fields: dict, **changes) -> Scenario:
+    return Scenario(a_pipeline(evaluate=gates(*fields), **changes))
+
+
+def only_gate(scenario: Scenario) -> GateStatus:
+    """Return the comparison with the only gate, which decides alone."""
+    [found] = scenario.status.gates
+    assert scenario.status.gates_passed is found.passed
+    return found
 
 
 @pytest.mark.parametrize(
@@ -26,11 +44,10 @@ def gated(gate: dict, **changes) -> Scenario:
         (0.7, 0.06, 2, False),
     ],
 )
-def test_gate_passes_only_above_the_threshold(value, stderr, standard_errors, passes):
-    scenario = gated({"threshold": 0.6, "standardErrors": standard_errors})
+def test_gate_passes_only_above_its_value(value, stderr, standard_errors, passes):
+    scenario = gated({"standardErrors": standard_errors})
     scenario.finish(evaluate=scores(value, stderr))
-    assert scenario.status.gate
-    assert scenario.status.gate.passed is passes
+    assert only_gate(scenario).passed is passes
     assert scenario.states["deploy"] == ("Succeeded" if passes else "Skipped")
     assert ("deploy-a1" in scenario.created_jobs) is passes
 
@@ -46,8 +63,8 @@ def test_pipeline_below_the_gate_is_finished_and_not_ready():
 
 
 @pytest.mark.parametrize("passes", [True, False])
-@pytest.mark.parametrize("push", ["Always", "GatePassed"])
-@pytest.mark.parametrize("deploy", ["Always", "GatePassed"])
+@pytest.mark.parametrize("push", ["Always", "GatesPassed"])
+@pytest.mark.parametrize("deploy", ["Always", "GatesPassed"])
 def test_failed_gate_skips_only_stages_with_gate_passed(push, deploy, passes):
     scenario = Scenario(a_pipeline(push={"when": push}, deploy={"when": deploy}))
     scenario.finish(evaluate=scores(0.7 if passes else 0.5))
@@ -64,22 +81,22 @@ def test_failed_gate_skips_only_stages_with_gate_passed(push, deploy, passes):
 
 
 def test_pipeline_without_gate_runs_all_stages():
-    scenario = Scenario(a_pipeline(evaluate={"gate": None}, deploy={"when": "Always"})).finish()
-    assert scenario.status.gate is None
+    scenario = Scenario(a_pipeline(evaluate={"gates": None}, deploy={"when": "Always"})).finish()
+    assert (scenario.status.gates, scenario.status.gates_passed) == ((), None)
     assert scenario.status.phase == "Succeeded"
 
 
 def test_unmeasured_metric_fails_and_lists_measured_ones():
-    scenario = gated({"metric": "f1"}, push={"when": "GatePassed"}).finish()
+    scenario = gated({"metric": "f1"}, push={"when": "GatesPassed"}).finish()
     assert scenario.status.phase == "Failed"
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
     assert (
         scenario.stage("evaluate").message
-        == "evaluate.gate.metric: f1 was not measured; measured metrics: acc, acc_norm"
+        == "evaluate.gates[exam].metric: f1 was not measured; measured metrics: acc, acc_norm"
     )
     assert scenario.states["push"] == "Pending"
     assert kstatus(scenario.generation, scenario.status) == "Failed"
-    scenario.edit(evaluate={"gate": {"metric": "acc"}})
+    scenario.edit(evaluate=gates({}))
     assert scenario.finish().status.phase == "Succeeded"
     assert scenario.created_jobs.count("evaluate-a1") == 1
     assert "evaluate-a2" not in scenario.created_jobs
@@ -114,12 +131,12 @@ def compared(value, base, stderr=None):
     ],
 )
 def test_gate_against_base_compares_the_difference(value, base, stderr, standard_errors, passes):
-    scenario = gated({"threshold": 0.1, "against": "base", "standardErrors": standard_errors})
+    scenario = gated({**GAIN, "standardErrors": standard_errors})
     scenario.finish(evaluate=compared(value, base, stderr))
-    assert scenario.status.gate
-    assert scenario.status.gate.measured
-    assert scenario.status.gate.passed is passes
-    assert scenario.status.gate.base == (base if math.isfinite(base) else None)
+    gate = only_gate(scenario)
+    assert gate.measured
+    assert gate.passed is passes
+    assert gate.base == (base if math.isfinite(base) else None)
     assert scenario.states["deploy"] == ("Succeeded" if passes else "Skipped")
 
 
@@ -131,67 +148,185 @@ def test_gate_against_base_compares_the_difference(value, base, stderr, standard
     ],
 )
 def test_gate_against_base_says_the_difference(standard_errors, message):
-    scenario = gated({"threshold": 0.1, "against": "base", "standardErrors": standard_errors})
+    scenario = gated({**GAIN, "standardErrors": standard_errors})
     scenario.finish(evaluate=compared(0.75, 0.4, 0.03))
     assert scenario.stage("evaluate").message == message
 
 
 def test_gate_against_base_fails_without_a_base_score():
-    scenario = gated({"against": "base"}).finish(evaluate=scores(0.9))
+    scenario = gated(GAIN).finish(evaluate=scores(0.9))
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
-    assert scenario.stage("evaluate").message.startswith("evaluate.gate.against: acc of the base model")
+    assert scenario.stage("evaluate").message.startswith("evaluate.gates[exam].against: acc of the base model")
 
 
 def test_margin_without_error_of_the_difference_fails():
-    scenario = gated({"against": "base", "standardErrors": 1}).finish(evaluate=compared(0.9, 0.1))
+    scenario = gated({**GAIN, "standardErrors": 1}).finish(evaluate=compared(0.9, 0.1))
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
-    assert scenario.stage("evaluate").message.startswith("evaluate.gate.standardErrors: the difference in acc")
+    assert scenario.stage("evaluate").message.startswith("evaluate.gates[exam].standardErrors: the difference in acc")
 
 
 def test_gate_against_value_ignores_the_base_score():
-    scenario = gated({"threshold": 0.7}).finish(evaluate=compared(0.75, 0.9, 0.03))
-    assert scenario.status.gate
-    assert scenario.status.gate.passed
-    assert scenario.status.gate.message == "exam acc = 0.75 ± 0.02 is above 0.7"
+    scenario = gated({"value": 0.7}).finish(evaluate=compared(0.75, 0.9, 0.03))
+    assert only_gate(scenario).passed
+    assert only_gate(scenario).message == "exam acc = 0.75 ± 0.02 is above 0.7"
 
 
 def test_gate_against_base_reruns_evaluate_with_the_base():
     scenario = Scenario().finish(evaluate=scores(0.7))
     assert not scenario.config("evaluate").recipe.compare_with_base
-    scenario.edit(evaluate={"gate": {"against": "base", "threshold": 0.1}}).finish(evaluate=compared(0.7, 0.5, 0.02))
+    scenario.edit(evaluate=gates(GAIN)).finish(evaluate=compared(0.7, 0.5, 0.02))
     assert scenario.config("evaluate").recipe.compare_with_base
     assert scenario.created_jobs.count("evaluate-a2") == 1
-    assert scenario.status.gate
-    assert scenario.status.gate.passed
+    assert only_gate(scenario).passed
     before = scenario.created_jobs
-    scenario.edit(evaluate={"gate": {"threshold": 0.3}})
+    scenario.edit(evaluate=gates({**GAIN, "value": 0.3}))
     assert scenario.created_jobs == before
-    assert not scenario.status.gate.passed
+    assert not only_gate(scenario).passed
 
 
 def test_compare_with_base_makes_gate_edits_free():
     scenario = Scenario(a_pipeline(evaluate={"compareWithBase": True})).finish(evaluate=compared(0.7, 0.5, 0.02))
     before = scenario.created_jobs
-    scenario.edit(evaluate={"gate": {"against": "base", "threshold": 0.1}})
+    scenario.edit(evaluate=gates(GAIN))
     assert scenario.created_jobs == before
-    assert scenario.status.gate
-    assert scenario.status.gate.passed
+    assert only_gate(scenario).passed
 
 
-def test_lower_threshold_deploys_without_reruns():
+def test_lower_value_deploys_without_reruns():
     scenario = Scenario().finish(evaluate=scores(0.5))
     assert scenario.status.phase == "BelowThreshold"
     before = scenario.created_jobs
-    scenario.edit(evaluate={"gate": {"threshold": 0.4}})
+    scenario.edit(evaluate=gates({"value": 0.4}))
     assert scenario.created_jobs == [*before, "deploy-a1"]
     assert scenario.finish().status.phase == "Succeeded"
 
 
-def test_higher_threshold_after_deploy_changes_no_stage():
+def test_higher_value_after_deploy_changes_no_stage():
     scenario = Scenario().finish(evaluate=scores(0.7))
     before = scenario.created_jobs
-    scenario.edit(evaluate={"gate": {"threshold": 0.9}}).finish()
+    scenario.edit(evaluate=gates({"value": 0.9})).finish()
     assert scenario.created_jobs == before
-    assert scenario.status.gate
-    assert not scenario.status.gate.passed
+    assert not only_gate(scenario).passed
     assert scenario.states["deploy"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("operator", "score", "standard_errors", "passes"),
+    [
+        ("GreaterThan", 0.6, 0, False),
+        ("GreaterThanOrEqual", 0.6, 0, True),
+        ("GreaterThanOrEqual", 0.59, 0, False),
+        ("GreaterThanOrEqual", 0.7, 2, True),
+        ("GreaterThanOrEqual", 0.69, 2, False),  # 0.69 - 2 * 0.05 is below 0.6
+        ("LessThan", 0.6, 0, False),
+        ("LessThan", 0.59, 0, True),
+        ("LessThan", 0.49, 2, True),
+        ("LessThan", 0.51, 2, False),  # 0.51 + 2 * 0.05 is not below 0.6
+        ("LessThanOrEqual", 0.6, 0, True),
+        ("LessThanOrEqual", 0.61, 0, False),
+        ("LessThanOrEqual", 0.5, 2, True),
+        ("LessThanOrEqual", 0.51, 2, False),
+        ("GreaterThanOrEqual", math.nan, 0, False),
+        ("LessThan", math.nan, 0, False),
+        ("LessThanOrEqual", math.nan, 1, False),
+        ("LessThan", -math.inf, 0, True),
+    ],
+)
+def test_operator_needs_the_score_on_its_side(operator, score, standard_errors, passes):
+    scenario = gated({"operator": operator, "standardErrors": standard_errors}).finish(evaluate=scores(score, 0.05))
+    assert only_gate(scenario).passed is passes
+    assert scenario.states["deploy"] == ("Succeeded" if passes else "Skipped")
+
+
+@pytest.mark.parametrize(
+    ("operator", "score", "message"),
+    [
+        ("GreaterThanOrEqual", 0.9, "exam acc = 0.9 ± 0.05 minus 2 standard errors is at least 0.6"),
+        ("LessThan", 0.9, "exam acc = 0.9 ± 0.05 plus 2 standard errors is not below 0.6"),
+        ("LessThanOrEqual", 0.3, "exam acc = 0.3 ± 0.05 plus 2 standard errors is at most 0.6"),
+    ],
+)
+def test_message_of_a_gate_says_its_operator_and_margin(operator, score, message):
+    scenario = gated({"operator": operator, "standardErrors": 2}).finish(evaluate=scores(score, 0.05))
+    assert only_gate(scenario).message == message
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "passes"),
+    [
+        (0.7, 0.8, True),  # -0.1 + 0.03 is below 0
+        (0.78, 0.8, False),  # -0.02 + 0.03 is not
+        (0.9, 0.8, False),
+    ],
+)
+def test_less_than_base_adds_the_error_of_the_difference(value, base, passes):
+    less = {**GAIN, "operator": "LessThan", "value": 0, "standardErrors": 1}
+    assert only_gate(gated(less).finish(evaluate=compared(value, base, 0.03))).passed is passes
+
+
+TWO_GATES = ({}, {"operator": "LessThan", "value": 0.9})
+"""The score must be above 0.6 and below 0.9."""
+
+
+@pytest.mark.parametrize(("score", "passed"), [(0.7, (True, True)), (0.5, (False, True)), (0.95, (True, False))])
+def test_all_gates_must_hold(score, passed):
+    scenario = gated(*TWO_GATES).finish(evaluate=scores(score))
+    assert tuple(gate.passed for gate in scenario.status.gates) == passed
+    assert scenario.status.gates_passed is all(passed)
+    assert scenario.states["deploy"] == ("Succeeded" if all(passed) else "Skipped")
+    assert scenario.status.phase == ("Succeeded" if all(passed) else "BelowThreshold")
+
+
+def test_skipped_stage_names_every_failed_gate():
+    scenario = gated({}, {"operator": "GreaterThanOrEqual", "value": 0.55}, {"metric": "acc_norm", "value": 0.1})
+    scenario.finish(evaluate={"scores": {"exam": {"acc": {"value": 0.5}, "acc_norm": {"value": 0.4}}}})
+    both = "exam acc = 0.5 is not above 0.6; exam acc = 0.5 is not at least 0.55"
+    assert both in scenario.stage("deploy").message
+    assert "acc_norm" not in scenario.stage("deploy").message
+
+
+def test_one_unmeasured_gate_of_several_fails():
+    scenario = gated({}, {"metric": "f1"}).finish()
+    assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
+    assert scenario.stage("evaluate").message.startswith("evaluate.gates[exam].metric: f1 was not measured")
+    assert scenario.states["deploy"] == "Pending"
+    assert "deploy-a1" not in scenario.created_jobs
+
+
+def test_gates_are_absent_until_evaluate_is_done():
+    scenario = Scenario().run("prepare").run("train")
+    assert (scenario.status.gates, scenario.status.gates_passed) == ((), None)
+    scenario.run("evaluate")
+    assert scenario.status.gates_passed is True
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"metric": "acc_norm"}, {"operator": "LessThan"}, {"against": "Base"}],
+    ids=str,
+)
+def test_gates_of_a_task_may_differ_in_one_key(other):
+    spec = a_pipeline(evaluate=gates({}, other))
+    assert spec.evaluate
+    assert len(spec.evaluate.gates) == 2
+
+
+@pytest.mark.parametrize("second", [{}, {"value": 0.9}, {"metric": "acc", "standardErrors": 2}], ids=str)
+def test_two_gates_with_the_same_keys_are_refused(second):
+    with pytest.raises(
+        ValidationError, match=r"gates: two gates have the same task, metric, operator and against: remove one"
+    ):
+        a_pipeline(evaluate=gates({}, second))
+
+
+def test_gate_of_an_unknown_task_is_refused():
+    with pytest.raises(ValidationError, match=r"gates: every task must be a name in evaluate\.tasks"):
+        a_pipeline(evaluate=gates({"task": "other"}))
+
+
+@pytest.mark.parametrize("stage", ["push", "deploy"])
+@pytest.mark.parametrize("evaluate", [None, {"gates": None}, {"gates": []}], ids=str)
+def test_gates_passed_without_a_gate_is_refused(stage, evaluate):
+    when = {"push": {"when": "Always"}, "deploy": {"when": "Always"}} | {stage: {"when": "GatesPassed"}}
+    with pytest.raises(ValidationError, match=rf"{stage}\.when: GatesPassed needs a gate: add evaluate\.gates"):
+        a_pipeline(evaluate=evaluate, **when)

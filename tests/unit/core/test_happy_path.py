@@ -1,5 +1,7 @@
 """A pipeline without disruptions, from the first reconcile to the end."""
 
+from typing import Any
+
 import pytest
 from support.scenario import ORDER, Scenario, a_pipeline, kstatus
 
@@ -56,10 +58,17 @@ def test_status_shows_running_stage(stage):
     assert kstatus(scenario.generation, scenario.status) == "InProgress"
 
 
+def published(form: str, digest: str) -> dict[str, Any]:
+    """Return the record of one target of push."""
+    uri = f"pvc://models/{digest}"
+    return {"target": "pvc://models/demo", "uri": uri, "format": form, "digest": f"sha256:{digest}", "size": 9}
+
+
 def test_the_published_model_is_in_the_status():
-    scenario = Scenario().finish(push={"uri": "pvc://models/demo", "digest": "sha256:abc"})
+    merged, adapter = published("Merged", "abc"), published("Adapter", "def")
+    scenario = Scenario().finish(push={"published": [adapter, merged]})
     assert scenario.status.model
-    assert (scenario.status.model.uri, scenario.status.model.digest) == ("pvc://models/demo", "sha256:abc")
+    assert (scenario.status.model.uri, scenario.status.model.digest) == ("pvc://models/abc", "sha256:abc")
 
 
 def test_finished_pipeline_ignores_deleted_jobs():
@@ -92,7 +101,12 @@ def test_deleted_pipeline_is_not_requeued():
 
 def test_recreated_pipeline_of_same_name_gets_new_jobs():
     scenario = Scenario().run("prepare")
+    old = scenario.attempt("train").job
+    scenario.cluster.delete(scenario.key)
     scenario.cluster.submit(scenario.key, scenario.spec, uid="11111111-2222-3333-4444-555555555555")
+    assert scenario.reconcile_until_stable().condition("Prepared") == ("Unknown", "WorkspaceInUse")
+    assert scenario.stage("prepare").attempts == ()
+    scenario.cluster.evict(old, why=None)
     scenario.reconcile_until_stable()
     assert scenario.attempt("prepare").outcome == Outcome.RUNNING
     assert len({name for name in scenario.cluster.jobs if "prepare" in name}) == 2

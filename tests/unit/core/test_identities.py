@@ -7,8 +7,8 @@ from support.scenario import Scenario
 
 from finetune_operator.api.stages.train import Train
 from finetune_operator.core.identity import identity_of
-from finetune_trainer.contract import RESULTS_VERSION, configs, recipes
-from finetune_trainer.contract.recipes import ContractModel
+from finetune_trainer.contract import RESULTS_VERSION, configs, datasets, recipes
+from finetune_trainer.contract.models import ContractModel
 
 DEFAULTS = Path(__file__).parents[2] / "data" / f"defaults-of-results-{RESULTS_VERSION}.json"
 
@@ -46,11 +46,12 @@ def test_new_field_at_its_default_keeps_the_identity():
 
 def test_explicit_default_keeps_the_identity():
     plain, explicit = Scenario(), Scenario()
-    explicit.edit(train={"lora": {"rank": 16}}, prepare={"tooLong": "truncate"})
-    assert (
-        plain.reconcile_until_stable().stage("prepare").identity
-        == explicit.reconcile_until_stable().stage("prepare").identity
-    )
+    explicit.edit(train={"lora": {"rank": 16}}, prepare={"tooLong": "Truncate"}, validation={"fraction": 0.05})
+    for scenario in (plain, explicit):
+        scenario.finish()
+    assert {name: stage.identity for name, stage in plain.status.stages.items()} == {
+        name: stage.identity for name, stage in explicit.status.stages.items()
+    }
 
 
 def test_changed_default_requires_new_results_version():
@@ -60,10 +61,24 @@ def test_changed_default_requires_new_results_version():
     """
     defaults = {
         f"{kind.__name__}.{name}": repr(field.get_default(call_default_factory=True))
-        for module in (recipes, configs)
+        for module in (recipes, datasets, configs)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, ContractModel) and kind.__module__ == module.__name__
         for name, field in kind.model_fields.items()
         if not field.is_required()
     }
     assert defaults == json.loads(DEFAULTS.read_text())
+
+
+def test_pin_of_the_model_reaches_later_stages_and_identities():
+    """Nothing may move between prepare and push: the commit that prepare has found is what they load."""
+    stages, identities = ("train", "evaluate", "push"), {}
+    for pin in ("commit-1", "commit-2"):
+        scenario = Scenario().run("prepare", modelPin=pin).reconcile_until_stable()
+        for stage in stages:
+            scenario.reconcile_until_stable()
+            assert scenario.config(stage).model_pin == pin
+            identities[pin, stage] = scenario.attempt(stage).identity
+            scenario.run(stage)
+    for stage in stages:
+        assert identities["commit-1", stage] != identities["commit-2", stage]

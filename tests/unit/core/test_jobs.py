@@ -70,17 +70,25 @@ def test_same_pipeline_has_same_jobs():
 
 
 def test_config_holds_uris_and_no_mount_paths():
-    spec = a_pipeline(dataset={"uri": "pvc://data/train.jsonl"}, workspace={"existingClaim": "scratch"})
+    spec = a_pipeline(datasets=[{"uri": "pvc://data/train.jsonl"}], workspace={"existingClaim": "scratch"})
     found = templates(Scenario(spec))
     assert all("scratch" not in str(template.env) for template in found.values())
     assert found["prepare"].claims == ("data",)
     assert found["train"].claims == ()
     assert found["push"].claims == ("data", "models")
+    assert {stage: job.written_claims for stage, job in found.items() if job.written_claims} == {"push": ("models",)}
+
+
+def test_claims_of_all_data_sets_are_mounted_for_prepare():
+    datasets = [{"uri": "pvc://one/train-*.jsonl"}, {"uri": "pvc://two/a.csv.gz"}, {"uri": "hf://org/data/x.json"}]
+    found = templates(Scenario(a_pipeline(datasets=datasets, validation={"uri": "pvc://three/held-out.jsonl"})))
+    assert found["prepare"].claims == ("one", "three", "two")
+    assert found["push"].claims == ("models", "one", "two")
 
 
 @pytest.mark.parametrize("prompt", ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"])
 def test_text_that_only_starts_like_a_uri_names_no_claim(prompt):
-    assert templates(Scenario(a_pipeline(deploy={"prompt": prompt})))["deploy"].claims == ("models",)
+    assert templates(Scenario(a_pipeline(deploy={"smokeTest": {"prompt": prompt}})))["deploy"].claims == ("models",)
 
 
 def test_same_spec_in_another_pipeline_has_same_identities():
@@ -89,60 +97,72 @@ def test_same_spec_in_another_pipeline_has_same_identities():
 
 
 def test_custom_command_is_part_of_the_identity():
-    custom = Scenario(a_pipeline(train={"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}))
+    custom = Scenario(a_pipeline(train={"pod": {"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}}))
     train, default = templates(custom)["train"], templates(Scenario())["train"]
     assert (train.image, train.command) == ("mine:1", ("/run", "--fast", "x"))
     assert train.identity != default.identity
-    newer = templates(Scenario(a_pipeline(train={"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]})))
+    own = {"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]}
+    newer = templates(Scenario(a_pipeline(train={"pod": own})))
     assert newer["train"].identity != train.identity
 
 
 @pytest.mark.parametrize("stage", ["prepare", "train", "evaluate", "push"])
 def test_args_without_command_are_rejected(stage):
     with pytest.raises(ValidationError, match=r"args: has no effect without command"):
-        a_pipeline(**{stage: {"args": ["--fast"]}})
+        a_pipeline(**{stage: {"pod": {"args": ["--fast"]}}})
 
 
 @pytest.mark.parametrize("stage", ["prepare", "train", "evaluate", "push"])
-def test_more_gpus_than_the_trainer_uses_are_rejected(stage):
-    several = {"resources": {"gpu": {"count": 2}}}
-    with pytest.raises(ValidationError, match=r"resources.gpu.count: must be 1 without command"):
-        a_pipeline(**{stage: several})
-    assert getattr(a_pipeline(**{stage: several | {"command": ["torchrun"]}}), stage).resources.gpu.count == 2
-    assert a_pipeline(deploy=several).deploy.resources.gpu.count == 2
+@pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/mig-3g.40gb", "amd.com/gpu"])
+def test_more_gpus_than_the_trainer_uses_are_rejected(stage, name):
+    several = {"resources": {"limits": {name: 2}}}
+    with pytest.raises(ValidationError, match=r"pod.resources.limits: has more than one accelerator, .* set 1, or add"):
+        a_pipeline(**{stage: {"pod": several}})
+    own = a_pipeline(**{stage: {"pod": several | {"command": ["torchrun"]}}}).stage(stage)
+    assert own.pod.resources.accelerators == 2
+    assert a_pipeline(deploy={"pod": several}).stage("deploy").pod.resources.accelerators == 2
+
+
+def test_several_gpus_for_all_stages_are_rejected():
+    with pytest.raises(ValidationError, match=r"podDefaults.resources.limits: has more than one accelerator"):
+        a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 2}}})
+    one = a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 1}}})
+    assert {stage.pod.resources.accelerators for stage in one.stages().values()} == {1}
 
 
 def test_deploy_args_are_not_passed_to_the_trainer():
     """They are for the engine on a cluster. In a local run the trainer serves the model and takes no arguments."""
-    scenario = Scenario(a_pipeline(deploy={"args": ["--fast"]}))
+    scenario = Scenario(a_pipeline(deploy={"pod": {"args": ["--fast"]}}))
     deploy = templates(scenario)["deploy"]
     assert deploy.args == ("--fast",)
     assert "--fast" not in deploy.command
 
 
 def test_trainer_image_is_not_part_of_the_identity():
-    found = templates(Scenario(a_pipeline(train={"image": "trainer:2"}), settings=Settings(trainer_image="trainer:1")))
+    found = templates(
+        Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=Settings(trainer_image="trainer:1"))
+    )
     assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer:1")
     assert found["train"].identity == templates(Scenario())["train"].identity
 
 
 def test_env_reaches_the_process_but_cannot_set_its_config():
-    train = templates(Scenario(a_pipeline(train={"env": {"A": "1"}})))["train"]
+    train = templates(Scenario(a_pipeline(train={"pod": {"env": [{"name": "A", "value": "1"}]}})))["train"]
     assert train.env["A"] == "1"
     assert parse_config(train.env[CONFIG]).identity == train.identity
     with pytest.raises(
         ValidationError, match=r"env: names with the prefix FINETUNE_ are reserved for the stage contract"
     ):
-        a_pipeline(train={"env": {CONFIG: "{}"}})
+        a_pipeline(train={"pod": {"env": [{"name": CONFIG, "value": "{}"}]}})
 
 
 def test_capacity_and_gpu_determine_placement():
-    changes = {"placement": {"capacity": "spot"}, "resources": {"gpu": {"count": 1}}}
+    changes = {"placement": {"capacity": "Spot"}, "pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}
     spot = templates(Scenario(a_pipeline(train=changes)))["train"].placement
-    assert (spot.capacity, spot.node_selector) == ("spot", {})
+    assert (spot.capacity, spot.node_selector) == ("Spot", {})
     assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}
-    plain = templates(Scenario())["train"].placement
-    assert (plain.capacity, plain.tolerations) == ("on-demand", ())
+    plain = templates(Scenario())["prepare"].placement
+    assert (plain.capacity, plain.tolerations) == ("OnDemand", ())
 
 
 def test_operator_settings_define_capacity_and_pools():
@@ -153,11 +173,11 @@ def test_operator_settings_define_capacity_and_pools():
         }
     )
     settings = Settings(placement_defaults=defaults)
-    changes = {"train": {"placement": {"capacity": "spot"}}}
+    changes = {"train": {"placement": {"capacity": "Spot"}}}
     spot = templates(Scenario(a_pipeline(**changes), settings=settings))["train"].placement
     assert spot.node_selector == {"workload": "training", "lifecycle": "spot"}
     assert [toleration.key for toleration in spot.tolerations] == ["cheap"]
-    changes["train"]["placement"]["nodeSelector"] = {"mine": "yes"}
+    changes["train"]["pod"] = {"nodeSelector": {"mine": "yes"}}
     chosen = templates(Scenario(a_pipeline(**changes), settings=settings))["train"].placement
     assert chosen.node_selector == {"mine": "yes", "lifecycle": "spot"}
     assert templates(Scenario(a_pipeline(**changes), settings=settings))["prepare"].placement.node_selector == {}

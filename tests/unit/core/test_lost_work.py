@@ -117,7 +117,7 @@ def test_new_identity_loses_no_steps_of_the_old_one(scenario):
 def test_new_resources_and_retry_keep_lost_steps(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     scenario.lose_node(train(scenario, 500, 510))
-    scenario.reconcile_until_stable().edit(train={"resources": {"memory": "64Gi"}})
+    scenario.pass_interruption_backoff().edit(train={"pod": {"resources": {"limits": {"memory": "64Gi"}}}})
     scenario.cluster.evict(scenario.attempt("train").job, why=None)
     train(scenario, 500, 505)
     scenario.retry("now")

@@ -1,6 +1,8 @@
 """Random events in random order, including the death of the operator between any two requests (hypothesis)."""
 
 import contextlib
+from datetime import timedelta
+from decimal import Decimal
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,13 +10,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pydantic import ValidationError
 from support.scenario import ORDER, RESULTS, Scenario, a_pipeline, a_result, kstatus, merged, scores
 
+from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
+from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.api.spec import PipelineSpec
-from finetune_operator.api.status import Outcome, PipelineStatus
+from finetune_operator.api.status import Outcome, PipelineStatus, StageStatus
+from finetune_operator.core.metadata import job_name
+from finetune_operator.core.observation import Blocker, JobState
+from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
 
-DEPLOY = {"deploy": {}, "push": {"target": "pvc://models/demo"}, "evaluate": {"tasks": {"exam": {}}}}
-GATE = {"task": "exam", "threshold": 0.6}
+PUSH = {"targets": [{"uri": "pvc://models/demo"}]}
+DEPLOY = {"deploy": {}, "push": PUSH, "evaluate": {"tasks": [{"name": "exam"}]}}
+GATE = {"task": "exam", "value": 0.6}
 
 EDITS = (
     {"suspend": True},
@@ -23,23 +31,38 @@ EDITS = (
     {"seed": 0},
     {"train": {"lora": {"rank": 4}}},
     {"train": {"lora": {"rank": 8}}},
-    {"train": {"resources": {"memory": "64Gi"}}},
-    {"train": {"resources": {"memory": "32Gi"}}},
-    {"train": {"timeoutSeconds": 50}},
-    {"train": {"timeoutSeconds": None}},
-    {"train": {"retries": {"failures": 0, "interruptions": 0}}},
-    {"train": {"retries": {"failures": 9, "interruptions": 9}}},
-    {"evaluate": {"gate": {**GATE, "threshold": 0.9}}},
-    {"evaluate": {"gate": {**GATE, "metric": "f1"}}},
-    {"evaluate": {"gate": {**GATE, "metric": "acc", "standardErrors": 2}}},
-    {"push": {"when": "GatePassed"}},
+    {"train": {"pod": {"resources": {"limits": {"memory": "64Gi"}}}}},
+    {"train": {"pod": {"resources": {"limits": {"memory": "32Gi"}}}}},
+    {"train": {"maxRuntimeSeconds": 50}},
+    {"train": {"maxRuntimeSeconds": None}},
+    {"train": {"maxFailures": 0, "maxInterruptions": 0}},
+    {"train": {"maxFailures": 9, "maxInterruptions": 9}},
+    {"evaluate": {"gates": [{**GATE, "value": 0.9}]}},
+    {"evaluate": {"gates": [{**GATE, "metric": "f1"}]}},
+    {"evaluate": {"gates": [{**GATE, "standardErrors": 2}]}},
+    {"evaluate": {"gates": [GATE, {**GATE, "operator": "LessThan", "value": 0.9}]}},
+    {"push": {"when": "GatesPassed"}},
     {"push": {"when": "Always"}, "deploy": {"when": "Always"}},
     {"push": None, "deploy": None},
     {"evaluate": None, "push": None, "deploy": None},
     {**DEPLOY, "deploy": {"when": "Always"}},
-    {"activeDeadlineSeconds": 200},
-    {"activeDeadlineSeconds": None},
+    {"maxRuntimeSeconds": 200},
+    {"maxRuntimeSeconds": None},
+    {"ttlSecondsAfterFinished": 1000},
+    {"ttlSecondsAfterFinished": None},
+    {"deadline": "2030-01-01T02:00:00Z"},
+    {"deadline": None},
+    *({"train": {"placement": {"capacity": capacity}}} for capacity in ("Spot", "OnDemand", "Auto")),
+    {"train": {"placement": {"expectedSeconds": 5000}}},
 )
+PRICES = (("a", "Spot", "0.80"), ("b", "Spot", "0.90"), ("c", "OnDemand", "3.10"), ("d", "OnDemand", None))
+NODE_CLASSES = [{"name": name, "capacity": capacity, "price": price} for name, capacity, price in PRICES]
+SETTINGS = Settings(placement_defaults=PlacementDefaults.model_validate({"nodeClasses": NODE_CLASSES}))
+NO_NODE = Blocker(Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available")
+
+
+WHICH = st.sampled_from([0, 0, 1])
+"""The pipeline of an event; the first has all stages."""
 
 
 class Killed(BaseException):
@@ -47,21 +70,32 @@ class Killed(BaseException):
 
 
 class RandomEvents(RuleBasedStateMachine):
-    """Rules are the events; invariants are checked after each of them."""
+    """Rules are the events; invariants are checked after each of them.
+
+    Two pipelines share one claim. The MemoryCluster raises InvariantViolation when both would write to it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        retries = {"retries": {"failures": 2, "interruptions": 3}}
-        self.scenario = Scenario(a_pipeline(prepare=retries, train=retries))
+        retries = {"maxFailures": 2, "maxInterruptions": 3}
+        self.scenario = Scenario(a_pipeline(prepare=retries, train=retries), settings=SETTINGS)
         self.cluster = self.scenario.cluster
+        shared = {"existingClaim": "demo-workspace"}
+        other = a_pipeline(evaluate=None, push=None, deploy=None, workspace=shared)
+        self.scenarios = (
+            self.scenario,
+            Scenario(other, name="other", cluster=self.cluster, uid="8a8a8a8a-0000-4000-8000-000000000000"),
+        )
         self.ended: dict[str, dict] = {}
+        self.spent: dict[str, Decimal] = {}
+        self.created = 0
 
     @property
     def live(self) -> list[str]:
         return [name for name, job in self.cluster.jobs.items() if job.live]
 
-    @rule(moment=st.integers(0, 14), error=st.sampled_from([Killed, ClusterError]))
-    def reconcile_with_fault(self, moment: int, error: type[BaseException]) -> None:
+    @rule(moment=st.integers(0, 14), error=st.sampled_from([Killed, ClusterError]), which=WHICH)
+    def reconcile_with_fault(self, moment: int, error: type[BaseException], which: int) -> None:
         remaining = [moment]
 
         def fault(name: str) -> None:
@@ -71,34 +105,73 @@ class RandomEvents(RuleBasedStateMachine):
 
         self.cluster.inject_fault = fault
         with contextlib.suppress(Killed, ClusterError):
-            self.scenario.reconcile()
+            self.scenarios[which].reconcile()
         self.cluster.inject_fault = lambda _moment: None
 
-    @rule()
-    def reconcile(self) -> None:
-        self.scenario.reconcile()
+    @rule(which=WHICH)
+    def reconcile(self, which: int) -> None:
+        self.scenarios[which].reconcile()
+
+    @rule(which=WHICH)
+    def reconcile_twice(self, which: int) -> None:
+        """Check that a reconcile asks for another one where that would do anything.
+
+        The watch event of the operator's own write wakes no pipeline.
+        """
+        scenario = self.scenarios[which]
+        scenario.reconcile()
+        asked, before = scenario.requeue_after, (list(self.cluster.applied), scenario.status.finished_at)
+        scenario.reconcile()
+        if asked is None or asked > timedelta(seconds=1):
+            assert (list(self.cluster.applied), scenario.status.finished_at) == before
+            assert (asked is None) is (scenario.requeue_after is None)
 
     @rule(seconds=st.sampled_from([0, 1, 9, 45, 700, 100_000]))
     def time_passes(self, seconds: int) -> None:
         self.scenario.after(seconds)
 
-    @rule(changes=st.sampled_from(EDITS))
-    def user_edits(self, changes: dict) -> None:
-        data = self.scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    @rule(changes=st.sampled_from(EDITS), which=WHICH)
+    def user_edits(self, changes: dict, which: int) -> None:
+        scenario = self.scenarios[which]
+        data = scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         with contextlib.suppress(ValidationError):  # the API server would reject it
-            self.scenario.spec = PipelineSpec.model_validate(merged(data, changes))
-        self.cluster.edit(self.scenario.key, self.scenario.spec)
+            scenario.spec = PipelineSpec.model_validate(merged(data, changes))
+        self.cluster.edit(scenario.key, scenario.spec)
+
+    @rule(which=WHICH, reconciled=st.booleans())
+    def user_deletes_and_creates_again(self, which: int, reconciled: bool) -> None:  # noqa: FBT001  hypothesis
+        """Delete the pipeline, and create another one of its name while the old one's Jobs still terminate."""
+        scenario = self.scenarios[which]
+        self.cluster.delete(scenario.key)
+        if reconciled:
+            scenario.reconcile()
+        self.created += 1
+        self.cluster.submit(scenario.key, scenario.spec, f"{self.created:08x}-1111-4000-8000-000000000000")
 
     @rule(
         annotation=st.sampled_from([CANCEL_ANNOTATION, RETRY_ANNOTATION, RETRY_ANNOTATION]),
         token=st.sampled_from(["", *"123"]),
+        which=WHICH,
     )
-    def user_annotates(self, annotation: str, token: str) -> None:
-        self.cluster.annotate(self.scenario.key, annotation, token)
+    def user_annotates(self, annotation: str, token: str, which: int) -> None:
+        self.cluster.annotate(self.scenarios[which].key, annotation, token)
 
     @rule(digest=st.sampled_from(["sha256:1", "sha256:2"]))
     def data_changes(self, digest: str) -> None:
         self.cluster.source_digests["hf://org/data/train.jsonl"] = digest
+
+    @rule(pick=st.randoms(use_true_random=False), reason=st.sampled_from([Reason.POD_REFUSED, Reason.SPEC_INVALID]))
+    def api_server_refuses(self, pick, reason: Reason) -> None:
+        scenario = pick.choice(self.scenarios)
+        uid, stage = self.cluster.pipelines[scenario.key].uid, pick.choice(ORDER)
+        attempts = scenario.status.stages[stage].attempts if scenario.status.stages else ()
+        number = attempts[-1].number if attempts else 0
+        names = [job_name(scenario.key.name, uid, stage, number + one) for one in (0, 1)]
+        self.cluster.refusals[pick.choice(["workspace", "service", *names])] = Blocker(reason, pick.choice("ab") * 5000)
+
+    @rule()
+    def api_server_accepts_again(self) -> None:
+        self.cluster.refusals.clear()
 
     @precondition(lambda self: self.live)
     @rule(pick=st.randoms(use_true_random=False), step=st.integers(0, 100), saved=st.integers(0, 100))
@@ -107,6 +180,13 @@ class RandomEvents(RuleBasedStateMachine):
         if self.cluster.jobs[name].observed.started_at is None:
             self.cluster.start(name)
         self.cluster.progress(name, step=saved + step, start_step=pick.choice([None, saved]), step_seconds=0.5)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.randoms(use_true_random=False))
+    def pod_finds_no_node(self, pick) -> None:
+        name = pick.choice(self.live)
+        if self.cluster.jobs[name].observed.started_at is None:
+            self.cluster.update_job(name, blocker=NO_NODE, unschedulable_since=self.cluster.now)
 
     @precondition(lambda self: self.live)
     @rule(pick=st.randoms(use_true_random=False), score=st.sampled_from([0.5, 0.6, 0.95, float("nan")]))
@@ -144,79 +224,135 @@ class RandomEvents(RuleBasedStateMachine):
 
     @invariant()
     def status_survives_a_round_trip(self) -> None:
-        text = self.cluster.pipelines[self.scenario.key].status
-        status = PipelineStatus.model_validate_json(text)
-        assert text == "{}" or status.model_dump_json(by_alias=True, exclude_none=True) == text
+        for scenario in self.scenarios:
+            text = self.cluster.pipelines[scenario.key].status
+            status = PipelineStatus.model_validate_json(text)
+            assert text == "{}" or status.model_dump_json(by_alias=True, exclude_none=True) == text
+
+    @property
+    def stages(self) -> list[StageStatus]:
+        return [stage for scenario in self.scenarios for stage in scenario.status.stages.values()]
 
     @invariant()
     def stage_with_result_does_not_run(self) -> None:
-        for name, stage in self.scenario.status.stages.items():
+        for stage in self.stages:
             last = stage.last_attempt
             running = last and last.outcome is Outcome.RUNNING and last.identity == stage.identity
-            assert not (stage.result and running), f"{name} runs again although it has its result"
+            assert not (stage.result and running), f"{last.job} runs although its stage has a result"
 
     @invariant()
     def ended_attempts_never_change(self) -> None:
-        for stage in self.scenario.status.stages.values():
+        for stage in self.stages:
             numbers = [attempt.number for attempt in stage.attempts]
             assert numbers == sorted(set(numbers))
             assert len(numbers) <= 10
             for attempt in stage.attempts:
                 if attempt.outcome is not Outcome.RUNNING:
-                    known = attempt.model_dump(exclude={"lost_steps", "lost_seconds"})
+                    known = attempt.model_dump(exclude={"lost_steps", "lost_seconds", "lost_cost"})
                     assert self.ended.setdefault(attempt.job, known) == known
 
     @invariant()
     def only_the_last_attempt_is_running(self) -> None:
-        for stage in self.scenario.status.stages.values():
+        for stage in self.stages:
             assert all(attempt.outcome is not Outcome.RUNNING for attempt in stage.attempts[:-1])
 
     @invariant()
     def counts_are_never_negative(self) -> None:
-        for stage in self.scenario.status.stages.values():
+        for stage in self.stages:
             counts = (stage.failures_counted, stage.interruptions_counted, stage.lost_steps, stage.lost_seconds)
             assert min(counts) >= 0
             assert stage.active_seconds >= 0
 
     @invariant()
+    def every_attempt_is_paid_once(self) -> None:
+        for scenario in self.scenarios:
+            if costs := scenario.status.costs:
+                uid = self.cluster.pipelines[scenario.key].uid
+                stages = scenario.status.stages.values()
+                listed = sum((one.cost or 0 for stage in stages for one in stage.attempts), Decimal())
+                earlier = sum((stage.earlier_costs.spent for stage in stages if stage.earlier_costs), Decimal())
+                assert costs.spent == listed + earlier
+                assert costs.spent >= self.spent.get(uid, 0)
+                assert 0 <= costs.lost <= costs.spent
+                self.spent[uid] = costs.spent
+
+    @invariant()
+    def refusals_are_of_distinct_subjects(self) -> None:
+        for scenario in self.scenarios:
+            subjects = [one.subject for one in scenario.status.refusals]
+            assert len(subjects) == len(set(subjects))
+
+    @invariant()
     def conditions_are_consistent(self) -> None:
-        if not self.scenario.status.conditions:
-            return
-        scenario, status = self.scenario, self.scenario.status
-        kinds = [c.type for c in status.conditions]
-        assert len(kinds) == len(set(kinds))
-        assert {c.status for c in status.conditions if c.type in {"Reconciling", "Stalled"}} <= {"True"}
-        assert not {"Reconciling", "Stalled"} <= set(kinds)
-        ready, finished = scenario.condition("Ready"), scenario.condition("Finished")
-        assert ready
-        assert finished
-        assert ready[0] != "True" or finished[0] == "True"
-        assert (finished[0] == "True") is (status.finished_at is not None)
-        assert {c.observed_generation for c in status.conditions} == {status.observed_generation}
-        assert status.phase in {"Pending", "Running", "Suspended", "Succeeded", "Failed", "Cancelled", "BelowThreshold"}
+        for scenario in self.scenarios:
+            check_conditions(scenario)
 
     def teardown(self) -> None:
-        """Check that the pipeline reaches a stable end from any state, if no further event happens."""
-        scenario = self.scenario
-        scenario.reconcile_until_stable()
-        for _ in range(60):
-            scenario.finish()
-            if scenario.requeue_after is None:
+        """Check that both pipelines reach a stable end from any state, if no further event happens."""
+        self.cluster.refusals.clear()
+        for _ in range(300):
+            before = [scenario.change_counts for scenario in self.scenarios]
+            for scenario in self.scenarios:
+                scenario.reconcile_until_stable()
+            if [scenario.change_counts for scenario in self.scenarios] != before:
+                continue  # the end of one may be the other's turn
+            if self.live:
+                self.end_process(self.live[0])
+            elif times := [one.requeue_after for one in self.scenarios if one.requeue_after is not None]:
+                self.scenario.after(min(times).total_seconds())
+            else:
                 break
-            scenario.after(scenario.requeue_after.total_seconds())
-        before = scenario.change_counts
-        scenario.after(1e7).reconcile()
-        assert scenario.change_counts == before, "the pipeline was not stable"
+        before = [scenario.change_counts for scenario in self.scenarios]
+        self.scenario.after(1e7)
+        for scenario in self.scenarios:
+            scenario.reconcile()
+        assert [scenario.change_counts for scenario in self.scenarios] == before, "the pipelines were not stable"
         self.conditions_are_consistent()
-        finished = scenario.condition("Finished")
-        assert finished
-        assert finished[0] == "True" or scenario.status.phase == "Suspended"
-        if finished[0] == "True":
-            expected = {"Succeeded": "Current", "BelowThreshold": "InProgress"}.get(scenario.status.phase, "Failed")
-            assert kstatus(scenario.generation, scenario.status) == expected
-        if scenario.status.phase == "Succeeded":
-            assert set(scenario.states.values()) <= {"Succeeded", "Skipped"}
-        assert set(scenario.states) == set(ORDER)
+        suspended = any(scenario.status.phase == "Suspended" for scenario in self.scenarios)
+        for scenario in self.scenarios:
+            check_end(scenario, others_suspended=suspended)
+
+    def end_process(self, name: str) -> None:
+        """End a process as its Job wants it: by SIGTERM, or with its result a minute later."""
+        job = self.cluster.jobs[name]
+        if job.asked_to_stop:
+            self.cluster.evict(name, why=None)
+            return
+        if job.observed.state is JobState.WAITING:
+            self.cluster.start(name)
+        self.scenario.after(60)
+        self.cluster.complete(name, a_result(job.template.stage, job.template.identity))
+
+
+def check_conditions(scenario: Scenario) -> None:
+    status = scenario.status
+    if not status.conditions:
+        return
+    kinds = [c.type for c in status.conditions]
+    assert len(kinds) == len(set(kinds))
+    assert {c.status for c in status.conditions if c.type in {"Reconciling", "Stalled"}} <= {"True"}
+    assert not {"Reconciling", "Stalled"} <= set(kinds)
+    ready, finished = scenario.condition("Ready"), scenario.condition("Finished")
+    assert ready
+    assert finished
+    assert ready[0] != "True" or finished[0] == "True"
+    assert (finished[0] == "True") is (status.finished_at is not None)
+    assert {c.observed_generation for c in status.conditions} == {status.observed_generation}
+    assert status.phase in {"Pending", "Running", "Suspended", "Succeeded", "Failed", "Cancelled", "BelowThreshold"}
+
+
+def check_end(scenario: Scenario, *, others_suspended: bool) -> None:
+    """Check that the pipeline has finished, or waits for a suspended one."""
+    ready, finished = scenario.condition("Ready"), scenario.condition("Finished")
+    assert finished
+    waits = others_suspended and ready[1] == Reason.WORKSPACE_IN_USE
+    assert finished[0] == "True" or scenario.status.phase == "Suspended" or waits
+    if finished[0] == "True":
+        expected = {"Succeeded": "Current", "BelowThreshold": "InProgress"}.get(scenario.status.phase, "Failed")
+        assert kstatus(scenario.generation, scenario.status) == expected
+    if scenario.status.phase == "Succeeded":
+        assert set(scenario.states.values()) <= {"Succeeded", "Skipped"}
+    assert set(scenario.states) == set(ORDER)
 
 
 TestRandomEvents = RandomEvents.TestCase

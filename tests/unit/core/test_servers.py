@@ -45,7 +45,7 @@ def test_deployed_is_true_only_after_the_switch(scenario):
     assert scenario.condition("Deployed") == ("True", "StageSucceeded")
 
 
-@pytest.mark.parametrize("changes", [{"deploy": {"replicas": 2}}, {"seed": 5}, {"deploy": {"engine": "vllm"}}])
+@pytest.mark.parametrize("changes", [{"deploy": {"replicas": 2}}, {"seed": 5}, {"deploy": {"engine": "VLLM"}}])
 def test_old_server_stays_until_new_one_has_answered(scenario, changes):
     old = start_server(scenario)
     scenario.edit(**changes)
@@ -62,7 +62,7 @@ def test_old_server_stays_until_new_one_has_answered(scenario, changes):
 
 def test_failed_new_server_is_deleted_and_old_one_stays(scenario):
     old = start_server(scenario)
-    scenario.edit(deploy={"replicas": 2, "retries": {"failures": 0}})
+    scenario.edit(deploy={"replicas": 2, "maxFailures": 0})
     new = scenario.start("deploy")
     scenario.cluster.servers[new] = replace(scenario.cluster.servers[old], current=False)
     scenario.cluster.fail(new, 1, "no room for the model")

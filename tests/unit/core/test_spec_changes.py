@@ -5,6 +5,8 @@ from support.scenario import ORDER, Scenario, a_pipeline
 
 from finetune_operator.api.status import Outcome
 
+TARGETS = [{"uri": "pvc://models/demo"}]
+MORE_MEMORY = {"resources": {"limits": {"memory": "64Gi"}}}
 FIRST_RUN = [f"{stage}-a1" for stage in ORDER]
 
 
@@ -19,21 +21,22 @@ def rerun(scenario: Scenario, **changes) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "stages"),
     [
-        ({"evaluate": {"tasks": {"exam": {"limit": 10}}}}, ["evaluate", "push", "deploy"]),
+        ({"evaluate": {"tasks": [{"name": "exam", "limit": 10}]}}, ["evaluate", "push", "deploy"]),
         ({"train": {"lora": {"rank": 4}}}, ["train", "evaluate", "push", "deploy"]),
         ({"prepare": {"contextLength": 64}}, list(ORDER)),
         ({"seed": 7}, list(ORDER)),
         ({"model": {"revision": "abc"}}, list(ORDER)),
-        ({"push": {"target": "pvc://models/other"}}, ["push", "deploy"]),
-        ({"deploy": {"prompt": "Who?"}}, ["deploy"]),
-        ({"deploy": {"resources": {"memory": "64Gi"}}}, ["deploy"]),  # how a server runs is part of its identity
+        ({"push": {"targets": [{"uri": "pvc://models/other"}]}}, ["push", "deploy"]),
+        ({"push": {"targets": [*TARGETS, {"uri": "pvc://models/other"}]}}, ["push", "deploy"]),
+        ({"deploy": {"smokeTest": {"prompt": "Who?"}}}, ["deploy"]),
+        ({"deploy": {"pod": MORE_MEMORY}}, ["deploy"]),  # how a server runs is part of its identity
         ({"deploy": {"replicas": 3}}, ["deploy"]),
-        ({"evaluate": {"gate": {"threshold": 0.1}}}, []),
-        ({"push": {"when": "GatePassed"}}, []),
-        ({"train": {"resources": {"memory": "64Gi"}}}, []),
+        ({"evaluate": {"gates": [{"task": "exam", "value": 0.1}]}}, []),
+        ({"push": {"when": "GatesPassed"}}, []),
+        ({"train": {"pod": MORE_MEMORY}}, []),
         ({"train": {"checkpoint": {"everySteps": 7}}}, []),
-        ({"train": {"retries": {"failures": 9}, "timeoutSeconds": 9000}}, []),
-        ({"activeDeadlineSeconds": 100_000}, []),
+        ({"train": {"maxFailures": 9, "maxRuntimeSeconds": 9000}}, []),
+        ({"maxRuntimeSeconds": 100_000}, []),
         ({"workspace": {"size": "1Gi"}}, []),
     ],
 )
@@ -46,14 +49,14 @@ def test_new_resources_stop_the_attempt_and_the_next_resumes(stage):
     scenario = Scenario().run_before(stage)
     job = scenario.start(stage)
     identity = scenario.stage(stage).identity
-    scenario.edit(**{stage: {"resources": {"memory": "64Gi"}}})
+    scenario.edit(**{stage: {"pod": MORE_MEMORY}})
     assert scenario.cluster.jobs[job].asked_to_stop
     assert len(scenario.cluster.jobs) == ORDER.index(stage) + 1  # never two live Jobs of a stage
     scenario.cluster.evict(job, step=5, saved=5, why=None)
     scenario.reconcile_until_stable()
     assert scenario.stage(stage).attempts[0].reason == "SpecChanged"
     assert (scenario.attempt(stage).number, scenario.attempt(stage).identity) == (2, identity)
-    assert scenario.cluster.jobs[scenario.attempt(stage).job].template.resources.memory == "64Gi"
+    assert scenario.cluster.jobs[scenario.attempt(stage).job].template.pod.resources.limits == {"memory": "64Gi"}
     assert scenario.stage(stage).interruptions == 0
 
 
@@ -126,7 +129,7 @@ def test_removed_running_stage_is_stopped():
 
 def test_added_stage_runs_alone():
     scenario = Scenario(a_pipeline(evaluate=None, push=None, deploy=None)).finish()
-    assert rerun(scenario, evaluate={"tasks": {"exam": {}}}) == ["evaluate-a1"]
+    assert rerun(scenario, evaluate={"tasks": [{"name": "exam"}]}) == ["evaluate-a1"]
 
 
 def test_stage_removed_and_readded_is_not_rerun():
@@ -139,7 +142,7 @@ def test_stage_removed_and_readded_is_not_rerun():
 def test_fixing_the_spec_continues_failed_pipeline():
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 65)
-    scenario.reconcile_until_stable().edit(dataset={"maxInvalidFraction": 0.5})
+    scenario.reconcile_until_stable().edit(prepare={"maxInvalidFraction": 0.5})
     assert scenario.created_jobs[-1] == "prepare-a2"
     assert scenario.finish().status.phase == "Succeeded"
 
@@ -147,7 +150,7 @@ def test_fixing_the_spec_continues_failed_pipeline():
 def test_edit_of_other_stage_does_not_retry_failed_one():
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 65)
-    scenario.reconcile_until_stable().edit(deploy={"prompt": "Who?"})
+    scenario.reconcile_until_stable().edit(deploy={"smokeTest": {"prompt": "Who?"}})
     assert scenario.created_jobs == ["prepare-a1"]
     assert scenario.status.phase == "Failed"
 
@@ -167,9 +170,8 @@ def test_edit_during_run_gives_same_identities_as_before_it(stage):
 def test_pipeline_is_not_finished_while_old_job_is_stopping():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
-    scenario.edit(seed=7)
-    scenario.cluster.fail(scenario.start("prepare"), 65)
-    assert scenario.reconcile_until_stable().condition("Finished")[0] == "False"
+    scenario.cancel("now")
+    assert scenario.condition("Finished")[0] == "False"
     assert scenario.condition("Stalled") is None
     scenario.cluster.evict(job, why=None)
-    assert scenario.reconcile_until_stable().condition("Finished") == ("True", "DataInvalid")
+    assert scenario.reconcile_until_stable().condition("Finished") == ("True", "Cancelled")

@@ -83,7 +83,7 @@ def test_interruption_with_oversized_step_stays_valid():
 
 
 def test_status_with_invalid_progress_is_readable():
-    status = {"stages": {"train": {"progress": {**MINIMAL, "step": 2**62}}}}
+    status = {"stages": [{"name": "train", "progress": {**MINIMAL, "step": 2**62}}]}
     assert PipelineStatus.model_validate(status).stages["train"] == StageStatus()
 
 

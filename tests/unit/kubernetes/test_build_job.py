@@ -11,12 +11,12 @@ from finetune_operator.kubernetes.resources.job import build_job, escape_expansi
 from finetune_trainer.contract import Environment
 
 
-def job_of(changes=None, stage="train"):
+def job_of(changes=None, stage="train", notices=""):
     pipeline = a_pipeline(**(changes or {}))
     scenario = Scenario(pipeline).finish()
     [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == stage]
     owner = Pipeline(Key("team", "demo"), "uid-1", 1, pipeline)
-    return build_job(owner, template)
+    return build_job(owner, template, notices)
 
 
 def pod_of(job):
@@ -51,7 +51,7 @@ def test_pod_meets_restricted_pod_security_and_has_no_token():
 
 
 def test_environment_has_the_paths_and_escaped_variables():
-    env = env_of(job_of({"train": {"env": {"TEXT": "$(HOSTNAME) $(X)"}}}))
+    env = env_of(job_of({"train": {"pod": {"env": [{"name": "TEXT", "value": "$(HOSTNAME) $(X)"}]}}}))
     assert env["TEXT"] == "$$(HOSTNAME) $$(X)"
     environment = Environment.read(env)
     assert (str(environment.workspace), str(environment.claims)) == ("/workspace", "/claims")
@@ -60,27 +60,60 @@ def test_environment_has_the_paths_and_escaped_variables():
 
 def test_requested_gpus_are_in_the_environment():
     assert Environment.read(env_of(job_of())).gpus == 0
-    assert Environment.read(env_of(job_of({"train": {"resources": {"gpu": {}}}}))).gpus == 1
-    several = {"command": ["torchrun"], "resources": {"gpu": {"count": 4}}}
-    assert Environment.read(env_of(job_of({"train": several}))).gpus == 4
+    assert (
+        Environment.read(env_of(job_of({"train": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}}))).gpus == 1
+    )
+    several = {"command": ["torchrun"], "resources": {"limits": {"nvidia.com/gpu": 4}}}
+    assert Environment.read(env_of(job_of({"train": {"pod": several}}))).gpus == 4
 
 
 @pytest.mark.parametrize("text", ["plain", "$HOME", "$$", "a $(b) c", '{"x": "$(y)"}'])
 def test_kubelet_expansion_restores_the_escaped_text(text):
-    assert escape_expansion(text).replace("$$(", "$(") == text
+    assert escape_expansion(text).replace("$$", "$") == text
 
 
 def test_metrics_port_of_the_stage_env_wins():
     assert env_of(job_of())["FINETUNE_METRICS_PORT"] == "8080"
-    assert env_of(job_of({"train": {"env": {"FINETUNE_METRICS_PORT": "0"}}}))["FINETUNE_METRICS_PORT"] == "0"
+    off = [{"name": "FINETUNE_METRICS_PORT", "value": "0"}]
+    assert env_of(job_of({"train": {"pod": {"env": off}}}))["FINETUNE_METRICS_PORT"] == "0"
 
 
 def test_claims_of_the_config_are_mounted_once_each():
-    changes = {"model": {"uri": "pvc://data/base"}, "dataset": {"uri": "pvc://data/x.jsonl"}}
+    changes = {"model": {"uri": "pvc://data/base"}, "datasets": [{"uri": "pvc://data/x-*.jsonl"}]}
     pod = pod_of(job_of(changes, "prepare"))
     assert [volume["name"] for volume in pod["volumes"]] == ["workspace", "claim-0", "tmp"]
-    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "data"}
-    assert {"name": "claim-0", "mountPath": "/claims/data"} in pod["containers"][0]["volumeMounts"]
+    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "data", "readOnly": True}
+    assert {"name": "claim-0", "mountPath": "/claims/data", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+
+
+def writable_claims(pod):
+    """Return the claims that the pod may write to, and check that mounts and volumes agree."""
+    claims = {volume["name"]: volume.get("persistentVolumeClaim") for volume in pod["volumes"]}
+    for mount in pod["containers"][0]["volumeMounts"]:
+        claim = claims[mount["name"]]
+        assert claim is None or mount.get("readOnly") == claim.get("readOnly")
+    return {claim["claimName"] for claim in claims.values() if claim and not claim.get("readOnly")}
+
+
+@pytest.mark.parametrize(
+    ("stage", "writable"),
+    [
+        ("prepare", {"demo-workspace"}),
+        ("train", {"demo-workspace"}),
+        ("evaluate", {"demo-workspace"}),
+        ("push", {"demo-workspace", "models"}),
+    ],
+)
+def test_stage_writes_only_to_the_workspace_and_the_target(stage, writable):
+    tasks = [{"name": "exam", "file": "pvc://exams/task.yaml"}]
+    sources = {"model": {"uri": "pvc://base/m"}, "datasets": [{"uri": "pvc://data/x.jsonl"}]}
+    assert writable_claims(pod_of(job_of({**sources, "evaluate": {"tasks": tasks}}, stage))) == writable
+
+
+def test_claim_of_both_source_and_target_is_writable_for_push():
+    changes = {"model": {"uri": "pvc://models/base"}}
+    assert writable_claims(pod_of(job_of(changes, "push"))) == {"demo-workspace", "models"}
+    assert writable_claims(pod_of(job_of(changes, "train"))) == {"demo-workspace"}
 
 
 def test_claim_that_is_also_the_workspace_is_one_volume():
@@ -88,17 +121,23 @@ def test_claim_that_is_also_the_workspace_is_one_volume():
     pod = pod_of(job_of(changes, "prepare"))
     assert [volume["name"] for volume in pod["volumes"]] == ["workspace", "tmp"]
     assert {"name": "workspace", "mountPath": "/claims/mine"} in pod["containers"][0]["volumeMounts"]
+    assert writable_claims(pod) == {"mine"}
 
 
 def test_pod_has_resources_and_placement_of_the_stage():
-    train = {
-        "resources": {"cpu": "2", "memory": "4Gi", "gpu": {}},
-        "placement": {"capacity": "spot", "affinity": {"podAntiAffinity": {}}, "nodeSelector": {"pool": "big"}},
-        "secretRefs": ["keys"],
+    own = {
+        "resources": {"requests": {"cpu": 2, "memory": "4Gi"}, "limits": {"memory": "4Gi", "nvidia.com/gpu": 1}},
+        "affinity": {"podAntiAffinity": {}},
+        "nodeSelector": {"pool": "big"},
+        "envFrom": [{"secretRef": {"name": "keys"}}],
         "serviceAccountName": "trainer",
         "priorityClassName": "low",
+        "schedulerName": "binpack",
+        "runtimeClassName": "nvidia",
+        "imagePullSecrets": [{"name": "registry"}],
+        "imagePullPolicy": "Always",
     }
-    pod = pod_of(job_of({"train": train}))
+    pod = pod_of(job_of({"train": {"pod": own, "placement": {"capacity": "Spot"}}}))
     [container] = pod["containers"]
     assert container["resources"] == {
         "requests": {"cpu": "2", "memory": "4Gi"},
@@ -108,6 +147,8 @@ def test_pod_has_resources_and_placement_of_the_stage():
     assert pod["nodeSelector"] == {"pool": "big"}
     assert pod["affinity"] == {"podAntiAffinity": {}}
     assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("trainer", "low")
+    assert (pod["schedulerName"], pod["runtimeClassName"]) == ("binpack", "nvidia")
+    assert (pod["imagePullSecrets"], container["imagePullPolicy"]) == ([{"name": "registry"}], "Always")
     keys = {toleration["key"] for toleration in pod["tolerations"]}
     assert keys >= {"spot", "nvidia.com/gpu", "node.kubernetes.io/unreachable"}
 
@@ -132,3 +173,15 @@ def test_foreign_claim_of_the_same_name_is_not_used():
 
 def test_job_survives_a_json_round_trip():
     assert json.loads(json.dumps(job_of())) == job_of()
+
+
+def test_attempt_and_pipeline_are_in_the_environment():
+    env = env_of(job_of())
+    assert env["FINETUNE_ATTEMPT"] == "1"
+    assert env["FINETUNE_PIPELINE_UID"]
+
+
+@pytest.mark.parametrize(("stage", "found"), [("train", "EC2"), ("prepare", None)])
+def test_only_training_watches_for_notices(stage, found):
+    assert env_of(job_of(stage=stage, notices="EC2")).get("FINETUNE_INTERRUPTION_NOTICES") == found
+    assert "FINETUNE_INTERRUPTION_NOTICES" not in env_of(job_of(stage=stage))

@@ -5,23 +5,25 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from support.fake_api import FakeApi
 from support.pods import Object, a_pod, controller_reference, running, terminated, unschedulable
 from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache import DEPLOYMENTS, NO_CHANGE, PODS, ResourceCache
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.resources.server import build_deployment, build_service, folder_of, serving_of, url_of
 from finetune_operator.kubernetes.servers import Servers, replica_failure
 from finetune_operator.kubernetes.translate.api_errors import Blocked
 
+TWO_GPUS = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
 PIPELINE = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
 
 
-def template_of(**deploy):
-    scenario = Scenario(a_pipeline(deploy=deploy)).finish()
+def template_of(pod_defaults=None, **deploy):
+    scenario = Scenario(a_pipeline(deploy=deploy, podDefaults=pod_defaults)).finish()
     [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == "deploy"]
     return template
 
@@ -44,8 +46,8 @@ def test_model_folder_is_where_the_trainer_publishes(uri, folder):
     assert str(folder_of(uri)) == folder
 
 
-@pytest.mark.parametrize("uri", ["file://[", "folder/[", "hf://a/b"])
-def test_model_outside_of_a_claim_is_blocked(uri):
+@pytest.mark.parametrize("uri", ["file://[", "folder/["])
+def test_model_on_another_machine_is_blocked(uri):
     with pytest.raises(Blocked):
         folder_of(uri)
 
@@ -57,8 +59,7 @@ def test_server_mounts_the_published_model_read_only():
     [claim] = [mount for mount in server["volumeMounts"] if mount["mountPath"] == "/claims/models"]
     assert claim["readOnly"] is True
     volumes = deployment["spec"]["template"]["spec"]["volumes"]
-    assert {"name": "claim-0", "persistentVolumeClaim": {"claimName": "models"}} in volumes
-    assert server["readinessProbe"]["httpGet"]["path"] == "/health"
+    assert {"name": "claim-0", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}} in volumes
 
 
 def test_init_container_verifies_the_digest_of_push():
@@ -78,7 +79,7 @@ def test_pods_meet_restricted_pod_security_and_have_no_token():
 
 
 def test_vllm_server_has_its_image_command_and_gpus():
-    deployment = deployment_of(engine="vllm", args=["--max-model-len", "4096"], resources={"gpu": {"count": 2}})
+    deployment = deployment_of(engine="VLLM", pod={"args": ["--max-model-len", "4096"], **TWO_GPUS})
     verify, server = containers_of(deployment)
     assert server["image"].startswith("vllm/vllm-openai:")
     assert verify["image"] == "finetune-trainer"
@@ -88,8 +89,31 @@ def test_vllm_server_has_its_image_command_and_gpus():
     assert "limits" not in verify["resources"]
 
 
+def test_server_has_shared_memory_only_with_gpus():
+    volume = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+    with_gpus = deployment_of(engine="VLLM", pod=TWO_GPUS)
+    verify, server = containers_of(with_gpus)
+    assert volume in with_gpus["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in server["volumeMounts"]
+    assert "shm" not in {mount["name"] for mount in verify["volumeMounts"]}
+    without = deployment_of()
+    assert volume not in without["spec"]["template"]["spec"]["volumes"]
+    assert "shm" not in {mount["name"] for mount in containers_of(without)[1]["volumeMounts"]}
+
+
+def test_probes_restart_a_hanging_server_not_a_loading_one():
+    _, server = containers_of(deployment_of())
+    probes = {name: server[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert {probe["httpGet"]["path"] for probe in probes.values()} == {"/health"}
+    seconds = {name: probe["periodSeconds"] * probe.get("failureThreshold", 3) for name, probe in probes.items()}
+    assert seconds["startup"] > 100 * 365 * 24 * 3600
+    assert seconds["liveness"] == 300
+    assert seconds["readiness"] == 6
+    assert all(probe["failureThreshold"] <= 2**31 - 1 for probe in probes.values() if "failureThreshold" in probe)
+
+
 def test_custom_server_gets_the_model_folder_in_its_env():
-    _, server = containers_of(deployment_of(image="mine:1", command=["serve"], args=["--fast"]))
+    _, server = containers_of(deployment_of(pod={"image": "mine:1", "command": ["serve"], "args": ["--fast"]}))
     assert (server["image"], server["command"]) == ("mine:1", ["serve", "--fast"])
     assert {"name": "FINETUNE_MODEL", "value": "/claims/models/demo"} in server["env"]
 
@@ -103,6 +127,56 @@ def test_service_selects_the_pods_of_one_attempt():
     assert url_of(PIPELINE) == "http://demo-deploy.team.svc:8000/v1"
 
 
+DIGEST = f"sha256:{'0' * 64}"
+
+
+def built(uri: str, *, image_volumes: bool) -> tuple[Object, Object, Object]:
+    """Return the pod, its init container and its server for a model at this place."""
+    template = template_of()
+    serving = replace(template.serving, model=uri, digest=DIGEST)
+    deployment = build_deployment(PIPELINE, template, serving, image_volumes=image_volumes)
+    return deployment["spec"]["template"]["spec"], *containers_of(deployment)
+
+
+def mount_at(container: Object, path: str) -> Object:
+    [found] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == path]
+    return found
+
+
+def test_image_is_mounted_where_the_cluster_can():
+    uri = f"oci://registry.example:5000/team/bot@{DIGEST}"
+    pod, verify, server = built(uri, image_volumes=True)
+    image = {"reference": uri.removeprefix("oci://"), "pullPolicy": "IfNotPresent"}
+    assert {"name": "model", "image": image} in pod["volumes"]
+    for container in (verify, server):
+        assert mount_at(container, "/models/bot") == {
+            "name": "model",
+            "mountPath": "/models/bot",
+            "subPath": "models",
+            "readOnly": True,
+        }
+    assert "--fetch" not in verify["command"]
+    assert "envFrom" not in verify
+
+
+@pytest.mark.parametrize(
+    ("uri", "image_volumes", "folder"),
+    [
+        (f"oci://registry.example/team/bot@{DIGEST}", False, "/models/bot"),
+        ("oci://registry.example/team/bot:v1", True, "/models/bot"),  # a tag may move between two replicas
+        (f"s3://models/team/bot/sha256-{'0' * 64}", True, "/models/bot"),
+        ("hf://team/bot@4711", True, "/models/bot"),
+    ],
+)
+def test_model_of_a_store_is_downloaded_and_verified(uri, image_volumes, folder):
+    pod, verify, server = built(uri, image_volumes=image_volumes)
+    assert {"name": "model", "emptyDir": {}} in pod["volumes"]
+    assert verify["command"][4:] == [folder, "--digest", DIGEST, "--fetch", uri]
+    assert verify["envFrom"] == server["envFrom"]
+    assert mount_at(verify, folder) == {"name": "model", "mountPath": folder}
+    assert mount_at(server, folder)["readOnly"] is True
+
+
 def test_serving_round_trips_through_the_annotation():
     template = template_of()
     assert serving_of(build_deployment(PIPELINE, template, template.serving)) == template.serving
@@ -112,7 +186,7 @@ def test_serving_round_trips_through_the_annotation():
 def test_blocked_model_message_names_the_fix(target):
     template = template_of()
     serving = replace(template.serving, model=target)
-    with pytest.raises(Blocked, match=r"set push\.target to pvc://"):
+    with pytest.raises(Blocked, match=r"add a target such as pvc://CLAIM/folder to push\.targets"):
         build_deployment(PIPELINE, template, serving)
 
 
@@ -120,14 +194,14 @@ NOW = datetime(2030, 1, 1, 0, 10, tzinfo=UTC)
 
 
 def servers_of(deployment: Object, *pods: Object, probes: object = None) -> Servers:
-    """Return Servers whose cache holds these objects, without an API server."""
+    """Return Servers whose cache holds these objects."""
     cache, name = ResourceCache(), deployment["metadata"]["name"]
-    cache.update_deployment(deployment)
+    cache.update(DEPLOYMENTS, deployment)
     for number, pod in enumerate(pods):
         owner = controller_reference("ReplicaSet", f"{name}-5d")
         meta = {"labels": {"finetune.dev/server": name}, "uid": f"uid-{number}", "ownerReferences": [owner]}
-        cache.update_pod({**pod, "metadata": {**pod["metadata"], **meta}})
-    return Servers(None, cache, probes or NoProbe())
+        cache.update(PODS, {**pod, "metadata": {**pod["metadata"], "name": f"{name}-{number}", **meta}})
+    return Servers(FakeApi(), cache, probes or NoProbe())
 
 
 def observed(*pods: Object, ready: int = 0, replicas: int = 1):
@@ -135,7 +209,7 @@ def observed(*pods: Object, ready: int = 0, replicas: int = 1):
     deployment = deployment_of(replicas=replicas)
     deployment["status"] = {"readyReplicas": ready}
     servers, name = servers_of(deployment, *pods), deployment["metadata"]["name"]
-    return asyncio.run(servers.observe_attempt(PIPELINE, name, "", NOW))
+    return asyncio.run(servers.observe_attempt(PIPELINE, name, NOW))
 
 
 def init_status(state: Object, restarts: int = 0) -> Object:
@@ -192,7 +266,7 @@ def test_deployment_without_its_labels_counts_as_deleted():
     del deployment["metadata"]["labels"]["finetune.dev/stage"]
     servers = servers_of(deployment)
     assert asyncio.run(servers.observe(PIPELINE)) == {}
-    assert asyncio.run(servers.observe_attempt(PIPELINE, deployment["metadata"]["name"], "", NOW)) is None
+    assert asyncio.run(servers.observe_attempt(PIPELINE, deployment["metadata"]["name"], NOW)) is None
 
 
 def test_pod_with_foreign_controller_is_not_cached():
@@ -203,7 +277,7 @@ def test_pod_with_foreign_controller_is_not_cached():
         "labels": {"finetune.dev/server": deployment_of()["metadata"]["name"]},
         "ownerReferences": [],
     }
-    cache.update_pod(foreign)
+    assert cache.update(PODS, foreign) == NO_CHANGE
     assert list(cache.all_pods()) == []
 
 

@@ -2,18 +2,24 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 
+from support.cluster_objects import pipeline_object, running_status
 from support.pods import a_pod, controller_reference, terminated
 from support.scenario import UID, Scenario, a_pipeline
 
+from finetune_operator.core.metadata import IDENTITY, SERVER, STAGE
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache import DEPLOYMENTS, JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cluster import parse_pipeline
 from finetune_operator.kubernetes.pods.progress import metrics_port
+from finetune_operator.kubernetes.resources.claim import build_claim, immutable_differences, pending_changes
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
-from finetune_operator.kubernetes.resources.server import build_deployment, serving_of
+from finetune_operator.kubernetes.resources.server import build_deployment, build_service, serving_of
 from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.trim import claims_of, trim_claim, trim_service
 
 PIPELINE = Pipeline(Key("team", "demo"), UID, 1, a_pipeline())
 LONG = {"managedFields": [{"fieldsV1": "x" * 9_000}]}
@@ -43,14 +49,18 @@ def test_trimmed_job_and_pod_give_the_same_observation():
     job = as_received(build_job(PIPELINE, template_of("train")))
     container = job["spec"]["template"]["spec"]["containers"][0]
     container["env"] += [{"name": "NOTES", "value": "x" * 9_000}]
+    container["resources"] = {"requests": {"cpu": "2"}, "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"}}
     name = job["metadata"]["name"]
     pod = as_received(a_pod(terminated(75, '{"interruption": {"step": 4, "savedStep": 4}}'), phase="Failed"))
     pod["spec"] = {**job["spec"]["template"]["spec"], "nodeName": "spot-1"}
     pod["metadata"] |= {"labels": job["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}}
     pod["metadata"] |= {"ownerReferences": [controller_reference("Job", name)]}
     cache = ResourceCache()
-    assert cache.update_job(job) == cache.update_pod(pod) == PIPELINE.key
-    stored_job, stored_pod = cache.jobs["team", name], cache.pods["team", name]
+    cache.update(JOBS, job)
+    status = running_status(name)
+    cache.update(PIPELINES, pipeline_object(status=status))
+    cache.update(PODS, pod)
+    stored_job, stored_pod = cache.jobs.get(("team", name)), cache.pod_of("team", name)
     assert max(length(stored_job), length(stored_pod.raw)) < MAX_STORED < length(job)
     assert is_owned_by(PIPELINE, stored_job)
     assert metrics_port(stored_pod) == metrics_port(Pod(pod)) > 0
@@ -61,18 +71,40 @@ def test_trimmed_deployment_keeps_serving_replicas_and_labels():
     template = template_of("deploy")
     deployment = as_received(build_deployment(PIPELINE, template, template.serving))
     cache = ResourceCache()
-    cache.update_deployment(deployment)
-    [stored] = cache.deployments.values()
+    cache.update(DEPLOYMENTS, deployment)
+    stored = cache.deployments.get(("team", template.name))
     assert length(stored) < MAX_STORED < length(deployment)
     assert serving_of(stored) == template.serving
     assert stored["spec"]["replicas"] == deployment["spec"]["replicas"]
-    assert stored["metadata"]["labels"] == deployment["metadata"]["labels"]
+    for name in (SERVER, STAGE, IDENTITY):
+        assert stored["metadata"]["labels"][name] == deployment["metadata"]["labels"][name]
 
 
 def test_trimmed_pipeline_lacks_only_metadata_of_other_programs():
-    found = {"metadata": {"namespace": "team", "name": "demo", "uid": "u", "annotations": {**APPLIED}, **LONG}}
-    found |= {"spec": {"workspace": {"existingClaim": "c"}}, "status": {"phase": "Running"}}
+    found = pipeline_object(claim="c", status={"phase": "Running"}, annotations={**APPLIED}, **LONG)
     cache = ResourceCache()
-    cache.update_pipeline(found)
-    meta = {"namespace": "team", "name": "demo", "uid": "u", "annotations": {}}
-    assert cache.pipelines[PIPELINE.key] == {**found, "metadata": meta}
+    cache.update(PIPELINES, found)
+    stored = cache.pipelines.get(("team", "demo"))
+    assert parse_pipeline(stored.content()) == replace(parse_pipeline(found), annotations={})
+    assert "x" * 100 not in json.dumps(stored.content())
+
+
+def test_trimmed_claim_and_service_keep_what_is_compared():
+    claim = as_received(build_claim(PIPELINE))
+    stored = trim_claim(claim)
+    assert list(pending_changes(PIPELINE, stored)) == list(pending_changes(PIPELINE, claim)) == []
+    assert list(immutable_differences(PIPELINE, stored)) == list(immutable_differences(PIPELINE, claim)) == []
+    service = as_received(build_service(PIPELINE, "deploy", "demo-deploy-a1"))
+    assert trim_service(service)["spec"]["selector"] == service["spec"]["selector"]
+    assert max(length(stored), length(trim_service(service))) < MAX_STORED
+
+
+def test_claims_are_those_that_a_pod_can_write_to():
+    volumes = [
+        {"persistentVolumeClaim": {"claimName": "b"}},
+        {"persistentVolumeClaim": {"claimName": "a", "readOnly": False}},
+        {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+        {"emptyDir": {}},
+    ]
+    assert claims_of({"volumes": volumes}) == ["a", "b"]
+    assert claims_of({}) == []

@@ -1,6 +1,7 @@
 """The client of the API server: errors, rate limit, timeouts, pagination and leadership."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from unittest.mock import patch
@@ -13,11 +14,11 @@ from support.http_server import serve_http
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import client as module
 from finetune_operator.kubernetes.client import (
+    MAX_PAUSE_SECONDS,
     AlreadyExists,
     ApiError,
     KubernetesClient,
     NotLeader,
-    RateLimiter,
     open_client,
 )
 
@@ -65,10 +66,17 @@ def test_html_error_page_is_a_retryable_error():
         call(page, lambda api: api.get("/x"))
 
 
-@pytest.mark.parametrize("text", ["<html>Welcome</html>", "[" * 100_000, "\x80"])
+@pytest.mark.parametrize("text", ["<html>Welcome</html>", "[" * 100_000, "\x80", "[]", "null", '"text"'])
 def test_unparseable_response_is_a_retryable_error(text):
     page = lambda _: web.Response(body=text.encode("latin-1"))  # noqa: E731
     with pytest.raises(ApiError, match="cannot be parsed"):
+        call(page, lambda api: api.get("/x"))
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"Bad Gateway"', "7"])
+def test_json_error_page_that_is_no_object_is_an_error(text):
+    page = lambda _: web.Response(text=text, status=502)  # noqa: E731
+    with pytest.raises(ApiError, match=r"HTTP 502|Bad Gateway|\[\]|null|7"):
         call(page, lambda api: api.get("/x"))
 
 
@@ -83,7 +91,53 @@ def test_409_is_already_exists_or_conflict_by_reason(reason, error):
         call(rejecting(409, reason), lambda api: api.create("/x", {}))
 
 
-def test_429_halves_the_rate_and_waits_for_retry_after():
+def test_writes_under_way_can_be_awaited():
+    async def scenario():
+        arrived, proceed = asyncio.Event(), asyncio.Event()
+
+        async def respond(request):
+            if request.method != "GET":
+                arrived.set()
+                await proceed.wait()
+            return web.json_response({})
+
+        async with client_of(respond) as api:
+            await api.wait_for_writes()
+            writing = asyncio.create_task(api.create("/x", {}))
+            await arrived.wait()
+            waiting = asyncio.create_task(api.wait_for_writes())
+            await api.get("/x")
+            assert not waiting.done()
+            proceed.set()
+            await waiting
+            assert writing.done()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_cancelled_write_counts_until_the_server_has_given_up(monkeypatch):
+    monkeypatch.setattr(module, "WRITE_TIMEOUT_SECONDS", 0.3)
+
+    async def scenario():
+        arrived = asyncio.Event()
+
+        async def respond(_):
+            arrived.set()
+            await asyncio.sleep(0.2)
+            return web.json_response({})
+
+        async with client_of(respond) as api:
+            writing = asyncio.create_task(api.create("/x", {}))
+            await arrived.wait()
+            writing.cancel()
+            began = asyncio.get_running_loop().time()
+            await api.wait_for_writes()
+            assert asyncio.get_running_loop().time() - began > 0.2
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_429_pauses_for_retry_after_and_not_longer():
     async def scenario():
         rejections = [web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "1"})]
 
@@ -91,39 +145,185 @@ def test_429_halves_the_rate_and_waits_for_retry_after():
             return rejections.pop() if rejections else web.json_response({})
 
         async with client_of(respond) as api:
-            before = api.rate_limiter.rate
+            clock = asyncio.get_running_loop().time
             with pytest.raises(ApiError):
                 await api.get("/x")
-            assert api.rate_limiter.rate == before / 2
-            started = asyncio.get_running_loop().time()
+            started = clock()
             await api.get("/x")
-            assert asyncio.get_running_loop().time() - started > 0.9
+            assert 0.9 < clock() - started < 3
+            started = clock()
+            await asyncio.gather(*(api.get("/x") for _ in range(50)))
+            assert clock() - started < 3, "the full rate is back at once"
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_concurrent_429s_halve_the_rate_once():
+@pytest.mark.parametrize(("header", "seconds"), [("3", 3), ("900", MAX_PAUSE_SECONDS), ("²", 1), ("soon", 1), ("", 1)])
+def test_pause_is_retry_after_with_a_limit(header, seconds):
     async def scenario():
-        async with client_of(rejecting(429, **{"Retry-After": "1"})) as api:
-            before = api.rate_limiter.rate
-            requests = (api.get("/x") for _ in range(10))
-            await asyncio.gather(*requests, return_exceptions=True)
-            assert api.rate_limiter.rate == before / 2
+        async with client_of(rejecting(429, **{"Retry-After": header})) as api:
+            started = asyncio.get_running_loop().time()
+            with pytest.raises(ApiError):
+                await api.get("/x")
+            assert api.rate_limiter._paused_until - started == pytest.approx(seconds, abs=0.9)
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_429_after_the_wait_halves_the_rate_again():
-    async def scenario():
-        limiter = RateLimiter(rate=40.0)
-        for _ in range(2):
-            for _ in range(3):
-                limiter.back_off(0.05)
-            await asyncio.sleep(0.06)
-        assert limiter.rate == 10.0
+def test_every_request_names_the_operator_and_its_version():
+    agents = []
 
-    with patch.object(module, "HALVED_SECONDS", 0.05):
-        asyncio.run(scenario())
+    def respond(request):
+        agents.append(request.headers.get("User-Agent"))
+        return web.json_response({"items": [], "metadata": {}})
+
+    async def scenario():
+        async with client_of(respond) as api:
+            await api.get("/x")
+            await api.create("/x", {})
+            await api.replace("/x", {})
+            await api.patch("/x", {})
+            await api.apply("/x", {})
+            await api.delete("/x")
+            [one async for one in api.list("/x")]
+            [one async for one in api.watch("/x", "1", 1)]
+            [one async for one in api.stream_lines("/x")]
+
+    asyncio.run(scenario())
+    assert len(agents) == 9
+    assert set(agents) == {module.USER_AGENT}
+    assert module.USER_AGENT == "finetune-operator"
+
+
+@pytest.mark.parametrize(("seconds", "timeout"), [(15.0, "10s"), (3.7, "3s"), (0.4, "1s")])
+def test_write_ends_on_the_server_before_the_lease(seconds, timeout):
+    queries = []
+
+    def respond(request):
+        queries.append((request.method, request.query.get("timeout"), request.query.get("fieldValidation")))
+        return web.json_response({})
+
+    async def scenario():
+        async with client_of(respond, seconds_to_write=lambda: seconds) as api:
+            await api.get("/x")
+            await api.create("/x", {})
+            await api.delete("/x")
+
+    asyncio.run(scenario())
+    assert queries == [("GET", None, None), ("POST", timeout, "Strict"), ("DELETE", timeout, None)]
+
+
+def test_write_without_response_ends_with_the_lease():
+    async def silent(_):
+        await asyncio.sleep(2)
+        return web.json_response({})
+
+    async def scenario():
+        async with client_of(silent, seconds_to_write=lambda: 0.2) as api:
+            started = asyncio.get_running_loop().time()
+            with pytest.raises(ApiError, match="does not answer"):
+                await api.create("/x", {})
+            assert asyncio.get_running_loop().time() - started < 1.5
+
+    asyncio.run(scenario())
+
+
+def test_deletion_carries_its_preconditions():
+    bodies = []
+
+    async def respond(request):
+        bodies.append(await request.json())
+        return web.json_response({})
+
+    call(respond, lambda api: api.delete("/x", "Foreground", uid="u", resourceVersion="7"))
+    assert bodies[0]["preconditions"] == {"uid": "u", "resourceVersion": "7"}
+    assert bodies[0]["propagationPolicy"] == "Foreground"
+
+
+def test_deletion_of_a_missing_object_succeeds():
+    call(rejecting(404, "NotFound"), lambda api: api.delete("/x"))
+
+
+# Watches.
+
+
+def streaming(*pieces, silent=False, broken=False):
+    """Return a handler that sends these pieces of text, then ends, stays silent, or breaks the connection."""
+
+    async def respond(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece.encode())
+        if broken:
+            request.transport.abort()
+        if silent:
+            await asyncio.sleep(5)
+        return response
+
+    return respond
+
+
+def watched(handler, seconds=5, grace=4.0):
+    """Return the events of a watch, and the error that it ended with."""
+    events = []
+
+    async def scenario():
+        async with client_of(handler) as api:
+            try:
+                async for event in api.watch("/x", "7", seconds, labelSelector="a=b"):
+                    events.append(event)  # noqa: PERF401  the watch may fail after some of them
+            except ClusterError as error:
+                return error
+
+    with patch.object(module, "WATCH_GRACE_SECONDS", grace):
+        return events, asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def event_line(kind, version):
+    return json.dumps({"type": kind, "object": {"metadata": {"resourceVersion": version}}}) + "\n"
+
+
+def test_watch_yields_events_and_bookmarks_in_order():
+    added, bookmark = event_line("ADDED", "8"), event_line("BOOKMARK", "20")
+    events, error = watched(streaming(added[:9], added[9:] + bookmark))
+    assert [event["type"] for event in events] == ["ADDED", "BOOKMARK"]
+    assert error is None
+
+
+def test_watch_asks_for_bookmarks_from_its_version_on():
+    queries = []
+
+    def respond(request):
+        queries.append(dict(request.query))
+        return web.Response()
+
+    assert watched(respond) == ([], None)
+    expected = {"watch": "true", "resourceVersion": "7", "timeoutSeconds": "5", "allowWatchBookmarks": "true"}
+    assert queries == [{**expected, "labelSelector": "a=b"}]
+
+
+def test_expired_version_ends_the_watch_with_410():
+    status = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old resource version"}}
+    events, error = watched(streaming(event_line("ADDED", "8"), json.dumps(status) + "\n"))
+    assert (len(events), error.status, error.reason) == (1, 410, "Expired")
+
+
+def test_rejected_watch_is_an_api_error():
+    assert watched(rejecting(410, "Expired"))[1].status == 410
+
+
+def test_silent_watch_is_an_error_within_its_limit():
+    events, error = watched(streaming(event_line("ADDED", "8"), silent=True), seconds=0, grace=0.3)
+    assert len(events) == 1
+    assert "was silent and did not end" in str(error)
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["closed", "reset"])
+def test_watch_closed_within_a_line_yields_whole_events_only(broken):
+    events, error = watched(streaming(event_line("ADDED", "8"), event_line("ADDED", "9")[:12], broken=broken))
+    assert len(events) <= 1
+    assert isinstance(error, ApiError)
 
 
 def test_silent_server_times_out():
@@ -154,8 +354,8 @@ def test_client_without_the_lease_writes_nothing():
         return web.json_response({})
 
     with pytest.raises(NotLeader):
-        call(respond, lambda api: api.create("/x", {}), may_write=lambda: False)
-    call(respond, lambda api: api.get("/x"), may_write=lambda: False)
+        call(respond, lambda api: api.create("/x", {}), seconds_to_write=lambda: 0.0)
+    call(respond, lambda api: api.get("/x"), seconds_to_write=lambda: 0.0)
     assert methods == ["GET"]
 
 
@@ -205,8 +405,8 @@ def test_lease_lost_while_rate_limited_prevents_the_write():
         return web.json_response({})
 
     async def scenario():
-        async with client_of(respond, may_write=lambda: is_leader[0]) as api:
-            api.rate_limiter.back_off(0.3)
+        async with client_of(respond, seconds_to_write=lambda: 15.0 * is_leader[0]) as api:
+            api.rate_limiter.pause(0.3)
             writing = asyncio.create_task(api.create("/x", {}))
             await asyncio.sleep(0.1)
             is_leader[0] = False

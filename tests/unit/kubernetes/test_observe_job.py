@@ -10,8 +10,6 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
-from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import ResourceCache
 from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import Progress
@@ -42,7 +40,14 @@ ENDINGS = {
     "evicted, saved": (BY_RULE, terminated(75, SAVED), {}, Outcome.INTERRUPTED, "saved at step 40", 75),
     "evicted, killed": (BY_RULE, terminated(137), {}, Outcome.INTERRUPTED, "DisruptionTarget", 137),
     "evicted, pod not observed": (BY_RULE, None, {}, Outcome.INTERRUPTED, "DisruptionTarget", None),
-    "out of memory": (FAILED, terminated(137, reason="OOMKilled"), {}, Outcome.FAILED, "raise resources.memory", 137),
+    "out of memory": (
+        FAILED,
+        terminated(137, reason="OOMKilled"),
+        {},
+        Outcome.FAILED,
+        "its node ran out of memory: set pod.resources.requests.memory",
+        137,
+    ),
     "internal error": (
         FAILED,
         terminated(70, json.dumps({"failure": {"message": "oh"}})),
@@ -93,6 +98,15 @@ def test_ending_is_classified(case):
     assert text in ending.message
 
 
+def test_out_of_memory_pod_names_its_own_limit():
+    """The limit is that of the pod: a LimitRange may have set it, and the spec may have been edited since."""
+    pod = a_pod(terminated(137, reason="OOMKilled"), phase="Failed")
+    pod["metadata"]["labels"]["finetune.dev/stage"] = "train"
+    pod["spec"]["containers"] = [{"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}]
+    ending = classify_ending(ATTEMPT, observe_job(NAME, a_job(FAILED), Pod(pod), NOW))
+    assert ending.message == "killed at its limit 256Mi: raise train.pod.resources.limits.memory to 512Mi"
+
+
 def test_disruption_names_the_cause_and_the_node():
     pod = Pod(a_pod(terminated(75), disrupted("EvictionByEvictionAPI", "Eviction API: evicting"), phase="Failed"))
     assert observe_job(NAME, a_job(FAILED), pod, NOW).disruption == (
@@ -101,12 +115,16 @@ def test_disruption_names_the_cause_and_the_node():
 
 
 def test_deleted_job_runs_until_its_pod_is_gone():
-    cache = ResourceCache()
-    cache.update_pod(a_pod(running()))
-    pod = cache.pods["team", NAME]
-    assert observe_job(NAME, None, pod, NOW).state is JobState.RUNNING
-    assert cache.update_pod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True) == Key("team", "demo")
-    assert observe_job(NAME, None, cache.pods["team", NAME], NOW).exit_code == 75
+    assert observe_job(NAME, None, Pod(a_pod(running())), NOW).state is JobState.RUNNING
+    ended = Pod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True)
+    assert observe_job(NAME, None, ended, NOW).exit_code == 75
+
+
+def test_pods_result_completes_a_job_without_conditions():
+    succeeded = a_pod(terminated(0, DONE, "Completed"), phase="Succeeded")
+    assert observe_job(NAME, a_job(), Pod(succeeded), NOW).state is JobState.COMPLETE
+    without_result = a_pod(terminated(0, "", "Completed"), phase="Succeeded")
+    assert observe_job(NAME, a_job(), Pod(without_result), NOW).state is JobState.RUNNING
 
 
 def test_job_deleted_after_success_has_succeeded():
@@ -157,7 +175,7 @@ BLOCKERS = {
         a_pod(waiting("CreateContainerConfigError", 'secret "keys" not found'), phase="Pending"),
         "",
         Reason.SECRET_NOT_FOUND,
-        "secretRefs",
+        "remove it from the stage's pod.envFrom and pod.env",
     ),
     "no mount": (
         a_pod(waiting("ContainerCreating"), phase="Pending"),
@@ -190,58 +208,6 @@ def test_starting_pod_has_no_blocker():
 def test_terminating_pod_in_its_grace_period_has_no_blocker():
     soon = (NOW + timedelta(seconds=10)).isoformat()
     assert observe_job(NAME, a_job(), Pod(a_pod(running(), deletionTimestamp=soon)), NOW).blocker is None
-
-
-def test_relist_drops_missing_objects_and_keeps_pod_endings():
-    cache = ResourceCache()
-    pipeline = {"metadata": {"namespace": "team", "name": "demo"}}
-    deleted = {"metadata": {"namespace": "team", "name": "gone"}}
-    for one in (pipeline, deleted):
-        cache.update_pipeline(one)
-    cache.update_job(a_job())
-    cache.update_pod(a_pod(terminated(75, SAVED), phase="Failed"))
-    assert cache.replace(finetunepipelines=[pipeline]) == {Key("team", "demo")}
-    assert cache.jobs == {}
-    assert cache.pods["team", NAME].gone
-    assert cache.pods["team", NAME].exit_code == 75
-    cache.replace()
-    assert cache.pods == {}
-
-
-def test_older_version_of_a_pod_does_not_undo_its_end():
-    cache = ResourceCache()
-    cache.update_pod(a_pod(terminated(75, SAVED), phase="Failed"))
-    cache.update_pod(a_pod(running()))
-    assert cache.pods["team", NAME].exit_code == 75
-    cache.update_pod(a_pod(running()), gone=True)
-    cache.update_pod(a_pod(running()))
-    pod = cache.pods["team", NAME]
-    assert (pod.exit_code, pod.termination_message.interruption.saved_step, pod.gone) == (75, 40, True)
-
-
-def test_older_version_of_a_pod_does_not_undo_its_rejection():
-    cache = ResourceCache()
-    cache.update_pod(a_pod(None, phase="Failed", status={"reason": "NodeAffinity", "message": "no"}))
-    cache.update_pod(a_pod(None, phase="Pending"))
-    assert cache.pods["team", NAME].finished
-    assert cache.pods["team", NAME].disruption
-
-
-def test_end_of_a_pod_is_kept_after_its_deletion_event():
-    cache = ResourceCache()
-    cache.update_pod(a_pod(running()), gone=True)
-    cache.update_pod(a_pod(terminated(75, SAVED), phase="Failed"))
-    pod = cache.pods["team", NAME]
-    assert (pod.exit_code, pod.gone) == (75, True)
-
-
-def test_younger_pod_of_a_job_counts():
-    cache = ResourceCache()
-    younger = a_pod(running())
-    younger["metadata"] |= {"name": "younger", "creationTimestamp": "2030-01-01T00:01:00Z"}
-    cache.update_pod(younger)
-    cache.update_pod(a_pod(terminated(137)), gone=True)
-    assert cache.pods["team", NAME].name == "younger"
 
 
 def test_final_progress_wins_over_the_polled_progress():

@@ -1,11 +1,11 @@
-"""HTTP requests to pods, whose responses are not trusted: the server probe and the progress poller."""
+"""HTTP requests to pods, whose responses are not trusted: the server probe, and limits for each namespace."""
 
 import asyncio
-import json
+import gzip
 import time
+from dataclasses import replace
 from unittest.mock import patch
 
-import aiohttp
 import pytest
 from aiohttp import web
 from support.http_server import serve_http
@@ -14,10 +14,8 @@ from support.pods import a_pod, running
 from finetune_operator.api.stages.base import Serving
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.pods import probe as probe_module
-from finetune_operator.kubernetes.pods import progress as progress_module
-from finetune_operator.kubernetes.pods.http import MAX_RESPONSE_BYTES, request
-from finetune_operator.kubernetes.pods.probe import ProbeResult, ServerProbe
-from finetune_operator.kubernetes.pods.progress import ProgressPoller, metrics_port
+from finetune_operator.kubernetes.pods.http import MAX_RESPONSE_BYTES, NamespaceLimits, open_session, request
+from finetune_operator.kubernetes.pods.probe import REQUESTS_PER_NAMESPACE, ProbeResult, ServerProbe
 from finetune_operator.kubernetes.translate.pod import Pod
 
 A_POD = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
@@ -28,7 +26,7 @@ def probe_result(handler) -> ProbeResult | None:
     """Probe a server that has this handler; return the result."""
 
     async def scenario():
-        async with serve_http(handler) as port, aiohttp.ClientSession() as session:
+        async with serve_http(handler) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port, PAUSE_SECONDS=0.01):
                 return await wait_result(session)
 
@@ -39,9 +37,10 @@ async def wait_result(session) -> ProbeResult | None:
     """Return the result once the probe has enqueued the pipeline."""
     enqueued = asyncio.Queue()
     probe = ServerProbe(session, enqueued.put_nowait)
-    assert probe.result(A_POD, "demo", SERVING) is None
+    probe.start(A_POD, "demo", SERVING)
+    assert probe.result(A_POD) is None
     assert await enqueued.get() == Key("team", "demo")
-    return probe.result(A_POD, "demo", SERVING)
+    return probe.result(A_POD)
 
 
 def responding(text: str, status: int = 200):
@@ -87,7 +86,7 @@ def test_long_response_is_truncated():
                 await response.write(b"x" * (MAX_RESPONSE_BYTES // 4))
             return response
 
-        async with serve_http(respond) as port, aiohttp.ClientSession() as session:
+        async with serve_http(respond) as port, open_session() as session:
             _, content = await request(session, f"http://127.0.0.1:{port}/")
             assert len(content) == MAX_RESPONSE_BYTES
 
@@ -106,10 +105,10 @@ async def hang(_request):
 
 def test_probe_does_not_block_on_a_slow_server():
     async def scenario():
-        async with serve_http(hang) as port, aiohttp.ClientSession() as session:
+        async with serve_http(hang) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port):
                 probe, started = ServerProbe(session), time.monotonic()
-                assert probe.result(A_POD, "demo", SERVING) is None
+                probe.start(A_POD, "demo", SERVING)
                 assert time.monotonic() - started < 1
                 await probe.close()
 
@@ -123,10 +122,10 @@ async def retain_none(probe):
 @pytest.mark.parametrize("end", [retain_none, ServerProbe.close])
 def test_probe_is_cancelled_for_dropped_pods_and_on_close(end):
     async def scenario():
-        async with serve_http(hang) as port, aiohttp.ClientSession() as session:
+        async with serve_http(hang) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port):
                 probe = ServerProbe(session)
-                probe.result(A_POD, "demo", SERVING)
+                probe.start(A_POD, "demo", SERVING)
                 [task] = probe.requests.tasks.values()
                 await asyncio.sleep(0.1)
                 await end(probe)
@@ -139,126 +138,155 @@ def test_probe_is_cancelled_for_dropped_pods_and_on_close(end):
 
 def test_unreachable_server_fails_after_retries():
     async def scenario():
-        async with aiohttp.ClientSession() as session:
+        async with open_session() as session:
             with patch.multiple(probe_module, PORT=1, PAUSE_SECONDS=0.01):
                 return await wait_result(session)
 
     assert "NetworkPolicy" in asyncio.run(asyncio.wait_for(scenario(), 20)).failure
 
 
-@pytest.mark.parametrize(("text", "port"), [("9000", 9000), ("0", 0), ("²", 0), ("-1", 0), ("", 0)])
-def test_invalid_metrics_port_counts_as_none(text, port):
-    pod = a_pod(running())
-    pod["spec"]["containers"] = [{"name": "stage", "env": [{"name": "FINETUNE_METRICS_PORT", "value": text}]}]
-    assert metrics_port(Pod(pod)) == port
+def test_reading_the_result_starts_no_probe():
+    async def scenario():
+        async with open_session() as session:
+            probe = ServerProbe(session)
+            assert probe.result(A_POD) is None
+            assert probe.requests.tasks == {}
+
+    asyncio.run(scenario())
 
 
-def training_pod(port: int, **meta) -> Pod:
-    pod = a_pod(running(), status={"podIP": "127.0.0.1"}, **meta)
-    env = [{"name": "FINETUNE_METRICS_PORT", "value": str(port)}]
-    pod["spec"]["containers"] = [{"name": "stage", "env": env}]
-    return Pod(pod)
-
-
-def progress_json(step: int, **more) -> str:
-    return json.dumps({"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": step, **more})
-
-
-def with_poller(handler, scenario):
-    """Run the scenario with a poller, a pod that has this handler, and the queue of enqueued pipelines."""
-
-    async def run():
-        async with serve_http(handler) as port, aiohttp.ClientSession() as session:
-            enqueued = asyncio.Queue()
-            poller = ProgressPoller(session, enqueued.put_nowait)
-            try:
-                return await scenario(poller, training_pod(port), enqueued)
-            finally:
-                await poller.close()
-
-    return asyncio.run(asyncio.wait_for(run(), 20))
-
-
-def test_new_progress_enqueues_the_pipeline():
-    async def scenario(poller, pod, enqueued):
-        assert poller.latest(pod) is None
-        assert await enqueued.get() == Key("team", "demo")
-        assert poller.latest(pod).step == 3
-        assert poller.latest(Pod(pod.raw, gone=True)).step == 3
-
-    with_poller(responding(progress_json(3)), scenario)
-
-
-def test_hundred_silent_pods_do_not_block():
-    async def scenario(poller, pod, _enqueued):
-        started = time.monotonic()
-        for number in range(100):
-            assert poller.latest(training_pod(metrics_port(pod), uid=f"uid-{number}")) is None
-        assert time.monotonic() - started < 1
-
-    with_poller(hang, scenario)
-
-
-def test_finished_pod_is_not_polled():
-    async def scenario(poller, pod, _enqueued):
-        poller.latest(pod)
-        await asyncio.sleep(0.1)
-        assert poller.latest(Pod(pod.raw, gone=True)) is None
-        assert poller.requests.tasks == {}
-
-    with_poller(hang, scenario)
-
-
-@pytest.mark.parametrize(("text", "waits"), [("{}", [15, 15, 30, 60, 60]), (progress_json(3), [15] * 5)])
-def test_poll_interval_grows_only_for_silent_pods(text, waits):
-    async def scenario(poller, pod, _enqueued):
-        found = []
-        for _ in waits:
-            poller.latest(pod)
-            await asyncio.gather(*poller.requests.tasks.values())
-            state = poller.states[pod.uid]
-            found.append(state.wait)
-            state.requested_at -= state.wait
-        return found
-
-    assert with_poller(responding(text), scenario) == waits
-
-
-def test_pod_is_not_polled_before_its_interval():
+def test_server_is_probed_once():
     requests = []
 
     async def respond(request):
         requests.append(request)
-        return web.Response(text=progress_json(len(requests)))
+        return web.Response(text='{"choices": [{"text": "one"}]}')
 
-    async def scenario(poller, pod, enqueued):
-        for _ in range(5):
-            poller.latest(pod)
-            await asyncio.gather(*poller.requests.tasks.values())
-        assert enqueued.qsize() == 1
+    async def scenario():
+        async with serve_http(respond) as port, open_session() as session:
+            with patch.multiple(probe_module, PORT=port):
+                enqueued = asyncio.Queue()
+                probe = ServerProbe(session, enqueued.put_nowait)
+                for _ in range(3):
+                    probe.start(A_POD, "demo", SERVING)
+                await enqueued.get()
+                await asyncio.sleep(0.05)
+                probe.start(A_POD, "demo", SERVING)
+                assert probe.requests.tasks == {}
 
-    with_poller(respond, scenario)
+    asyncio.run(asyncio.wait_for(scenario(), 20))
     assert len(requests) == 1
 
 
-def test_unchanged_progress_does_not_enqueue():
-    async def scenario(poller, pod, enqueued):
-        with patch.object(progress_module, "POLL_SECONDS", 0.0):
-            for _ in range(3):
-                poller.latest(pod)
-                await asyncio.gather(*poller.requests.tasks.values())
-        return enqueued.qsize()
+def test_mute_server_fails_after_its_patience():
+    async def scenario():
+        async with serve_http(hang) as port, open_session() as session:
+            with patch.multiple(probe_module, PORT=port, FIRST_TOKEN_SECONDS=0.1, TOKEN_SECONDS=0.01):
+                return await wait_result(session)
 
-    assert with_poller(responding(progress_json(3)), scenario) == 1
+    found = asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert found == ProbeResult(failure="the server did not answer the prompt within 0 s")
 
 
-@pytest.mark.parametrize(
-    "text", [progress_json(3, note="x" * (64 << 10)), "[" * 10_000, "null", progress_json(2**70), ""]
-)
-def test_invalid_progress_is_none(text):
-    async def scenario(poller, pod, _enqueued):
-        poller.latest(pod)
-        await asyncio.gather(*poller.requests.tasks.values())
-        return poller.latest(pod)
+def test_patience_grows_with_the_length_of_the_answer():
+    lengths = (1, 32, 4096)
+    assert [round(probe_module.patience_seconds(replace(SERVING, max_tokens=length))) for length in lengths] == [
+        120,
+        123,
+        530,
+    ]
 
-    assert with_poller(responding(text), scenario) is None
+
+def server_pod(namespace: str, uid: str) -> Pod:
+    return Pod(a_pod(running(), status={"podIP": "127.0.0.1"}, namespace=namespace, uid=uid))
+
+
+@pytest.mark.parametrize(("namespaces", "requests"), [(1, REQUESTS_PER_NAMESPACE), (50, 100)])
+def test_hundred_mute_servers_do_not_delay_another_namespace(namespaces, requests):
+    waiting, peak = 0, 0
+
+    async def respond(request):
+        nonlocal waiting, peak
+        if (await request.json())["model"] == "mute":
+            waiting += 1
+            peak = max(peak, waiting)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                waiting -= 1
+        return web.Response(text='{"choices": [{"text": "healthy"}]}')
+
+    async def scenario():
+        async with serve_http(respond) as port, open_session() as session:
+            with patch.multiple(probe_module, PORT=port):
+                enqueued = asyncio.Queue()
+                probe = ServerProbe(session, enqueued.put_nowait)
+                for number in range(100):
+                    probe.start(server_pod(f"mute-{number % namespaces}", f"uid-{number}"), "mute", SERVING)
+                while waiting < requests:  # noqa: ASYNC110  an HTTP server has no event to wait for
+                    await asyncio.sleep(0.01)
+                healthy = server_pod("team", "healthy")
+                probe.start(healthy, "demo", SERVING)
+                await asyncio.wait_for(enqueued.get(), 2)
+                assert probe.result(healthy) == ProbeResult("healthy")
+                assert set(probe.requests.limits.limits) == {f"mute-{number}" for number in range(namespaces)}
+                await probe.close()
+                assert (probe.requests.tasks, probe.requests.limits.limits) == ({}, {})
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert peak == requests
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_limit_of_a_namespace_without_requests_is_dropped(cancelled):
+    async def scenario():
+        limits, release = NamespaceLimits(2), asyncio.Event()
+
+        async def use(namespace):
+            async with limits.slot(namespace):
+                await release.wait()
+
+        tasks = [asyncio.create_task(use(namespace)) for namespace in ("a", "a", "a", "b")]
+        await asyncio.sleep(0)
+        assert {name: limit.users for name, limit in limits.limits.items()} == {"a": 3, "b": 1}
+        release.set()
+        for task in tasks:
+            if cancelled:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert limits.limits == {}
+
+    asyncio.run(scenario())
+
+
+def test_session_keeps_no_cookie_and_no_connection():
+    """Another tenant's pod may get the address of a pod that is gone."""
+    seen = []
+
+    async def respond(request):
+        seen.append((request.headers.get("Cookie"), request.transport.get_extra_info("peername")))
+        response = web.Response(text="{}")
+        response.set_cookie("token", "1")
+        return response
+
+    async def scenario():
+        async with serve_http(respond) as port, open_session() as session:
+            for _ in range(2):
+                await request(session, f"http://localhost:{port}/")
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert [cookie for cookie, _ in seen] == [None, None]
+    assert len({peer for _, peer in seen}) == 2
+
+
+def test_response_is_not_decompressed():
+    bomb = gzip.compress(b"x" * (10 << 20))
+
+    async def respond(_request):
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    async def scenario():
+        async with serve_http(respond) as port, open_session() as session:
+            return await request(session, f"http://127.0.0.1:{port}/")
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == (200, bomb)

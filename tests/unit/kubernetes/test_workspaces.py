@@ -1,4 +1,4 @@
-"""The claim of a workspace: which pipeline may use it, and what an edit of the pipeline changes about it."""
+"""The claim that the operator creates: what an edit of the pipeline changes about it."""
 
 import asyncio
 from contextlib import suppress
@@ -7,16 +7,15 @@ from datetime import UTC, datetime
 
 import pytest
 from support.fake_api import FakeApi
-from support.pods import job_condition
 from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import CreateJob, DeletePipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache import CLAIMS as CLAIM_KIND
+from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
@@ -25,111 +24,13 @@ from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.reconcile import reconcile
 
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
-JOBS = "/apis/batch/v1/namespaces/team/jobs"
+JOBS_PATH = "/apis/batch/v1/namespaces/team/jobs"
+FINETUNE = "/apis/finetune.dev/v1alpha1/namespaces/team/finetunepipelines"
 
 
-class SharedClaim:
-    """Two pipelines with the same existing claim as workspace."""
-
-    def __init__(self):
-        self.api, self.cache = FakeApi(), ResourceCache()
-        self.api.put(f"{CLAIMS}/shared", {})
-        self.cluster = KubernetesCluster(self.api, self.cache, NoProgress(), NoProbe())
-        self.pipelines = {
-            name: self.submit(name, created) for name, created in (("older", "2030"), ("younger", "2031"))
-        }
-
-    def submit(self, name, created):
-        spec = a_pipeline(workspace={"existingClaim": "shared"})
-        self.update(name, created)
-        return Pipeline(Key("team", name), f"uid-{name}", 1, spec)
-
-    def update(self, name, created, **status):
-        meta = {"namespace": "team", "name": name, "uid": f"uid-{name}", "creationTimestamp": created}
-        spec = {"workspace": {"existingClaim": "shared"}}
-        self.cache.update_pipeline({"metadata": meta, "spec": spec, "status": status})
-
-    async def start(self, name):
-        """Create the pipeline's first Job; return the blocker's reason, or None."""
-        scenario = Scenario(self.pipelines[name].spec, name=name).reconcile_until_stable()
-        [job] = scenario.cluster.jobs.values()
-        template = replace(job.template, name=f"{name}-prepare-a1")
-        try:
-            await self.cluster.apply(self.pipelines[name], [CreateJob(template)])
-        except ClusterError:
-            observed = await self.cluster.observe(self.pipelines[name])
-            return observed.blocked[template.name].reason
-        return None
-
-    @property
-    def jobs(self):
-        return [where.rpartition("/")[2] for where in self.api.objects if where.startswith(JOBS)]
-
-
-@pytest.fixture
-def sharing():
-    return SharedClaim()
-
-
-def test_older_waiting_pipeline_takes_precedence(sharing):
-    assert asyncio.run(sharing.start("younger")) is Reason.WORKSPACE_IN_USE
-    assert asyncio.run(sharing.start("older")) is None
-    assert sharing.jobs == ["older-prepare-a1"]
-
-
-def test_running_pipeline_keeps_the_claim_from_an_older_one(sharing):
-    sharing.update("older", "2030", finishedAt="2030-01-02T00:00:00Z")
-    assert asyncio.run(sharing.start("younger")) is None
-    sharing.update("older", "2030")  # after a retry it is unfinished again
-    assert asyncio.run(sharing.start("older")) is Reason.WORKSPACE_IN_USE
-    assert sharing.jobs == ["younger-prepare-a1"]
-
-
-def test_finished_job_frees_the_claim(sharing):
-    sharing.update("older", "2030", finishedAt="2030-01-02T00:00:00Z")
-    asyncio.run(sharing.start("younger"))
-    sharing.update("older", "2030")
-    [job] = sharing.cache.jobs.values()
-    sharing.cache.update_job({**job, "status": {"conditions": [job_condition("Failed")]}})
-    assert asyncio.run(sharing.start("older")) is None
-
-
-@pytest.mark.parametrize(("created", "reason"), [("2031-01-01T00:00:00Z", Reason.WORKSPACE_IN_USE), (None, None)])
-def test_attempt_holds_the_claim_once_its_job_was_observed(sharing, created, reason):
-    attempt = {"number": 1, "outcome": "Running", **({"createdAt": created} if created else {})}
-    sharing.update("younger", "2031", stages={"train": {"attempts": [attempt]}})
-    assert asyncio.run(sharing.start("older")) is reason
-
-
-def test_finished_job_frees_the_claim_despite_an_old_status(sharing):
-    """The status may still have the attempt as running, for example while it cannot be written."""
-    sharing.update("older", "2030", finishedAt="2030-01-02T00:00:00Z")
-    asyncio.run(sharing.start("younger"))
-    [job] = sharing.cache.jobs.values()
-    running = {"number": 1, "job": job["metadata"]["name"], "outcome": "Running", "createdAt": "2031-01-01T00:00:00Z"}
-    sharing.update("younger", "2031", stages={"prepare": {"attempts": [running]}})
-    sharing.update("older", "2030")
-    assert asyncio.run(sharing.start("older")) is Reason.WORKSPACE_IN_USE
-    sharing.cache.update_job({**job, "status": {"conditions": [job_condition("Complete")]}})
-    assert asyncio.run(sharing.start("older")) is None
-
-
-def test_concurrent_reconciles_create_one_job(sharing):
-    finished = {"finishedAt": "2030-01-02T00:00:00Z"}
-    sharing.update("older", "2030", **finished)
-    get = sharing.api.get
-
-    async def get_slowly(path):
-        await asyncio.sleep(0.01)
-        sharing.update("older", "2030")
-        return await get(path)
-
-    async def scenario():
-        sharing.api.get = get_slowly
-        return await asyncio.gather(sharing.start("younger"), sharing.start("older"))
-
-    asyncio.run(scenario())
-    assert len(sharing.jobs) == 1
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+FINISHED = {"finishedAt": "2030-01-02T00:00:00Z"}
+INTERRUPTED = '{"interruption": {"step": 4, "savedStep": 4}}'
 
 
 CLAIM = f"{CLAIMS}/demo-workspace"
@@ -145,23 +46,30 @@ class OwnClaim:
         pipeline = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline(workspace=before or {}))
         self.api.put(CLAIM, build_claim(pipeline))
         self.generation = 1
-        self.edit(after or {})
         self.restart()
+        self.edit(after or {})
 
-    def edit(self, workspace):
+    def edit(self, workspace, *, suspend=True):
         self.generation += 1
-        spec = a_pipeline(workspace=workspace, suspend=True).model_dump(mode="json", by_alias=True, exclude_none=True)
+        spec = a_pipeline(workspace=workspace, suspend=suspend).model_dump(
+            mode="json", by_alias=True, exclude_none=True
+        )
         status = self.api.objects.get(PIPELINE, {}).get("status", {})
-        meta = {"uid": "uid-1", "generation": self.generation, "resourceVersion": "1"}
+        meta = {"uid": "uid-1", "generation": self.generation}
         self.api.put(PIPELINE, {"metadata": meta, "spec": spec, "status": status})
 
     def restart(self):
         """Replace the operator by a new one, without its memory."""
-        self.cluster = KubernetesCluster(self.api, ResourceCache(), NoProgress(), NoProbe())
+        self.cache = ResourceCache()
+        self.cluster = KubernetesCluster(self.api, self.cache, NoProgress(), NoProbe())
 
     def reconcile(self):
+        """Reconcile with what the watches show."""
+        for kind, path in ((PIPELINES, PIPELINE), (CLAIM_KIND, CLAIM)):
+            if path in self.api.objects:
+                self.cache.update(kind, self.api.objects[path])
         with suppress(ClusterError):
-            asyncio.run(reconcile(Key("team", "demo"), self.cluster, Settings(), datetime.now(UTC)))
+            return asyncio.run(reconcile(Key("team", "demo"), self.cluster, Settings(), NOW))
 
     @property
     def owners(self):
@@ -171,9 +79,6 @@ class OwnClaim:
     def ready(self):
         conditions = self.api.objects[PIPELINE]["status"]["conditions"]
         return next(one for one in conditions if one["type"] == "Ready")
-
-    def claim_reads(self):
-        return self.api.reads.count(CLAIM)
 
 
 def test_when_deleted_is_applied_after_a_failed_patch():
@@ -198,15 +103,15 @@ def test_when_deleted_is_applied_by_a_restarted_operator():
     assert own.owners == []
 
 
-def test_matching_claim_is_read_once_per_edit():
+def test_matching_claim_is_not_written_or_read():
     own = OwnClaim({}, {"whenDeleted": "Delete"})
     for _ in range(4):
         own.reconcile()
-    assert (own.owners, own.claim_reads()) == (["uid-1"], 1)
+    assert (own.owners, own.api.reads.count(CLAIM), own.api.writes.count(f"patch {CLAIM}")) == (["uid-1"], 0, 1)
     own.edit({"whenDeleted": "Retain"})
     for _ in range(4):
         own.reconcile()
-    assert (own.owners, own.claim_reads()) == ([], 2)
+    assert (own.owners, own.api.reads.count(CLAIM), own.api.writes.count(f"patch {CLAIM}")) == ([], 0, 2)
 
 
 def test_rejected_retention_is_reported_and_retried():
@@ -220,24 +125,6 @@ def test_rejected_retention_is_reported_and_retried():
     own.reconcile()
     own.reconcile()
     assert "whenDeleted" not in own.ready["message"]
-
-
-def test_pipeline_is_not_deleted_before_its_claim_is_retained():
-    own = OwnClaim({"whenDeleted": "Delete"}, {"whenDeleted": "Retain"})
-    own.api.rejected_patches["ownerReferences"] = FORBIDDEN
-
-    async def scenario():
-        pipeline = await own.cluster.read(Key("team", "demo"))
-        await own.cluster.observe(pipeline)
-        await own.cluster.apply(pipeline, [DeletePipeline()])
-
-    with pytest.raises(ClusterError):
-        asyncio.run(scenario())
-    assert PIPELINE in own.api.objects
-    own.api.rejected_patches.clear()
-    own.restart()
-    asyncio.run(scenario())
-    assert PIPELINE not in own.api.objects
 
 
 def test_foreign_owner_references_stay():
@@ -261,7 +148,8 @@ def test_larger_size_grows_the_claim_only():
 
 
 @pytest.mark.parametrize(
-    ("current", "desired"), [("512Gi", "0.5Ti"), ("1Gi", "1073741824"), ("1500m", "1.5"), ("1e3", "1k")]
+    ("current", "desired"),
+    [("512Gi", "0.5Ti"), ("1Gi", "1073741824"), ("1500M", "1.5G"), ("1e9", "1G"), ("1048576Ki", "1Gi")],
 )
 def test_equal_size_in_another_unit_changes_nothing(current, desired):
     own = OwnClaim({}, {"size": desired})
@@ -293,26 +181,58 @@ def test_rejected_growth_is_reported_until_it_succeeds():
         ({}, {"accessMode": "ReadWriteMany"}, "has ReadWriteOnce, not ReadWriteMany"),
     ],
 )
-def test_immutable_difference_is_reported_and_read_once(before, after, text):
+def test_immutable_difference_is_reported_and_left_alone(before, after, text):
     own = OwnClaim(before, after)
     own.reconcile()
     assert text in own.ready["message"]
     stored = dict(own.api.objects[CLAIM])
     own.reconcile()
     assert own.api.objects[CLAIM] == stored
-    assert own.claim_reads() == 1
 
 
-def test_workspace_blocker_does_not_stop_the_stages():
+def test_workspace_warning_does_not_stop_the_stages():
     scenario = Scenario().reconcile_until_stable()
-    blocker = Blocker(Reason.VOLUME_NOT_READY, "workspace.size: no")
+    warning = Blocker(Reason.VOLUME_NOT_READY, "workspace.size: no")
     observe = scenario.cluster.observe
 
     async def observed(pipeline):
-        return replace(await observe(pipeline), workspace_blocker=blocker)
+        found = await observe(pipeline)
+        return replace(found, workspace=replace(found.workspace, warning=warning))
 
     scenario.cluster.observe = observed
     scenario.finish()
     ready = next(one for one in scenario.status.conditions if one.type == "Ready")
     assert (ready.status, ready.reason) == ("True", Reason.ALL_STAGES_SUCCEEDED)
     assert "workspace.size: no" in ready.message
+
+
+def test_claim_of_another_pipeline_is_not_used():
+    own = OwnClaim()
+    own.api.objects[CLAIM]["metadata"]["annotations"] = {"finetune.dev/workspace-of": "another"}
+    own.edit({}, suspend=False)
+    own.reconcile()
+    assert own.ready["reason"] == "VolumeNotReady"
+    assert "was not created for this pipeline" in own.ready["message"]
+
+
+def test_claim_created_by_an_earlier_leader_is_used():
+    """Its watch event has not arrived yet."""
+    own = OwnClaim()
+    own.edit({}, suspend=False)
+    own.cache.update(PIPELINES, own.api.objects[PIPELINE])
+    asyncio.run(reconcile(Key("team", "demo"), own.cluster, Settings(), NOW))
+    assert len([where for where in own.api.objects if where.startswith(JOBS_PATH)]) == 1
+
+
+def test_refused_claim_is_told_and_no_job_is_created():
+    own = OwnClaim()
+    del own.api.objects[CLAIM]
+    own.edit({}, suspend=False)
+    own.api.rejected_creates["persistentvolumeclaims"] = ApiError(403, "exceeded quota: storage", "Forbidden")
+    own.reconcile()
+    assert "exceeded quota: storage" in own.ready["message"]
+    assert not [where for where in own.api.objects if where.startswith(JOBS_PATH)]
+    own.api.rejected_creates.clear()
+    own.reconcile()
+    assert CLAIM in own.api.objects
+    assert len([where for where in own.api.objects if where.startswith(JOBS_PATH)]) == 1

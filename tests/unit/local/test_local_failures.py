@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def workspace(tmp_path: Path) -> CliWorkspace:
     ("spec", "folder"),
     [
         ({"model": {"uri": "."}}, "the work folder, "),
-        ({"push": {"target": "pvc://demo/base/tuned"}}, "push.target, "),
+        ({"push": {"targets": [{"uri": "pvc://demo/base/tuned"}]}}, "push.targets pvc://demo/base/tuned, "),
         ({"workspace": {"existingClaim": "demo"}, "model": {"uri": "pvc://demo/"}}, "the workspace, "),
     ],
 )
@@ -58,7 +59,7 @@ def test_suspended_pipeline_starts_nothing_and_run_exits(workspace: CliWorkspace
 
 
 def test_missing_command_is_named(workspace: CliWorkspace) -> None:
-    workspace.manifest["spec"]["prepare"] |= {"command": ["no-such-program"], "retries": {"failures": 0}}
+    workspace.manifest["spec"]["prepare"] = {"pod": {"command": ["no-such-program"]}, "maxFailures": 0}
     assert workspace.finetune("run").returncode == 1
     assert "cannot start no-such-program" in workspace.finetune("get").stdout
 
@@ -68,7 +69,7 @@ def test_runner_that_cannot_start_is_a_failure(
 ) -> None:
     monkeypatch.setattr("finetune_operator.local.cluster.RUNNER", (sys.executable, "-c", "exit(3)"))
     monkeypatch.chdir(workspace.folder)
-    workspace.manifest["spec"]["prepare"]["retries"] = {"failures": 0}
+    workspace.manifest["spec"]["prepare"]["maxFailures"] = 0
     assert main(workspace.command("run")[3:]) == 1
     assert "its runner ended with exit code 3 before it started the process" in capsys.readouterr().out
 
@@ -91,7 +92,7 @@ def test_names_with_markup_and_spaces_are_printed_verbatim(tmp_path: Path) -> No
     folder = tmp_path / "a [b] ç"
     folder.mkdir()
     workspace = CliWorkspace(folder)
-    workspace.manifest["spec"]["evaluate"]["gate"]["metric"] = "[/x]"
+    workspace.manifest["spec"]["evaluate"]["gates"][0]["metric"] = "[/x]"
     failed = workspace.finetune("run")
     assert "[/x] was not measured" in failed.stdout
     assert failed.stderr == ""
@@ -118,11 +119,12 @@ def test_claim_name_cannot_leave_the_claims_folder(workspace: CliWorkspace) -> N
     )
     assert rejected.returncode == 2
     assert "must be NAME=FOLDER" in rejected.stderr
-    workspace.manifest["spec"] |= {"dataset": {"uri": "pvc://../pipeline.json"}, "push": {"target": "pvc:///demo/out"}}
+    push = {"targets": [{"uri": "pvc:///demo/out"}]}
+    workspace.manifest["spec"] |= {"datasets": [{"uri": "pvc://../pipeline.json"}], "push": push}
     rejected = workspace.finetune("run")
     assert rejected.returncode == 2
-    assert "spec.dataset.uri: must be hf://ORG/NAME, pvc://CLAIM/PATH" in rejected.stderr
-    assert "spec.push.target: must be pvc://CLAIM/PATH" in rejected.stderr
+    assert "spec.datasets[0].uri: must be pvc://CLAIM/PATH" in rejected.stderr
+    assert "spec.push.targets[0].uri: must be pvc://CLAIM/PATH" in rejected.stderr
 
 
 def test_closed_stdout_evicts_running_stages(workspace: CliWorkspace) -> None:
@@ -230,7 +232,7 @@ def test_work_folder_is_readable_by_its_owner_only(workspace: CliWorkspace) -> N
 
 
 def test_plan_blocks_stages_after_a_failed_stage(workspace: CliWorkspace) -> None:
-    workspace.manifest["spec"]["prepare"] |= {"command": ["false"], "retries": {"failures": 0}}
+    workspace.manifest["spec"]["prepare"] = {"pod": {"command": ["false"]}, "maxFailures": 0}
     assert workspace.finetune("run").returncode == 1
     stages = json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
     assert [stage["action"] for stage in stages] == ["blocked"] * 5
@@ -241,3 +243,17 @@ def test_score_below_gate_exits_3_with_until_evaluate(workspace: CliWorkspace) -
     workspace.set_env("evaluate", SCORE="0.1")
     assert workspace.finetune("run", "--until", "train").returncode == 0
     assert workspace.finetune("run", "--until", "evaluate").returncode == 3
+
+
+def test_interruptions_that_save_nothing_are_spread(workspace: CliWorkspace) -> None:
+    """A process that only exits with 75 was started again at once, as often as maxInterruptions allowed."""
+    spec = {"pod": {"command": ["sh", "-c", "exit 75"]}, "maxInterruptions": 2}
+    workspace.manifest["spec"]["prepare"] = spec
+    assert workspace.finetune("run").returncode == 1
+    attempts = workspace.status["stages"]["prepare"]["attempts"]
+    ends = [datetime.fromisoformat(attempt["finishedAt"]) for attempt in attempts[:-1]]
+    starts = [datetime.fromisoformat(attempt["startedAt"]) for attempt in attempts[1:]]
+    delays = [(start - end).total_seconds() for start, end in zip(starts, ends, strict=True)]
+    assert len(delays) == 2
+    assert delays[0] >= 1
+    assert delays[1] >= 2

@@ -20,6 +20,12 @@ def workspace(tmp_path: Path) -> CliWorkspace:
     return CliWorkspace(tmp_path)
 
 
+def set_pod(workspace: CliWorkspace, stage: str, **fields: object) -> None:
+    """Set fields of a stage's pod in the manifest."""
+    spec = workspace.manifest["spec"][stage]
+    spec["pod"] = {**spec["pod"], **fields}
+
+
 def test_second_run_of_finished_pipeline_starts_nothing(workspace: CliWorkspace) -> None:
     first = workspace.finetune("run")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -87,10 +93,10 @@ def test_score_below_gate_skips_deploy_and_exits_3(workspace: CliWorkspace) -> N
     assert workspace.finetune("run").returncode == 3
     states = {name: stage["state"] for name, stage in workspace.status["stages"].items()}
     assert states == {**dict.fromkeys(STAGES, "Succeeded"), "deploy": "Skipped"}
-    workspace.manifest["spec"]["evaluate"]["gate"]["threshold"] = 0.4
+    workspace.manifest["spec"]["evaluate"]["gates"][0]["value"] = 0.4
     assert workspace.finetune("run").returncode == 0
-    assert workspace.starts("evaluate") == ["work"]  # another threshold does not repeat the measurement
-    workspace.manifest["spec"]["evaluate"]["gate"]["threshold"] = 0.6
+    assert workspace.starts("evaluate") == ["work"]  # another value does not repeat the measurement
+    workspace.manifest["spec"]["evaluate"]["gates"][0]["value"] = 0.6
     del workspace.manifest["spec"]["deploy"]
     assert workspace.finetune("run").returncode == 3  # also without a stage that waits for the gate
 
@@ -98,7 +104,7 @@ def test_score_below_gate_skips_deploy_and_exits_3(workspace: CliWorkspace) -> N
 def test_edit_reruns_the_stages_that_plan_named(workspace: CliWorkspace) -> None:
     assert workspace.finetune("run").returncode == 0
     spec = workspace.manifest["spec"]
-    spec["evaluate"]["tasks"]["task"]["fewShot"] = 2
+    spec["evaluate"]["tasks"][0]["fewShot"] = 2
     planned = {s["stage"]: s["action"] for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]}
     assert planned == {"prepare": "reuse", "train": "reuse", "evaluate": "run", "push": "run", "deploy": "run"}
     assert workspace.finetune("run").returncode == 0
@@ -117,10 +123,10 @@ def test_edited_resources_resume_the_stage(workspace: CliWorkspace) -> None:
     workspace.set_env("train", STEPS="12", SAVE_EVERY="3", EXIT_AT="7:65")
     assert workspace.finetune("run").returncode == 1
     before = workspace.status["stages"]["train"]
-    workspace.manifest["spec"]["train"]["resources"] = {"memory": "8Gi"}
+    set_pod(workspace, "train", resources={"limits": {"memory": "8Gi"}})
     planned = {s["stage"]: s for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]}
     assert planned["train"]["action"] == "resume"
-    assert "spec.train.resources.memory: absent → 8Gi" in planned["train"]["why"]
+    assert "spec.train.pod.resources.limits.memory: absent → 8Gi" in planned["train"]["why"]
     assert workspace.finetune("run").returncode == 0
     train = workspace.status["stages"]["train"]
     assert train["identity"] == before["identity"]
@@ -132,6 +138,19 @@ def test_data_edited_in_place_reruns_all_stages(workspace: CliWorkspace) -> None
     data.write_text("one\n")
     assert workspace.finetune("run").returncode == 0
     data.write_text("two\n")
+    assert workspace.finetune("run").returncode == 0
+    assert [len(workspace.starts(stage)) for stage in STAGES] == [2, 2, 2, 2, 2]
+
+
+def test_file_added_to_a_pattern_reruns_all_stages(workspace: CliWorkspace) -> None:
+    data = workspace.folder / "material"
+    workspace.manifest["spec"]["datasets"] = [{"uri": "pvc://demo/rows-*.jsonl"}]
+    (data / "rows-1.jsonl").write_text("one\n")
+    assert workspace.finetune("run").returncode == 0
+    (data / "other.jsonl").write_text("two\n")
+    assert workspace.finetune("run").returncode == 0
+    assert [len(workspace.starts(stage)) for stage in STAGES] == [1, 1, 1, 1, 1]
+    (data / "rows-2.jsonl").write_text("two\n")
     assert workspace.finetune("run").returncode == 0
     assert [len(workspace.starts(stage)) for stage in STAGES] == [2, 2, 2, 2, 2]
 
@@ -245,14 +264,14 @@ def test_usage_error_is_explained_and_writes_nothing(workspace: CliWorkspace) ->
 
 def test_result_that_violates_the_contract_is_a_failure(workspace: CliWorkspace) -> None:
     code = "import os; open(os.environ['FINETUNE_TERMINATION_LOG'],'w').write('{\"result\": {\"stage\": \"train\"}}')"
-    workspace.manifest["spec"]["train"] = {"command": [sys.executable, "-c", code], "retries": {"failures": 0}}
+    workspace.manifest["spec"]["train"] = {"pod": {"command": [sys.executable, "-c", code]}, "maxFailures": 0}
     failed = workspace.finetune("run")
     assert failed.returncode == 1
     assert "the process exited with code 0, but its termination message violates the stage contract" in failed.stdout
 
 
 def test_logs_name_the_attempt(workspace: CliWorkspace) -> None:
-    workspace.manifest["spec"]["prepare"]["command"] = [sys.executable, "-c", "print('hello'); raise SystemExit(64)"]
+    set_pod(workspace, "prepare", command=[sys.executable, "-c", "print('hello'); raise SystemExit(64)"])
     assert workspace.finetune("run").returncode == 1
     logs = workspace.finetune("logs", "prepare")
     assert logs.stdout == "hello\n"

@@ -30,6 +30,7 @@ from finetune_trainer.contract.environment import CONFIG
 FILE = Path(__file__).parents[3] / "examples" / "own-container" / "pipeline.yaml"
 MANIFEST = yaml.safe_load(FILE.read_text())
 EVALUATE = MANIFEST["spec"]["evaluate"]
+POD = EVALUATE["pod"]
 TRAINED = TrainResult(
     identity="trained", digest="sha256:0", steps=40, loss=2.0, validation_loss=1.5, best_step=40, tokens=1
 )
@@ -38,7 +39,7 @@ EVALUATE_CONFIG = EvaluateConfig(
     prepare="prepared",
     train="trained",
     model=ModelSource(uri="hf://org/base"),
-    recipe=EvaluateRecipe(tasks={name: Task() for name in EVALUATE["tasks"]}),
+    recipe=EvaluateRecipe(tasks=tuple(Task(name=task["name"]) for task in EVALUATE["tasks"])),
 )
 
 
@@ -63,7 +64,7 @@ class StageRun:
     def start(self, config: str = "") -> subprocess.Popen[bytes]:
         config_variable = {CONFIG: config or EVALUATE_CONFIG.model_dump_json(by_alias=True, exclude_none=True)}
         variables = {**self.environment.variables(), **config_variable, "PATH": os.environ["PATH"]}
-        command = [sys.executable, *EVALUATE["command"][1:], *EVALUATE["args"]]
+        command = [sys.executable, *POD["command"][1:], *POD["args"]]
         return subprocess.Popen(command, env=variables, cwd=self.environment.workspace)
 
     def run(self, config: str = "") -> tuple[int, TerminationMessage]:
@@ -91,7 +92,7 @@ def test_manifest_is_valid():
 
 
 def test_script_needs_no_escaping_in_a_pod():
-    assert [escape_expansion(word) for word in EVALUATE["args"]] == EVALUATE["args"]
+    assert [escape_expansion(word) for word in POD["args"]] == POD["args"]
 
 
 def test_result_follows_the_contract(stage: StageRun):
@@ -142,7 +143,7 @@ def test_permanent_failure_has_exit_code_and_fix(stage: StageRun):
         "FINETUNE_CONFIG is no config of evaluate: KeyError('identity')",
     )
     stage.write_training(TRAINED.model_copy(update={"validation_loss": None}))
-    assert failure(stage) == (65, "no records were held out: set dataset.validationFraction above 0")
+    assert failure(stage) == (65, "no records were held out: set validation.fraction above 0")
     stage.training_result.unlink()
     code, message = failure(stage)
     assert (code, "run the stage train first" in message) == (66, True)
@@ -158,10 +159,11 @@ def test_pipeline_runs_locally(tmp_path):
     workspace = CliWorkspace(tmp_path)
     manifest: dict[str, Any] = copy.deepcopy(MANIFEST)
     for stage in ("prepare", "train", "push"):
-        manifest["spec"][stage] |= {key: workspace.manifest["spec"][stage][key] for key in ("command", "env")}
+        manifest["spec"][stage] |= {"pod": workspace.manifest["spec"][stage]["pod"]}
     workspace.manifest = manifest
     done = workspace.finetune("run")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert workspace.status["gate"]["value"] == pytest.approx(math.exp(-1))
-    assert workspace.status["gate"]["passed"]
+    [gate] = workspace.status["gates"]
+    assert gate["score"] == pytest.approx(math.exp(-1))
+    assert gate["passed"]
     assert workspace.status["stages"]["push"]["state"] == "Succeeded"

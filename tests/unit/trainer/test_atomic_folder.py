@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -183,3 +184,12 @@ def test_name_whose_lock_another_process_took_is_not_used(tmp_path, monkeypatch)
     with artifacts.atomic_folder(tmp_path / "model") as temporary:
         assert names[1] == temporary.with_name(f"{temporary.name}.lock") != names[0]
         assert real(names[1]) is None  # this process holds the lock of the folder that it writes
+
+
+@pytest.mark.parametrize(("name", "is_refused"), [(f"sha256-{64 * '0'}", True), ("custom", False)])
+def test_unsealed_model_is_served_from_a_custom_push_only(tmp_path, name, is_refused):
+    model = tmp_path / name
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    with pytest.raises(SourceNotFound, match=r"has no manifest\.json") if is_refused else nullcontext():
+        assert verify_model(model, f"sha256:{64 * '0'}") is None

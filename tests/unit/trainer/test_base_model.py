@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 from support.adapters import make_adapter
-from support.hub import Hub, model_files, serve_hub
 from support.models import prompt_records, write_jsonl
 from support.prepared import prepare_config
 from support.stages import environment_in, run_to_failure, run_to_result, start_stage
+from support.stores.hub_environment import model_files
+from support.stores.hub_server import serve_hub
+from support.stores.hub_state import Hub
 from support.training import (
     adapter_digest,
     documents,
@@ -34,6 +36,7 @@ from finetune_trainer.contract import (
 from finetune_trainer.models.base_model import model_digest, open_base_model
 from finetune_trainer.runtime.artifacts import seal
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted
+from finetune_trainer.runtime.stage_folder import read_result
 
 
 @pytest.fixture
@@ -125,11 +128,15 @@ def test_adapter_of_another_model_is_refused(stage, model, tmp_path):
     seal(adapter, {"model": "sha256:trained"})
     common = {"identity": "i", "train": "first", "prepare": "p", "model": {"uri": f"file://{model}"}}
     if stage == "push":
-        more = {"dataset": {"uri": "d"}, "recipe": {"target": "published"}, "lineage": {"pipeline": "a/b"}}
+        more = {
+            "datasets": [{"uri": "d"}],
+            "recipe": {"targets": [{"uri": "published"}]},
+            "lineage": {"pipeline": "a/b"},
+        }
         message, code = run_to_failure(PushConfig.model_validate(common | more), environment)
     else:
         names = common.keys() & EvaluateConfig.model_fields.keys()
-        more = {"recipe": {"tasks": {"verbs": {}}}}
+        more = {"recipe": {"tasks": [{"name": "verbs"}]}}
         config = EvaluateConfig.model_validate({name: common[name] for name in names} | more)
         message, code = run_to_failure(config, environment)
     assert "the adapter of train/first was made with sha256:trained" in message
@@ -149,18 +156,22 @@ def test_hub_model_is_downloaded_once_and_stays_at_its_commit(tiny_model, tmp_pa
     write_jsonl(environment.manifest_dir / "data.jsonl", prompt_records(40))
     source = ModelSource(uri="hf://people/tiny")
     prepare = prepare_config(tiny_model).model_copy(update={"model": source})
-    train = train_config(tiny_model, max_steps=2, batch_size=1, gradient_accumulation=1).model_copy(
+    train = train_config(tiny_model, max_steps=2, micro_batch_size=1, gradient_accumulation_steps=1).model_copy(
         update={"model": source, "prepare": prepare.identity}
     )
-    with serve_hub(Hub("people/tiny", model_files(tiny_model))) as hub:
+    hub = Hub(tmp_path / "hub")
+    repository = hub.add_repository("people/tiny", model_files(tiny_model))
+    with serve_hub(hub):
         variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         for config in (prepare, train, train.model_copy(update={"identity": "s" * 16})):
-            process = start_stage(config, environment, **variables)
+            prepared = read_result(environment.stage_dir("prepare", prepare.identity))
+            pinned = {"model_pin": prepared.model_pin} if prepared else {}  # as the operator does
+            process = start_stage(config.model_copy(update=pinned), environment, **variables)
             output, _ = process.communicate(timeout=120)
             assert process.returncode == ExitCode.DONE, output
-            hub.files["config.json"] += b"\n"  # main moves
-        assert set(hub.downloads.values()) == {1}
-        assert hub.downloads.keys() == {path.name for path in tiny_model.iterdir()}
+            repository.push({"config.json": repository.files()["config.json"] + b"\n"})  # main moves
+        assert set(hub.downloads().values()) == {1}
+        assert hub.downloads().keys() == {path.name for path in tiny_model.iterdir()}
     assert not list(environment.workspace.rglob("*.bin.incomplete"))
 
 

@@ -107,7 +107,7 @@ def test_evaluation_without_batch_size_fits_the_memory(
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     environment = evaluate_environment(tmp_path, tiny_model)
-    tasks = {"verbs": Task(file="tasks/verbs.yaml", limit=10)}
+    tasks = (Task(name="verbs", file="tasks/verbs.yaml", limit=10),)
     of_four = evaluate_config(tiny_model, tasks=tasks, batch_size=4)
     expected = run_evaluate(of_four, environment).scores
     samples = read_samples(of_four, environment)

@@ -29,7 +29,7 @@ FILES = (
 
 
 def config_for(model, **changes):
-    return train_config(model, max_steps=9, validate_every_steps=3, checkpoint={"every_steps": 4}, **changes)
+    return train_config(model, max_steps=9, eval_steps=3, checkpoint={"every_steps": 4}, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from finetune_trainer.contract import (
     Environment,
     ExitCode,
     ModelSource,
+    SmokeTest,
     TerminationMessage,
 )
 from finetune_trainer.contract.engines import ENGINES
@@ -43,7 +44,7 @@ def environment(tmp_path: Path, tiny_model: Path) -> Environment:
 
 @pytest.fixture
 def config() -> DeployConfig:
-    recipe = DeployRecipe(prompt="The parser", max_tokens=4)
+    recipe = DeployRecipe(smoke_test=SmokeTest(prompt="The parser", max_tokens=4))
     return DeployConfig(identity="s1", push="p1", model=ModelSource(uri="names@v1"), recipe=recipe)
 
 
@@ -69,6 +70,11 @@ def is_served(url: str) -> bool:
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def arguments_of(pid: int) -> list[bytes]:
+    """Return the command line of a process, without arguments while the kernel is replacing its program."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
 def is_alive(pid: int) -> bool:
@@ -125,7 +131,7 @@ def restored_signal_handlers() -> Iterator[None]:
 def test_interrupted_foreground_server_exits_with_0(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], behavior: str
 ) -> None:
-    monkeypatch.setitem(ENGINES, "transformers", fake_engine(behavior))
+    monkeypatch.setitem(ENGINES, "Transformers", fake_engine(behavior))
     monkeypatch.setattr(sys, "argv", ["serving", str(tiny_model)])
     before = children_of(os.getpid())
     threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
@@ -143,7 +149,7 @@ def test_server_ends_with_its_stage(environment: Environment, config: DeployConf
     wait_until(lambda: process.poll() is not None or children_of(process.pid))
     (server,) = children_of(process.pid)
     if number == signal.SIGKILL:  # parent_death.py must have called prctl, so wait until it runs the command
-        wait_until(lambda: b"transformers" in Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")[3:4][0])
+        wait_until(lambda: any(b"transformers" in argument for argument in arguments_of(server)[3:4]))
     process.send_signal(number)  # only to the stage, not to its process group
     code = process.wait(20)
     wait_until(lambda: not is_alive(server), seconds=10)
@@ -163,7 +169,7 @@ def test_server_ends_with_its_stage(environment: Environment, config: DeployConf
 def test_failure_of_the_server_is_reported_with_its_output(
     environment: Environment, config: DeployConfig, monkeypatch: pytest.MonkeyPatch, behavior: str, expected: str
 ) -> None:
-    monkeypatch.setitem(ENGINES, "transformers", fake_engine(behavior))
+    monkeypatch.setitem(ENGINES, "Transformers", fake_engine(behavior))
     timeout = 0.5 if behavior == "never ready" else 5.0
     monkeypatch.setattr("finetune_trainer.serving.server.READY_TIMEOUT_SECONDS", timeout)
     message, code = run_in_process(config, environment)
@@ -177,7 +183,7 @@ def test_failure_of_the_server_is_reported_with_its_output(
 def test_stage_waiting_for_its_server_stops_on_request(
     environment: Environment, config: DeployConfig, monkeypatch: pytest.MonkeyPatch, behavior: str
 ) -> None:
-    monkeypatch.setitem(ENGINES, "transformers", fake_engine(behavior))
+    monkeypatch.setitem(ENGINES, "Transformers", fake_engine(behavior))
     started = time.monotonic()
     message, code = run_in_process(config, environment)
     assert code == ExitCode.INTERRUPTED
@@ -188,7 +194,7 @@ def test_stage_waiting_for_its_server_stops_on_request(
 def test_server_that_ignores_sigterm_is_killed(
     environment: Environment, config: DeployConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ENGINES, "transformers", fake_engine("ignores SIGTERM"))
+    monkeypatch.setitem(ENGINES, "Transformers", fake_engine("ignores SIGTERM"))
     monkeypatch.setattr("finetune_trainer.serving.server.STOP_TIMEOUT_SECONDS", 0.2)
     message, code = run_in_process(config, environment)
     assert code == ExitCode.DONE
@@ -199,8 +205,10 @@ def test_server_that_ignores_sigterm_is_killed(
 def test_long_answer_is_truncated(
     environment: Environment, config: DeployConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ENGINES, "transformers", fake_engine("answers"))
-    long = config.model_copy(update={"recipe": DeployRecipe(prompt="The parser", max_tokens=4096)})
+    monkeypatch.setitem(ENGINES, "Transformers", fake_engine("answers"))
+    long = config.model_copy(
+        update={"recipe": DeployRecipe(smoke_test=SmokeTest(prompt="The parser", max_tokens=4096))}
+    )
     message, _ = run_in_process(long, environment)
     assert isinstance(message.result, DeployResult)
     assert len(message.result.answer) == 1024

@@ -64,7 +64,7 @@ def test_responses_of_another_adapter_are_not_reused(environment: Environment, c
 def test_merged_model_responds_like_base_model_with_adapter(environment: Environment, config: EvaluateConfig) -> None:
     with_adapter = run_evaluate(config, environment)
     of_adapter = log_likelihoods(config, environment)
-    merged = with_recipe(config, model="merged")
+    merged = with_recipe(config, weights="Merged")
     assert run_evaluate(merged, environment).scores["verbs"].keys() == with_adapter.scores["verbs"].keys()
     assert log_likelihoods(merged, environment) == pytest.approx(of_adapter, abs=1e-3)
     assert log_likelihoods(merged, environment) != of_adapter
@@ -90,7 +90,7 @@ def test_base_model_is_evaluated_without_an_adapter(
 
 
 def test_limit_and_few_shot_change_the_requests(environment: Environment, config: EvaluateConfig) -> None:
-    few = with_recipe(config, tasks={"verbs": Task(file="tasks/verbs.yaml", limit=5, few_shot=2)})
+    few = with_recipe(config, tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=5, few_shot=2),))
     run_evaluate(few, environment)
     samples = read_samples(few, environment)
     assert len(samples) == 5
@@ -104,7 +104,7 @@ def questions_of(config: EvaluateConfig, environment: Environment) -> list[int]:
 def test_limit_draws_a_sample_that_depends_on_the_seed(environment: Environment, config: EvaluateConfig) -> None:
     asked = []
     for seed, limit in ((0, 5), (0, 8), (1, 5)):
-        few = with_recipe(config, tasks={"verbs": Task(file="tasks/verbs.yaml", limit=limit)})
+        few = with_recipe(config, tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=limit),))
         few = few.model_copy(update={"seed": seed, "identity": f"s{seed}l{limit}"})
         run_evaluate(few, environment)
         asked.append(questions_of(few, environment))
@@ -127,7 +127,7 @@ def test_perplexity_and_generation_responses_are_cached(environment: Environment
         'generation_kwargs: {until: ["\\n"], max_gen_toks: 3}\nmetric_list:\n  - metric: exact_match\n'
     )
     both = with_recipe(
-        config, tasks={name: Task(file=f"tasks/{name}.yaml", limit=6) for name in ("rolling", "writing")}
+        config, tasks=tuple(Task(name=name, file=f"tasks/{name}.yaml", limit=6) for name in ("rolling", "writing"))
     )
     first = run_evaluate(both, environment)
     assert first.scores["rolling"]["word_perplexity"].value > 1
@@ -172,12 +172,16 @@ def test_texts_in_several_windows_form_the_same_batches(tiny_model: Path, monkey
 @pytest.mark.parametrize(
     ("tasks", "expected", "code"),
     [
-        ({"nouns": Task(file="tasks/verbs.yaml")}, "`task: verbs`", ExitCode.CONFIG),
-        ({"verbs": Task(file="tasks/none.yaml")}, "none.yaml", ExitCode.NOT_FOUND),
-        ({"bad": Task(file="tasks/bad.yaml")}, "evaluate.tasks.bad", ExitCode.CONFIG),
-        ({"lost": Task(file="tasks/lost.yaml")}, "evaluate.tasks.lost: its data does not exist", ExitCode.NOT_FOUND),
-        ({"torn": Task(file="tasks/torn.yaml")}, "evaluate.tasks.torn: its data cannot be read", ExitCode.DATA),
-        ({"empty": Task(file="tasks/empty.yaml")}, "evaluate.tasks.empty", ExitCode.DATA),
+        ((Task(name="nouns", file="tasks/verbs.yaml"),), "`task: verbs`", ExitCode.CONFIG),
+        ((Task(name="verbs", file="tasks/none.yaml"),), "none.yaml", ExitCode.NOT_FOUND),
+        ((Task(name="bad", file="tasks/bad.yaml"),), "evaluate.tasks[bad]", ExitCode.CONFIG),
+        (
+            (Task(name="lost", file="tasks/lost.yaml"),),
+            "evaluate.tasks[lost]: its data does not exist",
+            ExitCode.NOT_FOUND,
+        ),
+        ((Task(name="torn", file="tasks/torn.yaml"),), "evaluate.tasks[torn]: its data cannot be read", ExitCode.DATA),
+        ((Task(name="empty", file="tasks/empty.yaml"),), "evaluate.tasks[empty]", ExitCode.DATA),
     ],
 )
 def test_task_that_cannot_be_loaded_is_reported_with_the_reason(
@@ -212,14 +216,14 @@ def built_in_arc_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "expected", "code"),
     [
         ("arc_esay", "did you mean arc_easy", ExitCode.CONFIG),
-        ("ai2_arc", "evaluate.tasks.ai2_arc: this is a tag for several lm-eval tasks", ExitCode.CONFIG),
-        ("arc_easy", "evaluate.tasks.arc_easy: its data cannot be downloaded", ExitCode.UNAVAILABLE),
+        ("ai2_arc", "evaluate.tasks[ai2_arc]: this is a tag for several lm-eval tasks", ExitCode.CONFIG),
+        ("arc_easy", "evaluate.tasks[arc_easy]: its data cannot be downloaded", ExitCode.UNAVAILABLE),
     ],
 )
 def test_built_in_task_that_cannot_be_loaded_is_reported(
     environment: Environment, config: EvaluateConfig, name: str, expected: str, code: ExitCode
 ) -> None:
-    message, exit_code = run_to_failure(with_recipe(config, tasks={name: Task(), **VERBS}), environment)
+    message, exit_code = run_to_failure(with_recipe(config, tasks=(Task(name=name), *VERBS)), environment)
     assert expected in message
     assert exit_code == code
 

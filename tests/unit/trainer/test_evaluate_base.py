@@ -44,7 +44,7 @@ def config(tiny_model: Path) -> EvaluateConfig:
 def write_task(environment: Environment, name: str, text: str, data: str = "verbs") -> Task:
     folder = Path(str(environment.manifest_dir)) / "tasks"
     (folder / f"{name}.yaml").write_text(HEAD.format(name=name, data=data) + text)
-    return Task(file=f"tasks/{name}.yaml")
+    return Task(name=name, file=f"tasks/{name}.yaml")
 
 
 def values(
@@ -79,7 +79,7 @@ def test_output_of_the_base_is_kept_beside_the_other(environment: Environment, c
 
 
 def test_base_sees_the_same_examples_and_questions(environment: Environment, config: EvaluateConfig) -> None:
-    tasks = {"verbs": Task(file="tasks/verbs.yaml", limit=7, few_shot=3)}
+    tasks = (Task(name="verbs", file="tasks/verbs.yaml", limit=7, few_shot=3),)
     few = with_recipe(config, tasks=tasks, apply_chat_template=True)
     run_evaluate(few, environment)
     asked, asked_of_base = (read_samples(few, environment, prefix=prefix) for prefix in ("", "base-"))
@@ -130,7 +130,7 @@ def test_only_means_over_questions_have_a_difference_error(environment: Environm
         "metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]\n",
     )
     median = write_task(environment, "median", CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n")
-    both = with_recipe(config, tasks={"mixed": mixed, "rolling": rolling, "median": median})
+    both = with_recipe(config, tasks=(mixed, rolling, median))
     scores = run_evaluate(both, environment).scores
     has_error = {
         f"{task} {metric}": score.difference_stderr is not None
@@ -154,7 +154,7 @@ def add_group(monkeypatch: pytest.MonkeyPatch, *members: str, weight_by_size: bo
     from lm_eval.config.group import AggMetricConfig  # noqa: PLC0415
 
     def load_with_group(tasks: Any, environment: Environment, seed: int) -> Any:
-        loaded, questions = load_tasks({name: tasks[name] for name in members}, environment, seed)
+        loaded, questions = load_tasks([task for task in tasks if task.name in members], environment, seed)
         group = Group("both", aggregate_metric_list=[AggMetricConfig(metric="acc", weight_by_size=weight_by_size)])
         for name in members:
             group.add(loaded["tasks"][name])
@@ -168,13 +168,14 @@ def test_group_has_the_error_of_its_own_weights(
     environment: Environment, config: EvaluateConfig, monkeypatch: pytest.MonkeyPatch, *, weight_by_size: bool
 ) -> None:
     few = write_task(environment, "few", CHOICE + "metric_list: [{metric: acc}]\n").model_copy(update={"limit": 12})
-    tasks = {"verbs": Task(file="tasks/verbs.yaml"), "few": few}
-    grouped = with_recipe(config, tasks={**tasks, "both": Task()})
-    add_group(monkeypatch, *tasks, weight_by_size=weight_by_size)
+    tasks = (Task(name="verbs", file="tasks/verbs.yaml"), few)
+    grouped = with_recipe(config, tasks=(*tasks, Task(name="both")))
+    add_group(monkeypatch, *(task.name for task in tasks), weight_by_size=weight_by_size)
     score = run_evaluate(grouped, environment).scores["both"]["acc"]
     differences = [
-        values(grouped, environment, "acc", task=name) - values(grouped, environment, "acc", task=name, prefix="base-")
-        for name in tasks
+        values(grouped, environment, "acc", task=task.name)
+        - values(grouped, environment, "acc", task=task.name, prefix="base-")
+        for task in tasks
     ]
     sizes = np.array([len(each) for each in differences])
     assert list(sizes) == [40, 12]
@@ -193,9 +194,9 @@ def test_group_with_another_aggregation_has_no_error(
     environment: Environment, config: EvaluateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     median = write_task(environment, "median", CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n")
-    tasks = {"verbs": Task(file="tasks/verbs.yaml"), "median": median}
-    add_group(monkeypatch, *tasks, weight_by_size=True)
-    scores = run_evaluate(with_recipe(config, tasks={**tasks, "both": Task()}), environment).scores
+    tasks = (Task(name="verbs", file="tasks/verbs.yaml"), median)
+    add_group(monkeypatch, *(task.name for task in tasks), weight_by_size=True)
+    scores = run_evaluate(with_recipe(config, tasks=(*tasks, Task(name="both"))), environment).scores
     assert scores["verbs"]["acc"].difference_stderr is not None
     assert scores["both"]["acc"].base is not None
     assert scores["both"]["acc"].difference_stderr is None

@@ -21,7 +21,7 @@ from finetune_trainer.runtime.stage_folder import write_result
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 
-FEW = {"verbs": Task(file="tasks/verbs.yaml", limit=3, few_shot=2)}
+FEW = (Task(name="verbs", file="tasks/verbs.yaml", limit=3, few_shot=2),)
 TOKENS = 12
 
 
@@ -133,7 +133,7 @@ def write_writing_task(environment: Environment) -> Task:
         + 'output_type: generate_until\ndoc_to_text: "{{sentence}}"\ndoc_to_target: "opens"\n'
         f"generation_kwargs: {{until: [], max_gen_toks: {TOKENS}}}\nmetric_list:\n  - metric: exact_match\n"
     )
-    return Task(file="tasks/writing.yaml")
+    return Task(name="writing", file="tasks/writing.yaml")
 
 
 def greedy_answers(model_folder: Path, adapter: Path, prompts: list[str], ends: list[int]) -> list[str]:
@@ -158,7 +158,7 @@ def greedy_answers(model_folder: Path, adapter: Path, prompts: list[str], ends: 
 def test_answer_ends_with_the_turn(environment: Environment, config: EvaluateConfig, chat_model: Path) -> None:
     from transformers import AutoTokenizer  # noqa: PLC0415
 
-    writing = with_recipe(config, tasks={"writing": write_writing_task(environment)}, apply_chat_template=True)
+    writing = with_recipe(config, tasks=(write_writing_task(environment),), apply_chat_template=True)
     run_evaluate(writing, environment)
     samples = read_samples(writing, environment, "writing")
     prompts = [sample["arguments"][0][0] for sample in samples]
@@ -186,7 +186,7 @@ def test_tokens_that_end_an_answer_are_those_of_the_template(tiny_model: Path, *
 def test_answer_without_template_ends_with_the_turn_too(environment: Environment, config: EvaluateConfig) -> None:
     """The published model stops there, whatever the prompt is."""
     write_prepare_result(environment, conversations=True)
-    plain = with_recipe(config, tasks={"writing": write_writing_task(environment)}, apply_chat_template=False)
+    plain = with_recipe(config, tasks=(write_writing_task(environment),), apply_chat_template=False)
     run_evaluate(plain, environment)
     (_, arguments), *_ = read_samples(plain, environment, "writing")[0]["arguments"]
     assert arguments["until"] == ["<|im_end|>", "<eos>"]

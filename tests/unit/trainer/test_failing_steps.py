@@ -30,9 +30,7 @@ def workspace(tmp_path):
 
 
 def config_for(model, **changes):
-    return train_config(
-        model, **{"max_steps": 6, "validate_every_steps": 4, "checkpoint": {"every_steps": 2}} | changes
-    )
+    return train_config(model, **{"max_steps": 6, "eval_steps": 4, "checkpoint": {"every_steps": 2}} | changes)
 
 
 class LossSums:
@@ -112,18 +110,21 @@ def gpu_memory(monkeypatch):
     ("recipe", "fix"),
     [
         (
-            {"batch_size": 8, "gradient_accumulation": 3},
-            "set train.batchSize: 4 and train.gradientAccumulation: 6, which gives the same result",
+            {"micro_batch_size": 8, "gradient_accumulation_steps": 3},
+            "set train.microBatchSize: 4 and train.gradientAccumulationSteps: 6, which gives the same result",
         ),
-        ({"batch_size": 9, "gradient_accumulation": 1}, "set train.batchSize: 3 and train.gradientAccumulation: 3"),
-        ({"batch_size": 1}, "set train.gradientCheckpointing: true"),
-        ({"batch_size": 1, "gradient_checkpointing": True}, "set prepare.contextLength: 512"),
+        (
+            {"micro_batch_size": 9, "gradient_accumulation_steps": 1},
+            "set train.microBatchSize: 3 and train.gradientAccumulationSteps: 3",
+        ),
+        ({"micro_batch_size": 1}, "set train.gradientCheckpointing: true"),
+        ({"micro_batch_size": 1, "gradient_checkpointing": True}, "set prepare.contextLength: 512"),
     ],
     ids=str,
 )
 def test_gpu_out_of_memory_is_permanent_and_names_the_fix(train_with, gpu_memory, workspace, recipe, fix):
     rows = {"context_length": 1024}
-    prepare = {"identity": PREPARED, "model": {"uri": "m"}, "dataset": {"uri": "d"}, "recipe": rows}
+    prepare = {"identity": PREPARED, "model": {"uri": "m"}, "datasets": [{"uri": "d"}], "recipe": rows}
     write_config(environment(workspace).stage_dir("prepare", PREPARED), PrepareConfig.model_validate(prepare))
     gpu_memory(reserved=132, free=1)
     message, code = train_with(torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), **recipe)
@@ -145,12 +146,12 @@ def test_gpu_memory_taken_by_other_processes_is_retried(train_with, gpu_memory):
     [
         (
             MemoryError(),
-            "out of memory (MemoryError): raise train.resources.memory, or set train.batch",
+            "out of memory (MemoryError): raise train.pod.resources.limits.memory, or set train.microBatch",
             ExitCode.CONFIG,
         ),
         (
             RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried"),
-            "raise train.resources.memory",
+            "raise train.pod.resources.limits.memory",
             ExitCode.CONFIG,
         ),
         (
@@ -183,7 +184,7 @@ def test_error_of_a_step_is_permanent_only_if_deterministic(train_with, error, e
     ],
 )
 def test_evaluation_out_of_gpu_memory_names_the_batch_size(tmp_path, size, fix):
-    recipe = EvaluateRecipe(tasks={"a": Task()}, batch_size=size)
+    recipe = EvaluateRecipe(tasks=(Task(name="a"),), batch_size=size)
     config = EvaluateConfig(identity="e", prepare="p", train="t", model={"uri": "m"}, recipe=recipe)
     found = device_errors.translate(torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), config, environment(tmp_path))
     assert isinstance(found, ConfigInvalid)

@@ -93,11 +93,11 @@ def test_stage_does_not_fall_back_to_the_cpu_in_silence(node, tiny_model, stage)
             prepare="p",
             train="t",
             model={"uri": f"file://{tiny_model}"},
-            recipe=EvaluateRecipe(tasks={"a": Task()}),
+            recipe=EvaluateRecipe(tasks=(Task(name="a"),)),
         ),
     }
     message, code = run_to_failure(configs[stage], replace(environment(node), gpus=1))
-    assert message.startswith("resources.gpu asks for a GPU, but the driver 535.129.03 is too old")
+    assert message.startswith("pod.resources asks for a GPU, but the driver 535.129.03 is too old")
     assert code == ExitCode.UNAVAILABLE
 
 

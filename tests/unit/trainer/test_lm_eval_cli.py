@@ -199,9 +199,9 @@ def test_scores_equal_those_of_the_command_line(  # noqa: PLR0917  fixtures
     expected, expected_samples = run_command_line(merged, tasks, tmp_path / "lm_eval", datasets_cache, options)
 
     write_prepare_result(environment, conversations=True)
-    names = {name: Task(file=f"tasks/{name}.yaml") for name in TASKS}
-    config = evaluate_config(base, tasks=names, model="merged", batch_size=BATCH_SIZE, **recipe)
-    config = config.model_copy(update={"dtype": "fp32", "seed": 5})
+    names = tuple(Task(name=name, file=f"tasks/{name}.yaml") for name in TASKS)
+    config = evaluate_config(base, tasks=names, weights="Merged", batch_size=BATCH_SIZE, **recipe)
+    config = config.model_copy(update={"dtype": "FP32", "seed": 5})
     monkeypatch.setattr(evaluate, "BOOTSTRAP_RESAMPLES", 100_000)
     run_evaluate(config, environment)
 

@@ -50,9 +50,7 @@ def uninterrupted(tiny_model, packed):
 
 
 def config_for(model, **changes):
-    return train_config(
-        model, **{"max_steps": 10, "validate_every_steps": 4, "checkpoint": {"every_steps": 3}} | changes
-    )
+    return train_config(model, **{"max_steps": 10, "eval_steps": 4, "checkpoint": {"every_steps": 3}} | changes)
 
 
 def checkpoint_names(workspace):
@@ -133,10 +131,10 @@ def test_gradient_accumulation_does_not_change_the_loss(tiny_model, tmp_path):
     """The rows differ widely in their number of targets: a mean of means would weight them wrongly."""
     uneven = [document(9 * i, 32, prompt=2 if i % 2 else 29) for i in range(16)]
     write_rows(tmp_path, uneven, [document(4, 32)])
-    recipe = {"max_steps": 4, "validate_every_steps": None, "lora": {"rank": 4, "dropout": 0.0}}
-    without = run_train(config_for(tiny_model, **recipe, batch_size=4, gradient_accumulation=1), tmp_path)
+    recipe = {"max_steps": 4, "eval_steps": None, "lora": {"rank": 4, "dropout": 0.0}}
+    without = run_train(config_for(tiny_model, **recipe, micro_batch_size=4, gradient_accumulation_steps=1), tmp_path)
     accumulated = run_train(
-        config_for(tiny_model, **recipe, batch_size=1, gradient_accumulation=4, identity="b" * 16), tmp_path
+        config_for(tiny_model, **recipe, micro_batch_size=1, gradient_accumulation_steps=4, identity="b" * 16), tmp_path
     )
     assert accumulated.loss == pytest.approx(without.loss, abs=1e-5)
     assert accumulated.validation_loss == pytest.approx(without.validation_loss, abs=1e-5)
@@ -226,12 +224,12 @@ def test_kill_costs_three_minutes_by_default(tmp_path, monkeypatch):
         assert checkpoints.should_save(7)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_learning_rate_warms_up_then_follows_the_schedule(schedule):
-    recipe = Optimizer(learning_rate=1.0, schedule=schedule, warmup_fraction=0.2)
+@pytest.mark.parametrize("scheduler", ["Cosine", "Linear", "Constant"])
+def test_learning_rate_warms_up_then_follows_the_scheduler(scheduler):
+    recipe = Optimizer(learning_rate=1.0, scheduler=scheduler, warmup_fraction=0.2)
     rates = [learning_rate(recipe, step, 20) for step in range(20)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    if schedule == "constant":
+    if scheduler == "Constant":
         assert rates[4:] == [1.0] * 16
     else:
         assert rates[4:] == sorted(rates[4:], reverse=True)

@@ -54,7 +54,8 @@ def prepared(family, tmp_path_factory) -> Environment:
         {
             "identity": "p",
             "model": MODEL,
-            "dataset": {"uri": "data.jsonl", "validation_fraction": 0},
+            "datasets": [{"uri": "data.jsonl"}],
+            "validation": {"fraction": 0},
             "recipe": {"context_length": 64, **({} if family.packing else {"packing": False})},
         }
     )
@@ -62,7 +63,7 @@ def prepared(family, tmp_path_factory) -> Environment:
     return environment
 
 
-@pytest.fixture(params=["lora", "rslora", "dora"])
+@pytest.fixture(params=["LoRA", "RsLoRA", "DoRA"])
 def trained(family, prepared, request) -> str:
     """Train until the model has learned the answer; return the identity of the stage."""
     config = TrainConfig.model_validate(
@@ -73,8 +74,8 @@ def trained(family, prepared, request) -> str:
             "checkpoint": {},
             "recipe": {
                 "max_steps": 60,
-                "batch_size": 2,
-                "precision": "fp32",
+                "micro_batch_size": 2,
+                "dtype": "FP32",
                 "lora": {"rank": 8, "alpha": 16, "target_modules": family.targets, "variant": request.param},
                 "optimizer": {"learning_rate": 2e-2},
             },
@@ -92,13 +93,13 @@ def push(environment: Environment, trained: str) -> Path:
             "prepare": "p",
             "train": trained,
             "model": MODEL,
-            "dataset": {"uri": "data.jsonl"},
-            "recipe": {"target": f"published/{trained}", "dtype": "fp32"},
+            "datasets": [{"uri": "data.jsonl"}],
+            "recipe": {"targets": [{"uri": f"published/{trained}"}], "dtype": "FP32"},
             "lineage": {"pipeline": "default/families"},
         }
     )
     run_to_result(config, environment, PushResult)
-    return environment.manifest_dir / "published" / trained
+    return environment.manifest_dir / "published" / trained / "latest"
 
 
 def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:

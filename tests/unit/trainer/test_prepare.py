@@ -18,10 +18,11 @@ from support.prepared import (
 )
 from support.stages import environment_in, read_progress, run_in_process, run_to_failure
 
-from finetune_trainer.contract import Environment, ExitCode
+from finetune_trainer.contract import DatasetSource, Environment, ExitCode
+from finetune_trainer.data.datasets import Dataset, RecordReader
 from finetune_trainer.data.packing import PackedRows
-from finetune_trainer.data.source import Source
 from finetune_trainer.runtime import artifacts
+from finetune_trainer.stores.data_files import DataFile
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_long_record_is_truncated_to_context_length(model: Path, environment: En
 
 def test_long_record_is_dropped_with_too_long_drop(model: Path, environment: Environment, data: Path) -> None:
     write_jsonl(data, [{"text": "the file " * 100}, {"text": "short"}])
-    result = prepare(prepare_config(model, too_long="drop"), environment)
+    result = prepare(prepare_config(model, too_long="Drop"), environment)
 
     assert (result.truncated, result.dropped) == (0, 1)
     assert len(packed_documents(environment)) == 1
@@ -179,7 +180,13 @@ def test_leftovers_of_killed_attempts_are_removed(model: Path, environment: Envi
     write_jsonl(data, prompt_records(5))
     prepare(prepare_config(model), environment)
 
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", "config.json", "output", "result.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".attempts",
+        ".lock",
+        "config.json",
+        "output",
+        "result.json",
+    ]
     names = ["manifest.json", "rows.json", "train-00000.rows"]
     assert sorted(path.name for path in (folder / "output").iterdir()) == names
 
@@ -194,14 +201,21 @@ def test_summary_and_progress_name_tokens_per_second(
     assert float(str(read_progress(environment)["tokensPerSecond"])) > 0
 
 
+def reader_of(*paths: Path) -> RecordReader:
+    files = tuple(DataFile(path, path.name) for path in paths)
+    return RecordReader([Dataset("datasets[0]", DatasetSource(uri="data"), files, 1.0, 0.0)])
+
+
 def test_total_is_estimated_from_the_bytes_read(tmp_path: Path) -> None:
-    source = Source(write_jsonl(tmp_path / "data.jsonl", [{"text": "x" * 1000}] * 1000))
-    with source.open() as file:
-        assert source.estimated_total(0) is None
-        file.read(400_000)
-        assert source.estimated_total(400) == pytest.approx(1000, rel=0.35)
-        file.read()
-        assert source.estimated_total(1000) is None
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [{"text": "x" * 1000}] * 500) for name in "ab"]
+    reader = reader_of(*files)
+    records = reader.read()
+    assert reader.estimated_total(0) is None
+    for _ in range(600):
+        next(records)
+    assert reader.estimated_total(600) == pytest.approx(1000, rel=0.35)
+    assert sum(1 for _ in records) == 400
+    assert reader.estimated_total(1000) is None
 
 
 def test_full_disk_is_reported_with_the_folder(model: Path, environment: Environment, data: Path) -> None:

@@ -1,44 +1,23 @@
 """Data sets in four formats, and every defect of a file or a record, with the message for it."""
 
-import csv
 import json
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from support.formats import FORMATS, write_csv, write_parquet
 from support.models import write_jsonl
 from support.prepared import IDENTITY, packed_documents, prepare, prepare_config
 from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.data import records
-from finetune_trainer.data.records import read_records
+from finetune_trainer.data import formats
+from finetune_trainer.data.formats import read_records
 from finetune_trainer.data.source import Source
 
-Write = Callable[[Path, list[dict[str, Any]]], object]
-
-
-def write_json(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text(json.dumps(rows, indent=1))
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        for row in rows:
-            table.writerow({name: cell if isinstance(cell, str) else json.dumps(cell) for name, cell in row.items()})
-
-
-def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-
-
-FORMATS: dict[str, Write] = {"jsonl": write_jsonl, "json": write_json, "csv": write_csv, "parquet": write_parquet}
 CONVERSATION = [{"role": "user", "content": 'the "file",\nor?'}, {"role": "assistant", "content": "a socket"}]
 
 
@@ -77,7 +56,7 @@ def test_same_records_yield_the_same_rows_in_every_format(
 def test_format_can_be_set_for_an_unknown_extension(model: Path, environment: Environment, manifest_dir: Path) -> None:
     write_csv(manifest_dir / "data.txt", [{"text": "the file"}])
 
-    assert prepare(prepare_config(model, "data.txt", format="csv"), environment).records == 1
+    assert prepare(prepare_config(model, "data.txt", format="CSV"), environment).records == 1
 
 
 def test_bom_blank_lines_and_carriage_returns_are_ignored(
@@ -103,7 +82,7 @@ BAD_LINES = [
     (b'{"text": " "}', "data.jsonl:2: text is empty: there is nothing to learn"),
     (
         b'{"prompt": "a", "completion": "b"}',
-        "data.jsonl:2: has prompt and completion where earlier records have text: use one shape per file",
+        "data.jsonl:2: has prompt and completion where earlier records have text: use one shape per data set",
     ),
     (
         b'{"text": "a", "prompt": "a", "completion": "b"}',
@@ -155,13 +134,13 @@ def test_invalid_record_is_reported_with_its_reason(
 
 
 BAD_FILES = [
-    ("data.jsonl", b"", "data.jsonl has no records; add records or correct dataset.uri"),
+    ("data.jsonl", b"", "data.jsonl has no records; add records or correct datasets[0].uri"),
     ("data.json", b"", "data.json has no records"),
     ("data.json", b" [ ] ", "data.json has no records"),
     ("data.csv", b"", "data.csv has no records"),
     ("data.csv", b"text\n", "data.csv has no records"),
     ("data.csv", b"the file,a socket\nx,y\n", "data.csv:1: the first line must name the columns"),
-    ("data.csv", b"text;more\nx;y\n", "separated by commas); found text;more"),
+    ("data.csv", b"text;more\nx;y\n", "found text;more"),
     ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells where the header names 2"),
     ("data.csv", b'text\n"a\nb"\n"c\n', "data.csv:4: not CSV: unexpected end of data"),
     (
@@ -181,10 +160,13 @@ BAD_FILES = [
     (
         "data.xlsx",
         b"",
-        "unknown file extension .xlsx: set dataset.format to jsonl, json, csv or parquet",
+        "unknown file extension .xlsx: set the data set's format to JSONLines, JSON, CSV or Parquet",
     ),
     ("data", b"", "unknown file extension (none)"),
-    ("data.jsonl.gz", b"", "compressed files must be unpacked"),
+    ("data.jsonl.bz2", b"", "compressed files must be unpacked, except .gz and .zst"),
+    ("data.parquet.gz", b"", "compressed Parquet files must be unpacked"),
+    ("data.jsonl.gz", b"plain text", "data.jsonl.gz: not gzip, or damaged: "),
+    ("data.csv.zst", b"plain text", "data.csv.zst: not zstd, or damaged: "),
 ]
 
 
@@ -196,7 +178,7 @@ def test_invalid_file_is_reported_with_the_location(
     (environment.manifest_dir / name).write_bytes(content)
 
     message, code = run_to_failure(prepare_config(model, name), environment)
-    assert code == (ExitCode.CONFIG if "extension" in expected or "compressed" in expected else ExitCode.DATA)
+    assert code == (ExitCode.CONFIG if "extension" in expected or "unpacked" in expected else ExitCode.DATA)
     assert expected in message
 
 
@@ -225,14 +207,14 @@ def test_folder_is_rejected_as_a_data_set(model: Path, environment: Environment,
 
     message, code = run_to_failure(prepare_config(model, "data"), environment)
     assert code == ExitCode.CONFIG
-    assert "is a folder: set dataset.uri to one file in it" in message
+    assert "data is a folder: name a file in it, or several by a pattern such as data/*.jsonl" in message
 
 
 def test_failure_names_at_most_ten_invalid_records(model: Path, environment: Environment, manifest_dir: Path) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [{"text": "good"}] + [{"x" * 300: 1}] * 50)
 
     message, _ = run_to_failure(prepare_config(model), environment)
-    assert message.splitlines()[0].startswith("50 of 51 records are invalid, more than dataset.maxInvalidFraction (0)")
+    assert message.splitlines()[0].startswith("50 of 51 records are invalid, more than prepare.maxInvalidFraction (0)")
     assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [f"data.jsonl:{n}" for n in range(2, 12)]
     assert len(message.encode()) < 2048
 
@@ -251,7 +233,7 @@ def test_invalid_records_within_limit_are_counted_and_skipped(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"too_long": "drop", "context_length": 16}, "2 records are longer than prepare.contextLength (16); raise it"),
+        ({"too_long": "Drop", "context_length": 16}, "2 records are longer than prepare.contextLength (16); raise it"),
         ({"validation_fraction": 0.5, "seed": 10}, "all valid records are in the validation split"),
     ],
 )
@@ -268,7 +250,7 @@ def test_data_set_without_training_rows_is_rejected(
 def test_line_longer_than_the_limit_is_rejected(
     model: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "LONGEST_RECORD", 1 << 20)
+    monkeypatch.setattr(formats, "LONGEST_RECORD", 1 << 20)
     (manifest_dir / "data.jsonl").write_bytes(GOOD.encode() + b"x" * (1 << 21))
     (manifest_dir / "data.json").write_bytes(b'[{"text": "' + b"x" * (1 << 22))
 
@@ -278,13 +260,13 @@ def test_line_longer_than_the_limit_is_rejected(
     assert "data.json:1: not JSON, or a record longer than 1 MiB" in message
 
 
-@pytest.mark.parametrize("file_format", ["jsonl", "json", "csv"])
-def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, file_format: Any) -> None:
-    path = tmp_path / f"data.{file_format}"
-    FORMATS[file_format](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
+@pytest.mark.parametrize("name", ["jsonl", "json", "csv"])
+def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"data.{name}"
+    FORMATS[name](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
     tracemalloc.start()
     try:
-        count = sum(1 for _ in read_records(Source(path), file_format))
+        count = sum(1 for _ in read_records(Source(path), "Auto"))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -297,10 +279,10 @@ def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, file_format: 
 def test_json_records_do_not_depend_on_the_chunk_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": "é\n" * length, "n": 10**length} for length in range(12)]
     (tmp_path / "data.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False))
-    in_one_chunk = list(read_records(Source(tmp_path / "data.json"), "json"))
+    in_one_chunk = list(read_records(Source(tmp_path / "data.json"), "JSON"))
 
     for size in range(1, 40):
-        monkeypatch.setattr(records, "JSON_CHUNK", size)
-        assert list(read_records(Source(tmp_path / "data.json"), "json")) == in_one_chunk
+        monkeypatch.setattr(formats, "JSON_CHUNK", size)
+        assert list(read_records(Source(tmp_path / "data.json"), "JSON")) == in_one_chunk
     assert [fields for _, fields in in_one_chunk] == rows
     assert [line for line, _ in in_one_chunk] == [2 + 4 * number for number in range(12)]

@@ -1,7 +1,9 @@
 """Prepare that is killed: it goes on behind its last complete part and ends in the same bytes."""
 
+import gzip
 import json
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from support.models import write_jsonl
 from support.prepared import IDENTITY, make_tokenizer, output_folder, prepare, prepare_config
 from support.stages import environment_in, read_termination_message, run_in_process
 
-from finetune_trainer.contract import Environment, ExitCode, PrepareResult
+from finetune_trainer.contract import Environment, ExitCode, PrepareConfig, PrepareResult
 from finetune_trainer.data import record_packer
 from finetune_trainer.data.encoding import Encoder
 from finetune_trainer.data.parts import PartFolder
@@ -55,10 +57,9 @@ def server() -> Iterator[ForkServer]:
 class Attempts:
     """Attempts of the stage as real processes, in a workspace of their own."""
 
-    def __init__(self, server: ForkServer, model: Path, folder: Path) -> None:
+    def __init__(self, server: ForkServer, config: PrepareConfig, folder: Path) -> None:
         self.environment = environment_in(folder)
-        self._server, self._folder = server, folder
-        self._config = prepare_config(model, **INVALID, validation_fraction=0.2)
+        self._server, self._folder, self._config = server, folder, config
         self.tokenized: list[list[int]] = []
         """The numbers of the records that each attempt tokenized."""
         self.complete_before: list[int] = []
@@ -75,7 +76,7 @@ class Attempts:
         code = process.wait()
         log = self._folder / "tokenized"
         lines = log.read_text().splitlines() if log.exists() else []
-        self.tokenized.append([int(line.split()[0]) for line in lines])
+        self.tokenized.append([int(number[0]) for line in lines if (number := re.search(r"\d+", line))])
         return code
 
     def result(self) -> PrepareResult:
@@ -84,13 +85,40 @@ class Attempts:
         return result
 
 
+SEVERAL = [
+    {"uri": "rows-*.jsonl"},
+    {"uri": "rows.jsonl.gz", "weight": 1.5},
+    {"uri": "rows.parquet", "columns": {"text": "body"}, "weight": 0.5},
+    {"uri": "chat.jsonl.zst"},
+]
+"""Data sets of 3000 records together, in several files, formats and shapes."""
+
+
+def write_several(folder: Path) -> None:
+    """Write the files of SEVERAL."""
+    rows = records()
+    write_jsonl(folder / "rows-1.jsonl", rows[:500])
+    write_jsonl(folder / "rows-2.jsonl", rows[500:1000])
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(lines(rows[1000:2000]), mtime=0))
+    write_parquet(folder / "rows.parquet", [{"body": row["text"]} for row in rows[2000:2600]])
+    chat = [{"messages": [{"role": "assistant", "content": row["text"]}]} for row in rows[2600:]]
+    (folder / "chat.jsonl.zst").write_bytes(pa.compress(lines(chat), "zstd", asbytes=True))
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.mark.parametrize("datasets", [None, SEVERAL], ids=["one", "several"])
 def test_random_kills_change_neither_bytes_nor_result(
-    server: ForkServer, tokenizer_folder: Path, tmp_path: Path
+    server: ForkServer, tokenizer_folder: Path, tmp_path: Path, datasets: list[dict[str, Any]] | None
 ) -> None:
-    once, killed = (Attempts(server, tokenizer_folder, tmp_path / name) for name in ("once", "killed"))
+    config = prepare_config(tokenizer_folder, datasets=datasets, validation_fraction=0.2, **INVALID)
+    once, killed = (Attempts(server, config, tmp_path / name) for name in ("once", "killed"))
     for attempts in (once, killed):
         assert attempts.environment.manifest_dir
         write_jsonl(attempts.environment.manifest_dir / "data.jsonl", records())
+        write_several(attempts.environment.manifest_dir)
     process = once.start()
     began = time.monotonic()
     assert once.wait(process) == ExitCode.DONE
@@ -102,7 +130,7 @@ def test_random_kills_change_neither_bytes_nor_result(
         process = killed.start()
         # The last attempts are not killed, so that one of them begins with complete parts and ends.
         if kills < 8 and killed.complete_before[-1] < RECORDS * 0.8:
-            time.sleep(moments.uniform(0.1, 0.7) * duration)
+            time.sleep(moments.uniform(0.1, 0.5) * duration)
             process.kill(signal.SIGKILL)
             kills += 1
         code = killed.wait(process)
@@ -114,8 +142,65 @@ def test_random_kills_change_neither_bytes_nor_result(
     assert len(killed.tokenized[-1]) < RECORDS * 0.9
     assert output_bytes(killed.environment) == output_bytes(once.environment)
     assert killed.result() == once.result()
-    assert (once.result().records, once.result().invalid) == (RECORDS, RECORDS // 10)
+    result = once.result()
+    assert (result.records, result.invalid) == (RECORDS, 268 if datasets else RECORDS // 10)
     assert not state_folder(killed.environment).exists()
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_several_data_sets_resume_wherever_they_were_stopped(
+    tokenizer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stops are in every file, and between them."""
+    config = prepare_config(tokenizer_folder, datasets=SEVERAL, validation_fraction=0.2, **INVALID)
+    expected, continued, stops = None, 0, (12, 25, 40, 55, 70, 85, 100, 110)
+    for batches in (None, *stops):
+        environment = environment_in(tmp_path / f"{batches}")
+        assert environment.manifest_dir
+        write_several(environment.manifest_dir)
+        if batches:
+            fail_after(batches, config, environment)
+        result = prepare(config, environment), output_bytes(environment)
+        expected = expected or result
+        assert result == expected
+        continued += "continuing after record" in capsys.readouterr().out
+    assert continued == len(stops)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("change", ["edited", "removed", "added at the end", "added between"])
+def test_only_files_that_were_read_must_be_the_same(
+    *,
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: str,
+) -> None:
+    config = prepare_config(tokenizer_folder, "rows-*.jsonl", **INVALID)
+    for folder in (manifest_dir, tmp_path / "fresh" / "manifest"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_jsonl(folder / "rows-2.jsonl", records(100))
+        write_jsonl(folder / "rows-4.jsonl", records(400)[100:])
+    fail_after(12, config, environment)
+    for folder in (manifest_dir, tmp_path / "fresh" / "manifest"):
+        match change:
+            case "edited":
+                write_jsonl(folder / "rows-2.jsonl", [*records(99), {"text": "99 opens the lock"}])
+            case "removed":
+                (folder / "rows-2.jsonl").unlink()
+            case "added at the end":
+                write_jsonl(folder / "rows-5.jsonl", records(500)[400:])
+            case _:
+                write_jsonl(folder / "rows-3.jsonl", records(500)[400:])
+    result = prepare(config, environment)
+
+    kept = change == "added at the end"
+    assert ("continuing after record" in (log := capsys.readouterr().out)) == kept
+    assert ("has changed since an earlier attempt wrote" in log) != kept
+    other = environment_in(tmp_path / "fresh")
+    assert (result, output_bytes(environment)) == (prepare(config, other), output_bytes(other))
 
 
 def write_json(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -166,7 +251,7 @@ def fresh(config: Any, rows: list[dict[str, Any]], folder: Path) -> tuple[Prepar
     """Return the result and the output of an attempt that nothing disturbs."""
     environment = environment_in(folder)
     assert environment.manifest_dir
-    name = config.dataset.uri
+    name = config.datasets[0].uri
     FORMATS[name.rpartition(".")[2]](environment.manifest_dir / name, rows)
     return prepare(config, environment), output_bytes(environment)
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -10,21 +11,11 @@ from pathlib import Path
 import pytest
 from support.adapters import make_adapter
 from support.forkserver import ForkedStage, ForkServer
+from support.pushes import folder_of, names_in, push_config, unfinished_in, verify_target
 from support.stages import environment_in, read_termination_message
 
-from finetune_trainer.contract import (
-    DatasetSource,
-    Environment,
-    ExitCode,
-    Lineage,
-    ModelSource,
-    PushConfig,
-    PushRecipe,
-    PushResult,
-)
-from finetune_trainer.files import SUFFIX_PATTERN
-from finetune_trainer.publishing.published_model import describe, read_intact
-from finetune_trainer.runtime.artifacts import verify
+from finetune_trainer.contract import Environment, ExitCode, PushConfig, PushResult
+from finetune_trainer.publishing.published_model import read_published
 from finetune_trainer.serving.verify import verify_model
 
 KILLS = 50
@@ -65,88 +56,75 @@ def publishers(fork_server: ForkServer, tmp_path: Path, tiny_model: Path, target
     for seed, name in enumerate(("one", "two", "three")):
         environment = environment_in(tmp_path / name)
         make_adapter(environment.stage_dir("train", "adapter") / "output", tiny_model, seed=seed)
-        config = PushConfig(
-            identity=f"push-{name}",
-            prepare="d1",
-            train="adapter",
-            model=ModelSource(uri=f"file://{tiny_model}"),
-            dataset=DatasetSource(uri="hf://people/names/train.jsonl"),
-            recipe=PushRecipe(target="pvc://models/names"),
-            lineage=Lineage(pipeline="default/names", interruptions=0, lost_steps=0, lost_seconds=0),
-        )
+        config = push_config(tiny_model, identity=f"push-{name}", train="adapter")
         claims = replace(environment, claims=tmp_path / "claims")
         found.append(Publisher(fork_server, config, claims, tmp_path / name))
     return found
 
 
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def publish_alone(publisher: Publisher) -> PushResult:
+    assert publisher.start().wait() == ExitCode.DONE, publisher.log()
+    return publisher.result()
 
 
-def unpublished(publishers: list[Publisher], target: Path) -> list[Publisher]:
-    """Return two publishers whose model is not at the target, so that both have to replace it."""
-    published = describe(target).about["identity"] if target.exists() else None
-    return [publisher for publisher in publishers if publisher.config.identity != published][:2]
-
-
-def sealed(target: Path) -> set[Path]:
-    """Return the models that a push has written and is about to rename, or has just replaced."""
-    return set(target.parent.glob(f".{target.name}.*/manifest.json"))
+def test_two_pushes_at_once_publish_both_models(publishers, target):
+    """Files, folders and links take long enough to overlap."""
+    third = publish_alone(publishers[2])
+    processes = [publisher.start(slow_names=0.1) for publisher in publishers[:2]]
+    assert [process.wait() for process in processes] == [ExitCode.DONE] * 2
+    pushed = {publisher.result().digest for publisher in publishers[:2]}
+    assert len(pushed - {third.digest}) == 2
+    assert verify_target(target) == {digest.replace(":", "-") for digest in (third.digest, *pushed)}
+    assert read_published(target / "latest").digest in pushed
+    assert unfinished_in(target) == []
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two-renames"])
-def test_two_pushes_at_once_publish_whole_models(publishers, target, tmp_path, exchange):
-    """Both replace a third model. Their renames take long enough to overlap, if nothing kept them apart."""
-    assert publishers[2].start().wait() == ExitCode.DONE
-    moves = tmp_path / "moves"
-    options = {"exchange": exchange, "slow_rename": 0.2, "moves": str(moves)}
-    processes = [publisher.start(**options) for publisher in publishers[:2]]
-    assert [process.wait() for process in processes] == [ExitCode.DONE] * 2
-    recorded = [line.split() for line in moves.read_text().splitlines()]
-    assert [moment for moment, _ in recorded] == ["begin", "end"] * 2
-    last = publishers[[str(process.pid) for process in processes].index(recorded[-1][1])]
-    assert publishers[0].result().digest != publishers[1].result().digest
-    published = read_intact(target)
-    assert published.about["identity"] == last.config.identity
-    assert (published.digest, published.size) == (last.result().digest, last.result().size)
-    assert names_in(target.parent) == [".names.lock", "names"]
-
-
-def test_same_push_from_two_workspaces_publishes_one_model(publishers, target):
+def test_same_model_from_two_workspaces_is_published_once(publishers, target, exchange):
+    """The second one replaces what the first one wrote, where it did not find it in time."""
     one, two, _ = publishers
     two.config = one.config
     adapter = one.environment.stage_dir("train", "adapter") / "output"
     other = two.environment.stage_dir("train", "adapter") / "output"
     for path in adapter.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
-    processes = [one.start(slow_rename=0.1), two.start(slow_rename=0.1)]
+    processes = [publisher.start(slow_names=0.1, exchange=exchange) for publisher in (one, two)]
     assert [process.wait() for process in processes] == [ExitCode.DONE] * 2
-    assert one.result().digest == two.result().digest == read_intact(target).digest
-    assert names_in(target.parent) == [".names.lock", "names"]
+    assert one.result().digest == two.result().digest
+    folder = folder_of(target, one.result()).name
+    assert names_in(target) == [".latest.lock", f".{folder}.lock", "latest", folder]
+    assert verify_target(target) == {folder}
 
 
-@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two-renames"])
-def test_killed_pushes_never_leave_half_a_model(publishers, target, exchange):
-    """Two pushes run at the same time and are killed at random moments, most of them around their renames."""
-    generator = random.Random(7)
-    options = {"exchange": exchange, "slow_rename": 0.05, "slow_disk": 0.01}
-    killed, left = 0, set()
+def latest_in(target: Path) -> str | None:
+    """Return the digest that `latest` names, as the name of its folder."""
+    return (target / "latest").resolve().name if (target / "latest").is_symlink() else None
+
+
+def test_killed_pushes_never_leave_half_a_model(publishers, target):
+    """Two pushes run at the same time and are killed at random moments, most of them while they publish."""
+    generator, options = random.Random(7), {"slow_names": 0.05, "slow_disk": 0.005}
+    folders = [folder_of(target, publish_alone(publisher)) for publisher in publishers]
+    killed, left, switched = 0, [], set()
     while killed < KILLS:
-        before = sealed(target)
-        processes = [publisher.start(**options) for publisher in unpublished(publishers, target)]
+        before, latest = unfinished_in(target), latest_in(target)
+        pushing = [index for index in range(3) if folders[index].name != latest][:2]
+        for index in pushing:
+            shutil.rmtree(folders[index], ignore_errors=True)  # else there would be nothing to write
+        processes = [publishers[index].start(**options) for index in pushing]
         if generator.random() < 0.8:
-            processes[0].until(lambda old=before: bool(sealed(target) - old), 30)
-        time.sleep(generator.uniform(0, 0.25))
+            processes[0].until(lambda old=before: bool(set(unfinished_in(target)) - set(old)), 30)
+        time.sleep(generator.uniform(0, 0.8))
         for process in processes:
             process.kill(signal.SIGKILL)
         killed += [process.wait() for process in processes].count(-signal.SIGKILL)
-        left |= set(names_in(target.parent))
-        if target.exists():
-            verify(target)
-    # The kills did hit: models that were written and not yet removed, and the moment between two renames.
-    assert any(re.fullmatch(rf"\.names\.{SUFFIX_PATTERN}", name) for name in left)
-    assert (".names.old" in left) is not exchange
-    last = unpublished(publishers, target)[0]
-    assert last.start(**options).wait() == ExitCode.DONE, last.log()
-    assert verify_model(target, last.result().digest) == last.result().digest
-    assert names_in(target.parent) == [".names.lock", "names"]
+        left += unfinished_in(target)
+        switched.add(latest_in(target))
+        assert latest in verify_target(target)
+    # The kills did hit: folders and links that were begun and not yet renamed. Some pushes were done before theirs.
+    assert {re.sub(r"[0-9a-f]{8,}", "", name) for name in left} == {".sha256-.", ".latest."}
+    assert switched == {folder.name for folder in folders}
+    result = publish_alone(publishers[0])
+    assert verify_model(target / "latest", result.digest) == result.digest
+    assert folder_of(target, result).name in verify_target(target)
+    assert unfinished_in(target) == []

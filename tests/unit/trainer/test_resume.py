@@ -42,7 +42,7 @@ def packed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(tiny_model):
-    return train_config(tiny_model, max_steps=STEPS, validate_every_steps=7, checkpoint={"every_steps": 3})
+    return train_config(tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3})
 
 
 @pytest.fixture(scope="module")
@@ -141,13 +141,13 @@ kills = st.lists(
 )
 
 
-@pytest.fixture(scope="module", params=[(v, p) for v in ("lora", "rslora", "dora") for p in (True, False)], ids=str)
+@pytest.fixture(scope="module", params=[(v, p) for v in ("LoRA", "RsLoRA", "DoRA") for p in (True, False)], ids=str)
 def method(request, tiny_model, train_uninterrupted):
     """The config of one method, and the digest of its adapter after a training without kills."""
     variant, packing = request.param
     lora = {"rank": 4, "alpha": 8, "dropout": 0.1, "variant": variant}
     config = train_config(
-        tiny_model, max_steps=STEPS, validate_every_steps=7, checkpoint={"every_steps": 3}, lora=lora
+        tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3}, lora=lora
     ).model_copy(update={"prepare": PREPARED if packing else UNPACKED})
     return config, train_uninterrupted(config, f"{variant}-{'packed' if packing else 'unpacked'}")
 

@@ -124,7 +124,7 @@ def test_start_of_training_reads_two_percent_of_the_rows(tmp_path):
         folder = write_rows(tmp_path, repeat(document(0, context), count), context_length=context)
         size = sum(file.stat().st_size for file in folder.iterdir())
         before = bytes_read()
-        config = train_config(tmp_path / "no-model", batch_size=8, gradient_accumulation=4)
+        config = train_config(tmp_path / "no-model", micro_batch_size=8, gradient_accumulation_steps=4)
         rows, validation_rows, _ = open_rows(config, environment(tmp_path))
         for split in (rows, validation_rows):
             check_tokens(split, EmbeddingOnly())

@@ -3,9 +3,11 @@ from pathlib import Path
 import pytest
 from support.stages import environment_in
 
-from finetune_trainer.contract import Environment
+from finetune_trainer.contract import DatasetSource, Environment
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, SourceNotFound
-from finetune_trainer.runtime.sources import fetch_dataset, fetch_model, locate, locate_existing
+from finetune_trainer.runtime.sources import locate, locate_existing
+from finetune_trainer.stores.data_files import fetch_dataset
+from finetune_trainer.stores.fetching import fetch_model
 
 
 @pytest.fixture
@@ -13,6 +15,10 @@ def environment(tmp_path: Path) -> Environment:
     environment = environment_in(tmp_path)
     (tmp_path / "claims" / "data").mkdir()
     return environment
+
+
+def paths(uri: str, environment: Environment) -> list[Path]:
+    return [file.path for file in fetch_dataset(DatasetSource(uri=uri, revision="main"), environment).files]
 
 
 @pytest.mark.parametrize(
@@ -66,29 +72,74 @@ def test_missing_file_is_reported_with_its_resolved_path(tmp_path: Path, environ
 def test_local_data_set_is_used_in_place(tmp_path: Path, environment: Environment) -> None:
     (tmp_path / "manifest" / "rows.jsonl").touch()
 
-    assert fetch_dataset("rows.jsonl", None, environment) == tmp_path / "manifest" / "rows.jsonl"
+    assert paths("rows.jsonl", environment) == [tmp_path / "manifest" / "rows.jsonl"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, environment: Environment) -> Path:
+    """A claim's folder with files, a hidden file, and a folder of a file's name."""
+    folder = tmp_path / "claims" / "data" / "day"
+    (folder / "rows-9.jsonl").mkdir(parents=True)
+    for name in ("rows-10.jsonl", "rows-2.jsonl", "rows-[1].jsonl", "other.csv", ".rows-0.jsonl"):
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("rows-*.jsonl", ["rows-10.jsonl", "rows-2.jsonl", "rows-[1].jsonl"]),
+        ("*.jsonl", ["rows-10.jsonl", "rows-2.jsonl", "rows-[1].jsonl"]),
+        ("rows-?.jsonl", ["rows-2.jsonl"]),
+        ("rows-[0-9].jsonl", ["rows-2.jsonl"]),
+        ("rows-[1].jsonl", ["rows-[1].jsonl"]),
+        (".*", [".rows-0.jsonl"]),
+    ],
+)
+def test_pattern_names_its_files_in_order(
+    folder: Path, environment: Environment, pattern: str, names: list[str]
+) -> None:
+    assert paths(f"pvc://data/day/{pattern}", environment) == [folder / name for name in names]
+
+
+def test_pattern_works_for_every_kind_of_path(tmp_path: Path, environment: Environment) -> None:
+    file = tmp_path / "manifest" / "rows.jsonl"
+    file.touch()
+
+    for uri in ("./*.jsonl", "file://*.jsonl", f"file://{tmp_path}/manifest/*.jsonl"):
+        assert paths(uri, environment) == [file], uri
+
+
+@pytest.mark.usefixtures("folder")
+def test_pattern_without_a_match_names_what_there_is(environment: Environment) -> None:
+    with pytest.raises(
+        SourceNotFound, match=r"no file matches \*\.parquet; .*/day holds \.rows-0\.jsonl, other\.csv, "
+    ):
+        paths("pvc://data/day/*.parquet", environment)
+    with pytest.raises(SourceNotFound, match=r"/night cannot be listed: No such file or directory"):
+        paths("pvc://data/night/*.jsonl", environment)
+
+
+def test_file_of_a_pattern_that_leaves_its_claim_is_rejected(
+    tmp_path: Path, folder: Path, environment: Environment
+) -> None:
+    (tmp_path / "secret").touch()
+    (folder / "rows-3.jsonl").symlink_to(tmp_path / "secret")
+
+    with pytest.raises(ConfigInvalid, match=r"day/rows-3\.jsonl: leaves the claim data"):
+        paths("pvc://data/day/rows-*.jsonl", environment)
 
 
 def test_folder_without_config_json_is_not_a_model(tmp_path: Path, environment: Environment) -> None:
     (tmp_path / "manifest" / "model").mkdir()
 
     with pytest.raises(SourceNotFound, match=r"has no config\.json"):
-        fetch_model("model", None, environment)
+        fetch_model("model", environment)
     (tmp_path / "manifest" / "model" / "config.json").touch()
-    assert fetch_model("model", None, environment) == tmp_path / "manifest" / "model"
+    assert fetch_model("model", environment).folder == tmp_path / "manifest" / "model"
 
 
-def test_hub_data_set_uri_must_name_a_file(environment: Environment) -> None:
-    with pytest.raises(ConfigInvalid, match="hf://ORG/NAME/PATH"):
-        fetch_dataset("hf://organisation/name", None, environment)
-
-
-def test_unreachable_hub_is_a_temporary_failure(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from huggingface_hub import constants  # noqa: PLC0415  only this test needs the hub
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+def test_unreachable_hub_is_a_temporary_failure(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ServiceUnavailable, match="hf://organisation/name"):
-        fetch_dataset("hf://organisation/name/rows.jsonl", "main", environment)
+        paths("hf://organisation/name/rows.jsonl", environment)

@@ -55,7 +55,7 @@ def test_wait_for_the_folder_is_logged_once_and_ends_on_sigterm(tmp_path, capfd)
 def test_half_written_results_of_killed_processes_are_removed(tmp_path):
     (tmp_path / ".result.json.0123abcd").touch()
     with exclusive(tmp_path):
-        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".attempts", ".lock"]
 
 
 def test_termination_message_is_shrunk_to_4096_bytes(tmp_path):

@@ -40,7 +40,7 @@ def workspace(tmp_path):
 
 def test_training_lowers_the_loss_and_peft_loads_the_adapter(tiny_model, tmp_path):
     write_rows(tmp_path, [document(0, 32)] * 4, [document(0, 32)])
-    recipe = {"max_steps": 12, "gradient_accumulation": 1, "validate_every_steps": None}
+    recipe = {"max_steps": 12, "gradient_accumulation_steps": 1, "eval_steps": None}
     result = run_train(train_config(tiny_model, optimizer={"learning_rate": 5e-2}, **recipe), tmp_path)
     assert result.steps == 12
     output = stage_folder(tmp_path) / "output"
@@ -74,7 +74,7 @@ def test_output_is_valid_until_a_byte_of_it_changes(tiny_model, workspace):
 
 
 def test_two_runs_in_different_folders_give_the_same_bytes(tiny_model, workspace, tmp_path):
-    config = train_config(tiny_model, max_steps=4, validate_every_steps=2)
+    config = train_config(tiny_model, max_steps=4, eval_steps=2)
     first = run_train(config, workspace)
     elsewhere = tmp_path / "elsewhere"
     write_rows(elsewhere, documents(60), documents(12, seed=5))
@@ -95,16 +95,16 @@ def test_different_seed_gives_different_adapter(tiny_model, workspace):
 @pytest.mark.parametrize(
     "recipe",
     [
-        {"precision": "bf16"},
-        {"lora": {"rank": 4, "variant": "dora"}},
-        {"lora": {"rank": 4, "variant": "rslora"}, "optimizer": {"weight_decay": 0.1, "schedule": "linear"}},
-        {"optimizer": {"max_grad_norm": 0, "schedule": "constant", "warmup_fraction": 0.5}},
+        {"dtype": "BF16"},
+        {"lora": {"rank": 4, "variant": "DoRA"}},
+        {"lora": {"rank": 4, "variant": "RsLoRA"}, "optimizer": {"weight_decay": 0.1, "scheduler": "Linear"}},
+        {"optimizer": {"max_grad_norm": 0, "scheduler": "Constant", "warmup_fraction": 0.5}},
     ],
     ids=str,
 )
 def test_every_recipe_option_resumes_exactly(tiny_model, workspace, recipe):
     """A run that is stopped halfway and resumed ends in the same bytes as an uninterrupted one."""
-    config = train_config(tiny_model, max_steps=6, validate_every_steps=None, **recipe)
+    config = train_config(tiny_model, max_steps=6, eval_steps=None, **recipe)
     uninterrupted = run_train(config, workspace)
     digest = adapter_digest(workspace)
     stopped = config.model_copy(update={"identity": "b" * 16})
@@ -124,7 +124,7 @@ def test_activation_checkpointing_does_not_change_the_adapter(tiny_model, worksp
 
 def test_without_validation_rows_last_adapter_is_the_result(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20))
-    result = run_train(train_config(tiny_model, max_steps=3, validate_every_steps=1), tmp_path)
+    result = run_train(train_config(tiny_model, max_steps=3, eval_steps=1), tmp_path)
     assert result.validation_loss is None
     assert result.best_step == result.steps == 3
 
@@ -132,7 +132,7 @@ def test_without_validation_rows_last_adapter_is_the_result(tiny_model, tmp_path
 @pytest.mark.parametrize("count", [1, 3])
 def test_fewer_rows_than_a_batch_can_be_trained_on(tiny_model, tmp_path, count):
     write_rows(tmp_path, [document(9 * i, 30) for i in range(count)], [document(1, 20)])
-    config = train_config(tiny_model, max_steps=None, epochs=8, batch_size=4, gradient_accumulation=1)
+    config = train_config(tiny_model, max_steps=None, epochs=8, micro_batch_size=4, gradient_accumulation_steps=1)
     result = run_train(config, tmp_path)
     assert result.steps == 8 * count // 4
     assert result.tokens == 8 * count * 30
@@ -141,7 +141,7 @@ def test_fewer_rows_than_a_batch_can_be_trained_on(tiny_model, tmp_path, count):
 
 def test_fractional_epoch_sees_that_fraction_of_the_rows(tiny_model, tmp_path):
     write_rows(tmp_path, [document(i, 30) for i in range(10)])
-    config = train_config(tiny_model, max_steps=None, epochs=0.5, batch_size=2, gradient_accumulation=1)
+    config = train_config(tiny_model, max_steps=None, epochs=0.5, micro_batch_size=2, gradient_accumulation_steps=1)
     result = run_train(config, tmp_path)
     assert (result.steps, result.tokens) == (3, 5 * 30)
 
@@ -151,9 +151,9 @@ def overfitting_recipe(tmp_path):
     write_rows(tmp_path, [document(0, 32)] * 4, [document(3, 32)] * 2)
     return {
         "max_steps": 24,
-        "gradient_accumulation": 1,
-        "validate_every_steps": 4,
-        "optimizer": {"learning_rate": 5e-2, "schedule": "constant"},
+        "gradient_accumulation_steps": 1,
+        "eval_steps": 4,
+        "optimizer": {"learning_rate": 5e-2, "scheduler": "Constant"},
     }
 
 
@@ -222,9 +222,9 @@ def test_rows_without_any_target_are_rejected(tiny_model, tmp_path):
 
 def test_early_stopping_without_validation_is_rejected(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20))
-    with pytest.raises(ConfigInvalid, match=r"set train.validateEverySteps"):
-        run_train(train_config(tiny_model, validate_every_steps=None, early_stopping={}), tmp_path)
-    with pytest.raises(DataInvalid, match=r"raise dataset.validationFraction"):
+    with pytest.raises(ConfigInvalid, match=r"set train.evalSteps"):
+        run_train(train_config(tiny_model, eval_steps=None, early_stopping={}), tmp_path)
+    with pytest.raises(DataInvalid, match=r"raise validation\.fraction"):
         run_train(train_config(tiny_model, early_stopping={}), tmp_path)
 
 
@@ -243,7 +243,7 @@ def test_compiled_model_has_the_same_loss(tmp_path, monkeypatch):
     recipe = {
         "max_steps": 1,
         "lora": {"rank": 4, "dropout": 0, "target_modules": ["q_proj"]},
-        "gradient_accumulation": 1,
+        "gradient_accumulation_steps": 1,
     }
     plain = run_train(train_config(model, **recipe), tmp_path)
     compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)

@@ -20,7 +20,7 @@ from finetune_trainer.training.batches import StepSampler, load_batch
     seed=st.integers(-(2**63), 2**64),
 )
 def test_every_row_is_sampled_once_per_epoch(rows, epochs, batch_size, accumulation, seed):
-    recipe = TrainRecipe(epochs=epochs, batch_size=batch_size, gradient_accumulation=accumulation)
+    recipe = TrainRecipe(epochs=epochs, micro_batch_size=batch_size, gradient_accumulation_steps=accumulation)
     sampler = StepSampler.of(recipe, rows, seed)
     sampled = np.concatenate([sampler.rows_for_step(step) for step in range(sampler.steps)])
     assert len(sampled) == max(1, round(epochs * rows))
@@ -30,7 +30,9 @@ def test_every_row_is_sampled_once_per_epoch(rows, epochs, batch_size, accumulat
 
 
 def test_all_steps_are_full_with_max_steps():
-    sampler = StepSampler.of(TrainRecipe(max_steps=7, batch_size=4, gradient_accumulation=2), rows=3, seed=1)
+    sampler = StepSampler.of(
+        TrainRecipe(max_steps=7, micro_batch_size=4, gradient_accumulation_steps=2), rows=3, seed=1
+    )
     assert sampler.steps == 7
     assert {len(sampler.rows_for_step(step)) for step in range(7)} == {8}
 

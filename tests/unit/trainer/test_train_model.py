@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 def adapted(tiny_model, *, seed=3, noise=True, **recipe):
     config = train_config(tiny_model, **recipe)
-    base = load_base(tiny_model, dtype_of(config.recipe.precision, tiny_model))
+    base = load_base(tiny_model, dtype_of(config.recipe.dtype, tiny_model))
     model = AdaptedModel(
         attach_adapter(base, config.recipe.lora, config.model, seed), torch.device("cpu"), config.recipe
     )
@@ -59,9 +59,9 @@ def test_packed_document_has_the_logits_it_has_alone(tiny_model, packed, pair, b
     assert (leaking[0][second] - alone[0]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_model_without_document_isolation_is_rejected(tiny_model, precision, monkeypatch):
-    model = adapted(tiny_model, precision=precision)
+@pytest.mark.parametrize("dtype", ["FP32", "BF16"])
+def test_model_without_document_isolation_is_rejected(tiny_model, dtype, monkeypatch):
+    model = adapted(tiny_model, dtype=dtype)
     check_isolation(model, "m")
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None)
     with pytest.raises(ConfigInvalid, match=r"attend to each other in this architecture \(LlamaForCausalLM\)"):
@@ -94,8 +94,8 @@ class InOrder(Trainer):
 
 def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
     rows_folder = write_rows(tmp_path, [document(17 * i, 14) for i in range(40)])
-    plain = {"lora": {"rank": 4, "dropout": 0.0}, "max_steps": 5, "validate_every_steps": None}
-    optimizer = {"learning_rate": 1e-2, "schedule": "constant", "warmup_fraction": 0.0, "max_grad_norm": 0.5}
+    plain = {"lora": {"rank": 4, "dropout": 0.0}, "max_steps": 5, "eval_steps": None}
+    optimizer = {"learning_rate": 1e-2, "scheduler": "Constant", "warmup_fraction": 0.0, "max_grad_norm": 0.5}
     config = train_config(tiny_model, **plain, optimizer=optimizer)
     run_train(config, tmp_path)
     ours = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -136,18 +136,18 @@ def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
     assert moved > 1e-2
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
-def test_adapter_is_fp32_in_every_variant_and_precision(tiny_model, precision, variant):
-    model = adapted(tiny_model, precision=precision, lora={"variant": variant})
+@pytest.mark.parametrize("dtype", ["FP32", "BF16"])
+@pytest.mark.parametrize("variant", ["LoRA", "RsLoRA", "DoRA"])
+def test_adapter_is_fp32_in_every_variant_and_dtype(tiny_model, dtype, variant):
+    model = adapted(tiny_model, dtype=dtype, lora={"variant": variant})
     assert {tensor.dtype for tensor in model.adapter.values()} == {torch.float32}
     assert next(p for p in model.model.parameters() if not p.requires_grad).dtype == (
-        torch.bfloat16 if precision == "bf16" else torch.float32
+        torch.bfloat16 if dtype == "BF16" else torch.float32
     )
     scaling = model.model.base_model.model.model.layers[0].self_attn.q_proj.scaling["default"]
-    assert scaling == pytest.approx(32 / 4 if variant == "rslora" else 32 / 16)
+    assert scaling == pytest.approx(32 / 4 if variant == "RsLoRA" else 32 / 16)
     magnitudes = [name for name in model.adapter if "magnitude" in name]
-    assert bool(magnitudes) == (variant == "dora")
+    assert bool(magnitudes) == (variant == "DoRA")
 
 
 def test_head_is_computed_only_at_target_positions(tiny_model, packed):
@@ -231,7 +231,7 @@ def test_initial_adapter_depends_on_the_seed(tiny_model):
 
 
 def test_untrained_dora_on_a_bf16_base_changes_no_logit(tiny_model):
-    model = adapted(tiny_model, precision="bf16", lora={"variant": "dora", "rank": 4}, noise=False).model.eval()
+    model = adapted(tiny_model, dtype="BF16", lora={"variant": "DoRA", "rank": 4}, noise=False).model.eval()
     tokens = torch.arange(3, 40)[None]
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         with_adapter = model(input_ids=tokens).logits
@@ -242,4 +242,4 @@ def test_untrained_dora_on_a_bf16_base_changes_no_logit(tiny_model):
 
 def test_dora_on_a_layer_with_zero_rows_is_rejected(tiny_model):
     with pytest.raises(ConfigInvalid, match=r"1 rows of .*lm_head are zero.*remove this layer from targetModules"):
-        adapted(tiny_model, lora={"variant": "dora", "target_modules": ("lm_head",)})
+        adapted(tiny_model, lora={"variant": "DoRA", "target_modules": ("lm_head",)})

@@ -1,0 +1,46 @@
+"""The chart's admission policies as Helm renders them; test_admission_policy.py sends requests to an API server."""
+
+import pytest
+from support.charts import CLUSTER_WIDE, NAMESPACED, Object, of_kind, render, render_text
+
+from e2e.pipelines.chart import RELEASE
+
+OWN = "policy-operator"
+"""Namespace of the release."""
+POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
+POLICIES = {f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims")}
+
+
+def policies(objects: list[Object]) -> set[str]:
+    return {one["metadata"]["name"] for one in of_kind(objects, POLICY)}
+
+
+@pytest.mark.parametrize("values", [CLUSTER_WIDE, NAMESPACED], ids=["cluster-wide", "namespaced"])
+def test_each_policy_is_bound_and_denies(values):
+    objects = render(values, namespace=OWN)
+    bindings = {one["spec"]["policyName"]: one["spec"]["validationActions"] for one in of_kind(objects, BINDING)}
+    assert policies(objects) == POLICIES
+    assert bindings == {name: ["Deny"] for name in POLICIES}
+
+
+@pytest.mark.parametrize(
+    ("enabled", "versions", "rendered"),
+    [
+        ("auto", ("v1/Pod", f"admissionregistration.k8s.io/v1/{POLICY}"), True),
+        ("auto", ("v1/Pod",), False),
+        ("auto", (), True),
+        (True, ("v1/Pod",), True),
+        (False, (), False),
+    ],
+)
+def test_policies_follow_value_and_api_server(enabled, versions, rendered):
+    """Without a cluster no kinds are known; then auto renders the policies, which every supported version has."""
+    more = [option for version in versions for option in ("--api-versions", version)]
+    text = render_text({"admissionPolicy": {"enabled": enabled}}, RELEASE, OWN, *more)
+    assert (POLICY in text) is rendered
+
+
+def test_policies_limit_the_account_of_the_deployment():
+    objects = render({"serviceAccount": {"name": "robot"}}, namespace=OWN)
+    conditions = [one["expression"] for policy in of_kind(objects, POLICY) for one in policy["spec"]["matchConditions"]]
+    assert set(conditions) == {f"request.userInfo.username == 'system:serviceaccount:{OWN}:robot'"}

@@ -1,0 +1,168 @@
+"""Every right of the chart is used, and none is missing: the API server's audit log of the operator's whole work.
+
+The operator runs as its ServiceAccount on a real control plane. A simulated kubelet runs the pods.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.charts import CLUSTER_WIDE, Object, of_kind, render
+from support.operator_process import install_crd, running_operator
+from support.scenario import ALL_STAGES
+from support.simulated_kubelet import SimulatedKubelet, simulated_kubelet
+from support.volumes import GROWING, create_growing_class, create_volume, wait_bound
+
+from e2e.pipelines.driver import PipelineDriver
+from testcluster import fixtures
+from testcluster.kube_namespace import KubeNamespace, temporary_namespace
+from testcluster.provider import AUDIT_LOG, ControlPlaneOptions, Provider
+
+Right = tuple[str, str, str]
+"""Group, resource with its subresource, verb."""
+OWN = "usage-operator"
+ACCOUNT = f"system:serviceaccount:{OWN}:finetune-operator"
+UNUSED: dict[Right, str] = {
+    ("finetune.dev", "finetunepipelines/finalizers", "update"): "checked for owner references by an admission plugin",
+    ("", "persistentvolumeclaims", "get"): "for workspace.existingClaim, which no informer watches",
+    ("", "services", "get"): "for a Service that has lost the operator's labels, which no informer watches",
+}
+"""Rights that no request of this file uses, with the reason."""
+EVERY_USER = {"selfsubjectaccessreviews", "selfsubjectrulesreviews"}
+"""Resources that Kubernetes lets every account use."""
+AUDITED = ControlPlaneOptions(
+    audit_policy={"rules": [{"level": "Metadata", "omitStages": ["RequestReceived"]}]},
+    # Every line is there before the request is answered, so that the log can be read at once.
+    flags={"kube-apiserver": {"audit-log-mode": "blocking"}},
+)
+pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="the provider kind has no audit log")
+
+
+@pytest.fixture(scope="module")
+def audited() -> Iterator[Provider]:
+    """A control plane with an audit log."""
+    with fixtures.cluster("audited", "none", control_plane=AUDITED) as created:
+        yield created
+
+
+@pytest.fixture(scope="module")
+def requests(audited: Provider, tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
+    """The audited requests of an operator that has done everything it can do."""
+    kube = audited.kube
+    install_crd(kube)
+    create_growing_class(kube)
+    folder = tmp_path_factory.mktemp("operator")
+    with temporary_namespace(kube, OWN) as own, temporary_namespace(kube, "usage-team") as team:
+        with running_operator(own, rendered(), folder) as log, simulated_kubelet(team) as kubelet:
+            try:
+                live_a_whole_life(team, kubelet)
+                repair_an_unreadable_pipeline(team)
+            finally:
+                print(log.read_text())  # pytest shows it only where the test fails
+        return requests_of(audited.folder / AUDIT_LOG, ACCOUNT)
+
+
+def rendered() -> list[Object]:
+    return render(CLUSTER_WIDE, namespace=OWN)
+
+
+def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
+    """Run a pipeline that waits, is evicted, succeeds, is edited, grows, loses its server, and is deleted."""
+    create_volume(team, "life-workspace")
+    team.run("create", "quota", "none", "--hard=pods=0")
+    kubelet.held.add("train")
+    driver = PipelineDriver.start(team, manifest("life"))
+    wait_bound(team, "life-workspace")
+    driver.until(lambda: "exceeded quota" in driver.stage("prepare").get("message", ""))  # known from an event only
+    team.run("delete", "quota", "none")
+    kubelet.evict("train")
+    driver.until(lambda: len(driver.stage("train")["attempts"]) == 2)
+    kubelet.held.clear()
+    driver.wait_finished()
+    edit_and_grow(driver)
+    lose_and_remove_server(driver)
+    driver.patch(suspend=True, train={"epochs": 2})
+    driver.patch(suspend=False)
+    kubelet.held.add("train")
+    driver.wait_state("train", "Running")
+    driver.annotate("cancel", "1")
+    driver.wait_finished("Cancelled")
+    driver.patch(ttlSecondsAfterFinished=1, whenExpired="Delete")
+    driver.until(lambda: not driver.object)
+
+
+def manifest(name: str, **changes: Object) -> Object:
+    spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}, **changes}
+    meta = {"name": name}
+    return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": meta, "spec": spec}
+
+
+def edit_and_grow(driver: PipelineDriver) -> None:
+    before = driver.stage("deploy")["attempts"][-1]["job"]
+    driver.patch(deploy={"smokeTest": {"prompt": "Another prompt"}})
+    driver.until(lambda: driver.stage("deploy")["attempts"][-1]["job"] != before)
+    driver.wait_finished()
+    driver.until(lambda: not driver.namespace.get("deployment", before))
+    driver.patch(workspace={"size": "2Gi", "whenDeleted": "Delete"})
+    claim = f"{driver.name}-workspace"
+    driver.until(
+        lambda: (
+            driver.namespace.get("pvc", claim)["spec"]["resources"]["requests"]["storage"] == "2Gi"
+            and driver.namespace.get("pvc", claim)["metadata"].get("ownerReferences")
+        )
+    )
+
+
+def lose_and_remove_server(driver: PipelineDriver) -> None:
+    lost = driver.stage("deploy")["attempts"][-1]["job"]
+    driver.namespace.run("delete", "deployment", lost)
+    driver.until(lambda: driver.stage("deploy")["attempts"][-1]["job"] != lost)
+    driver.wait_finished()
+    driver.patch(deploy=None)
+    driver.until(lambda: not driver.namespace.get("service", f"{driver.name}-deploy"))
+
+
+def repair_an_unreadable_pipeline(team: KubeNamespace) -> None:
+    """Create a pipeline that the CRD admits and that the operator cannot read."""
+    affinity: Object = {}
+    for _ in range(40):
+        affinity = {"nested": affinity}
+    driver = PipelineDriver.start(team, manifest("deep", prepare={"pod": {"affinity": affinity}}))
+    driver.until(lambda: driver.condition("Stalled").get("reason") == "SpecInvalid")
+
+
+def requests_of(log: Path, user: str) -> list[Object]:
+    """Return the audit events of a user that concern resources."""
+    found = [json.loads(line) for line in log.read_text().splitlines()]
+    return [one for one in found if one["user"]["username"] == user and "objectRef" in one]
+
+
+def right_of(request: Object) -> Right:
+    reference = request["objectRef"]
+    resource = "/".join(filter(None, (reference["resource"], reference.get("subresource"))))
+    return reference.get("apiGroup", ""), resource, request["verb"]
+
+
+def granted() -> set[Right]:
+    roles = of_kind(rendered(), "ClusterRole", "Role")
+    operators = [role for role in roles if not role["metadata"]["name"].endswith(("-view", "-edit"))]
+    return {
+        (group, resource, verb)
+        for role in operators
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_every_right_of_the_chart_is_used(requests: list[Object]):
+    assert granted() - {right_of(one) for one in requests} == set(UNUSED)
+
+
+def test_operator_sends_no_request_without_a_right(requests: list[Object]):
+    used = {right_of(one) for one in requests if one["objectRef"]["resource"] not in EVERY_USER}
+    assert used - granted() == set()
+    forbidden = [one for one in requests if one.get("responseStatus", {}).get("code") == 403]
+    assert forbidden == []

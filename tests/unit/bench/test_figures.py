@@ -1,0 +1,134 @@
+"""The figures of the benchmarks of the operator, from events, audit logs and samples."""
+
+import json
+
+import pytest
+
+from operator_bench.audit import count_requests, created_objects
+from operator_bench.churn import slope
+from operator_bench.finished_pipelines import _new_job, _replaced
+from operator_bench.observer import Observer
+from operator_bench.runs import percentiles, transitions
+
+OPERATOR = "system:serviceaccount:bench:operator"
+
+
+def request(number, user, verb, resource, *, second=0, status=200, **fields):
+    """One request of an audit log."""
+    group, _, subresource = resource.partition("/")
+    return {
+        "auditID": str(number),
+        "user": {"username": user},
+        "userAgent": "kwok/v0.8.0",
+        "verb": verb,
+        "requestURI": "/",
+        "objectRef": {"resource": group, "subresource": subresource},
+        "requestReceivedTimestamp": f"2030-01-01T00:00:{second:02}.5Z",
+        "responseStatus": {"code": status},
+        **fields,
+    }
+
+
+@pytest.fixture
+def audit_log(tmp_path):
+    def write(*requests):
+        file = tmp_path / "audit.log"
+        file.write_text("".join(json.dumps(one) + "\n" for one in requests))
+        return file
+
+    return write
+
+
+def job(pipeline, stage, *conditions):
+    labels = {"finetune.dev/pipeline": pipeline, "finetune.dev/stage": stage}
+    status = {"conditions": [{"type": kind, "status": "True"} for kind in conditions]}
+    return {"metadata": {"name": f"{pipeline}-{stage}", "labels": labels}, "status": status}
+
+
+def test_requests_are_counted_once_by_agent_and_resource(audit_log):
+    watch = request(1, OPERATOR, "watch", "jobs")
+    log = audit_log(
+        watch,
+        watch,
+        request(2, OPERATOR, "update", "finetunepipelines/status", status=409),
+        request(3, OPERATOR, "update", "leases"),
+        request(4, "finetune-e2e", "patch", "pods/status"),
+        request(5, "system:serviceaccount:kube-system:job-controller", "create", "pods"),
+    )
+    found = count_requests(log, "operator", 0)
+    assert found.of_account == {"watch jobs": 1, "update finetunepipelines/status": 1}
+    assert found.errors == {"409 update finetunepipelines/status": 1}
+    assert {agent: dict(verbs) for agent, verbs in found.by_agent.items()} == {
+        "operator": {"watch": 1, "update": 1},
+        "kwok": {"patch": 1},
+        "job-controller": {"create": 1},
+    }
+    assert (found.own_writes, found.all_writes) == (1, 3)
+
+
+def test_requests_before_the_start_are_not_counted(audit_log):
+    log = audit_log(request(1, OPERATOR, "get", "jobs", second=1), request(2, OPERATOR, "get", "jobs", second=3))
+    assert count_requests(log, "operator", 1893456002.0).of_account == {"get jobs": 1}
+
+
+def test_bodies_of_refused_requests_are_not_captured(audit_log):
+    body = {"kind": "Job"}
+    log = audit_log(
+        request(1, OPERATOR, "create", "jobs", status=409, requestObject=body),
+        request(2, OPERATOR, "create", "jobs", status=201, requestObject=body),
+        request(3, "system:serviceaccount:bench:user", "create", "jobs", status=201, requestObject=body),
+    )
+    assert created_objects(log, "operator") == [body]
+
+
+def test_observer_waits_for_pipelines_and_for_their_jobs():
+    observer = Observer(1, watches_pipelines=True)
+    observer.job(job("p", "push", "Complete"))
+    assert not observer.done.is_set()
+    observer.pipeline(job("p", "") | {"metadata": {"name": "p"}})
+    assert not observer.done.is_set()
+    finished = {"conditions": [{"type": kind, "status": "True"} for kind in ("Finished", "Ready")]}
+    observer.pipeline({"metadata": {"name": "p"}, "status": finished})
+    assert observer.done.is_set()
+    assert observer.result()["succeeded"] == 1
+
+
+def test_observer_keeps_the_first_time_of_an_event():
+    observer = Observer(2, watches_pipelines=False)
+    observer.job(job("p", "train"))
+    first = observer.created["p"]["train"]
+    observer.job(job("p", "train", "Complete"))
+    assert observer.created["p"]["train"] == first <= observer.complete["p"]["train"]
+
+
+def test_transition_is_from_a_stage_to_the_next_job():
+    done = {"p": {"prepare": 2.0, "train": 5.0, "push": 9.0}}
+    created = {"p": {"prepare": 1.0, "train": 2.5, "evaluate": 4.0}}
+    assert transitions(done, created) == [500.0, -1000.0]
+
+
+def test_percentiles_of_a_hundred_values():
+    assert percentiles([float(value) for value in range(100, 0, -1)]) == [50, 95, 99]
+
+
+def test_slope_of_a_line_with_noise():
+    assert slope([(0, 10), (1, 12.5), (2, 13.5), (3, 16)]) == pytest.approx(1.9)
+
+
+def test_copied_job_has_no_selector_and_labels_of_the_old_uid():
+    labels = {"finetune.dev/stage": "train", "batch.kubernetes.io/controller-uid": "u1", "job-name": "j"}
+    template = {"metadata": {"labels": dict(labels)}, "spec": {}}
+    metadata = {"name": "j", "uid": "u1", "labels": dict(labels)}
+    found = {"metadata": metadata, "spec": {"selector": {}, "template": template}, "status": {"succeeded": 1}}
+    kept = {"finetune.dev/stage": "train"}
+    assert _new_job(found) == {
+        "metadata": {"name": "j", "labels": kept},
+        "spec": {"template": {"metadata": {"labels": kept}, "spec": {}}},
+    }
+    assert found["metadata"]["labels"] == labels
+
+
+def test_names_and_uids_are_replaced_in_a_copy():
+    body = {"name": "bench-000000-1a2b-train-a1", "uid": "1a2b-99"}
+    changed = _replaced(body, {"bench-000000": "bench-000007", "1a2b-99": "ffff-11", "1a2b": "ffff"})
+    assert json.loads(changed) == {"name": "bench-000007-ffff-train-a1", "uid": "ffff-11"}

@@ -1,0 +1,284 @@
+"""A setting under the name of another tool or of an earlier version gets one message, with its name here."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from finetune_cli.manifest.manifest import read_all
+from finetune_cli.manifest.other_names import NO_FIELD, OTHER_NAMES
+
+LEAST = {"model": {"uri": "base"}, "datasets": [{"uri": "data.jsonl"}]}
+TASKS = {"tasks": [{"name": "exam"}]}
+
+# Where the user writes it -> what the message calls it. Dots separate keys; [] stands for the first entry of a list.
+EARLIER = [
+    ("dataset", "datasets: [{uri: …}]"),
+    ("prepare.validationFraction", "spec.validation.fraction"),
+    ("datasets[].validationFraction", "spec.validation.fraction"),
+    ("datasets[].maxInvalidFraction", "spec.prepare.maxInvalidFraction"),
+    ("activeDeadlineSeconds", "maxRuntimeSeconds"),
+    ("train.timeoutSeconds", "maxRuntimeSeconds"),
+    ("train.retries", "maxFailures and maxInterruptions"),
+    ("train.secretRefs", "pod.envFrom: [{secretRef: {name: …}}]"),
+    ("train.env", "pod.env: [{name: …, value: …}]"),
+    ("train.nodeSelector", "pod.nodeSelector"),
+    ("train.tolerations", "pod.tolerations"),
+    ("train.placement.nodeSelector", "spec.train.pod.nodeSelector"),
+    ("train.placement.tolerations", "spec.train.pod.tolerations"),
+    ("deploy.placement.affinity", "spec.deploy.pod.affinity"),
+    ("train.pod.resources.gpu", "limits: {nvidia.com/gpu: 1}"),
+    ("train.pod.resources.cpu", "requests: {cpu: …}"),
+    ("train.pod.resources.memory", "requests: {memory: …}"),
+    ("train.batchSize", "microBatchSize"),
+    ("train.gradientAccumulation", "gradientAccumulationSteps"),
+    ("train.precision", "dtype"),
+    ("train.validateEverySteps", "evalSteps"),
+    ("train.optimizer.schedule", "scheduler"),
+    ("evaluate.model", "weights"),
+    ("prepare.model", "spec.model"),
+    ("evaluate.gate", "gates: [{task: …, metric: …, operator: GreaterThan, value: …}]"),
+    ("evaluate.gates[].threshold", "value"),
+    ("push.target", "targets: [{uri: …}]"),
+]
+TRAINING = [
+    ("train.r", "lora.rank"),
+    ("train.lora.r", "rank"),
+    ("train.lora_alpha", "lora.alpha"),
+    ("train.lora.lora_alpha", "alpha"),
+    ("train.lora_dropout", "lora.dropout"),
+    ("train.lora.use_rslora", "variant: RsLoRA"),
+    ("train.lora.use_dora", "variant: DoRA"),
+    ("train.lr", "optimizer.learningRate"),
+    ("train.optimizer.lr", "learningRate"),
+    ("lr", "train.optimizer.learningRate"),
+    ("train.num_train_epochs", "epochs"),
+    ("train.per_device_train_batch_size", "microBatchSize"),
+    ("train.lr_scheduler_type", "optimizer.scheduler"),
+    ("train.warmup_ratio", "optimizer.warmupFraction"),
+    ("train.warmup_steps", "optimizer.warmupFraction, a fraction of all steps,"),
+    ("train.optimizer.adam_beta1", "beta1"),
+    ("train.optimizer.adam_beta2", "beta2"),
+    ("train.save_steps", "checkpoint.everySteps"),
+    ("train.saveSteps", "checkpoint.everySteps"),
+    ("train.save_total_limit", "checkpoint.keep"),
+    ("train.torch_compile", "compile"),
+    ("train.bf16", "dtype: BF16"),
+    ("train.fp32", "dtype: FP32"),
+    ("train.early_stopping_patience", "earlyStopping.patience"),
+    ("train.report_to", "spec.tracking"),
+    ("train.max_seq_length", "spec.prepare.contextLength"),
+    ("prepare.max_length", "contextLength"),
+    ("model_name_or_path", "model.uri"),
+    ("dataset_name", "datasets: [{uri: …}]"),
+    ("hub_model_id", "push.targets: [{uri: hf://…}]"),
+    ("deploy.max_new_tokens", "smokeTest.maxTokens"),
+    ("train.seed", "spec.seed"),
+    ("base_model", "model.uri"),
+    ("train.num_epochs", "epochs"),
+    ("adapter", "train.method: LoRA"),
+    ("lora_r", "train.lora.rank"),
+    ("train.lora_target_modules", "lora.targetModules"),
+    ("train.lr_scheduler", "optimizer.scheduler"),
+    ("prepare.sequence_len", "contextLength"),
+    ("sample_packing", "prepare.packing"),
+    ("val_set_size", "validation.fraction"),
+    ("wandb_project", "tracking.wandb.project"),
+    ("evaluate.num_fewshot", "tasks: [{fewShot: …}]"),
+    ("evaluate.tasks[].num_fewshot", "fewShot"),
+]
+TRAINING += [
+    ("train.packing", "spec.prepare.packing"),
+    ("seed_value", "seed"),
+    ("push.repo_id", "targets: [{uri: hf://…}]"),
+    ("push.targets[].repo_id", "uri: hf://ORG/NAME"),
+    ("push.targets[].target", "uri"),
+    ("push.uri", "targets: [{uri: …}]"),
+    ("push.format", "targets: [{format: …}]"),
+    ("model.name", "uri"),
+    ("model.path", "uri"),
+    ("model.id", "uri"),
+    ("prepare.max_seq_len", "contextLength"),
+    ("train.push_to_hub", "spec.push.targets: [{uri: hf://…}]"),
+    ("lora_target_linear", "train.lora.targetModules: [all-linear]"),
+    ("deploy.framework", "engine"),
+    ("datasets[].path", "uri"),
+    ("datasets[].name", "config"),
+    ("datasets[].data_files", "uri: hf://ORG/NAME/FILE"),
+    ("datasets[].ds_type", "format"),
+    ("datasets[].field_messages", "columns: {messages: …}"),
+    ("mlflow_tracking_uri", "tracking.mlflow.uri"),
+    ("mlflow_experiment_name", "tracking.mlflow.experiment"),
+    ("tracking.mlflow.tracking_uri", "uri"),
+    ("wandb_entity", "tracking.wandb.entity"),
+    ("evaluate.tasks[].task", "name"),
+    ("evaluate.limit", "tasks: [{limit: …}]"),
+]
+# What other tools have and this one does not -> a word of the reason.
+WITHOUT_FIELD = [
+    ("load_in_4bit", "not quantized"),
+    ("train.load_in_8bit", "not quantized"),
+    ("qlora", "not quantized"),
+    ("model.trust_remote_code", "never run"),
+    ("train.fp16", "BF16 or FP32"),
+    ("train.optim", "always AdamW"),
+    ("flash_attention", "PyTorch chooses"),
+    ("train.logging_steps", "how often it reports"),
+    ("output_dir", "spec.workspace"),
+    ("prepare.chat_template", "tokenizer"),
+    ("datasets[].type", "from their columns"),
+    ("train.pod.volumes", "pvc:// URIs"),
+    ("train.pod.volumeMounts", "pvc:// URIs"),
+    ("podDefaults.securityContext", "without root"),
+]
+KUBERNETES = [
+    ("train.backoffLimit", "maxFailures"),
+    ("backoffLimit", "maxFailures, in each stage,"),
+    ("train.gpus", "pod.resources.limits: {nvidia.com/gpu: 1}"),
+    ("podDefaults.gpus", "resources.limits: {nvidia.com/gpu: 1}"),
+    ("serviceAccount", "podDefaults.serviceAccountName"),
+    ("train.pod.serviceAccount", "serviceAccountName"),
+    ("train.priorityClass", "pod.priorityClassName"),
+    ("train.pod.imagePullSecret", "imagePullSecrets: [{name: …}]"),
+    ("workspace.storageClass", "storageClassName"),
+    ("workspace.storage", "size"),
+    ("workspace.accessModes", "accessMode"),
+    ("workspace.claimName", "existingClaim"),
+]
+ANSWERED = [*EARLIER, *TRAINING, *KUBERNETES]
+# These have the same name here, in another place or another spelling.
+ELSEWHERE = [
+    ("train.resources", "pod.resources"),
+    ("train.image", "pod.image"),
+    ("train.command", "pod.command"),
+    ("train.args", "pod.args"),
+    ("train.serviceAccountName", "pod.serviceAccountName"),
+    ("train.priorityClassName", "pod.priorityClassName"),
+    ("train.envFrom", "pod.envFrom"),
+    ("train.learning_rate", "optimizer.learningRate"),
+    ("train.weight_decay", "optimizer.weightDecay"),
+    ("train.max_grad_norm", "optimizer.maxGradNorm"),
+    ("train.max_steps", "maxSteps"),
+    ("train.eval_steps", "evalSteps"),
+    ("train.gradient_accumulation_steps", "gradientAccumulationSteps"),
+    ("train.gradient_checkpointing", "gradientCheckpointing"),
+    ("train.target_modules", "lora.targetModules"),
+    ("deploy.prompt", "smokeTest.prompt"),
+    ("deploy.maxTokens", "smokeTest.maxTokens"),
+]
+VALUES = [
+    ("prepare.tooLong", "truncate", "Truncate"),
+    ("train.objective", "sft", "SFT"),
+    ("train.method", "lora", "LoRA"),
+    ("train.dtype", "bf16", "BF16"),
+    ("train.optimizer.scheduler", "cosine", "Cosine"),
+    ("train.lora.variant", "rslora", "RsLoRA"),
+    ("train.placement.capacity", "spot", "Spot"),
+    ("train.placement.capacity", "on-demand", "OnDemand"),
+    ("evaluate.weights", "merged", "Merged"),
+    ("evaluate.gates[].against", "base", "Base"),
+    ("evaluate.gates[].operator", ">", "GreaterThan"),
+    ("push.targets[].format", "adapter", "Adapter"),
+    ("push.when", "GatePassed", "GatesPassed"),
+    ("deploy.engine", "vllm", "VLLM"),
+    ("datasets[].format", "jsonl", "JSONLines"),
+]
+
+
+def written_at(path, value):
+    """Return a valid spec but for this value, in place of what the setting replaces."""
+    spec = {key: deepcopy(part) for key, part in LEAST.items() if key != REPLACED.get(path)}
+    stage = path.partition(".")[0]
+    if stage in {"push", "deploy"} and path != "push.target":
+        spec["push"] = {"targets": [{"uri": "published"}]}
+    if stage == "evaluate":
+        spec["evaluate"] = deepcopy(TASKS)
+    if stage == "deploy":
+        spec["deploy"] = {"when": "Always"}
+    if path.startswith("evaluate.gates[]"):
+        gate = {"task": "exam", "value": 0.5}
+        spec["evaluate"]["gates"] = [{key: part for key, part in gate.items() if key != REPLACED.get(path)}]
+    put(spec, path.split("."), value)
+    return spec
+
+
+REPLACED = {
+    "dataset": "datasets",
+    "dataset_name": "datasets",
+    "base_model": "model",
+    "model_name_or_path": "model",
+    "evaluate.gates[].threshold": "value",
+}
+
+
+def put(spec, path, value):
+    *above, last = path
+    here = spec
+    for step in above:
+        name = step.removesuffix("[]")
+        here = here.setdefault(name, [{}] if step.endswith("[]") else {})
+        here = here[0] if step.endswith("[]") else here
+    here[last] = value
+
+
+@pytest.fixture
+def diagnose(tmp_path, monkeypatch):
+    """A function that returns the diagnostics of a spec, as texts without the file's name."""
+    monkeypatch.chdir(tmp_path)
+
+    def diagnose(spec):
+        kind = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "demo"}}
+        Path("p.yaml").write_text(yaml.safe_dump({**kind, "spec": spec}, sort_keys=False))
+        return [f"{one.path}: {one.message}" for one in read_all(Path("p.yaml")).diagnostics]
+
+    return diagnose
+
+
+@pytest.mark.parametrize(("path", "name"), ANSWERED, ids=[path for path, _ in ANSWERED])
+def test_other_name_is_answered_with_the_name_here(diagnose, path, name):
+    where = f"spec.{path.replace('[]', '[0]')}"
+    assert diagnose(written_at(path, 1)) == [f"{where}: unknown key; it is called {name} here"]
+
+
+@pytest.mark.parametrize(("path", "reason"), WITHOUT_FIELD, ids=[path for path, _ in WITHOUT_FIELD])
+def test_setting_without_a_field_is_answered_with_the_reason(diagnose, path, reason):
+    (message,) = diagnose(written_at(path, 1))
+    assert message.startswith(f"spec.{path.replace('[]', '[0]')}: unknown key; there is no such field: ")
+    assert reason in message
+
+
+@pytest.mark.parametrize(("path", "name"), ELSEWHERE, ids=[path for path, _ in ELSEWHERE])
+def test_name_in_another_place_is_answered_with_its_place(diagnose, path, name):
+    value = True if path == "train.gradient_checkpointing" else 1
+    assert diagnose(written_at(path, value)) == [f"spec.{path}: unknown key; did you mean {name}?"]
+
+
+@pytest.mark.parametrize(("path", "value", "expected"), VALUES, ids=[f"{path}-{value}" for path, value, _ in VALUES])
+def test_value_of_another_version_is_answered_with_ours(diagnose, path, value, expected):
+    spec = written_at(path, value)
+    if path == "push.when":
+        spec["evaluate"] = {**TASKS, "gates": [{"task": "exam", "value": 0.5}]}
+    (message,) = diagnose(spec)
+    assert message.startswith(f"spec.{path.replace('[]', '[0]')}: must be ")
+    assert expected in message
+
+
+def test_every_other_name_is_tried_where_it_is_written():
+    """Every answer of the table is then read once in its place."""
+    words = {path.rpartition(".")[2].replace("_", "").lower() for path, _ in [*ANSWERED, *WITHOUT_FIELD]}
+    assert {name.rpartition(".")[2] for name in [*OTHER_NAMES, *NO_FIELD]} <= words
+
+
+def test_gate_under_its_earlier_name_counts_as_a_gate(diagnose):
+    spec = LEAST | {"evaluate": {**TASKS, "gate": {"task": "exam"}}, "push": {"target": "x"}, "deploy": {}}
+    assert [message.partition(": ")[0] for message in diagnose(spec)] == ["spec.evaluate.gate", "spec.push.target"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [("evaluate.tasks", {"exam": {}}, "exam"), ("train.pod.env", {"STEPS": "8"}, "STEPS")],
+)
+def test_list_written_as_a_mapping_is_answered_with_its_form(diagnose, path, value, name):
+    message = f"must be a list, with - name: {name} in place of {name}: (got a mapping)"
+    assert diagnose(written_at(path, value)) == [f"spec.{path}: {message}"]

@@ -1,0 +1,183 @@
+"""The capacity of the next attempt, rule by rule."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
+from finetune_operator.core.auto import (
+    MIN_PENDING,
+    PENDING,
+    Cause,
+    Experience,
+    Limits,
+    Offer,
+    decide,
+    estimate,
+    pays_to_return,
+    pending_limit,
+    reason_to_give_up,
+    return_time,
+)
+
+HOUR = timedelta(hours=1)
+MINUTE = timedelta(minutes=1)
+H100 = [Offer("h100-spot", Decimal("0.80"))], [Offer("h100", Decimal("3.10"))]
+A100 = [Offer("a100-spot", Decimal("1.14"))], [Offer("a100", Decimal("1.04"))]
+
+
+def of(hours: float, **fields) -> Experience:
+    """A stage that needs some hours more."""
+    return Experience(**({"total": hours * HOUR, "remaining": hours * HOUR, "measured": True} | fields))
+
+
+def choose(offers, experience, capacity=AUTO, **limits):
+    decision = decide(capacity, *offers, experience, Limits(**limits))
+    return decision.capacity, decision.offer.node_class, decision.cause
+
+
+@pytest.mark.parametrize(
+    ("offers", "experience", "expected"),
+    [
+        (H100, of(4), (SPOT, "h100-spot", Cause.LOWER_COST)),
+        (H100, Experience(), (SPOT, "h100-spot", Cause.LOWER_COST)),
+        (A100, of(4), (ON_DEMAND, "a100", Cause.LOWER_COST)),
+        (A100, Experience(), (ON_DEMAND, "a100", Cause.LOWER_COST)),
+        (([Offer("b200-spot", Decimal("2.12"))], [Offer("b200")]), of(4), (SPOT, "b200-spot", Cause.PRICE_UNKNOWN)),
+        (([Offer("4090-spot")], [Offer("4090", Decimal("0.53"))]), of(4), (SPOT, "4090-spot", Cause.PRICE_UNKNOWN)),
+        (([Offer("")], [Offer("")]), of(4), (SPOT, "", Cause.PRICE_UNKNOWN)),
+        (H100, of(0.4), (ON_DEMAND, "h100", Cause.SHORT_STAGE)),
+        (H100, of(0.4, total=4 * HOUR), (SPOT, "h100-spot", Cause.LOWER_COST)),
+        (H100, of(4, deadline=4.2 * HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
+        (H100, of(4, deadline=4.5 * HOUR), (SPOT, "h100-spot", Cause.LOWER_COST)),
+        (H100, of(4, deadline=4.5 * HOUR, measured=False), (ON_DEMAND, "h100", Cause.DEADLINE)),
+        (H100, of(4, deadline=5.2 * HOUR, measured=False), (SPOT, "h100-spot", Cause.LOWER_COST)),
+        (H100, of(4, deadline=4.5 * HOUR, later_stages=HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
+        (H100, Experience(deadline=100 * HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
+        (H100, of(4, interruptions=40, spot_time=HOUR, restart=15 * MINUTE), (ON_DEMAND, "h100", Cause.LOWER_COST)),
+    ],
+)
+def test_auto_chooses_by_deadline_duration_and_cost(offers, experience, expected):
+    assert choose(offers, experience) == expected
+
+
+@pytest.mark.parametrize("cause", [Cause.INTERRUPTIONS, Cause.NO_CAPACITY, Cause.NO_PROGRESS])
+def test_auto_goes_to_on_demand_after_last_spot_class(cause):
+    assert choose(H100, of(4, given_up={"h100-spot": cause})) == (ON_DEMAND, "h100", cause)
+
+
+def test_auto_tries_other_spot_class_before_on_demand():
+    spot = [Offer("dear", Decimal("1.20")), Offer("cheap", Decimal("0.80")), Offer("unknown")]
+    chosen = []
+    given_up: dict[str, Cause] = {}
+    for _ in range(4):
+        capacity, name, _ = choose((spot, H100[1]), of(4, given_up=given_up))
+        chosen.append((capacity, name))
+        given_up = {**given_up, name: Cause.NO_CAPACITY}
+    assert chosen == [(SPOT, "cheap"), (SPOT, "dear"), (SPOT, "unknown"), (ON_DEMAND, "h100")]
+
+
+@pytest.mark.parametrize(("capacity", "node_class"), [(SPOT, "a100-spot"), (ON_DEMAND, "a100")])
+def test_requested_capacity_is_kept_whatever_it_costs(capacity, node_class):
+    given_up = {"a100-spot": Cause.NO_CAPACITY}
+    experience = of(0.1, deadline=HOUR, given_up=given_up)
+    assert choose(A100, experience, capacity) == (capacity, node_class, Cause.REQUESTED)
+
+
+def test_decision_has_numbers_of_both_capacities():
+    experience = of(4, restart=3 * MINUTE, loss=MINUTE)
+    spot = [Offer("h100-spot", Decimal("0.80"), interruptions_per_hour=0.2)]
+    decision = decide(AUTO, spot, H100[1], experience, Limits())
+    assert decision.spot
+    assert decision.on_demand
+    assert decision.on_demand.cost == Decimal("12.40")
+    assert decision.spot.rate == pytest.approx(0.2)
+    assert float(decision.spot.cost) == pytest.approx(3.2 / (1 - 0.2 * 4 / 60))
+
+
+def test_rate_moves_from_expected_to_observed():
+    offer = Offer("spot", Decimal(1), interruptions_per_hour=0.5)
+    rates = [estimate(offer, of(4, interruptions=n, spot_time=n * HOUR)).rate for n in (0, 10, 1000)]
+    assert rates == [0.5, 0.75, pytest.approx(1, abs=0.01)]
+
+
+def test_cost_is_infinite_if_interruptions_leave_no_time():
+    offer = Offer("spot", Decimal(1), interruptions_per_hour=10)
+    assert estimate(offer, of(4, restart=6 * MINUTE)).cost == Decimal("Infinity")
+
+
+@pytest.mark.parametrize(
+    ("experience", "limits", "expected"),
+    [
+        (of(4), Limits(), PENDING),
+        (of(4), Limits(pending=HOUR), HOUR),
+        (of(4, deadline=10 * HOUR, restart=MINUTE * 3, loss=MINUTE * 6.8), Limits(), 0.9 * 5.666667 * HOUR),
+        (of(4, deadline=10 * HOUR), Limits(pending=HOUR), HOUR),
+        (of(4, deadline=4 * HOUR), Limits(), MIN_PENDING),
+        (of(4, deadline=4 * HOUR), Limits(pending=MINUTE), MINUTE),
+        (Experience(deadline=HOUR), Limits(), PENDING),
+    ],
+)
+def test_pod_waits_as_user_or_deadline_allows(experience, limits, expected):
+    assert pending_limit(experience, limits) / MINUTE == pytest.approx(expected / MINUTE, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("interruptions", "fruitless", "deadline", "limits", "expected"),
+    [
+        (2, 2, None, Limits(), None),
+        (3, 0, None, Limits(), Cause.INTERRUPTIONS),
+        (0, 3, None, Limits(), Cause.NO_PROGRESS),
+        (3, 0, None, Limits(interruptions=4), None),
+        (1, 0, None, Limits(interruptions=1), Cause.INTERRUPTIONS),
+        (0, 5, None, Limits(fruitless=5), Cause.NO_PROGRESS),
+        (99, 99, 10 * HOUR, Limits(), None),
+        (2, 0, 10 * HOUR, Limits(interruptions=2), Cause.INTERRUPTIONS),
+        (0, 2, 10 * HOUR, Limits(fruitless=2), Cause.NO_PROGRESS),
+    ],
+)
+def test_class_is_given_up_at_limit_in_a_row(interruptions, fruitless, deadline, limits, expected):
+    assert reason_to_give_up(interruptions, fruitless, of(4, deadline=deadline), limits) is expected
+
+
+@pytest.mark.parametrize(
+    ("cause", "attempts", "deadline", "expected"),
+    [
+        (Cause.NO_CAPACITY, 1, None, 30),
+        (Cause.NO_CAPACITY, 3, None, 120),
+        (Cause.NO_CAPACITY, 100, None, 30 * 2**10),
+        (Cause.NO_CAPACITY, 3, 10 * HOUR, 30),
+        (Cause.DEADLINE, 3, 10 * HOUR, 0),
+    ],
+)
+def test_return_time_doubles_only_without_deadline(cause, attempts, deadline, expected):
+    experience = of(4, on_demand_attempts=attempts, deadline=deadline)
+    assert return_time(cause, experience, Limits()) == expected * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("offers", "experience", "expected"),
+    [
+        (H100, of(4), True),
+        (H100, of(0.2, total=4 * HOUR), False),
+        (A100, of(4), False),
+        (H100, of(4, deadline=4.2 * HOUR), False),
+        (([Offer("spot")], H100[1]), of(4), False),
+        (H100, Experience(), False),
+    ],
+)
+def test_running_attempt_returns_only_where_that_pays(offers, experience, expected):
+    assert pays_to_return(decide(AUTO, *offers, experience, Limits()), experience) is expected
+
+
+def test_deadline_is_kept_after_interruption_in_worst_moment():
+    """Two restarts, the lost work and the rest fit into the time that Auto asks for at least."""
+    for hours in (1, 4, 24):
+        for restart in (2, 10):
+            experience = of(hours, restart=restart * MINUTE, loss=20 * MINUTE)
+            needed = experience.remaining + 2 * experience.restart + experience.loss
+            late = choose(H100, of(hours, restart=restart * MINUTE, loss=20 * MINUTE, deadline=needed))
+            assert late == (ON_DEMAND, "h100", Cause.DEADLINE)
+            in_time = of(hours, restart=restart * MINUTE, loss=20 * MINUTE, deadline=needed + 0.031 * hours * HOUR)
+            assert choose(H100, in_time)[0] == SPOT

@@ -1,0 +1,391 @@
+"""Which pipelines a change wakes, and what the cache keeps of deleted pods."""
+
+from dataclasses import replace
+
+import pytest
+from support.cluster_objects import cache_of, job_of, pipeline_object, pod_of, running_status
+from support.pods import job_condition, running, terminated, unschedulable, waiting
+
+from finetune_operator.core.pipeline import Key
+from finetune_operator.kubernetes.cache import EVENTS, JOBS, NO_CHANGE, PIPELINES, PODS, Change, Urgency
+from finetune_operator.kubernetes.cluster import parse_pipeline
+
+DEMO, OTHER = Key("team", "demo"), Key("team", "other")
+JOB = "demo-train-a1"
+SAVED = '{"interruption": {"step": 40, "savedStep": 40}}'
+NOW, LATER = Change((DEMO,), Urgency.NOW), Change((DEMO,), Urgency.LATER)
+COMPLETE, FAILED = job_condition("Complete"), job_condition("Failed")
+
+
+def training(**status):
+    """Return a cache with a pipeline whose attempt of train runs, its Job and its running pod."""
+    pipeline = pipeline_object(version=1, status=running_status(JOB) | status)
+    return cache_of(finetunepipelines=[pipeline], jobs=[job_of(version=2)], pods=[pod_of(state=running(), version=3)])
+
+
+def sharing():
+    """Return such a cache with another pipeline, which waits for the same claim."""
+    cache = training()
+    cache.update(PIPELINES, pipeline_object("other", version=1, claim="demo-workspace"))
+    return cache
+
+
+def end_attempt(cache, version=20):
+    """Write to the status that the attempt has ended."""
+    return cache.update(PIPELINES, pipeline_object(version=version, status=running_status(JOB, outcome="Failed")))
+
+
+def test_new_pipeline_and_an_edit_are_urgent():
+    cache = cache_of()
+    assert cache.update(PIPELINES, pipeline_object(version=1)) == NOW
+    assert cache.update(PIPELINES, pipeline_object(version=2, generation=2)) == NOW
+    annotated = pipeline_object(version=3, generation=2, annotations={"finetune.dev/retry": "1"})
+    assert cache.update(PIPELINES, annotated) == NOW
+
+
+def test_change_that_is_not_read_wakes_no_pipeline():
+    cache = training()
+    job, pod = job_of(version=10), pod_of(state=running(), version=11)
+    job["status"]["active"], pod["status"]["qosClass"] = 1, "Burstable"
+    job["metadata"]["labels"] = {"team": "x"}
+    foreign = pipeline_object(version=12, status=running_status(JOB), annotations={"argocd/sync": "x"})
+    changes = [cache.update(kind, found) for kind, found in ((JOBS, job), (PODS, pod), (PIPELINES, foreign))]
+    assert {change.urgency for change in changes} == {Urgency.NEVER}
+
+
+@pytest.mark.parametrize("kind", [JOBS, PIPELINES])
+def test_watch_event_of_the_own_write_is_no_change(kind):
+    cache = training()
+    written = {JOBS: job_of("demo", "evaluate", version=10), PIPELINES: pipeline_object(version=10)}[kind]
+    cache.update(kind, written)
+    assert cache.update(kind, written) == NO_CHANGE
+
+
+def test_written_status_is_kept_parsed():
+    cache = training()
+    answer = pipeline_object(version=30, status=running_status(JOB))
+    pipeline = parse_pipeline(answer)
+    cache.note_written(pipeline, answer)
+    assert cache.pipelines.get(("team", "demo")).parsed is pipeline
+
+
+def test_written_status_older_than_the_cache_is_dropped():
+    cache = training()
+    cache.update(PIPELINES, pipeline_object(version=40, generation=2))
+    answer = pipeline_object(version=30)
+    cache.note_written(parse_pipeline(answer), answer)
+    known = cache.pipelines.get(("team", "demo"))
+    assert (known.generation, known.parsed) == (2, None)
+
+
+STARTS = {
+    "pending": (None, LATER),
+    "creating": (waiting("ContainerCreating"), LATER),
+    "running": (running(), LATER),
+    "no image": (waiting("ImagePullBackOff", "no"), NOW),
+    "succeeded": (terminated(0, "{}", "Completed"), NOW),
+    "failed": (terminated(1), NOW),
+}
+
+
+@pytest.mark.parametrize(("state", "change"), STARTS.values(), ids=STARTS)
+def test_pod_is_urgent_when_the_operator_acts_on_it(state, change):
+    cache = cache_of(finetunepipelines=[pipeline_object(status=running_status(JOB))], jobs=[job_of()])
+    assert cache.update(PODS, pod_of(state=state, version=5)) == change
+
+
+def test_unschedulable_pod_is_urgent_once():
+    cache = training()
+    pod = pod_of(None, version=10) | {"metadata": pod_of(version=10, name="second")["metadata"]}
+    pod["status"] |= {"phase": "Pending", "conditions": [unschedulable("0/3 nodes")]}
+    assert cache.update(PODS, pod) == NOW
+    pod["metadata"]["resourceVersion"] = "11"
+    pod["status"]["conditions"][0]["lastTransitionTime"] = "2030-01-01T00:00:00Z"
+    assert cache.update(PODS, pod) == LATER
+
+
+def succeed(cache, version=10):
+    pod = pod_of(state=terminated(0, "{}", "Completed"), phase="Succeeded", version=version)
+    return cache.update(PODS, pod_status(pod, "Succeeded"))
+
+
+def pod_status(pod, phase):
+    pod["metadata"].pop("phase", None)
+    pod["status"]["phase"] = phase
+    return pod
+
+
+def test_complete_job_after_its_pods_success_wakes_nobody():
+    cache = training()
+    assert succeed(cache) == NOW
+    assert cache.is_over(cache.jobs.get(("team", JOB)))
+    assert cache.writers("team", "demo-workspace") == []
+    end_attempt(cache)
+    assert cache.update(JOBS, job_of("demo", "train", COMPLETE, version=21)) == NO_CHANGE
+
+
+def test_complete_job_is_urgent_while_its_attempt_runs():
+    cache = training()
+    succeed(cache)
+    assert cache.update(JOBS, job_of("demo", "train", COMPLETE, version=21)) == NOW
+
+
+@pytest.mark.parametrize("ending", ["complete", "failed", "deleted"])
+def test_ended_job_wakes_the_pipeline_that_waits_for_the_claim(ending):
+    cache = sharing()
+    if ending == "deleted":
+        change = cache.remove(JOBS, job_of(version=10))
+    else:
+        change = cache.update(JOBS, job_of("demo", "train", COMPLETE if ending == "complete" else FAILED, version=10))
+    assert change == Change((DEMO, OTHER), Urgency.NOW)
+
+
+def test_deletion_of_an_ended_job_wakes_nobody():
+    cache = sharing()
+    cache.update(JOBS, job_of("demo", "train", FAILED, version=10))
+    end_attempt(cache)
+    assert cache.remove(JOBS, job_of(version=21)) == NO_CHANGE
+
+
+def test_new_job_does_not_wake_the_waiting_pipeline():
+    cache = sharing()
+    assert cache.update(JOBS, job_of("demo", "evaluate", version=10)) == NOW
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_ended_pod_wakes_the_pipeline_that_waits_for_the_claim(gone):
+    cache = sharing()
+    if gone:
+        change = cache.remove(PODS, pod_of(state=running(), version=10))
+    else:
+        change = cache.update(PODS, pod_status(pod_of(state=terminated(1), version=10), "Failed"))
+    assert change == Change((DEMO, OTHER), Urgency.NOW)
+
+
+def test_deleted_pipeline_wakes_the_one_that_waits_for_the_claim():
+    cache = sharing()
+    assert cache.remove(PIPELINES, pipeline_object(version=10)) == Change((DEMO, OTHER), Urgency.NOW)
+
+
+FREEING = {
+    "finished": ({"status": running_status(JOB) | {"finishedAt": "2030-01-01T00:00:00Z"}}, True),
+    "attempt ended": ({"status": running_status(JOB, outcome="Interrupted")}, True),
+    "deleting": ({"status": running_status(JOB), "deletionTimestamp": "2030-01-01T00:00:00Z"}, True),
+    "another claim": ({"status": running_status(JOB), "claim": "mine"}, True),
+    "progress": ({"status": running_status(JOB) | {"progress": "4%"}}, False),
+}
+
+
+@pytest.mark.parametrize(("changes", "freed"), FREEING.values(), ids=FREEING)
+def test_written_status_wakes_the_pipeline_whose_turn_it_is(changes, freed):
+    cache = sharing()
+    answer = pipeline_object(version=30, **changes)
+    assert cache.note_written(parse_pipeline(answer), answer) == ((OTHER,) if freed else ())
+
+
+def test_end_of_a_deleted_pod_is_kept_while_its_attempt_runs():
+    cache = training()
+    cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
+    cache.remove(PODS, pod_of(state=running(), version=11))
+    pod = cache.pod_of("team", JOB)
+    assert (pod.gone, pod.exit_code, pod.termination_message.interruption.saved_step) == (True, 75, 40)
+    end_attempt(cache)
+    assert cache.pod_of("team", JOB) is None
+
+
+def test_finished_pod_of_an_ended_attempt_is_not_kept():
+    cache = training()
+    end_attempt(cache)
+    cache.update(PODS, pod_status(pod_of(state=terminated(1), version=30), "Failed"))
+    assert cache.pod_of("team", JOB) is None
+
+
+def test_running_pod_outlasts_the_end_of_its_attempt():
+    """Its process still writes to the claim."""
+    cache = training()
+    end_attempt(cache)
+    assert cache.pod_of("team", JOB).started_at
+    assert len(cache.writers("team", "demo-workspace")) == 2
+
+
+def test_late_version_of_a_deleted_pod_is_dropped():
+    cache = training()
+    cache.remove(PODS, pod_of(state=terminated(75), version=11))
+    assert cache.update(PODS, pod_of(state=running(), version=10)) == NO_CHANGE
+    assert cache.pod_of("team", JOB).gone
+
+
+def test_younger_pod_of_a_job_counts():
+    cache = training()
+    cache.update(
+        PODS, pod_of(state=running(), version=10, name="younger", uid="u2", creationTimestamp="2030-01-01T00:01:00Z")
+    )
+    cache.remove(PODS, pod_of(state=terminated(137), version=11))
+    assert cache.pod_of("team", JOB).name == "younger"
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"ownerReferences": []},
+        {"ownerReferences": [{"kind": "ReplicaSet", "name": JOB, "uid": "x", "controller": True}]},
+        {"annotations": {}},
+        {"labels": {}},
+    ],
+    ids=["no owner", "another controller", "no pipeline", "no label"],
+)
+def test_pod_of_another_program_is_not_kept(meta):
+    cache = cache_of(jobs=[job_of()])
+    assert cache.update(PODS, pod_of(state=terminated(0, "{}"), version=5, **meta)) == NO_CHANGE
+    assert len(cache.pods) == 0
+
+
+def test_pod_with_another_jobs_uid_does_not_end_the_job():
+    cache = training()
+    forged = pod_of(state=terminated(0, "{}"), version=10, name="forged", uid="u2")
+    forged["metadata"]["ownerReferences"][0]["uid"] = "another"
+    cache.update(PODS, pod_status(forged, "Succeeded"))
+    assert not cache.is_over(cache.jobs.get(("team", JOB)))
+
+
+# A complete list, after a watch has missed events.
+
+
+def test_sweep_removes_what_the_list_does_not_have():
+    cache = sharing()
+    assert list(cache.sweep(JOBS, set(), 10, None)) == [Change((DEMO, OTHER), Urgency.NOW)]
+    assert len(cache.jobs) == 0
+    assert list(cache.sweep(PIPELINES, {("team", "other")}, 10, "team")) == [Change((DEMO, OTHER), Urgency.NOW)]
+    assert list(cache.sweep(PIPELINES, set(), 10, "elsewhere")) == []
+
+
+def test_sweep_keeps_the_end_of_a_missing_pod():
+    cache = training()
+    cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
+    list(cache.sweep(PODS, set(), 20, None))
+    pod = cache.pod_of("team", JOB)
+    assert (pod.gone, pod.exit_code) == (True, 75)
+    assert list(cache.sweep(PODS, set(), 30, None)) == [], "it is swept once"
+
+
+def test_sweep_of_a_running_pod_wakes_the_waiting_pipeline():
+    cache = sharing()
+    assert list(cache.sweep(PODS, set(), 20, None)) == [Change((DEMO, OTHER), Urgency.NOW)]
+    assert cache.pod_of("team", JOB).gone
+
+
+def test_sweep_spares_objects_newer_than_the_list():
+    cache = training()
+    assert list(cache.sweep(JOBS, set(), 1, None)) == []
+    assert len(cache.jobs) == 1
+
+
+# Warning events.
+
+
+def warning(message, time="2030-01-01T00:00:00Z", kind="Job", name=JOB, **more):
+    involved = {"namespace": "team", "kind": kind, "name": name}
+    return {
+        "metadata": {},
+        "type": "Warning",
+        "involvedObject": involved,
+        "message": message,
+        "lastTimestamp": time,
+    } | more
+
+
+def test_newest_warning_is_kept_and_wakes_its_pipeline_later():
+    cache = training()
+    assert cache.update(EVENTS, warning("quota")) == LATER
+    assert cache.update(EVENTS, warning("older", "2029-01-01T00:00:00Z")) == NO_CHANGE
+    assert cache.warning("team", "Job", JOB) == "quota"
+    assert cache.update(EVENTS, warning("newer", "2030-01-01T00:01:00Z")) == LATER
+    assert cache.warning("team", "Job", JOB) == "newer"
+
+
+def test_other_events_wake_nobody():
+    cache = training()
+    assert cache.update(EVENTS, warning("x", type="Normal")) == NO_CHANGE
+    assert cache.warning("team", "Job", JOB) == ""
+    assert cache.update(EVENTS, warning("x", kind="Node", name="spot-1")) == NO_CHANGE
+    assert cache.remove(EVENTS, warning("x")) == NO_CHANGE
+
+
+def test_number_of_warnings_is_limited(monkeypatch):
+    monkeypatch.setattr("finetune_operator.kubernetes.cache.WARNINGS_KEPT", 2)
+    cache = training()
+    for name in "abc":
+        cache.update(EVENTS, warning("x", name=name))
+    assert [cache.warning("team", "Job", name) for name in "abc"] == ["", "x", "x"]
+
+
+def test_deleted_claim_wakes_its_pipeline():
+    meta = {"namespace": "team", "name": "demo-workspace", "uid": "c", "resourceVersion": "1"}
+    claim = {"metadata": {**meta, "annotations": {"finetune.dev/workspace-of": "demo"}}, "spec": {}}
+    cache = cache_of(persistentvolumeclaims=[claim])
+    assert (
+        cache.remove("persistentvolumeclaims", {**claim, "metadata": {**claim["metadata"], "resourceVersion": "2"}})
+        == NOW
+    )
+
+
+# The pipeline as the cache keeps it.
+
+
+def test_finished_pipeline_keeps_no_parsed_object():
+    cache = training()
+    answer = pipeline_object(version=30, status={"finishedAt": "2030-01-01T00:00:00Z", "phase": "Succeeded"})
+    cache.note_written(parse_pipeline(answer), answer)
+    known = cache.pipelines.get(("team", "demo"))
+    assert (known.finished, known.parsed, known.phase) == (True, None, "Succeeded")
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({}, False),
+        ({"status": {"phase": "Failed"}}, False),
+        ({"annotations": {"other": "x"}}, False),
+        ({"annotations": {"finetune.dev/cancel": ""}}, True),
+        ({"generation": 2}, True),
+        ({"uid": "new"}, True),
+        ({"deletionTimestamp": "2030-01-01T00:00:00Z"}, True),
+    ],
+    ids=str,
+)
+def test_only_what_a_user_changes_makes_pipelines_differ(changes, differs):
+    before = cache_of(finetunepipelines=[pipeline_object()]).pipelines.get(("team", "demo"))
+    after = cache_of(finetunepipelines=[pipeline_object(version=2, **changes)]).pipelines.get(("team", "demo"))
+    assert after.differs(before) is differs
+    assert not before.differs(replace(before, parsed=parse_pipeline(pipeline_object())))
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"stages": {}},
+        {"stages": [None]},
+        {"stages": [{"name": "train", "attempts": "x"}]},
+        {"stages": [{"name": "train", "attempts": [None]}]},
+        {"stages": [{"name": "train", "attempts": [{"outcome": "Exploded"}]}]},
+    ],
+    ids=str,
+)
+def test_malformed_status_has_no_running_job(status):
+    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(("team", "demo"))
+    assert (known.running_jobs, known.writing) == (frozenset(), False)
+
+
+def test_server_stage_does_not_write_to_the_claim():
+    status = running_status("demo-deploy-a1", stage="deploy")
+    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(("team", "demo"))
+    assert (known.running_jobs, known.writing) == (frozenset({"demo-deploy-a1"}), False)
+
+
+def test_pod_of_a_deleted_pipeline_is_forgotten():
+    """A foreground deletion deletes the pod first, while the status still has its attempt."""
+    cache = training()
+    cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
+    cache.remove(PODS, pod_of(version=11))
+    cache.remove(PIPELINES, pipeline_object(version=12))
+    assert list(cache.all_pods()) == []

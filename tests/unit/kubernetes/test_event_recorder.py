@@ -1,0 +1,128 @@
+"""Kubernetes Events: created once, in the background, and dropped when too many wait."""
+
+import asyncio
+from dataclasses import replace
+from unittest.mock import patch
+
+from support.cluster_objects import pipeline_object
+from support.fake_api import FakeApi
+
+from finetune_operator.core.events import Event
+from finetune_operator.core.pipeline import Key
+from finetune_operator.kubernetes import event_recorder as module
+from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.event_recorder import EventRecorder
+from finetune_operator.kubernetes.translate.api_errors import ApiError
+
+PIPELINE = parse_pipeline(pipeline_object(version=7))
+OTHER = replace(PIPELINE, key=Key("other", "demo"))
+FAILED = Event("Warning", "AttemptFailed", "train attempt 1: no space")
+FINISHED = Event("Normal", "PipelineSucceeded", "all requested stages are done")
+
+
+def recorded(*batches, api=None):
+    """Return the messages of the Events that exist after the batches were recorded."""
+    api = api or FakeApi()
+
+    async def scenario():
+        recorder = EventRecorder(api)
+        running = asyncio.create_task(recorder.run())
+        for batch in batches:
+            recorder.record(PIPELINE, batch)
+        while recorder.waiting:  # noqa: ASYNC110  a dictionary has no event for empty
+            await asyncio.sleep(0.005)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    return [found["message"] for where, found in api.objects.items() if "/events/" in where]
+
+
+def test_event_names_its_pipeline_by_uid():
+    api = FakeApi()
+    recorded([FAILED], api=api)
+    [found] = [one for where, one in api.objects.items() if "/namespaces/team/events/" in where]
+    assert found["involvedObject"]["uid"] == PIPELINE.uid
+    assert (found["type"], found["reason"], found["message"]) == (FAILED.type, FAILED.reason, FAILED.message)
+
+
+def test_event_that_is_recorded_twice_is_created_once(caplog):
+    assert recorded([FAILED], [FAILED, FINISHED]) == [FAILED.message, FINISHED.message]
+    assert "cannot create" not in caplog.text
+
+
+def test_failed_event_is_logged_and_the_next_is_created(caplog):
+    api = FakeApi()
+    create, errors = api.create, [ApiError(503, "not now")]
+
+    async def create_after_an_error(path, body):
+        if errors:
+            raise errors.pop()
+        return await create(path, body)
+
+    api.create = create_after_an_error
+    assert recorded([FAILED, FINISHED], api=api) == [FINISHED.message]
+    assert "not now" in caplog.text
+
+
+def test_slow_namespace_delays_its_own_events_only():
+    class SlowApi(FakeApi):
+        """An API server with an admission webhook in the namespace team that does not answer."""
+
+        async def create(self, path, body):
+            if "/team/" in path:
+                await asyncio.Event().wait()
+            return await super().create(path, body)
+
+    async def scenario():
+        recorder = EventRecorder(SlowApi())
+        running = asyncio.create_task(recorder.run())
+        recorder.record(PIPELINE, [FAILED])
+        await asyncio.sleep(0.01)
+        recorder.record(OTHER, [FAILED])
+        await asyncio.sleep(0.01)
+        recorder.record(OTHER, [FINISHED])
+        while "other" in recorder.waiting:  # noqa: ASYNC110  a dictionary has no event for empty
+            await asyncio.sleep(0.005)
+        running.cancel()
+        return recorder
+
+    recorder = asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert [where.split("/")[4] for where in recorder.api.objects] == ["other", "other"]
+    assert [found["message"] for found in recorder.waiting["team"]] == [FAILED.message]
+
+
+def test_event_interrupted_by_lost_leadership_is_created_later():
+    api, started = FakeApi(), asyncio.Event()
+    create = api.create
+
+    async def hang(_path, _body):
+        started.set()
+        await asyncio.Event().wait()
+
+    async def scenario():
+        recorder = EventRecorder(api)
+        api.create = hang
+        running = asyncio.create_task(recorder.run())
+        recorder.record(PIPELINE, [FAILED])
+        await started.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        api.create = create
+        running = asyncio.create_task(recorder.run())
+        while recorder.waiting:  # noqa: ASYNC110  a dictionary has no event for empty
+            await asyncio.sleep(0.005)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert [found["message"] for found in api.objects.values()] == [FAILED.message]
+
+
+def test_events_beyond_the_limit_are_dropped(caplog):
+    with patch.object(module, "MAX_WAITING", 3):
+        many = [Event("Normal", "AttemptStopped", str(number)) for number in range(5)]
+        assert recorded(many) == ["0", "1", "2"]
+    assert caplog.text.count("is dropped") == 2
+
+
+def test_long_message_is_cut_to_what_an_event_holds():
+    assert recorded([Event("Warning", "AttemptFailed", "x" * 5000)]) == ["x" * 1024]

@@ -1,0 +1,411 @@
+"""The stage prepare with several data sets: files, columns, weights, splits and digests."""
+
+import gzip
+import hashlib
+import json
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.formats import FORMATS, write_parquet
+from support.models import prompt_records, write_jsonl
+from support.prepared import IDENTITY, make_tokenizer, packed_documents, prepare, prepare_config
+from support.stages import run_to_failure
+from support.stores.hub_environment import hub_in
+
+from finetune_trainer.contract import Environment, ExitCode, PrepareConfig, PrepareResult
+from finetune_trainer.data import record_packer
+from finetune_trainer.data.formats import read_records
+from finetune_trainer.data.row_format import Split
+from finetune_trainer.data.source import Source
+from finetune_trainer.runtime.artifacts import digest_file
+
+CHAT = [{"role": "user", "content": "the file?"}, {"role": "assistant", "content": "a socket"}]
+Documents = list[tuple[list[int], list[int]]]
+
+
+@pytest.fixture
+def model(tokenizer_folder: Path) -> Path:
+    return tokenizer_folder
+
+
+def texts(*numbers: int) -> list[dict[str, object]]:
+    return [{"text": f"{number} opens the file"} for number in numbers]
+
+
+def again(config: PrepareConfig, environment: Environment) -> PrepareResult:
+    """Run the stage as if it had never run."""
+    (environment.stage_dir("prepare", IDENTITY) / "result.json").unlink(missing_ok=True)
+    return prepare(config, environment)
+
+
+def uses(environment: Environment, split: Split = "train") -> Counter[tuple[int, ...]]:
+    """Return how often each document is in the rows of a split."""
+    return Counter(tuple(tokens) for tokens, _ in packed_documents(environment, split))
+
+
+def test_one_data_set_gives_the_rows_of_a_small_model(
+    tmp_path: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    """Without packing a row is a record, in the order of the file; the split is that of the first releases."""
+    tokenizer = make_tokenizer(tmp_path / "model")
+    write_jsonl(manifest_dir / "data.jsonl", prompt_records(300))
+    config = PrepareConfig.model_validate(
+        {
+            "identity": IDENTITY,
+            "seed": 7,
+            "model": {"uri": f"file://{tmp_path}/model"},
+            "datasets": [{"uri": "data.jsonl"}],
+            "recipe": {"contextLength": 64, "packing": False},
+        }
+    )
+    prepare(config, environment)
+
+    expected: dict[Split, list[list[int]]] = {"train": [], "validation": []}
+    for number, record in enumerate(prompt_records(300)):
+        drawn = int(hashlib.sha256(f"7:{number}".encode()).hexdigest()[:16], 16) < 0.05 * 2**64
+        tokens = [*tokenizer(record["prompt"] + record["completion"]).input_ids, tokenizer.eos_token_id]
+        expected["validation" if drawn else "train"].append(tokens)
+    assert 5 < len(expected["validation"]) < 30
+    for split, rows in expected.items():
+        assert [tokens for tokens, _ in packed_documents(environment, split)] == rows
+
+
+def test_files_and_data_sets_are_read_in_order(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_jsonl(manifest_dir / "b-2.jsonl", texts(3))
+    write_jsonl(manifest_dir / "b-1.jsonl", texts(1, 2))
+    write_jsonl(manifest_dir / "a.jsonl", texts(4))
+    write_jsonl(manifest_dir / "all.jsonl", texts(1, 2, 3, 4))
+    datasets = [{"uri": "b-*.jsonl"}, {"uri": "a.jsonl"}]
+    result = prepare(prepare_config(model, datasets=datasets), environment)
+    rows = packed_documents(environment)
+
+    assert result.records == 4
+    digests = "".join(f"{digest_file(manifest_dir / f'{name}.jsonl')}\n" for name in ("b-1", "b-2", "a"))
+    assert result.data_digest == "sha256:" + hashlib.sha256(digests.encode()).hexdigest()
+    again(prepare_config(model, "all.jsonl"), environment)
+    assert packed_documents(environment) == rows
+
+
+def test_records_of_every_file_are_named_by_file_and_line(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    for name in ("a/x-1.jsonl", "a/x-2.jsonl", "b/x-1.jsonl"):
+        (manifest_dir / name).parent.mkdir(exist_ok=True)
+        write_jsonl(manifest_dir / name, [*texts(1), {"words": 1}])
+    message, _ = run_to_failure(prepare_config(model, datasets=[{"uri": "a/x-*.jsonl"}]), environment)
+    assert "\nx-1.jsonl:2: text is missing\nx-2.jsonl:2: text is missing" in message
+
+    datasets = [{"uri": "a/x-*.jsonl"}, {"uri": "b/x-1.jsonl"}, {"uri": "b/x-1.jsonl"}]
+    message, _ = run_to_failure(prepare_config(model, datasets=datasets), environment)
+    assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [
+        "a/x-1.jsonl:2", "a/x-2.jsonl:2", "b/x-1.jsonl:2", "b/x-1.jsonl:2",
+    ]  # fmt: skip
+
+
+def test_data_set_without_records_is_named(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", texts(1))
+    (manifest_dir / "empty-1.jsonl").touch()
+    (manifest_dir / "empty-2.jsonl").touch()
+
+    datasets = [{"uri": "data.jsonl"}, {"uri": "empty-?.jsonl"}]
+    message, code = run_to_failure(prepare_config(model, datasets=datasets), environment)
+    assert (code, message) == (
+        ExitCode.DATA,
+        "empty-?.jsonl has no records; add records or correct datasets[1].uri",
+    )
+
+
+def test_validation_records_are_drawn_from_each_data_set(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    write_jsonl(manifest_dir / "a.jsonl", texts(*range(500)))
+    write_jsonl(manifest_dir / "b.jsonl", texts(*range(500, 1000)))
+    drawn = {}
+    for name in ("a", "b", "ab"):
+        datasets = [{"uri": f"{part}.jsonl"} for part in name]
+        again(prepare_config(model, datasets=datasets, validation_fraction=0.1), environment)
+        drawn[name] = uses(environment, "validation")
+        assert not drawn[name] & uses(environment)
+
+    assert all(25 < len(drawn[name]) < 80 for name in "ab")
+    assert drawn["ab"] == drawn["a"] + drawn["b"]
+
+
+def test_own_validation_set_validates_and_never_trains(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", texts(1, 2, 3))
+    write_jsonl(manifest_dir / "held-out.jsonl", [{"body": "a socket"}, {"body": "a lock"}])
+    validation = {"uri": "held-out.jsonl", "columns": {"text": "body"}}
+    result = prepare(prepare_config(model, validation=validation), environment)
+
+    assert (uses(environment).total(), uses(environment, "validation").total()) == (3, 2)
+    assert not uses(environment) & uses(environment, "validation")
+    assert result.records == 5
+
+
+@pytest.mark.parametrize(("weight", "least", "most", "average"), [(0.3, 0, 1, 0.3), (2, 2, 2, 2), (2.5, 2, 3, 2.5)])
+def test_weight_is_how_often_each_record_is_used(
+    *,
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    weight: float,
+    least: int,
+    most: int,
+    average: float,
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", texts(*range(2000)))
+    prepare(prepare_config(model), environment)
+    every = uses(environment)
+    result = again(prepare_config(model, weight=weight), environment)
+    found = uses(environment)
+
+    assert found.keys() <= every.keys()
+    assert {found[document] for document in every} == set(range(least, most + 1))
+    assert found.total() / 2000 == pytest.approx(average, rel=0.06)
+    assert result.unused == 2000 - len(found)
+    assert result.records == 2000
+
+
+def test_larger_weight_uses_the_same_records_and_more(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", texts(*range(500)))
+    found = []
+    for weight in (0.2, 0.7, 1.3, 2):
+        again(prepare_config(model, weight=weight), environment)
+        found.append(uses(environment))
+
+    assert all(smaller < larger for smaller, larger in pairwise(found))
+
+
+def test_validation_records_are_sampled_and_not_repeated(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", texts(*range(1000)))
+    again(prepare_config(model, validation_fraction=0.5), environment)
+    every = uses(environment, "validation")
+    again(prepare_config(model, validation_fraction=0.5, weight=3), environment)
+    assert uses(environment, "validation") == every
+    assert set(uses(environment).values()) == {3}
+
+    again(prepare_config(model, validation_fraction=0.5, weight=0.3), environment)
+    assert uses(environment, "validation") < every
+    assert 100 < uses(environment, "validation").total() < 200
+
+
+def test_uses_of_a_record_are_in_different_rows(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", texts(*range(1000)))
+    prepare(prepare_config(model, weight=2), environment)
+
+    documents = [tuple(tokens) for tokens, _ in packed_documents(environment)]
+    positions = {document: [at for at, one in enumerate(documents) if one == document] for document in documents[:50]}
+    assert all(second - first > 100 for first, second in positions.values())
+
+
+def test_unused_invalid_record_does_not_count(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", [{"words": 1}] * 200)
+    message, _ = run_to_failure(prepare_config(model, weight=0.1), environment)
+    invalid, used = (int(message.split()[position]) for position in (0, 2))
+    assert 5 < invalid == used < 50
+
+
+def test_weights_that_leave_nothing_are_refused(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", texts(1))
+    message, code = run_to_failure(prepare_config(model, weight=1e-9), environment)
+    assert code == ExitCode.DATA
+    assert "the weights leave out all 1 records; raise the weights in datasets" in message
+
+
+def test_data_sets_of_different_shapes_train_together(
+    model: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches cross the borders of the data sets."""
+    monkeypatch.setattr(record_packer, "BATCH_RECORDS", 7)
+    kinds = {"chat": [{"messages": CHAT}] * 5, "prompts": prompt_records(10), "texts": texts(*range(5))}
+    together: Counter[tuple[int, ...]] = Counter()
+    for name, rows in kinds.items():
+        write_jsonl(manifest_dir / f"{name}.jsonl", rows)
+        alone = again(prepare_config(model, f"{name}.jsonl"), environment)
+        assert alone.conversations == (name == "chat")
+        together += uses(environment)
+    result = again(prepare_config(model, datasets=[{"uri": f"{name}.jsonl"} for name in kinds]), environment)
+
+    assert uses(environment) == together
+    assert result.conversations
+    assert (result.records, result.invalid) == (20, 0)
+
+
+def test_shape_may_change_between_data_sets_only(model: Path, environment: Environment, manifest_dir: Path) -> None:
+    write_jsonl(manifest_dir / "a-1.jsonl", texts(1))
+    write_jsonl(manifest_dir / "a-2.jsonl", prompt_records(1))
+
+    message, _ = run_to_failure(prepare_config(model, "a-?.jsonl"), environment)
+    assert prepare(prepare_config(model, datasets=[{"uri": "a-1.jsonl"}, {"uri": "a-2.jsonl"}]), environment)
+    assert "a-2.jsonl:1: has prompt and completion where earlier records have text: use one shape per data" in message
+
+
+@pytest.mark.parametrize("extension", FORMATS)
+@pytest.mark.parametrize(
+    ("columns", "named", "plain"),
+    [
+        (
+            {"prompt": "instruction", "completion": "output"},
+            {"instruction": "a", "output": " b", "text": "c", "prompt": "d"},
+            {"prompt": "a", "completion": " b"},
+        ),
+        ({"completion": "answer"}, {"prompt": "a", "answer": " b"}, {"prompt": "a", "completion": " b"}),
+        ({"text": "body text"}, {"body text": "a", "messages": "x"}, {"text": "a"}),
+        ({"messages": "chat"}, {"chat": CHAT, "text": "x"}, {"messages": CHAT}),
+    ],
+    ids=["both", "one", "text", "messages"],
+)
+def test_columns_are_read_as_the_fields(
+    *,
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    extension: str,
+    columns: dict[str, str],
+    named: dict[str, Any],
+    plain: dict[str, Any],
+) -> None:
+    FORMATS[extension](manifest_dir / f"named.{extension}", [named])
+    FORMATS[extension](manifest_dir / f"plain.{extension}", [plain])
+    prepare(prepare_config(model, f"named.{extension}", columns=columns), environment)
+    found = packed_documents(environment)
+    again(prepare_config(model, f"plain.{extension}"), environment)
+    assert found == packed_documents(environment)
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "json", "parquet"])
+def test_dot_leads_into_an_object_unless_a_column_has_it(
+    model: Path, environment: Environment, manifest_dir: Path, extension: str
+) -> None:
+    for row in ({"answer": {"text": "a socket", "more": 1}}, {"answer.text": "a socket", "answer": {"text": "x"}}):
+        FORMATS[extension](manifest_dir / f"data.{extension}", [row])
+        again(prepare_config(model, f"data.{extension}", columns={"text": "answer.text"}), environment)
+        found = packed_documents(environment)
+        write_jsonl(manifest_dir / "plain.jsonl", [{"text": "a socket"}])
+        again(prepare_config(model, "plain.jsonl"), environment)
+        assert found == packed_documents(environment)
+
+
+@pytest.mark.parametrize(
+    ("extension", "expected"),
+    [
+        ("jsonl", "data.jsonl:1: has no column label for completion; its columns are prompt, answer"),
+        ("json", "data.json:2: has no column label for completion; its columns are prompt, answer"),
+        ("csv", "it has no column label, which the manifest names under columns; found prompt,answer"),
+        ("parquet", "data.parquet: has no column label, which the manifest names under columns; it has prompt, answer"),
+    ],
+)
+def test_missing_column_is_named_with_those_there_are(
+    *, model: Path, environment: Environment, manifest_dir: Path, extension: str, expected: str
+) -> None:
+    FORMATS[extension](manifest_dir / f"data.{extension}", [{"prompt": "a", "answer": "b"}])
+    message, code = run_to_failure(
+        prepare_config(model, f"data.{extension}", columns={"completion": "label"}), environment
+    )
+    assert code == ExitCode.DATA
+    assert expected in message
+
+
+def test_tools_have_a_column_of_their_own(tmp_path: Path, environment: Environment, manifest_dir: Path) -> None:
+    make_tokenizer(tmp_path / "model", chat_template="{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    write_jsonl(manifest_dir / "named.jsonl", [{"chat": CHAT, "functions": tools}, {"chat": CHAT}])
+    write_jsonl(manifest_dir / "plain.jsonl", [{"messages": CHAT, "tools": tools}, {"messages": CHAT}])
+    columns = {"messages": "chat", "tools": "functions"}
+    write_parquet(manifest_dir / "data.parquet", [{"chat": CHAT}])
+    message, _ = run_to_failure(prepare_config(tmp_path / "model", "data.parquet", columns=columns), environment)
+    assert "has no column functions" in message
+
+    prepare(prepare_config(tmp_path / "model", "named.jsonl", columns=columns, context_length=256), environment)
+    found = packed_documents(environment)
+    again(prepare_config(tmp_path / "model", "plain.jsonl", context_length=256), environment)
+    assert found == packed_documents(environment)
+    assert len(uses(environment)) == 2
+
+
+def zstd(content: bytes) -> bytes:
+    """Return the content as two frames, as `zstd` writes files that were joined."""
+    half = len(content) // 2
+    return b"".join(pa.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:]))
+
+
+def gzipped(content: bytes) -> bytes:
+    """Return the content as two members, as joined files have them."""
+    half = len(content) // 2
+    return gzip.compress(content[:half]) + gzip.compress(content[half:])
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzipped, ".zst": zstd}
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("extension", ["jsonl", "json", "csv"])
+def test_compressed_file_gives_the_same_rows(
+    *, model: Path, environment: Environment, manifest_dir: Path, compression: str, extension: str
+) -> None:
+    plain = manifest_dir / f"data.{extension}"
+    packed = manifest_dir / f"data.{extension}{compression}"
+    FORMATS[extension](plain, prompt_records(300))
+    packed.write_bytes(COMPRESS[compression](plain.read_bytes()))
+    expected = prepare(prepare_config(model, plain.name), environment)
+    result = again(prepare_config(model, packed.name), environment)
+
+    assert result.digest == expected.digest
+    assert result.data_digest == f"sha256:{digest_file(packed)}"
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_truncated_compressed_file_is_refused(
+    model: Path, environment: Environment, manifest_dir: Path, compression: str
+) -> None:
+    content = COMPRESS[compression](b"".join(json.dumps(row).encode() + b"\n" for row in prompt_records(300)))
+    (manifest_dir / f"data.jsonl{compression}").write_bytes(content[:-20])
+
+    message, code = run_to_failure(prepare_config(model, f"data.jsonl{compression}"), environment)
+    assert code == ExitCode.DATA
+    assert f"data.jsonl{compression}: not " in message
+    assert "or damaged: Truncated compressed stream" in message
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_compressed_file_is_streamed(tmp_path: Path, compression: str) -> None:
+    """Neither Python nor Arrow holds the content, which is many times larger than the file."""
+    path = tmp_path / f"data.jsonl{compression}"
+    content = b"".join(
+        json.dumps({"text": f"{number} " + "the file " * 500}).encode() + b"\n" for number in range(5000)
+    )
+    path.write_bytes(COMPRESS[compression](content))
+    arrow_before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        peaks = [pa.total_allocated_bytes() - arrow_before for _ in read_records(Source(path), "JSONLines")]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert len(peaks) == 5000
+    assert len(content) > 20_000_000
+    assert peak < 1_500_000
+    assert max(peaks) < 4_000_000
+
+
+def test_result_has_the_commit_of_each_data_set_of_a_hub(
+    model: Path, environment: Environment, manifest_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", texts(1, 2))
+    with hub_in(tmp_path / "hub", monkeypatch) as hub:
+        data = hub.add_repository("people/held-out", {"rows.jsonl": b'{"text": "a lock"}\n'}, kind="datasets")
+        config = prepare_config(model, validation={"uri": "hf://people/held-out/rows.jsonl"})
+        assert prepare(config, environment).data_pins == (None, data.head)

@@ -1,0 +1,83 @@
+import json
+
+import pytest
+
+from finetune_trainer.tracking.metrics_file import MetricsFile, read_rows
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def written(path, steps, **values):
+    file = MetricsFile(path)
+    file.open(0)
+    for step in range(1, steps + 1):
+        file.record(step, {"loss": 1 / step, **values})
+    return file
+
+
+def test_recorded_rows_are_in_the_file_without_closing_it(path):
+    written(path, 3)
+    assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [1, 0.5, 1 / 3]
+
+
+@pytest.mark.parametrize("lost", [2, 9, 30, 50])
+def test_torn_last_line_is_dropped(path, lost):
+    written(path, 3)
+    assert lost < len(path.read_bytes().splitlines()[-1])
+    path.write_bytes(path.read_bytes()[:-lost])
+    assert [row.step for row in read_rows(path)] == [1, 2]
+
+
+def test_row_recorded_after_a_torn_line_is_readable(path):
+    written(path, 3)
+    path.write_bytes(path.read_bytes()[:-5])
+    file = MetricsFile(path)
+    file.open(2)
+    file.record(3, {"loss": 7.0})
+    assert [row.values["loss"] for row in read_rows(path)] == [1, 0.5, 7.0]
+
+
+def test_resume_removes_rows_after_the_step_from_the_disk(path):
+    written(path, 9)
+    MetricsFile(path).open(4)
+    assert [row.step for row in read_rows(path)] == [1, 2, 3, 4]
+
+
+def test_repeated_value_of_a_kept_step_stays_as_it_was_first(path):
+    written(path, 2).record(2, {"validation_loss": 0.25})
+    first = read_rows(path)
+    file = MetricsFile(path)
+    file.open(2)
+    file.record(2, {"validation_loss": 0.5})
+    assert read_rows(path) == first
+
+
+def test_closed_file_has_one_line_for_each_step(path):
+    file = written(path, 2)
+    file.record(2, {"validation_loss": 0.25})
+    before = read_rows(path)
+    file.close()
+    assert len(path.read_text().splitlines()) == 2
+    assert read_rows(path) == before
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "null", '{"step": 2}', '{"step": "x", "time": 1}', '{"step": 2, "time": null}', "\x00", '"step"']
+)
+def test_line_that_is_no_row_is_left_out(path, line):
+    written(path, 1)
+    with path.open("a") as file:
+        file.write(f"{line}\n" + '{"step": 3, "time": 5, "loss": 1.5, "note": "x"}\n')
+    assert [(row.step, row.values) for row in read_rows(path)] == [(1, {"loss": 1.0}), (3, {"loss": 1.5})]
+
+
+def test_unwritable_file_is_logged_once_and_rows_stay_in_memory(path, capsys):
+    path.mkdir()
+    file = written(path, 3)
+    file.sync()
+    file.close()
+    assert len(file.rows()) == 3
+    assert capsys.readouterr().out.count("cannot be written") == 1

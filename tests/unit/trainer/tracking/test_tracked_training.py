@@ -1,0 +1,147 @@
+"""Training processes that are really killed: each tracker has one run, and each step once."""
+
+import json
+import random
+import shutil
+import signal
+import time
+
+import pytest
+from support.forkserver import ForkServer
+from support.mlflow_server import serve_mlflow
+from support.tracker_files import event_points, wandb_runs
+from support.training import adapter_digest, documents, environment, stage_folder, train_config, write_rows
+
+from finetune_trainer.contract import ExitCode, Tracking
+from finetune_trainer.tracking.metrics_file import METRICS, read_rows
+
+STEPS = 24
+REPEATABLE = ("loss", "validation_loss", "learning_rate", "gradient_norm")
+"""Metrics that are the same in every training of a config."""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # it starts threads at import, and this process forks
+        server = ForkServer("mlflow.tracking", "mlflow.entities", "wandb", "tensorboardX")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    workspace = tmp_path_factory.mktemp("packed")
+    write_rows(workspace, documents(60), documents(8, seed=5))
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def mlflow():
+    with serve_mlflow() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model):
+    return train_config(tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server, packed, config):
+    """The workspace of a training without kills and without trackers."""
+    assert server.start(config, environment(packed), packed / "log").wait() == ExitCode.DONE
+    return packed
+
+
+@pytest.fixture
+def workspace(packed, tmp_path):
+    shutil.copytree(packed / "prepare", tmp_path / "workspace" / "prepare")
+    return tmp_path / "workspace"
+
+
+def tracked(config, **trackers):
+    return config.model_copy(update={"tracking": Tracking.model_validate({"run_name": "team/support", **trackers})})
+
+
+def expected_points(undisturbed):
+    """Return the points of the training without kills, by metric."""
+    points = {name: [] for name in REPEATABLE}
+    for row in read_rows(stage_folder(undisturbed) / METRICS):
+        for name in REPEATABLE:
+            if name in row.values:
+                points[name].append((row.step, row.values[name]))
+    return points
+
+
+def repeatable(points):
+    return {name: points[name] for name in REPEATABLE}
+
+
+def test_metrics_of_a_finished_training_are_one_line_a_step(undisturbed):
+    lines = [json.loads(line) for line in (stage_folder(undisturbed) / METRICS).read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in lines if "validation_loss" in line] == [7, 14, 21, 24]
+    assert all({"time", "loss", "learning_rate", "gradient_norm", "tokens_per_second"} <= line.keys() for line in lines)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_five_kills_leave_one_run_with_each_step_once(  # noqa: PLR0917
+    server, mlflow, config, undisturbed, workspace, seed
+):
+    config = tracked(
+        config,
+        mlflow={"uri": mlflow.uri, "experiment": f"seed-{seed}"},
+        wandb={"project": "p", "mode": "Offline"},
+        tensorboard={},
+    )
+    generator, codes = random.Random(seed), []
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        process = server.start(config, environment(workspace), workspace / "log", slow_disk=0.05)
+        began = len(read_rows(stage_folder(workspace) / METRICS))
+        process.until(lambda began=began: len(read_rows(stage_folder(workspace) / METRICS)) > began)
+        time.sleep(generator.uniform(0, 0.05))
+        process.kill(number)
+        codes.append(process.wait())
+    assert {ExitCode.INTERRUPTED, -signal.SIGKILL} <= set(codes), (workspace / "log").read_text()
+    process = server.start(config, environment(workspace), workspace / "log", slow_disk=0.05)
+    assert process.wait() == ExitCode.DONE, (workspace / "log").read_text()
+
+    expected = expected_points(undisturbed)
+    assert adapter_digest(workspace) == adapter_digest(undisturbed)
+    assert repeatable(expected_points(workspace)) == expected
+    [run] = [run for run in mlflow.runs.values() if run["experiment"] == mlflow.experiments[f"seed-{seed}"]]
+    assert (run["status"], run["params"]["lora.rank"]) == ("FINISHED", "4")
+    assert repeatable(mlflow.metrics(run)) == expected
+    assert len(mlflow.metrics(run)["tokens_per_second"]) == STEPS
+    [wandb_run] = wandb_runs(stage_folder(workspace) / "wandb")
+    assert (wandb_run["id"], wandb_run["finished"]) == (config.identity, True)
+    assert repeatable(wandb_run["points"]) == expected
+    shown = event_points(stage_folder(workspace) / "tensorboard")
+    assert {name: [step for step, _ in shown[name]] for name in REPEATABLE} == {
+        name: [step for step, _ in points] for name, points in expected.items()
+    }
+
+
+def test_training_ends_in_time_while_the_server_is_slow(server, config, undisturbed, workspace, tmp_path):
+    with serve_mlflow() as slow:
+        slow.delay = 30
+        constants = {"finetune_trainer.tracking.trackers.CLOSE_SECONDS": {"finished": 0.5}}
+        began = time.monotonic()
+        process = server.start(
+            tracked(config, mlflow={"uri": slow.uri}), environment(workspace), workspace / "log", constants=constants
+        )
+        assert process.wait() == ExitCode.DONE
+        assert time.monotonic() - began < 20
+    assert adapter_digest(workspace) == adapter_digest(undisturbed)
+    assert (workspace / "log").read_text().count("tracking.mlflow is too slow") == 1
+
+
+def test_server_that_is_down_changes_nothing_but_the_log(server, config, undisturbed, workspace):
+    process = server.start(
+        tracked(config, mlflow={"uri": "http://127.0.0.1:9"}), environment(workspace), workspace / "log"
+    )
+    assert process.wait() == ExitCode.DONE
+    assert adapter_digest(workspace) == adapter_digest(undisturbed)
+    assert (workspace / "log").read_text().count("tracking.mlflow") == 1
+    assert repeatable(expected_points(workspace)) == expected_points(undisturbed)
