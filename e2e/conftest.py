@@ -1,8 +1,10 @@
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from e2e.pipelines.faults.table import markdown, rows_of
 from e2e.reference_run import reference_run  # noqa: F401  a fixture
 from testcluster import fixtures, providers
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace
@@ -11,6 +13,8 @@ from testcluster.provider import Provider
 ORDER = (
     "test_nodes",
     "test_invalid_input",
+    "test_node_faults",
+    "test_pod_faults",
     "test_evictions",
     "test_blocked_stages",
     "test_lifecycle",
@@ -31,6 +35,16 @@ IMAGES = ("finetune-operator:dev", "finetune-trainer:dev")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by the position of their file in ORDER."""
     items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the table of the fault matrix, and write it to FAULT_TABLE or the cache of pytest."""
+    if rows := rows_of(terminalreporter.stats):
+        table = markdown(rows)
+        path = Path(os.environ.get("FAULT_TABLE") or config.cache.mkdir("faults") / "table.md")
+        path.write_text(table)
+        terminalreporter.section("fault matrix")
+        terminalreporter.write(f"{table}\nwritten to {path}\n")
 
 
 @pytest.fixture(scope="session")

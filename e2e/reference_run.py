@@ -45,12 +45,17 @@ def reference_run(tmp_path_factory: pytest.TempPathFactory) -> ReferenceRun:
     """Run the demo's manifest up to the end of training, with a base model trained for one step only to save time."""
     folder = tmp_path_factory.mktemp("reference-run")
     material, run = folder / "material", folder / "run"
-    make = f"import material, pathlib; material.make(pathlib.Path({str(material)!r}), steps=1)"
-    subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=environment(), check=True)
+    make_material(material)
     run_demo(material, run, "train")
     [job] = run.glob("jobs/*-train-a1/job.json")
     config = json.loads(job.read_text())["env"]["FINETUNE_CONFIG"]
     return ReferenceRun(material, run / "volumes" / "workspace", config)
+
+
+def make_material(folder: Path) -> None:
+    """Create the demo's material with a base model trained for one step; raises CalledProcessError."""
+    make = f"import material, pathlib; material.make(pathlib.Path({str(folder)!r}), steps=1)"
+    subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=environment(), check=True)
 
 
 def run_demo(material: Path, workdir: Path, until: str) -> None:

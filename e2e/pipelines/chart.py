@@ -50,7 +50,8 @@ class Operator:
 
     def leader(self) -> str:
         """Return the name of the pod that holds the Lease; empty if there is none."""
-        return str(self.objects.get("lease", self.release).get("spec", {}).get("holderIdentity", ""))
+        holder = str(self.objects.get("lease", self.release).get("spec", {}).get("holderIdentity", ""))
+        return holder.partition("_")[0]  # the random suffix of the process follows
 
     def pods(self) -> list[str]:
         """Return the names of the operator's pods."""

@@ -29,40 +29,54 @@ RESULTS = {
     '"dataDigest":"sha256:0"',
     "train": '"steps":1,"loss":1.0,"bestStep":1,"tokens":1',
     "evaluate": '"scores":{"exam":{"acc":{"value":0.9,"stderr":0.01}}}',
-    "push": '"uri":"pvc://models/x","size":1',
+    "push": '"published":[{"target":"pvc://models/x","uri":"pvc://models/x","format":"Merged","digest":"sha256:0",'
+    '"size":1}]',
 }
 
 
-def stage(name: str, *, steps: int = 1, env: dict[str, str] | None = None, **fields: Any) -> Object:
-    """Return the spec of a stage that runs the script; `fields` replace fields of that spec."""
-    spec: Object = {
-        "image": TOOLBOX,
-        "command": ["sh", "-c", SCRIPT],
-        "env": {"STAGE": name, "RESULT": RESULTS[name], "STEPS": str(steps), **(env or {})},
-        "placement": {"nodeSelector": {"kubernetes.io/os": "linux"}},
-        "resources": {"cpu": "10m", "memory": "32Mi"},
+def stage(name: str, *, steps: int = 1) -> Object:
+    """Return the spec of a stage that runs the script."""
+    return {
+        "pod": {
+            "image": TOOLBOX,
+            "command": ["sh", "-c", SCRIPT],
+            "env": variables(name, STEPS=str(steps)),
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "resources": memory("32Mi"),
+        }
     }
-    return {**spec, **fields}
+
+
+def variables(stage_name: str, **more: str) -> list[Object]:
+    """Return the environment variables of the script for a stage, and more; the script makes one step without STEPS."""
+    values = {"STAGE": stage_name, "RESULT": RESULTS[stage_name], **more}
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def memory(size: str) -> Object:
+    """Return the resources of a container with this memory as request and limit, and little CPU."""
+    return {"requests": {"cpu": "10m", "memory": size}, "limits": {"memory": size}}
 
 
 def pipeline(name: str, *, steps: dict[str, int] | None = None, pushes: bool = False, **changes: Any) -> Object:
     """Return a manifest of scripted stages; `changes` are fields of the spec, merged into those of each stage.
 
+    Lists are replaced, as in a merge patch. So `env` must be complete: `variables` returns that of a stage.
     `steps` sets the number of steps by stage. `pushes` adds the push stage, which needs the claim `models`.
     """
     stages = {name: stage(name, steps=(steps or {}).get(name, 1)) for name in ORDER}
-    stages["evaluate"]["tasks"] = {"exam": {}}
-    stages["push"]["target"] = "pvc://models/x"
+    stages["evaluate"]["tasks"] = [{"name": "exam"}]
+    stages["push"]["targets"] = [{"uri": "pvc://models/x"}]
     spec: Object = {
         "model": {"uri": "hf://org/base"},
-        "dataset": {"uri": "hf://org/data/train.jsonl"},
+        "datasets": [{"uri": "hf://org/data/train.jsonl"}],
         "workspace": {"size": "1Gi"},
         **stages,
     }
     if not pushes:
         del spec["push"]
     for key, value in changes.items():
-        spec[key] = _merged(spec.get(key), value)
+        spec[key] = merged(spec.get(key), value)
     return {
         "apiVersion": "finetune.dev/v1alpha1",
         "kind": "FineTunePipeline",
@@ -71,10 +85,11 @@ def pipeline(name: str, *, steps: dict[str, int] | None = None, pushes: bool = F
     }
 
 
-def _merged(old: Any, new: Any) -> Any:
+def merged(old: Any, new: Any) -> Any:
+    """Return the old value with the new one merged into it: objects field by field, and everything else replaced."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
-    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    return {**old, **{key: merged(old.get(key), value) for key, value in new.items()}}
 
 
 @dataclass(frozen=True)
@@ -92,22 +107,22 @@ class PipelineDriver:
 
     def patch(self, **spec: Any) -> None:
         """Merge fields into the spec; None removes a field."""
-        self.namespace.run("patch", "ftp", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+        self.namespace.run("patch", "ft", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def annotate(self, verb: str, value: str) -> None:
         """Set the annotation finetune.dev/VERB, as `cancel` and `retry` do."""
-        self.namespace.run("annotate", "ftp", self.name, f"finetune.dev/{verb}={value}", "--overwrite")
+        self.namespace.run("annotate", "ft", self.name, f"finetune.dev/{verb}={value}", "--overwrite")
 
     @property
     def object(self) -> Object:
         """The pipeline as the API server returns it; empty if there is none."""
-        return self.namespace.get("ftp", self.name)
+        return self.namespace.get("ft", self.name)
 
     @property
     def status(self) -> Object:
-        """The pipeline's status; empty before the operator has written one."""
+        """The pipeline's status, with its stages by name; empty before the operator has written one."""
         status: Object = self.object.get("status", {})
-        return status
+        return status and {**status, "stages": {stage["name"]: stage for stage in status.get("stages", ())}}
 
     def stage(self, name: str) -> Object:
         """Return the status of one stage; empty if there is none."""
@@ -121,7 +136,7 @@ class PipelineDriver:
 
     def describe(self) -> str:
         """Return `kubectl describe` of the pipeline and the objects of its namespace, for failure messages."""
-        return self.namespace.run("describe", "ftp", self.name) + self.namespace.run("get", "pods,jobs,pvc,events")
+        return self.namespace.run("describe", "ft", self.name) + self.namespace.run("get", "pods,jobs,pvc,events")
 
     def until(self, predicate: Any, seconds: float = 60) -> Any:
         """Wait until the predicate returns a true value, and return it; raises TimedOut with `describe`."""

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from e2e.pipelines.driver import PipelineDriver, pipeline
+from e2e.pipelines.driver import ORDER, Object, PipelineDriver, memory, pipeline, variables
 from testcluster.kube_namespace import KubeNamespace
 
 pytestmark = pytest.mark.usefixtures("operator")
+ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 
 
 def wait_blocked(
@@ -25,30 +26,35 @@ def wait_blocked(
     assert driver.condition("Reconciling")["reason"] == reason
 
 
+def secret_variables(secret: str) -> Object:
+    """Return the fields of a pod that has all keys of a Secret as variables."""
+    return {"envFrom": [{"secretRef": {"name": secret}}]}
+
+
 def test_missing_image_blocks_until_the_spec_is_edited(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("no-image", prepare={"image": "localhost:1/nothing:1"}))
+    driver = PipelineDriver.start(namespace, pipeline("no-image", prepare={"pod": {"image": "localhost:1/nothing:1"}}))
     wait_blocked(driver, "ImagePullFailed", "localhost:1/nothing:1", "check the stage's image")
-    driver.patch(prepare={"image": pipeline("x")["spec"]["train"]["image"]})
+    driver.patch(prepare={"pod": {"image": pipeline("x")["spec"]["train"]["pod"]["image"]}})
     driver.wait_finished()
     assert driver.stage("prepare")["failures"] == 0
 
 
 def test_missing_secret_blocks_until_it_is_created(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("no-secret", prepare={"secretRefs": ["hub-token"]}))
-    wait_blocked(driver, "SecretNotFound", 'secret "hub-token" not found', "secretRefs")
+    driver = PipelineDriver.start(namespace, pipeline("no-secret", prepare={"pod": secret_variables("hub-token")}))
+    wait_blocked(driver, "SecretNotFound", 'secret "hub-token" not found', "pod.envFrom")
     token = base64.b64encode(b"x").decode()
     namespace.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "data": {"T": token}})
     driver.wait_finished(seconds=180)
 
 
 def test_unmatched_node_selector_waits_for_capacity(namespace: KubeNamespace):
-    unmatched = {"placement": {"nodeSelector": {"zone": "moon"}}}
+    unmatched = {"pod": {"nodeSelector": {"zone": "moon"}}}
     driver = PipelineDriver.start(namespace, pipeline("unmatched", prepare=unmatched))
     wait_blocked(driver, "WaitingForCapacity", "nodes are available")
 
 
 def test_missing_gpu_waits_for_capacity(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("no-gpu", prepare={"resources": {"gpu": {"count": 1}}}))
+    driver = PipelineDriver.start(namespace, pipeline("no-gpu", prepare={"pod": ONE_GPU}))
     wait_blocked(driver, "WaitingForCapacity", "no node has nvidia.com/gpu available", "device plugin")
 
 
@@ -93,33 +99,35 @@ def test_exceeded_quota_blocks_until_it_is_deleted(namespace: KubeNamespace, res
 
 @pytest.mark.parametrize("field", ["serviceAccountName", "priorityClassName"])
 def test_missing_account_or_priority_class_blocks(namespace: KubeNamespace, field: str):
-    driver = PipelineDriver.start(namespace, pipeline("missing-dependency", prepare={field: "ghost"}))
+    driver = PipelineDriver.start(namespace, pipeline("missing-dependency", prepare={"pod": {field: "ghost"}}))
     wait_blocked(driver, "DependencyNotReady", "ghost", field)
 
 
 def test_malformed_affinity_is_spec_invalid(namespace: KubeNamespace):
-    malformed = {"placement": {"affinity": {"nodeAffinity": {"required": "maybe"}}}}
+    malformed = {"pod": {"affinity": {"nodeAffinity": {"required": "maybe"}}}}
     driver = PipelineDriver.start(namespace, pipeline("malformed", prepare=malformed))
     wait_blocked(driver, "SpecInvalid", "affinity")
 
 
 def test_process_over_its_memory_limit_fails_out_of_memory(namespace: KubeNamespace):
-    growing = {"command": ["sh", "-c", "x=a; while :; do x=$x$x; done"], "resources": {"memory": "24Mi"}}
-    driver = PipelineDriver.start(namespace, pipeline("oom", prepare=growing))
+    growing = {"command": ["sh", "-c", "x=a; while :; do x=$x$x; done"], "resources": memory("24Mi")}
+    driver = PipelineDriver.start(namespace, pipeline("oom", prepare={"pod": growing}))
     driver.wait_finished("Failed")
     assert driver.condition("Ready")["reason"] == "OutOfMemory"
-    assert "resources.memory" in driver.condition("Ready")["message"]
+    assert "resources.limits.memory" in driver.condition("Ready")["message"]
 
 
 def test_missing_command_fails_with_its_name(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("typo", prepare={"command": ["shh"], "retries": {"failures": 0}}))
+    typo = {"pod": {"command": ["shh"]}, "maxFailures": 0}
+    driver = PipelineDriver.start(namespace, pipeline("typo", prepare=typo))
     driver.wait_finished("Failed", seconds=120)
     assert "shh" in driver.condition("Ready")["message"]
 
 
 @pytest.mark.parametrize(("code", "reason"), [("64", "SpecInvalid"), ("65", "DataInvalid"), ("66", "SourceNotFound")])
 def test_permanent_exit_code_fails_without_a_retry(namespace: KubeNamespace, code: str, reason: str):
-    driver = PipelineDriver.start(namespace, pipeline(f"permanent-{code}", prepare={"env": {"FAIL_WITH": code}}))
+    failing = {"pod": {"env": variables("prepare", FAIL_WITH=code)}}
+    driver = PipelineDriver.start(namespace, pipeline(f"permanent-{code}", prepare=failing))
     driver.wait_finished("Failed")
     assert driver.condition("Ready")["reason"] == reason
     assert driver.stage("prepare")["failures"] == 1
@@ -130,14 +138,18 @@ def test_corrupted_status_stalls_until_it_is_repaired(namespace: KubeNamespace):
     driver = PipelineDriver.start(namespace, pipeline("corrupted", steps={"prepare": 60}))
     driver.wait_state("prepare", "Running")
 
-    def patch_result(result: Any) -> None:
-        body = {"status": {"stages": {"train": {"result": result}}}}
-        namespace.run("patch", "ftp", "corrupted", "--subresource=status", "--type=merge", "-p", json.dumps(body))
+    def patch_result(**change: Any) -> None:
+        train = f"/status/stages/{ORDER.index('train')}"
+        body = [
+            {"op": "test", "path": f"{train}/name", "value": "train"},
+            {**change, "path": f"{train}/result"},
+        ]
+        namespace.run("patch", "ft", "corrupted", "--subresource=status", "--type=json", "-p", json.dumps(body))
 
-    patch_result({"stage": "nonsense"})
+    patch_result(op="add", value={"stage": "nonsense"})
     driver.until(lambda: driver.condition("Stalled").get("reason") == "SpecInvalid")
     assert "status" in driver.condition("Ready")["message"] or "result" in driver.condition("Ready")["message"]
-    patch_result(None)
+    patch_result(op="remove")
     driver.wait_finished()
     assert len(driver.jobs("prepare")) == 1
 
@@ -145,18 +157,18 @@ def test_corrupted_status_stalls_until_it_is_repaired(namespace: KubeNamespace):
 def test_blocked_pipelines_do_not_delay_others(namespace: KubeNamespace):
     """Twenty good pipelines succeed while twenty blocked and failing pipelines exist."""
     bad = [
-        pipeline(f"bad-{n:02}", prepare=change)
+        pipeline(f"bad-{n:02}", prepare={"pod": change})
         for n, change in enumerate(
             [
                 {"image": "localhost:1/nothing:1"},
-                {"secretRefs": ["nothing"]},
-                {"placement": {"nodeSelector": {"zone": "moon"}}},
-                {"resources": {"gpu": {"count": 1}}},
+                secret_variables("nothing"),
+                {"nodeSelector": {"zone": "moon"}},
+                ONE_GPU,
                 {"serviceAccountName": "ghost"},
-                {"placement": {"affinity": {"nodeAffinity": {"required": "maybe"}}}},
-                {"env": {"FAIL_WITH": "70"}},
+                {"affinity": {"nodeAffinity": {"required": "maybe"}}},
+                {"env": variables("prepare", FAIL_WITH="70")},
                 {"command": ["shh"]},
-                {"env": {"FAIL_WITH": "65"}},
+                {"env": variables("prepare", FAIL_WITH="65")},
                 {"command": ["sh", "-c", "exit 0"]},
             ]
             * 2

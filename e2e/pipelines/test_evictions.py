@@ -10,7 +10,7 @@ from testcluster.nodes import NAME
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
-SPOT = {"placement": {"capacity": "spot", "nodeSelector": {"finetune.dev/capacity": "spot"}}}
+SPOT = {"placement": {"capacity": "Spot"}, "pod": {"nodeSelector": {"finetune.dev/capacity": "spot"}}}
 
 
 def interrupted(driver: PipelineDriver) -> bool:
@@ -49,7 +49,7 @@ def test_eviction_api_interrupts_and_training_resumes(operator: Operator, namesp
     assert "saved at step" in first["message"]
     assert (first["exitCode"], second["outcome"]) == (75, "Succeeded")
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (1, 0)
-    assert "AttemptInterrupted" in namespace.run("describe", "ftp", "evicted")
+    assert "AttemptInterrupted" in namespace.run("describe", "ft", "evicted")
 
 
 def test_node_reclaimed_with_notice_saves_and_resumes(operator: Operator, namespace: KubeNamespace, cluster: Provider):

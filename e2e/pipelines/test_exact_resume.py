@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.driver import Object, PipelineDriver
+from e2e.pipelines.driver import Object, PipelineDriver, merged
 from e2e.pipelines.test_evictions import SPOT, node_of
 from e2e.progress import wait_for_step
 from e2e.reference_run import MANIFEST, ReferenceRun, upload_material
@@ -22,9 +22,8 @@ def training() -> Object:
     """Return the demo's manifest up to the end of training, with training on spot nodes only."""
     manifest: Object = yaml.safe_load(MANIFEST.read_text())
     spec = manifest["spec"]
-    manifest["spec"] = {key: spec[key] for key in ("seed", "model", "dataset", "workspace", "prepare", "train")}
-    spec["train"].update(SPOT)
-    return manifest
+    kept = {key: spec[key] for key in ("seed", "model", "datasets", "validation", "workspace", "prepare", "train")}
+    return {**manifest, "spec": {**kept, "train": merged(spec["train"], SPOT)}}
 
 
 def wait_for_attempt_step(driver: PipelineDriver, attempt: int, step: int) -> Object:

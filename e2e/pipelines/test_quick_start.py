@@ -17,8 +17,8 @@ from e2e.reference_run import MANIFEST, ReferenceRun, upload_material
 from testcluster.kube_namespace import pod, temporary_namespace, until
 from testcluster.provider import Provider
 
-PROMPT = yaml.safe_load(MANIFEST.read_text())["spec"]["deploy"]["prompt"]
-WEIGHTS = "published/docstrings/model.safetensors"
+PROMPT = yaml.safe_load(MANIFEST.read_text())["spec"]["deploy"]["smokeTest"]["prompt"]
+WEIGHTS = "published/docstrings/latest/model.safetensors"
 ENDPOINT = "http://docstrings-deploy.quick-start.svc:8000/v1"
 # Sends up to ten requests a second, each over a new connection, and prints a line for each request: answered or lost.
 CLIENT = """
@@ -41,9 +41,8 @@ def driver(cluster: Provider, operator: Operator, reference_run: ReferenceRun) -
     with temporary_namespace(cluster.kube, "quick-start") as namespace:
         upload_material(namespace, reference_run)
         manifest = yaml.safe_load(MANIFEST.read_text())
-        manifest["spec"]["evaluate"]["gate"]["threshold"] = (
-            0.0  # a base model trained for one step does not pass the manifest's own threshold
-        )
+        # A base model trained for one step does not pass the manifest's own gate.
+        manifest["spec"]["evaluate"]["gates"][0]["value"] = 0.0
         yield PipelineDriver.start(namespace, manifest)
 
 
@@ -58,21 +57,21 @@ def test_evicted_pipeline_publishes_the_reference_model(driver: PipelineDriver, 
     progress = driver.stage("train")["progress"]
     assert progress["total"] == 342
     assert progress["tokensPerSecond"] > 0
-    row = driver.namespace.run("get", "ftp", "docstrings", "--no-headers").split()
+    row = driver.namespace.run("get", "ft", "docstrings", "--no-headers").split()
     assert row[1:3] == ["Running", "train"]
     assert row[3].endswith("%")
     evict(driver.namespace, driver.pod("train").partition("/")[2])
     driver.until(lambda: len(driver.stage("train")["attempts"]) == 2, 90)
 
-    driver.namespace.run("wait", "--for=condition=Finished", "--timeout=300s", "ftp/docstrings", timeout=310)
-    driver.namespace.run("wait", "--for=condition=Ready", "--timeout=0", "ftp/docstrings")
+    driver.namespace.run("wait", "--for=condition=Finished", "--timeout=300s", "ft/docstrings", timeout=310)
+    driver.namespace.run("wait", "--for=condition=Ready", "--timeout=0", "ft/docstrings")
     status = driver.status
     assert status["phase"] == "Succeeded", driver.describe()
     first, second = status["stages"]["train"]["attempts"]
     assert (first["outcome"], first["exitCode"], second["outcome"]) == ("Interrupted", 75, "Succeeded")
     assert second["startStep"] == first["lastStep"]  # no step is repeated
     assert status["interruptions"] == 1
-    assert status["gate"]["passed"]
+    assert status["gatesPassed"]
     reference_run.run("push")
     expected = hashlib.sha256((reference_run.material / WEIGHTS).read_bytes()).hexdigest()
     actual = driver.namespace.run("exec", "filler", "--", "busybox", "sha256sum", f"/claims/demo/{WEIGHTS}")
@@ -97,7 +96,7 @@ def test_new_model_takes_over_without_a_lost_request(driver: PipelineDriver):
     driver.namespace.create(client)
     driver.namespace.wait_phase("client", "Running")
     until(lambda: "answered" in driver.namespace.run("logs", "client"), 60)
-    driver.patch(push={"dtype": "fp16"})
+    driver.patch(push={"dtype": "FP16"})
     driver.wait_finished(seconds=300)
     driver.until(lambda: len(servers(driver)) == 1)
     [new] = servers(driver)
@@ -133,7 +132,7 @@ def test_deleted_server_is_recreated_without_a_rerun(driver: PipelineDriver):
 
 def test_new_leader_finishes_the_start_of_a_server(driver: PipelineDriver, operator: Operator):
     [old] = servers(driver)
-    driver.patch(deploy={"maxTokens": 4})
+    driver.patch(deploy={"smokeTest": {"maxTokens": 4}})
     driver.until(lambda: len(servers(driver)) == 2, 60)
     leader = operator.leader()
     operator.objects.run("delete", "pod", leader, "--grace-period=0", "--force")
@@ -154,7 +153,7 @@ def test_removing_deploy_deletes_server_and_service(driver: PipelineDriver):
 
 
 def test_deleted_pipeline_leaves_only_its_workspace(driver: PipelineDriver):
-    driver.namespace.run("delete", "ftp", "docstrings", "--wait=true")
+    driver.namespace.run("delete", "ft", "docstrings", "--wait=true")
     managed = ("-l", "app.kubernetes.io/managed-by=finetune-operator", "-o", "name")
     until(lambda: not driver.namespace.run("get", "jobs,deployments,services", *managed).split(), 60)
     assert "docstrings-workspace" in driver.namespace.run("get", "pvc", "-o", "name")

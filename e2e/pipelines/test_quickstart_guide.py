@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +19,7 @@ from testcluster.provider import Provider
 
 GUIDE = ROOT / "docs" / "guides" / "quickstart.md"
 MATERIAL = DEMO / "material.yaml"
-SKIPPED = ("make ", "helm ", "kubectl get ftp --watch")
+SKIPPED = ("make ", "helm ", "kubectl get ft --watch")
 """Lines that begin so are not run: fixtures make the images and install the chart, and `--watch` never returns."""
 
 
@@ -31,7 +33,8 @@ def run_block(block: str, kube: Kube) -> str:
     """Run a block in bash until the first error, and return its output; raises CalledProcessError."""
     lines = [line for line in block.splitlines() if not line.startswith(SKIPPED)]
     script = "\n".join(["trap 'kill $(jobs -p) 2> /dev/null || true' EXIT", *lines])
-    path = f"{kube.kubectl.parent}:{os.environ['PATH']}"
+    # `finetune` is beside the interpreter: `make test` activates no virtual environment.
+    path = os.pathsep.join([str(kube.kubectl.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"KUBECONFIG": str(kube.kubeconfig), "PATH": path}
     shell = ["bash", "-e", "-c", script]
     completed = subprocess.run(shell, cwd=ROOT, env=environment, check=False, text=True, stdout=subprocess.PIPE)
@@ -56,7 +59,7 @@ def docstrings(cluster: Provider, operator: Operator) -> Iterator[PipelineDriver
 def test_quickstart_commands_run_the_demo_to_success(docstrings: PipelineDriver):
     status = docstrings.status
     assert status["phase"] == "Succeeded", docstrings.describe()
-    assert status["gate"]["passed"]
+    assert status["gatesPassed"]
 
 
 def test_quickstart_request_returns_the_models_answer(docstrings: PipelineDriver, cluster: Provider):

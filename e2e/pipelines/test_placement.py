@@ -1,0 +1,108 @@
+"""Auto on real nodes: a spot class without nodes, on-demand nodes meanwhile, and back when spot nodes are there."""
+
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+
+import pytest
+
+from e2e.pipelines.chart import Operator
+from e2e.pipelines.driver import PipelineDriver, pipeline
+from testcluster.kube_namespace import KubeNamespace
+from testcluster.provider import Provider
+
+CLASS = "finetune.dev/class"
+DEAR, CHEAP = "1.00", "0.10"
+RETURN_SECONDS = 10
+
+
+def node_class(number: int, name: str, capacity: str, price: str, selector: str) -> list[str]:
+    """Return the values of a node class for --set."""
+    path = f"placement.nodeClasses[{number}]"
+    return [
+        f"{path}.name={name}",
+        f"{path}.capacity={capacity}",
+        f"{path}.price={price}",
+        f"{path}.nodeSelector.{selector}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def priced(operator: Operator) -> Iterator[Operator]:
+    """Return the operator with prices, and with times that suit a test."""
+    operator.install(
+        "placement.shortStageSeconds=0",
+        "placement.restartSeconds=1",
+        f"placement.returnSeconds={RETURN_SECONDS}",
+        *node_class(0, "dear", "OnDemand", DEAR, "finetune\\.dev/capacity=on-demand"),
+        *node_class(1, "cheap", "Spot", CHEAP, "finetune\\.dev/class=cheap"),
+    )
+    yield operator
+    operator.install()
+
+
+def spot_nodes(cluster: Provider) -> list[str]:
+    found = cluster.kube.run("get", "nodes", "-l", "finetune.dev/capacity=spot", "-o", "name")
+    return [line.partition("/")[2] for line in found.split()]
+
+
+def label_spot_nodes(cluster: Provider, label: str) -> None:
+    for name in spot_nodes(cluster):
+        cluster.kube.run("label", "node", name, label, "--overwrite")
+
+
+def test_full_spot_pool_is_left_and_returned_to(priced: Operator, namespace: KubeNamespace, cluster: Provider):
+    auto = {"placement": {"expectedSeconds": 900, "fallback": {"afterPendingSeconds": 5}}}
+    driver = PipelineDriver.start(namespace, pipeline("auto", steps={"train": 250}, train=auto))
+    driver.until(lambda: driver.stage("train").get("reason") == "WaitingForCapacity")
+    driver.until(lambda: len(driver.stage("train").get("attempts", ())) > 1, 60)
+    first, second = driver.stage("train")["attempts"]
+    assert (first["capacity"], first["nodeClass"], first["outcome"]) == ("Spot", "cheap", "Stopped")
+    assert (second["capacity"], second["nodeClass"]) == ("OnDemand", "dear")
+    driver.until(lambda: driver.condition("Trained").get("reason") == "Progressing")
+    assert driver.condition("Trained")["message"] == "OnDemand (dear): no Spot node was found within 5s"
+    label_spot_nodes(cluster, f"{CLASS}=cheap")
+    try:
+        driver.wait_state("train", "Running")
+        time.sleep(RETURN_SECONDS + 2)  # so long the class is not tried again
+        namespace.run("delete", driver.pod("train"), "--wait=false")
+        status = driver.wait_finished(seconds=180)
+    finally:
+        label_spot_nodes(cluster, f"{CLASS}-")
+    _, second, third = status["stages"]["train"]["attempts"]
+    assert (second["outcome"], second["exitCode"]) == ("Interrupted", 75)
+    assert (third["capacity"], third["nodeClass"], third["outcome"]) == ("Spot", "cheap", "Succeeded")
+    assert third["node"] in spot_nodes(cluster)
+    assert (status["interruptions"], status["stages"]["train"]["failures"]) == (1, 0)
+    assert "CapacityChosen" in namespace.run("describe", "ft", "auto")
+    check_costs(status, second, third)
+    wide = namespace.run("get", "ft", "auto", "-o", "wide")
+    assert status["spent"] in wide
+
+
+def check_costs(status: dict, second: dict, third: dict) -> None:
+    """Check that each attempt costs its running time at its price, and that the sums are theirs."""
+    for attempt, price in ((second, DEAR), (third, CHEAP)):
+        exact = Decimal(price) * Decimal(str(attempt["seconds"])) / 3600
+        assert abs(Decimal(attempt["cost"]) - exact) <= Decimal("0.0001")
+    attempts = [one for stage in status["stages"].values() for one in stage.get("attempts", ())]
+    spent = sum(Decimal(one["cost"]) for one in attempts)
+    assert Decimal(status["costs"]["spent"]) == spent
+    assert status["costs"]["currency"] == "USD"
+    assert Decimal(status["costs"]["saved"]) > 0
+
+
+def test_eviction_is_paid_and_reported(priced: Operator, namespace: KubeNamespace, cluster: Provider):
+    label_spot_nodes(cluster, f"{CLASS}=cheap")
+    try:
+        auto = {"placement": {"expectedSeconds": 900}}
+        driver = PipelineDriver.start(namespace, pipeline("paid", steps={"train": 40}, train=auto))
+        driver.wait_state("train", "Running")
+        namespace.run("delete", driver.pod("train"), "--wait=false")
+        status = driver.wait_finished(seconds=120)
+    finally:
+        label_spot_nodes(cluster, f"{CLASS}-")
+    first, second = status["stages"]["train"]["attempts"]
+    assert (first["capacity"], second["capacity"]) == ("Spot", "Spot")
+    assert 0 < Decimal(first["lostCost"]) <= Decimal(first["cost"])
+    assert Decimal(status["costs"]["lost"]) == Decimal(first["lostCost"])
