@@ -34,6 +34,7 @@ from finetune_trainer.contract import (  # noqa: E402
     ModelSource,
     PrepareConfig,
     PrepareRecipe,
+    Validation,
 )
 from finetune_trainer.contract.environment import CONFIG  # noqa: E402
 
@@ -107,7 +108,8 @@ def measure(folder: Path, count: int, form: str) -> tuple[float, float, float, i
     config = PrepareConfig(
         identity=f"{count}",
         model=ModelSource(uri="model"),
-        dataset=DatasetSource(uri=f"data.{form}", validation_fraction=0),
+        datasets=(DatasetSource(uri=f"data.{form}"),),
+        validation=Validation(fraction=0),
         recipe=PrepareRecipe(context_length=1024),
     )
     environment = Environment(folder / "workspace", manifest_dir=folder, termination_log=folder / "termination-log")

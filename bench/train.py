@@ -1,9 +1,9 @@
 """Compare this trainer's loop with HF's Trainer and TRL's SFTTrainer on this machine's CPU.
 
-    python bench/train.py [--repeats 5] [--steps 6] [--counted 0.25] [--precision fp32] [--clock wall]
+    python bench/train.py [--repeats 5] [--steps 6] [--counted 0.25] [--dtype FP32] [--clock wall]
 
 All three train the same model (26 million parameters, initialized here) on the same packed rows in the same order,
-with the same batch size, precision, LoRA, optimizer and gradient clipping. They run in turns, so that other load on the
+with the same batch size, data type, LoRA, optimizer and gradient clipping. They run in turns, so that other load on the
 machine slows all of them. A run is timed from the end of its first step to the end of its last.
 
 Prints, each as median, minimum and maximum:
@@ -148,10 +148,10 @@ class Benchmark:
         """Return the train config that all three follow."""
         recipe = {
             "max_steps": steps,
-            "batch_size": BATCH,
-            "precision": self.options.precision,
+            "micro_batch_size": BATCH,
+            "dtype": self.options.dtype,
             "lora": {"rank": rank, "alpha": 32, "dropout": 0.05, "target_modules": TARGETS},
-            "optimizer": {"learning_rate": 1e-4, "schedule": "constant", "warmup_fraction": 0.0},
+            "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
         }
         return TrainConfig.model_validate(
             {
@@ -180,8 +180,8 @@ class Benchmark:
         """Train with HF's or TRL's trainer; return the times at which the steps ended."""
         rank = changes.pop("rank", 16)
         config = self.config("theirs", steps=steps, rank=rank)
-        base = load_base(self.model, dtype_of(config.recipe.precision, self.model), config.model.uri)
-        model = attach_adapter(base, config.recipe.lora, config.model, 0)
+        base = load_base(self.model, dtype_of(config.recipe.dtype, self.model), config.model.uri)
+        model = attach_adapter(base, config.recipe.adapter, config.model, 0)
         sampler = StepSampler.of(config.recipe, len(self.rows), 0)
         order = np.concatenate([sampler.rows_for_step(step) for step in range(steps)])
         times = StepTimesCallback(self.options.clock)
@@ -192,7 +192,7 @@ class Benchmark:
             "learning_rate": 1e-4,
             "lr_scheduler_type": "constant",
             "max_grad_norm": 1.0,
-            "bf16": self.options.precision == "bf16",
+            "bf16": self.options.dtype == "BF16",
             "gradient_checkpointing": False,
             "use_cpu": True,
             "report_to": [],
@@ -356,14 +356,14 @@ def main() -> None:
     parser.add_argument(
         "--counted", dest="target_fraction", type=float, default=0.25, help="fraction of the tokens in the loss"
     )
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--dtype", choices=("FP32", "BF16"), default="FP32")
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: CPU seconds, for a machine with other load"
     )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.precision}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.dtype}")
     print(f"{BATCH} rows of {CONTEXT} tokens per step, {options.target_fraction:.0%} of them in the loss")
     print(f"{options.repeats} turns, {options.clock} clock")
     with tempfile.TemporaryDirectory() as folder:
