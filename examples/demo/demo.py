@@ -62,12 +62,12 @@ def section(name: str, description: str, seconds: dict[str, float]) -> Iterator[
 
 
 def run_pipeline(workdir: Path, *options: str) -> Status:
-    """Run the manifest from the beginning in a work folder and return the pipeline's status."""
+    """Run the manifest from the beginning in a work folder and return its status, with the stages by name."""
     shutil.rmtree(workdir, ignore_errors=True)
     locations = ("--workdir", str(workdir), "--claim", f"demo={MATERIAL}")
     command = ("-m", "finetune_cli", "run", str(MANIFEST), *locations, *options, "--json")
     status: Status = json.loads(python(*command, stdout=subprocess.PIPE))
-    return status
+    return status | {"stages": {stage["name"]: stage for stage in status["stages"]}}
 
 
 def python(*arguments: str, stdout: int | None = None) -> str:
@@ -99,25 +99,26 @@ def check_equal(interrupted: dict[str, str], uninterrupted: dict[str, str]) -> d
 
 
 def base_score() -> Score:
-    """Return the base model's score in the task of the manifest's gate."""
+    """Return the base model's score in the task of the manifest's first gate."""
     from finetune_trainer.stages.evaluate import scores_of  # noqa: PLC0415  lm-eval takes memory that the runs before need
 
     evaluate = read(MANIFEST).spec.evaluate
-    if evaluate is None or evaluate.gate is None:
-        sys.exit(f"demo: {MANIFEST} has no evaluate.gate, so there is nothing to compare")
+    if evaluate is None or not evaluate.gates:
+        sys.exit(f"demo: {MANIFEST} has no evaluate.gates, so there is nothing to compare")
     environment = Environment(workspace=INTERRUPTED_RUN / "volumes/workspace", claims=INTERRUPTED_RUN / "claims")
     scores = scores_of(MATERIAL / "base-model", None, evaluate, environment)
-    return scores[evaluate.gate.task][evaluate.gate.metric]
+    gate = evaluate.gates[0]
+    return scores[gate.task][gate.metric]
 
 
 def print_summary(status: Status, before: Score, digests: dict[str, str], seconds: dict[str, float]) -> None:
     """Print scores, interruptions, digests and durations."""
-    stages, gate = status["stages"], status["gate"]
+    stages, gate = status["stages"], status["gates"][0]
     active = {name: stage["activeSeconds"] for name, stage in stages.items()}
     lost = f"{status['lostSteps']} of {stages['train']['result']['steps']} steps ({status['lostSeconds']:.1f} s)"
     lines = {
         "score before": f"{before.value:.3f} ± {before.stderr or 0:.3f} (chance: 0.125)",
-        "score after": f"{gate['value']:.3f} ± {gate['stderr']:.3f} (gate: {gate['threshold']})",
+        "score after": f"{gate['score']:.3f} ± {gate['stderr']:.3f} (gate: {gate['value']})",
         "interruptions": f"{status['interruptions']}; {lost} were lost and repeated",
         "adapter": "byte-identical to that of the uninterrupted training",
         **{f"  {name}": f"sha256:{digest}" for name, digest in digests.items()},
