@@ -1,6 +1,8 @@
 # `make help` lists the targets. Each target first installs what it needs into .venv.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+# Extras of the tests: all there are.
+ALL := operator,trainer,gcs,mlflow,wandb,tensorboard,cluster,dev
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -10,7 +12,7 @@ demo: ## run a whole pipeline on this machine, with two interruptions
 	@$(PY) examples/demo/demo.py
 
 test: ## run all unit, integration and e2e tests (TESTS=tests/unit/core for some)
-	@.ci/install operator,trainer,cluster,dev
+	@.ci/install $(ALL)
 ifdef TESTS
 	@$(PY) -m pytest $(TESTS)
 else
@@ -19,7 +21,7 @@ else
 endif
 
 check: ## check style, types, layers and generated files
-	@.ci/install operator,trainer,cluster,dev
+	@.ci/install $(ALL)
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@PYTHONPATH=operator:trainer:. .venv/bin/lint-imports --no-cache
