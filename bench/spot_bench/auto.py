@@ -19,6 +19,7 @@ from finetune_operator.core.auto import (
     Limits,
     Offer,
     decide,
+    offers_in_turns,
     pays_to_return,
     pending_limit,
     reason_to_give_up,
@@ -88,10 +89,14 @@ class Auto:
     def run_on_spot(self, decision: Decision) -> None:
         """Wait for a spot node of the class, and run until it is taken."""
         run, node_class = self.run, decision.offer.node_class
-        limit = run.now + int(pending_limit(self.experience(self.given_up), self.limits) / minutes(1))
+        experience = self.experience(self.given_up)
+        turns = offers_in_turns(self.spot_offers, experience, self.limits)
+        in_turns = decision.offer in turns
+        limit = run.now + int(pending_limit(experience, self.limits, in_turns=in_turns) / minutes(1))
         start, zone = run.first_zone(node_class)
         run.wait(min(start, limit))
         if start > limit:
+            self.given_up.pop(node_class, None)  # a class that was given up again goes to the end
             self.given_up[node_class] = Cause.NO_CAPACITY
             return
         self.take_spot(node_class, zone)

@@ -22,6 +22,9 @@ MIN_PENDING = timedelta(minutes=3)
 """Least time for which a pod waits: an autoscaler needs it for a node that there is."""
 PENDING_SHARE = 0.9
 """Part of the spare time that one wait for spot nodes may take. `bench/spot.py`: more or less costs more."""
+SIMILAR_PRICE = Decimal("1.2")
+"""Classes that cost no more than this multiple of the cheapest one wait in turns. `bench/spot.py`: 1.3 costs more than
+waiting for the cheapest one alone."""
 IN_ROW = 3
 """Interruptions in a row after which a node class is given up, where neither the user nor a deadline says more."""
 RESERVE_SHARE = 0.03
@@ -52,6 +55,8 @@ class Cause(StrEnum):
     """No spot node was found for too long."""
     NO_PROGRESS = "NoProgress"
     """Interrupted attempts in a row have made no new durable step."""
+    LAST_INTERRUPTION = "LastInterruption"
+    """The next interruption would fail the stage."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ class Experience:
     """Time until the deadline. None: there is none."""
     later_stages: timedelta = timedelta()
     """Expected running time of the stages after this one."""
+    interruptions_left: int | None = None
+    """Interruptions that the stage may still have. None: any number."""
 
     @property
     def spare(self) -> timedelta | None:
@@ -147,13 +154,14 @@ def decide(
     capacity: str, spot: Sequence[Offer], on_demand: Sequence[Offer], experience: Experience, limits: Limits
 ) -> Decision:
     """Return the node class of the next attempt. `spot` and `on_demand` have at least one offer each."""
-    spot_offer, on_demand_offer = _next(spot, experience), _next(on_demand, experience) or _cheapest(on_demand)
+    spot_offer = _next(spot, experience, limits)
+    on_demand_offer = _next(on_demand, experience, limits) or _cheapest(on_demand, experience)
     estimates = (
         estimate(spot_offer, experience) if spot_offer else None,
         estimate_on_demand(on_demand_offer, experience),
     )
     if capacity != AUTO:
-        offer = on_demand_offer if capacity == ON_DEMAND else spot_offer or _cheapest(spot)
+        offer = on_demand_offer if capacity == ON_DEMAND else spot_offer or _cheapest(spot, experience)
         return Decision(capacity, offer, Cause.REQUESTED, *estimates)
     cause = _cause_for_on_demand(spot_offer, *estimates, experience, limits)
     if cause or spot_offer is None:
@@ -172,6 +180,8 @@ def _cause_for_on_demand(
     """Return why the attempt cannot run on spot nodes, or None. A deadline comes before money."""
     if not experience.has_time_for_interruption():
         return Cause.DEADLINE
+    if experience.interruptions_left is not None and experience.interruptions_left <= 0:
+        return Cause.LAST_INTERRUPTION
     if experience.total is not None and experience.total < limits.short_stage:
         return Cause.SHORT_STAGE
     if spot_offer is None:
@@ -181,15 +191,46 @@ def _cause_for_on_demand(
     return None
 
 
-def _next(offers: Sequence[Offer], experience: Experience) -> Offer | None:
-    """Return the cheapest offer that was not given up."""
+def _next(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Offer | None:
+    """Return the cheapest offer that was not given up; before a dear one, those in turns that wait for nodes."""
     left = [offer for offer in offers if offer.node_class not in experience.given_up]
-    return _cheapest(left) if left else None
+    turns = offers_in_turns(offers, experience, limits)
+    if not turns:
+        return _cheapest(left, experience) if left else None
+    first_given_up = {name: number for number, name in enumerate(experience.given_up)}
+    untried = [offer for offer in turns if offer in left]
+    return _cheapest(untried, experience) if untried else min(turns, key=lambda one: first_given_up[one.node_class])
 
 
-def _cheapest(offers: Sequence[Offer]) -> Offer:
-    """Return the first of the offers with the lowest price; one without a price comes last."""
-    return min(offers, key=lambda offer: (offer.price is None, offer.price or Decimal()))
+def offers_in_turns(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Sequence[Offer]:
+    """Return the offers at a similar price that may have nodes, if a deadline leaves the time to wait for each in turn.
+
+    Waiting for only one of them would cost nothing but time, and find a node later.
+    """
+    if limits.pending or experience.spare is None:
+        return []
+    lowest = _cheapest(offers, experience)
+    similar = [one for one in offers if _is_similar(one.price, lowest.price)]
+    turns = [one for one in similar if experience.given_up.get(one.node_class) in (None, Cause.NO_CAPACITY)]
+    # The dearer ones are tried, too, before the spare time ends.
+    dearer = [one for one in offers if one not in similar and one.node_class not in experience.given_up]
+    has_time = experience.spare >= PENDING * (1 + len(dearer))
+    return turns if has_time and len(turns) > 1 else []
+
+
+def _is_similar(price: Decimal | None, lowest: Decimal | None) -> bool:
+    return price == lowest if price is None or lowest is None else price <= SIMILAR_PRICE * lowest
+
+
+def _cheapest(offers: Sequence[Offer], experience: Experience) -> Offer:
+    """Return the first of the offers with the lowest expected cost; one without a price comes last."""
+    return min(offers, key=lambda offer: _expected_cost(offer, experience))
+
+
+def _expected_cost(offer: Offer, experience: Experience) -> tuple[bool, Decimal, Decimal]:
+    expected = estimate(offer, experience)
+    # Where neither of two would ever end, the price decides.
+    return (False, expected.cost, expected.price) if expected else (True, Decimal(), Decimal())
 
 
 def estimate(offer: Offer, experience: Experience) -> Estimate | None:
@@ -223,13 +264,14 @@ def interruption_rate(offer: Offer, experience: Experience) -> float:
     return (prior * PRIOR_HOURS + experience.interruptions) / (PRIOR_HOURS + experience.spot_time / HOUR)
 
 
-def pending_limit(experience: Experience, limits: Limits) -> timedelta:
+def pending_limit(experience: Experience, limits: Limits, *, in_turns: bool = False) -> timedelta:
     """Return how long a pod may find no node before its class is given up, by what was known when the attempt began.
 
-    With a deadline, waiting costs nothing but time: most of what there is to spare.
+    With a deadline, waiting costs nothing but time: most of what there is to spare. Where another class at a similar
+    price has its turn next, `offers_in_turns`, it is no longer than without a deadline.
     """
     spare = experience.spare
-    if spare is None:
+    if spare is None or in_turns:
         return limits.pending or PENDING
     limit = max(MIN_PENDING, PENDING_SHARE * spare)
     return min(limits.pending, limit) if limits.pending else limit

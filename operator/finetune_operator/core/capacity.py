@@ -16,6 +16,7 @@ from finetune_operator.core.auto import (
     Experience,
     Limits,
     decide,
+    offers_in_turns,
     pays_to_return,
     pending_limit,
     return_time,
@@ -97,12 +98,15 @@ class CapacityChoice:
             experience = replace(experience, deadline=None)  # another class costs nothing but its price
         elif experience.deadline is not None:
             experience = replace(experience, deadline=experience.deadline + waited)
-        yield pending_limit(experience, self._limits) - waited
+        in_turns = offers_in_turns(offers(self.stage, attempt.capacity or "", self.defaults), experience, self._limits)
+        mine = any(one.node_class == class_of(attempt) for one in in_turns)
+        yield pending_limit(experience, self._limits, in_turns=mine) - waited
 
     def _has_alternative(self, attempt: AttemptStatus) -> bool:
         """Return whether another class would be chosen if this one had no capacity."""
         name = class_of(attempt)
-        given_up = {**self._experience.given_up, name: Cause.NO_CAPACITY}
+        earlier = {one: cause for one, cause in self._experience.given_up.items() if one != name}
+        given_up = {**earlier, name: Cause.NO_CAPACITY}  # in the order in which they were given up
         return self._decide(replace(self._experience, given_up=given_up)).offer.node_class != name
 
     def _return_times(self, attempt: AttemptStatus) -> Iterator[timedelta]:

@@ -58,6 +58,7 @@ def experience_of(
         on_demand_attempts=_on_demand_in_a_row(status),
         deadline=pipeline.deadline - now if pipeline.deadline else None,
         later_stages=_later_stages(pipeline, spec, statuses),
+        interruptions_left=spec.max_interruptions - status.interruptions_counted,
     )
     return replace(experience, given_up=dict(_given_up(status, experience, limits_of(spec, defaults), now)))
 

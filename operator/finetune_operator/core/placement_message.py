@@ -45,6 +45,8 @@ def _reason(decision: Decision, experience: Experience, limits: Limits, currency
             return f"no Spot node was found {limit}"
         case Cause.NO_PROGRESS:
             return f"{limits.fruitless or IN_ROW} interruptions in a row on Spot left no new durable step"
+        case Cause.LAST_INTERRUPTION:
+            return "one more interruption would fail the stage: maxInterruptions is used up"
 
 
 def _warning(decision: Decision, currency: str) -> str:

@@ -1,5 +1,6 @@
 """The capacity of the next attempt, rule by rule."""
 
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -76,6 +77,46 @@ def test_auto_tries_other_spot_class_before_on_demand():
         chosen.append((capacity, name))
         given_up = {**given_up, name: Cause.NO_CAPACITY}
     assert chosen == [(SPOT, "cheap"), (SPOT, "dear"), (SPOT, "unknown"), (ON_DEMAND, "h100")]
+
+
+FULL = Cause.NO_CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("second", "given_up", "spare", "expected"),
+    [
+        ("0.96", {"cheap": FULL}, 60, "second"),
+        ("0.96", {"cheap": FULL, "second": FULL}, 60, "cheap"),
+        ("0.96", {"second": FULL, "cheap": FULL}, 60, "second"),
+        ("0.96", {"cheap": FULL, "second": FULL}, 9, "h100"),
+        ("0.97", {"cheap": FULL, "second": FULL}, 60, "h100"),
+        ("0.96", {"cheap": FULL, "second": Cause.INTERRUPTIONS}, 60, "h100"),
+        (None, {"cheap": FULL, "second": FULL}, 60, "h100"),
+    ],
+)
+def test_full_classes_at_a_similar_price_have_turns(second, given_up, spare, expected):
+    spot = [Offer("cheap", Decimal("0.80")), Offer("second", second and Decimal(second))]
+    experience = of(4, given_up=given_up, restart=MINUTE, loss=MINUTE)
+    experience = replace(experience, deadline=(4 * 1.03 * 60 + 3 + spare) * MINUTE)
+    assert choose((spot, H100[1]), experience)[1] == expected
+
+
+@pytest.mark.parametrize(("pending", "expected"), [(None, "h100"), (HOUR, "h100")])
+def test_full_classes_have_no_turns_without_a_deadline(pending, expected):
+    spot = [Offer("cheap", Decimal("0.80")), Offer("second", Decimal("0.80"))]
+    deadline = 10 * HOUR if pending else None
+    experience = of(4, given_up={"cheap": FULL, "second": FULL}, deadline=deadline)
+    assert choose((spot, H100[1]), experience, pending=pending)[1] == expected
+
+
+def test_class_with_lower_expected_cost_comes_first():
+    spot = [Offer("taken", Decimal("0.80"), 6.0), Offer("calm", Decimal("0.90"), 0.01)]
+    assert choose((spot, H100[1]), of(4, restart=5 * MINUTE)) == (SPOT, "calm", Cause.LOWER_COST)
+
+
+@pytest.mark.parametrize(("left", "capacity"), [(1, SPOT), (0, ON_DEMAND)])
+def test_last_interruption_is_not_spent_on_spot(left, capacity):
+    assert choose(H100, of(4, interruptions_left=left))[0] == capacity
 
 
 @pytest.mark.parametrize(("capacity", "node_class"), [(SPOT, "a100-spot"), (ON_DEMAND, "a100")])

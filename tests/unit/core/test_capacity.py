@@ -11,6 +11,7 @@ from support.scenario import START, Scenario, a_pipeline, a_result
 from finetune_operator.api.amounts import AMOUNT
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import PlacementDefaults
+from finetune_operator.api.status import PlacementStatus
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.placement import pod_placement
 from finetune_operator.core.settings import Settings
@@ -46,6 +47,12 @@ def training(*classes: tuple[str, str, str | None], deadline: str | None = None,
 def placed(scenario: Scenario) -> tuple[str | None, str | None]:
     attempt = scenario.attempt("train")
     return attempt.capacity, attempt.node_class
+
+
+def choice(scenario: Scenario) -> PlacementStatus:
+    placement = scenario.stage("train").placement
+    assert placement
+    return placement
 
 
 def find_no_node(scenario: Scenario) -> None:
@@ -91,9 +98,7 @@ def running_on_demand(*, step: int) -> tuple[Scenario, str]:
 def test_cheaper_spot_is_chosen_with_its_numbers():
     scenario = training(*H100, placement={"expectedSeconds": 4 * 3600})
     assert placed(scenario) == ("Spot", "h100-spot")
-    placement = scenario.stage("train").placement
-    assert placement
-    assert placement.message == (
+    assert choice(scenario).message == (
         "Spot (h100-spot): 0.80 against 3.10 USD an hour on OnDemand, 0.05 interruptions of Spot an hour cost 6m"
         " each: expected 3.22 USD against 12.40 USD (prices of 2029-12-01, 31 days old)"
     )
@@ -106,9 +111,7 @@ def test_cheaper_spot_is_chosen_with_its_numbers():
 def test_dearer_spot_is_not_chosen():
     scenario = training(*A100)
     assert placed(scenario) == ("OnDemand", "a100")
-    placement = scenario.stage("train").placement
-    assert placement
-    assert placement.message.startswith("OnDemand (a100): 1.04 against 1.14 USD an hour on Spot")
+    assert choice(scenario).message.startswith("OnDemand (a100): 1.04 against 1.14 USD an hour on Spot")
 
 
 def test_requested_spot_that_costs_more_is_warned_about():
@@ -146,9 +149,7 @@ def test_deadline_decides_whether_there_is_time_for_spot(hours, capacity):
 def test_deadline_with_unknown_duration_runs_on_demand():
     scenario = training(*H100, deadline=(START + timedelta(hours=9)).isoformat())
     assert placed(scenario)[0] == "OnDemand"
-    placement = scenario.stage("train").placement
-    assert placement
-    assert "set placement.expectedSeconds" in placement.message
+    assert "set placement.expectedSeconds" in choice(scenario).message
 
 
 def test_full_spot_class_is_left_for_the_next_and_then_on_demand():
@@ -163,10 +164,41 @@ def test_full_spot_class_is_left_for_the_next_and_then_on_demand():
         scenario.after(1).reconcile_until_stable()
         end_stopped(scenario)
         assert placed(scenario) == expected
-    placement = scenario.stage("train").placement
-    assert placement
-    assert placement.message == "OnDemand (h100): no Spot node was found within 10m"
+    assert choice(scenario).message == "OnDemand (h100): no Spot node was found within 10m"
     assert (scenario.status.interruptions, scenario.stage("train").failures) == (0, 0)
+
+
+def test_full_spot_classes_wait_in_turns_while_deadline_allows():
+    classes = (("b", "Spot", "0.90"), ("dear", "Spot", "1.60"), *H100)
+    deadline = (START + timedelta(hours=6)).isoformat()
+    scenario = training(*classes, deadline=deadline, placement={"expectedSeconds": 4 * 3600})
+    chosen = []
+    while len(chosen) < 12 and placed(scenario)[0] == "Spot":
+        chosen.append(placed(scenario)[1])
+        find_no_node(scenario)
+        while not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop:
+            scenario.after(60).reconcile_until_stable()
+        end_stopped(scenario)
+    # 52 minutes to spare: 120 less a reserve of a quarter of the work, two restarts and a checkpoint.
+    assert chosen == ["h100-spot", "b", "h100-spot", "b", "dear"]
+    assert placed(scenario) == ("OnDemand", "h100")
+
+
+def test_last_allowed_interruption_leads_to_on_demand():
+    """With much time to spare, quick interruptions are no reason to leave: the budget of the stage is."""
+    deadline = (START + timedelta(hours=300)).isoformat()
+    scenario = training(*H100, deadline=deadline, maxInterruptions=3, placement={"expectedSeconds": 60_000})
+    for number in range(3):
+        assert placed(scenario)[0] == "Spot"
+        interrupt(scenario, 5, start=50 * number, last=50 * number + 50, saved=50 * number + 50)
+    assert placed(scenario) == ("OnDemand", "h100")
+    assert choice(scenario).message == (
+        "OnDemand (h100): one more interruption would fail the stage: maxInterruptions is used up"
+        " (prices of 2029-12-01, 31 days old)"
+    )
+    scenario.cluster.start(scenario.attempt("train").job)
+    scenario.after(7200).reconcile_until_stable()
+    assert not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop
 
 
 def test_requested_spot_waits_where_there_is_no_other_class():
@@ -191,9 +223,7 @@ def test_three_quick_interruptions_lead_to_on_demand():
         assert placed(scenario)[0] == "Spot"
         interrupt(scenario, 10, start=100 * number, last=100 * number + 100, saved=100 * number + 100)
     assert placed(scenario) == ("OnDemand", "h100")
-    placement = scenario.stage("train").placement
-    assert placement
-    assert placement.cause == "Interruptions"
+    assert choice(scenario).cause == "Interruptions"
 
 
 def test_interruptions_after_hours_stay_on_spot():
@@ -208,9 +238,7 @@ def test_attempts_without_a_durable_step_lead_to_on_demand():
     for _ in range(2):
         interrupt(scenario, 10, start=0, last=100, saved=0)
     assert placed(scenario)[0] == "OnDemand"
-    placement = scenario.stage("train").placement
-    assert placement
-    assert placement.cause == "NoProgress"
+    assert choice(scenario).cause == "NoProgress"
 
 
 def test_on_demand_attempt_returns_to_spot_where_that_pays():
