@@ -46,7 +46,7 @@ def experience_of(
     status = statuses(spec.name)
     current = [one for one in status.attempts if one.identity == status.identity]
     on_spot = [one for one in status.attempts if one.capacity == SPOT and one.started_at]
-    total, remaining, measured = _durations(spec, status, current)
+    total, remaining, measured = _durations(spec, current, now)
     experience = Experience(
         total=total,
         remaining=remaining,
@@ -64,7 +64,7 @@ def experience_of(
 
 
 def _durations(
-    spec: StageSpec, status: StageStatus, current: Sequence[AttemptStatus]
+    spec: StageSpec, current: Sequence[AttemptStatus], now: datetime
 ) -> tuple[timedelta | None, timedelta | None, bool]:
     """Return the running time of the whole stage and of the rest, and whether they are measured or only expected."""
     newest = next((one for one in reversed(current) if _has_measured(one)), None)
@@ -74,7 +74,7 @@ def _durations(
     if spec.placement.expected_seconds is None:
         return None, None, False
     expected = spec.placement.expected_seconds
-    rest = expected - status.active_seconds
+    rest = expected - sum(_seconds(one, now) for one in current if _durable_step(one) > (one.start_step or 0))
     return _time(expected), _time(rest) if rest > 0 else None, False
 
 
@@ -99,9 +99,12 @@ def _durable_step(attempt: AttemptStatus) -> int:
 def _restart(current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime) -> timedelta:
     """Return the shortest measured time of an attempt without steps: before its process started, and in it.
 
-    The shortest, because validation and checkpoints take time without steps, too.
+    The shortest, because validation and checkpoints take time without steps, too. Until there is one, an attempt that
+    ended before its first step shows that a restart takes longer than it ran.
     """
-    return min(_measured_restarts(current, now), default=otherwise)
+    measured = list(_measured_restarts(current, now))
+    without_step = (_time(_seconds(one, now)) for one in current if (one.last_step or 0) <= (one.start_step or 0))
+    return min(measured) if measured else max(otherwise, *without_step, timedelta())
 
 
 def _measured_restarts(current: Sequence[AttemptStatus], now: datetime) -> Iterator[timedelta]:

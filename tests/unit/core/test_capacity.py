@@ -201,6 +201,19 @@ def test_last_allowed_interruption_leads_to_on_demand():
     assert not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop
 
 
+@pytest.mark.parametrize(("minutes", "capacity"), [(4, "Spot"), (25, "OnDemand")])
+def test_attempt_without_a_step_shows_how_long_a_start_takes(minutes, capacity):
+    """Of 6:10 h, 4 h are work and 1 h the reserve of an estimate: three starts do not fit into the rest."""
+    deadline = (START + timedelta(hours=6, minutes=10)).isoformat()
+    scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 4 * 3600})
+    assert placed(scenario)[0] == "Spot"
+    job = scenario.start("train")
+    scenario.after(minutes * 60)
+    scenario.lose_node(job)
+    scenario.pass_interruption_backoff()
+    assert placed(scenario)[0] == capacity
+
+
 def test_requested_spot_waits_where_there_is_no_other_class():
     scenario = training(*H100, placement={"capacity": "Spot", "fallback": {"afterPendingSeconds": 60}})
     find_no_node(scenario)
