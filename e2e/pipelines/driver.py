@@ -178,3 +178,10 @@ class PipelineDriver:
         return str(
             until(lambda: self.namespace.run("get", "pods", "-l", selector, "-o", "name").strip(), 30, self.describe)
         )
+
+
+def evict(namespace: KubeNamespace, pod: str) -> None:
+    """Evict a pod through the Eviction API."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
+    namespace.kube.run("create", "--raw", path, "-f", "-", given=json.dumps(body))

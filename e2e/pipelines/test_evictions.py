@@ -1,10 +1,9 @@
 """A stage that is evicted, deleted or loses its node is interrupted, not failed, and resumes where it stopped."""
 
-import json
 from typing import Any
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.driver import PipelineDriver, pipeline
+from e2e.pipelines.driver import PipelineDriver, evict, pipeline
 from testcluster.kube_namespace import KubeNamespace
 from testcluster.nodes import NAME
 from testcluster.provider import Provider
@@ -29,13 +28,6 @@ def host_of(driver: PipelineDriver) -> dict[str, Any]:
 def node_of(driver: PipelineDriver) -> str:
     """Return the name of that node as the methods of Provider take it; the Node object may have another name."""
     return str(host_of(driver)["labels"][NAME])
-
-
-def evict(namespace: KubeNamespace, pod: str) -> None:
-    """Evict a pod through the Eviction API."""
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
-    namespace.kube.run("create", "--raw", path, "-f", "-", given=json.dumps(body))
 
 
 def test_eviction_api_interrupts_and_training_resumes(operator: Operator, namespace: KubeNamespace):

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.driver import Object, PipelineDriver
-from e2e.pipelines.test_evictions import evict
+from e2e.pipelines.driver import Object, PipelineDriver, evict
 from e2e.reference_run import MANIFEST, ReferenceRun, upload_material
 from testcluster.kube_namespace import pod, temporary_namespace, until
 from testcluster.provider import Provider

@@ -3,8 +3,7 @@
 import time
 
 from e2e.pipelines.chart import Operator
-from e2e.pipelines.driver import ORDER, PipelineDriver, pipeline
-from e2e.pipelines.test_evictions import evict
+from e2e.pipelines.driver import ORDER, PipelineDriver, evict, pipeline
 from testcluster.kube_namespace import KubeNamespace, until
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from e2e.pipelines.driver import Object
 from e2e.pipelines.faults.scene import Scene
-from testcluster.kube_namespace import KubeNamespace
 
 INTERRUPTED, FAILED, SUCCEEDED = "Interrupted", "Failed", "Succeeded"
 
@@ -44,10 +42,3 @@ class Fault:
 def chosen(faults: tuple[Fault, ...]) -> list[Fault]:
     """Return the faults of a default run; with FAULTS=all, all of them."""
     return [fault for fault in faults if fault.default or os.environ.get("FAULTS") == "all"]
-
-
-def evict(namespace: KubeNamespace, pod: str) -> None:
-    """Evict a pod through the Eviction API."""
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
-    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/eviction"
-    namespace.kube.run("create", "--raw", path, "-f", "-", given=json.dumps(body))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import time
 
-from e2e.pipelines.driver import Object
-from e2e.pipelines.faults.fault import FAILED, INTERRUPTED, SUCCEEDED, Fault, evict
+from e2e.pipelines.driver import Object, evict
+from e2e.pipelines.faults.fault import FAILED, INTERRUPTED, SUCCEEDED, Fault
 from e2e.pipelines.faults.scene import EVERY_STEPS, Scene
 from testcluster import binaries
 

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from e2e.pipelines.faults.fault import chosen, evict
+from e2e.pipelines.driver import evict
+from e2e.pipelines.faults.fault import chosen
 from e2e.pipelines.faults.pod_faults import FULL_DISK, POD_FAULTS
 from e2e.pipelines.faults.scene import Scene, Workspace, scene, trainer_pod
 from e2e.pipelines.faults.table import MISSING, Row

@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,3 +50,20 @@ def datasets_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(cache))
     return cache
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with the output of prepare, in which a module trains its run to compare with."""
+    from support.training import documents, write_rows  # noqa: PLC0415  the import takes seconds
+
+    workspace = tmp_path_factory.mktemp("packed")
+    write_rows(workspace, documents(60), documents(8, seed=5))
+    return workspace
+
+
+@pytest.fixture
+def workspace(packed: Path, tmp_path: Path) -> Path:
+    """A workspace of its own with the same rows."""
+    shutil.copytree(packed / "prepare", tmp_path / "prepare")
+    return tmp_path

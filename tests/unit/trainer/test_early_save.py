@@ -13,12 +13,10 @@ from support.metadata_servers import metadata_server
 from support.training import (
     StoppingProgress,
     adapter_digest,
-    documents,
     environment,
     run_train,
     stage_folder,
     train_config,
-    write_rows,
 )
 
 from finetune_trainer.contract import Environment, TrainConfig
@@ -32,19 +30,6 @@ from finetune_trainer.stop_signal import StopSignal
 
 torch.set_num_threads(1)
 NEVER = {"every_steps": 1000, "keep": 9}
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("packed")
-    write_rows(workspace, documents(60), documents(8, seed=5))
-    return workspace
-
-
-@pytest.fixture
-def workspace(packed: Path, tmp_path: Path) -> Path:
-    shutil.copytree(packed / "prepare", tmp_path / "prepare")
-    return tmp_path
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Fencing: an attempt that was frozen and replaced publishes nothing when it wakes up."""
 
-import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.forkserver import ForkedStage, ForkServer
-from support.training import adapter_digest, documents, environment, stage_folder, train_config, write_rows
+from support.training import adapter_digest, environment, stage_folder, train_config
 
 from finetune_trainer.contract import ExitCode, TerminationMessage, TrainConfig
 from finetune_trainer.files import write_durably
@@ -224,19 +223,6 @@ def test_live_holder_beats_and_is_told_when_it_is_replaced(tmp_path: Path, monke
 
 
 # ---- two processes
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("packed")
-    write_rows(workspace, documents(40), documents(8, seed=5))
-    return workspace
-
-
-@pytest.fixture
-def workspace(packed: Path, tmp_path: Path) -> Path:
-    shutil.copytree(packed / "prepare", tmp_path / "prepare")
-    return tmp_path
 
 
 def config_for(model: Path, rule: dict[str, object], **changes: object) -> TrainConfig:

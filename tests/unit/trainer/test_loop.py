@@ -1,14 +1,11 @@
 """The training loop: stopping and resuming at step boundaries, checkpoints, progress, and the learning rate."""
 
-import shutil
-
 import pytest
 import torch
 from support.training import (
     StoppingProgress,
     adapter_digest,
     document,
-    documents,
     environment,
     run_train,
     stage_folder,
@@ -27,19 +24,6 @@ from finetune_trainer.training.optimizer import learning_rate
 from finetune_trainer.training.state import State
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    workspace = tmp_path_factory.mktemp("packed")
-    write_rows(workspace, documents(60), documents(8, seed=5))
-    return workspace
-
-
-@pytest.fixture
-def workspace(packed, tmp_path):
-    shutil.copytree(packed / "prepare", tmp_path / "prepare")
-    return tmp_path
 
 
 @pytest.fixture(scope="module")
