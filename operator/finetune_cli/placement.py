@@ -27,10 +27,10 @@ def read_placement(path: str) -> PlacementDefaults:
         content: Any = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"--placement {path}: cannot be read: {error}") from error
-    if not isinstance(content, dict):
+    placement = content.get("placement", content) if isinstance(content, dict) else None
+    if not isinstance(placement, dict):
         raise UsageError(f"--placement {path}: must be the values of the operator's chart, or their `placement`")
-    found = dict(content.get("placement", content))
-    found.pop("priceConfigMap", None)  # a file of the operator's pod
+    found = {key: value for key, value in placement.items() if key != "priceConfigMap"}  # a file of the operator's pod
     try:
         return PlacementDefaults.model_validate(found)
     except ValidationError as error:
