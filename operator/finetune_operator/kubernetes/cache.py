@@ -111,6 +111,8 @@ class ResourceCache:
         if kind == JOBS and before:
             self._note_lost_job(before)
             self._succeeded.pop(before["metadata"]["uid"], None)
+        if kind == CLAIMS:
+            self.forget_lost_jobs(*name)  # a claim goes only after the last pod that uses it
         return self._changed(kind, before, None) if before else NO_CHANGE
 
     def sweep(self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None) -> Iterator[Change]:
