@@ -8,8 +8,11 @@ import pytest
 import yaml
 from support.charts import (
     CLUSTER_WIDE,
+    DIGEST,
     EVERYTHING,
     NAMESPACED,
+    RESTRICTED_CONTAINER,
+    RESTRICTED_POD,
     VARIANTS,
     Object,
     container,
@@ -65,7 +68,14 @@ def value_at(values: Object, path: tuple[str, ...]) -> object:
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 LEAVES = list(leaves(DEFAULTS))
-SWITCHES = {("crds", "enabled"), ("admissionPolicy", "enabled")}
+SWITCHES = {
+    ("crds", "enabled"),
+    ("admissionPolicy", "enabled"),
+    ("serviceAccount", "create"),
+    ("podDisruptionBudget", "enabled"),
+    *(("podSecurityContext", *path) for path in leaves(RESTRICTED_POD)),
+    *(("containerSecurityContext", *path) for path in leaves(RESTRICTED_CONTAINER)),
+}
 
 
 # ---- values
@@ -79,7 +89,7 @@ def test_helm_lint_passes_without_warnings(values):
 
 
 def test_everything_variant_changes_every_default():
-    """Two switches keep their default: without what they switch on, other values would change nothing."""
+    """Some keep it: a restricted namespace asks for it, or without what they switch on other values change nothing."""
     equal = {path for path in LEAVES if value_at(EVERYTHING, path) == value_at(DEFAULTS, path)}
     assert equal == SWITCHES
 
@@ -96,8 +106,20 @@ def test_every_value_changes_the_manifests(path):
     ("values", "error"),
     [
         ({"replica": 2}, "'replica' not allowed"),
-        ({"replicas": "two"}, "/replicas': got string, want integer"),
-        ({"replicas": 0}, "/replicas'.*minimum"),
+        ({"replicas": 2}, "'replicas' not allowed"),
+        ({"replicaCount": "two"}, "/replicaCount': got string, want integer"),
+        ({"replicaCount": 0}, "/replicaCount'.*minimum"),
+        ({"fullnameOverride": "a.b"}, "/fullnameOverride'.*does not match"),
+        ({"fullnameOverride": "a" * 56}, "/fullnameOverride'.*maxLength"),
+        ({"image": {"digest": "abc"}}, "/image/digest'.*does not match"),
+        ({"trainer": {"image": {"digest": "sha256:abc"}}}, "/trainer/image/digest'.*does not match"),
+        ({"commonLabels": {"helm.sh/chart": "mine"}}, "/commonLabels/helm.sh~1chart'"),
+        ({"commonLabels": {"app.kubernetes.io/name": "mine"}}, "/commonLabels/app.kubernetes.io~1name'"),
+        ({"extraArgs": ["workers=3"]}, "/extraArgs/0'.*does not match"),
+        ({"extraEnv": [{"nmae": "A"}]}, "/extraEnv/0': .*'nmae' not allowed"),
+        ({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts'.*minItems"),
+        ({"networkPolicy": {"enable": True}}, "/networkPolicy': .*'enable' not allowed"),
+        ({"podDisruptionBudget": {"maxUnavailable": 0}}, "/podDisruptionBudget/maxUnavailable'.*minimum"),
         ({"image": {"tga": "1"}}, "/image': .*'tga' not allowed"),
         ({"image": {"tag": 1.2}}, "/image/tag': got number, want string"),
         ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy'.*'IfNotPresent'"),
@@ -120,7 +142,7 @@ def test_every_value_changes_the_manifests(path):
         ({"admissionPolicy": {"enabled": "yes"}}, "/admissionPolicy/enabled'.*'auto'"),
         ({"admissionPolicy": {"deniedNamespaces": ["it's"]}}, "/admissionPolicy/deniedNamespaces/0'.*does not match"),
         ({"crds": {"enabled": "no"}}, "/crds/enabled': got string, want boolean"),
-        ({"serviceAccount": {"create": True}}, "/serviceAccount': .*'create' not allowed"),
+        ({"serviceAccount": {"create": "no"}}, "/serviceAccount/create': got string, want boolean"),
         ({"serviceAccount": {"annotations": {"a": 1}}}, "/serviceAccount/annotations/a': got number"),
         ({"metrics": {"port": 80}}, "/metrics/port'.*minimum"),
         ({"metrics": {"serviceMonitor": {"enable": True}}}, "/metrics/serviceMonitor': .*'enable' not allowed"),
@@ -150,11 +172,13 @@ def test_two_replicas_have_a_disruption_budget_of_one():
     budget = only(objects, "PodDisruptionBudget")["spec"]
     assert only(objects, "Deployment")["spec"]["replicas"] == 2
     assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert only(render(EVERYTHING), "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
+    assert of_kind(render({"podDisruptionBudget": {"enabled": False}}), "PodDisruptionBudget") == []
 
 
 def test_single_replica_has_no_disruption_budget():
     """A budget for a single replica would block a drain forever."""
-    objects = render({"replicas": 1})
+    objects = render({"replicaCount": 1})
     assert only(objects, "Deployment")["spec"]["replicas"] == 1
     assert of_kind(objects, "PodDisruptionBudget") == []
 
@@ -180,13 +204,9 @@ def test_every_selector_matches_the_operator_pods(values):
 def test_pod_is_unprivileged_and_isolated_from_its_node(values):
     objects = render(values)
     spec, context = pod(objects)["spec"], container(objects)["securityContext"]
-    assert context == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    assert context == RESTRICTED_CONTAINER
     assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] == 65532
+    assert spec["securityContext"]["runAsUser"] == values.get("podSecurityContext", {}).get("runAsUser", 65532)
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not [key for key in spec if key.startswith("host")]
     assert {key for volume in spec["volumes"] for key in volume} <= {"name", "emptyDir", "configMap"}
@@ -197,8 +217,9 @@ def test_image_tags_default_to_the_app_version():
     default, custom = render(CLUSTER_WIDE), render(EVERYTHING)
     assert container(default)["image"] == f"finetune-operator:{version}"
     assert parsed_options(default).settings.trainer_image == f"finetune-trainer:{version}"
-    assert container(custom)["image"] == "registry.example/operator:1.2.3"
-    assert parsed_options(custom).settings.trainer_image == "registry.example/trainer:4.5.6"
+    assert container(custom)["image"] == f"registry.example/team/operator:1.2.3@{DIGEST}"
+    assert parsed_options(custom).settings.trainer_image == f"registry.example/trainer:4.5.6@{DIGEST}"
+    assert parsed_options(custom).settings.engine_images["VLLM"] == f"registry.example/vllm:7.8.9@{DIGEST}"
     assert pod(custom)["spec"]["imagePullSecrets"] == [{"name": "pull"}]
 
 
@@ -213,11 +234,64 @@ def test_port_is_the_same_in_container_service_and_probes():
 def test_user_labels_and_annotations_are_added_to_our_own():
     objects = render(EVERYTHING)
     meta = pod(objects)["metadata"]
-    assert meta["labels"]["team"] == "platform"
+    assert (meta["labels"]["team"], meta["labels"]["cost-center"]) == ("platform", "ml")
     assert meta["annotations"] == {"scrape": "yes"}
     assert only(objects, "ServiceAccount")["metadata"]["annotations"] == {"cloud.example/role": "reader"}
     for one in objects:
-        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == RELEASE, one["kind"]
+        labels = one["metadata"]["labels"]
+        assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), one["kind"]
+
+
+def test_all_objects_have_the_given_name():
+    objects = render(EVERYTHING)
+    kinds = ("Deployment", "NetworkPolicy", "PodDisruptionBudget", "ServiceMonitor")
+    assert names(objects, *kinds) == {"tuner"}
+    assert only(objects, "Service")["metadata"]["name"] == "tuner-metrics"
+    assert parsed_options(objects).lease_name == "tuner"
+    assert not [one for one in objects if one["metadata"]["name"].startswith(RELEASE)]
+
+
+def test_existing_service_account_is_used_and_bound():
+    objects = render({"serviceAccount": {"create": False, "name": "robot"}})
+    assert of_kind(objects, "ServiceAccount") == []
+    assert pod(objects)["spec"]["serviceAccountName"] == "robot"
+    subjects = [one["subjects"][0]["name"] for one in of_kind(objects, "RoleBinding", "ClusterRoleBinding")]
+    assert set(subjects) == {"robot"}
+
+
+def test_more_options_and_variables_reach_the_process():
+    objects = render(EVERYTHING)
+    assert parsed_options(objects).lease_namespace == "leases"
+    variables = {one["name"]: one.get("value") for one in container(objects)["env"]}
+    assert variables == {"POD_NAME": None, "POD_NAMESPACE": None, "HTTPS_PROXY": "http://proxy.example:3128"}
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "selector"),
+    [
+        ([], {}),
+        (
+            ["a", "b"],
+            {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}]},
+        ),
+    ],
+)
+def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
+    objects = render({"networkPolicy": {"enabled": True}, "namespaces": namespaces})
+    policy = only(objects, "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "http"}]}]
+    dns, api_server, stages = policy["egress"]
+    assert {one["port"] for one in dns["ports"]} == {53}
+    assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == ([443, 6443], False)
+    assert stages == {"to": [{"podSelector": {}, "namespaceSelector": selector}]}
+
+
+def test_network_policy_limits_who_reads_metrics():
+    assert of_kind(render(CLUSTER_WIDE), "NetworkPolicy") == []
+    (rule,) = only(render(EVERYTHING), "NetworkPolicy")["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {}}]
 
 
 # ---- arguments of the operator
@@ -296,7 +370,8 @@ def test_roles_grant_no_forbidden_verb_or_resource(values):
 @every_variant
 def test_operator_can_neither_create_nor_edit_pipelines(values):
     objects = render(values)
-    own = [role for role in of_kind(objects, "Role", "ClusterRole") if role["metadata"]["name"] == RELEASE]
+    name = values.get("fullnameOverride", RELEASE)
+    own = [role for role in of_kind(objects, "Role", "ClusterRole") if role["metadata"]["name"] == name]
     verbs = {verb for _, resource, verb in grants(own) if resource == "finetunepipelines"}
     assert verbs == {"get", "list", "watch", "delete"}
 

@@ -7,14 +7,29 @@ import yaml
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
 
 Object = dict[str, Any]
+DIGEST = f"sha256:{'a' * 64}"
+RESTRICTED_POD: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+RESTRICTED_CONTAINER: Object = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""What Pod Security "restricted" asks for."""
 CLUSTER_WIDE: Object = {}
 NAMESPACED: Object = {"namespaces": ["team-a", "team-b"], "userRoles": {"create": False}}
 EVERYTHING: Object = {
-    "image": {"repository": "registry.example/operator", "tag": "1.2.3", "pullPolicy": "Always"},
+    "fullnameOverride": "tuner",
+    "image": {
+        "registry": "registry.example",
+        "repository": "team/operator",
+        "tag": "1.2.3",
+        "digest": DIGEST,
+        "pullPolicy": "Always",
+    },
     "imagePullSecrets": [{"name": "pull"}],
-    "trainer": {"image": {"repository": "registry.example/trainer", "tag": "4.5.6"}},
-    "vllm": {"image": {"repository": "registry.example/vllm", "tag": "7.8.9"}},
-    "replicas": 3,
+    "trainer": {"image": {"registry": "registry.example", "repository": "trainer", "tag": "4.5.6", "digest": DIGEST}},
+    "vllm": {"image": {"registry": "registry.example", "repository": "vllm", "tag": "7.8.9", "digest": DIGEST}},
+    "replicaCount": 3,
     "namespaces": ["team-a", "team-b"],
     "placement": {
         "onDemand": {"nodeSelector": {"capacity": "on-demand"}},
@@ -40,7 +55,7 @@ EVERYTHING: Object = {
     "crds": {"enabled": True, "keep": False},
     "userRoles": {"create": False},
     "admissionPolicy": {"enabled": "auto", "deniedNamespaces": ["kube-system", "kube-public"]},
-    "serviceAccount": {"name": "robot", "annotations": {"cloud.example/role": "reader"}},
+    "serviceAccount": {"create": True, "name": "robot", "annotations": {"cloud.example/role": "reader"}},
     "metrics": {
         "port": 9090,
         "serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"watched-by": "prometheus"}},
@@ -52,6 +67,13 @@ EVERYTHING: Object = {
     "priorityClassName": "system-cluster-critical",
     "podAnnotations": {"scrape": "yes"},
     "podLabels": {"team": "platform"},
+    "commonLabels": {"cost-center": "ml", "team": "all"},
+    "podSecurityContext": {**RESTRICTED_POD, "runAsUser": 1000, "runAsGroup": 1000},
+    "containerSecurityContext": RESTRICTED_CONTAINER,
+    "extraArgs": ["--lease-namespace=leases"],
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
+    "networkPolicy": {"enabled": True, "metricsFrom": [{"podSelector": {}}], "apiServerPorts": [8443]},
+    "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
 }
 """Every value of the chart, each different from its default, except where the default switches a part on."""
 VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}

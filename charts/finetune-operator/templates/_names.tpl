@@ -1,8 +1,9 @@
 {{- /* At most 55 characters without a dot: the Service is called NAME-metrics, and a Service's name may have 63 characters.
-Helm limits a release's name to 53 characters, so it is never cut, and two releases never share a name. */}}
+Helm limits a release's name to 53 characters, so it is never cut, and two releases never share a name. The schema limits
+fullnameOverride likewise. */}}
 {{- define "finetune.name" -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) }}
-{{- $name | replace "." "-" | trunc 55 | trimAll "-" }}
+{{- .Values.fullnameOverride | default ($name | replace "." "-" | trunc 55 | trimAll "-") }}
 {{- end }}
 
 {{- define "finetune.serviceAccount" -}}
@@ -19,10 +20,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "finetune.image" -}}
-{{ printf "%s:%s" .image.repository (.image.tag | default .default) }}
+{{- with .image.registry }}{{ . | trimSuffix "/" }}/{{ end }}{{ .image.repository }}:{{ .image.tag | default .default }}
+{{- with .image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- /* Without a cluster (`helm template`) the capabilities list no kinds. Every version in Chart.yaml's kubeVersion has the
