@@ -3,9 +3,19 @@
 import re
 from typing import Any
 
-TIMES = frozenset({"createdAt", "startedAt", "finishedAt", "lastTransitionTime", "activeSeconds", "secondsToReady"})
+TIMES = frozenset(
+    {
+        "createdAt",
+        "startedAt",
+        "finishedAt",
+        "lastTransitionTime",
+        "activeSeconds",
+        "seconds",
+        "secondsToReady",
+    }
+)
 """When something happened, and how long it took."""
-OBSERVED_OF_A_LOST_PROCESS = frozenset({"message", "exitCode", "lastStep", "savedStep", "startedAt"})
+OBSERVED_OF_A_LOST_PROCESS = frozenset({"message", "exitCode", "lastStep", "savedStep", "steps", "startedAt"})
 """Of an attempt that was interrupted or stopped.
 
 Its pod disappears with its exit code and termination message when its grace period is over, while the operator may be
