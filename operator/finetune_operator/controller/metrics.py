@@ -3,13 +3,14 @@
 from collections import Counter as CountOf
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import CAPACITIES
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import Costs, Outcome, PipelineStatus, StageStatus
+from finetune_operator.api.status import Costs, Outcome, PipelineStatus, StageState, StageStatus
 
 REGISTRY = CollectorRegistry()
 RECONCILED = Counter(
@@ -119,10 +120,21 @@ def _record_costs(name: str, before: StageStatus, after: StageStatus) -> None:
             capacity = attempt.capacity if attempt.capacity in CAPACITIES else ""
             ATTEMPT_SECONDS.labels(name, capacity).inc(attempt.seconds or 0.0)
             SPENT.labels(name, capacity).inc(float(attempt.cost or 0))
-    # A later attempt shows what an interruption has cost; both sums begin anew with another identity.
-    lost = (after.costs or Costs()).lost - (before.costs or Costs()).lost
-    LOST_TO_INTERRUPTIONS.labels(name).inc(max(0.0, float(lost)))
+    # The sums begin anew with another identity.
+    LOST_TO_INTERRUPTIONS.labels(name).inc(max(0.0, float(_settled_loss(after) - _settled_loss(before))))
     LOST_STEPS.labels(name).inc(max(0, after.lost_steps - before.lost_steps))
+
+
+def _settled_loss(stage: StageStatus) -> Decimal:
+    """Return what interruptions have cost, without those whose next attempt has not said with which step it begins."""
+    earlier = (stage.earlier_costs or Costs()).lost
+    unsettled = stage.finished_at is None and stage.state is not StageState.FAILED
+    settled = (
+        one.lost_cost or Decimal()
+        for one in stage.attempts
+        if not unsettled or one.lost_steps is not None or one.last_step is None
+    )
+    return sum(settled, earlier)
 
 
 def _ended_attempts(status: PipelineStatus) -> dict[tuple[str, int], AttemptLabels]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
+from math import exp, expm1
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
 
@@ -19,7 +20,9 @@ PRIOR_RATE = 0.05
 PENDING = timedelta(minutes=10)
 """Time for which a pod may find no node, where neither the user nor a deadline says more."""
 MIN_PENDING = timedelta(minutes=3)
-"""Least time for which a pod waits: an autoscaler needs it for a node that there is."""
+"""Least time for which a pod waits, if there is as much to spare: an autoscaler needs it for a node that there is."""
+LONGEST_PENDING = timedelta(hours=2)
+"""Longest time for which a pod waits when all classes were full, one after the other."""
 PENDING_SHARE = 0.9
 """Part of the spare time that one wait for spot nodes may take. `bench/spot.py`: more or less costs more."""
 SIMILAR_PRICE = Decimal("1.2")
@@ -34,6 +37,10 @@ ESTIMATE_SHARE = 0.25
 GAIN = 2.0
 """A running attempt is moved to spot nodes where it saves this multiple of what the move costs."""
 MAX_DOUBLINGS = 10
+SHORTEST_INTERVAL = 1e-6
+"""Hours between two checkpoints, at least: their limit is what is meant."""
+MAX_EXPONENT = 50.0
+"""From here on, an estimate is not worth a number."""
 
 
 class Cause(StrEnum):
@@ -41,6 +48,8 @@ class Cause(StrEnum):
 
     REQUESTED = "Requested"
     """The user has chosen the capacity."""
+    REQUESTED_DEARER = "RequestedDearer"
+    """The user has chosen Spot, which costs more than on-demand."""
     LOWER_COST = "LowerCost"
     """Its expected cost is the lowest."""
     PRICE_UNKNOWN = "PriceUnknown"
@@ -52,7 +61,7 @@ class Cause(StrEnum):
     INTERRUPTIONS = "Interruptions"
     """Spot was interrupted too often in a row."""
     NO_CAPACITY = "NoCapacity"
-    """No spot node was found for too long."""
+    """No node of the other capacity was found for too long."""
     NO_PROGRESS = "NoProgress"
     """Interrupted attempts in a row have made no new durable step."""
     LAST_INTERRUPTION = "LastInterruption"
@@ -96,7 +105,7 @@ class Experience:
     restart: timedelta = timedelta(minutes=3)
     """From the start of an attempt to its first new step."""
     loss: timedelta = timedelta(seconds=90)
-    """Most work that one interruption loses."""
+    """Most work that one interruption loses, and twice what it loses on average: the time between two checkpoints."""
     interruptions: int = 0
     spot_time: timedelta = timedelta()
     """Running time on spot nodes."""
@@ -120,9 +129,9 @@ class Experience:
         """
         if self.deadline is None or self.remaining is None:
             return None
-        remaining = self.remaining + self.later_stages
-        reserve = (RESERVE_SHARE if self.measured else ESTIMATE_SHARE) * remaining
-        return self.deadline - remaining - reserve - self.loss - 2 * self.restart
+        reserve = (RESERVE_SHARE if self.measured else ESTIMATE_SHARE) * self.remaining
+        later = (1 + ESTIMATE_SHARE) * self.later_stages
+        return self.deadline - self.remaining - reserve - later - self.loss - 2 * self.restart
 
     def has_time_for_interruption(self) -> bool:
         """Return whether the deadline can be kept after an interruption."""
@@ -155,37 +164,60 @@ def decide(
 ) -> Decision:
     """Return the node class of the next attempt. `spot` and `on_demand` have at least one offer each."""
     spot_offer = _next(spot, experience, limits)
-    on_demand_offer = _next(on_demand, experience, limits) or _cheapest(on_demand, experience)
+    left = _not_given_up(on_demand, experience)
+    on_demand_offer = _cheapest(left or on_demand, experience)
     estimates = (
         estimate(spot_offer, experience) if spot_offer else None,
         estimate_on_demand(on_demand_offer, experience),
     )
     if capacity != AUTO:
         offer = on_demand_offer if capacity == ON_DEMAND else spot_offer or _cheapest(spot, experience)
-        return Decision(capacity, offer, Cause.REQUESTED, *estimates)
-    cause = _cause_for_on_demand(spot_offer, *estimates, experience, limits)
+        dearer = capacity == SPOT and _costs_more(*estimates)
+        return Decision(capacity, offer, Cause.REQUESTED_DEARER if dearer else Cause.REQUESTED, *estimates)
+    cause = _cause_for_on_demand(*estimates, experience, limits)
+    if cause is None and spot_offer is None:
+        cause = _last_cause(spot, experience)
+    if cause and not left:
+        return _without_on_demand(spot, on_demand, spot_offer, estimates, experience)
     if cause or spot_offer is None:
         return Decision(ON_DEMAND, on_demand_offer, cause or Cause.NO_CAPACITY, *estimates)
     known = estimates[0] and estimates[1]
     return Decision(SPOT, spot_offer, Cause.LOWER_COST if known else Cause.PRICE_UNKNOWN, *estimates)
 
 
-def _cause_for_on_demand(
+def _costs_more(spot: "Estimate | None", on_demand: "Estimate | None") -> bool:
+    return spot is not None and on_demand is not None and spot.cost > on_demand.cost
+
+
+def _without_on_demand(
+    spot: Sequence[Offer],
+    on_demand: Sequence[Offer],
     spot_offer: Offer | None,
-    spot: Estimate | None,
-    on_demand: Estimate | None,
+    estimates: "tuple[Estimate | None, Estimate | None]",
     experience: Experience,
-    limits: Limits,
+) -> Decision:
+    """Return the decision where no on-demand class has nodes: any spot class, or else the one first given up."""
+    order = {name: number for number, name in enumerate(experience.given_up)}
+    offer = spot_offer or min((*spot, *on_demand), key=lambda one: order[one.node_class])
+    return Decision(ON_DEMAND if offer in on_demand else SPOT, offer, Cause.NO_CAPACITY, *estimates)
+
+
+def _last_cause(offers: Sequence[Offer], experience: Experience) -> Cause:
+    """Return why the last of the offers was given up."""
+    names = {one.node_class for one in offers}
+    return [cause for name, cause in experience.given_up.items() if name in names][-1]
+
+
+def _cause_for_on_demand(
+    spot: Estimate | None, on_demand: Estimate | None, experience: Experience, limits: Limits
 ) -> Cause | None:
-    """Return why the attempt cannot run on spot nodes, or None. A deadline comes before money."""
+    """Return why the attempt must not run on spot nodes, or None. A deadline comes before money."""
     if not experience.has_time_for_interruption():
         return Cause.DEADLINE
     if experience.interruptions_left is not None and experience.interruptions_left <= 0:
         return Cause.LAST_INTERRUPTION
     if experience.total is not None and experience.total < limits.short_stage:
         return Cause.SHORT_STAGE
-    if spot_offer is None:
-        return list(experience.given_up.values())[-1]
     if spot and on_demand and spot.cost >= on_demand.cost:
         return Cause.LOWER_COST
     return None
@@ -193,13 +225,17 @@ def _cause_for_on_demand(
 
 def _next(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Offer | None:
     """Return the cheapest offer that was not given up; before a dear one, those in turns that wait for nodes."""
-    left = [offer for offer in offers if offer.node_class not in experience.given_up]
+    left = _not_given_up(offers, experience)
     turns = offers_in_turns(offers, experience, limits)
     if not turns:
         return _cheapest(left, experience) if left else None
     first_given_up = {name: number for number, name in enumerate(experience.given_up)}
     untried = [offer for offer in turns if offer in left]
     return _cheapest(untried, experience) if untried else min(turns, key=lambda one: first_given_up[one.node_class])
+
+
+def _not_given_up(offers: Sequence[Offer], experience: Experience) -> Sequence[Offer]:
+    return [offer for offer in offers if offer.node_class not in experience.given_up]
 
 
 def offers_in_turns(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Sequence[Offer]:
@@ -236,16 +272,19 @@ def _expected_cost(offer: Offer, experience: Experience) -> tuple[bool, Decimal,
 def estimate(offer: Offer, experience: Experience) -> Estimate | None:
     """Return the expected cost on spot nodes, or None without a price.
 
-    Each interruption costs `c` hours. While these are made up for, there are interruptions, too: with a rate of `r`, an
-    hour of work takes 1 / (1 - r c) hours.
+    With `r` interruptions an hour, checkpoints every `c` hours and restarts of `R` hours, `c` hours of work take
+    exp(r R) (exp(r c) - 1) / r (J. T. Daly, "A higher order estimate of the optimum checkpoint interval", 2006).
     """
     if offer.price is None:
         return None
     rate = interruption_rate(offer, experience)
-    progress = 1.0 - rate * ((experience.loss + experience.restart) / HOUR)
-    hours = _work_hours(experience)
-    cost = offer.price * Decimal(hours / progress) if progress > 0 else Decimal("Infinity")
-    return Estimate(offer.price, cost, rate)
+    work, restart = _work_hours(experience), experience.restart / HOUR
+    between = min(work, max(experience.loss / HOUR, SHORTEST_INTERVAL))
+    exponent = rate * (between + restart)
+    if exponent > MAX_EXPONENT:
+        return Estimate(offer.price, Decimal("Infinity"), rate)
+    factor = exp(rate * restart) * expm1(rate * between) / (rate * between) if rate > 0 else 1.0
+    return Estimate(offer.price, offer.price * Decimal(work * factor), rate)
 
 
 def estimate_on_demand(offer: Offer, experience: Experience) -> Estimate | None:
@@ -273,7 +312,7 @@ def pending_limit(experience: Experience, limits: Limits, *, in_turns: bool = Fa
     spare = experience.spare
     if spare is None or in_turns:
         return limits.pending or PENDING
-    limit = max(MIN_PENDING, PENDING_SHARE * spare)
+    limit = max(timedelta(), min(MIN_PENDING, spare), PENDING_SHARE * spare)
     return min(limits.pending, limit) if limits.pending else limit
 
 
@@ -307,6 +346,9 @@ def return_time(cause: Cause, experience: Experience, limits: Limits) -> timedel
 def pays_to_return(decision: Decision, experience: Experience) -> bool:
     """Return whether a running attempt on on-demand nodes is to be replaced by one with this decision."""
     if decision.capacity != SPOT or not decision.spot or not decision.on_demand or experience.remaining is None:
+        return False
+    # A spot class that has no node must not have cost the deadline.
+    if experience.spare is not None and experience.spare <= MIN_PENDING + experience.restart:
         return False
     move = decision.on_demand.price * Decimal(2 * experience.restart / HOUR)
     return decision.on_demand.cost - decision.spot.cost > move * Decimal(GAIN)

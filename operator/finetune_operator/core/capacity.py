@@ -11,6 +11,7 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import AttemptStatus, PlacementStatus, StageStatus, truncate_message
 from finetune_operator.core.auto import (
+    LONGEST_PENDING,
     Cause,
     Decision,
     Experience,
@@ -21,7 +22,7 @@ from finetune_operator.core.auto import (
     pending_limit,
     return_time,
 )
-from finetune_operator.core.experience import class_of, experience_of, limits_of
+from finetune_operator.core.experience import class_of, experience_of, limits_of, saves, wait_of
 from finetune_operator.core.observation import ObservedJob
 from finetune_operator.core.placement import class_name, offers
 from finetune_operator.core.placement_message import message_of
@@ -89,25 +90,38 @@ class CapacityChoice:
         """Yield the time after which an attempt that finds no node gives up its class, if there is another one."""
         if job is None or job.unschedulable_since is None or job.blocker is None or job.started_at:
             return
-        if job.blocker.reason is not Reason.WAITING_FOR_CAPACITY or not self._has_alternative(attempt):
+        if job.blocker.reason is not Reason.WAITING_FOR_CAPACITY:
             return
-        # From the time when the attempt began to wait: while it waits, a deadline leaves less and less.
         waited = self.now - job.unschedulable_since
-        experience = self._experience
-        if self.stage.placement.capacity != AUTO:
-            experience = replace(experience, deadline=None)  # another class costs nothing but its price
-        elif experience.deadline is not None:
-            experience = replace(experience, deadline=experience.deadline + waited)
-        in_turns = offers_in_turns(offers(self.stage, attempt.capacity or "", self.defaults), experience, self._limits)
-        mine = any(one.node_class == class_of(attempt) for one in in_turns)
-        yield pending_limit(experience, self._limits, in_turns=mine) - waited
+        experience = self._experience_without_node(attempt, waited)
+        if self._has_alternative(attempt, experience):
+            yield self._pending_limit(attempt, experience) - waited
 
-    def _has_alternative(self, attempt: AttemptStatus) -> bool:
+    def _experience_without_node(self, attempt: AttemptStatus, waited: timedelta) -> Experience:
+        """Return the experience by which an attempt waits for a node: that of the time when it began to wait.
+
+        While it waits, a deadline leaves less and less.
+        """
+        experience = self._experience
+        if self.stage.placement.capacity != AUTO or attempt.capacity == ON_DEMAND:
+            return replace(experience, deadline=None)  # another class costs nothing but its price
+        return experience if experience.deadline is None else replace(experience, deadline=experience.deadline + waited)
+
+    def _pending_limit(self, attempt: AttemptStatus, experience: Experience) -> timedelta:
+        """Return how long the attempt waits for a node; twice as long as before where all classes were full."""
+        turns = offers_in_turns(offers(self.stage, attempt.capacity or "", self.defaults), experience, self._limits)
+        in_turns = any(one.node_class == class_of(attempt) for one in turns)
+        limit = pending_limit(experience, self._limits, in_turns=in_turns)
+        if in_turns or class_of(attempt) not in experience.given_up:
+            return limit
+        return max(limit, min(2 * wait_of(self.statuses(self.stage.name), class_of(attempt)), LONGEST_PENDING))
+
+    def _has_alternative(self, attempt: AttemptStatus, experience: Experience) -> bool:
         """Return whether another class would be chosen if this one had no capacity."""
         name = class_of(attempt)
-        earlier = {one: cause for one, cause in self._experience.given_up.items() if one != name}
+        earlier = {one: cause for one, cause in experience.given_up.items() if one != name}
         given_up = {**earlier, name: Cause.NO_CAPACITY}  # in the order in which they were given up
-        return self._decide(replace(self._experience, given_up=given_up)).offer.node_class != name
+        return self._decide(replace(experience, given_up=given_up)).offer.node_class != name
 
     def _return_times(self, attempt: AttemptStatus) -> Iterator[timedelta]:
         """Yield the time after which it is asked whether an attempt on on-demand nodes is better on spot nodes."""
@@ -119,10 +133,8 @@ class CapacityChoice:
 
     def _can_resume(self) -> bool:
         """Return whether an attempt that is stopped goes on where it was: no other one is stopped for money."""
-        if self.stage.checkpoint_interval and not self.stage.pod.command:
-            return True  # the trainer saves when it is stopped
         status = self.statuses(self.stage.name)
-        return any(one.saved_step is not None and one.identity == status.identity for one in status.attempts)
+        return saves(self.stage, [one for one in status.attempts if one.identity == status.identity])
 
     def _cause(self) -> Cause:
         """Return why the newest attempt runs where it does; another version may have written another cause."""

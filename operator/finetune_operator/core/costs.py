@@ -30,14 +30,19 @@ def with_costs(stage: StageStatus) -> StageStatus:
 
 
 def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
-    """Return the status with so many attempts, and with the sum of the others.
+    """Return the status with so many attempts, or the newest of each node class, and with the sum of the others.
 
-    Those that found no node go first: they would push out the attempts that know the steps and the speed.
+    The newest of a class shows why it was given up. Of the rest, those that found no node go first: they would push out
+    the attempts that know the steps and the speed.
     """
+    newest = {(one.capacity, one.node_class): one.number for one in stage.attempts}.values()
     attempts = list(stage.attempts)
     while len(attempts) > kept:
-        idle = (one for one in attempts[:-1] if one.finished_at and one.started_at is None)
-        attempts.remove(next(idle, attempts[0]))
+        others = [one for one in attempts[:-1] if one.number not in newest]
+        if not others:
+            break
+        idle = (one for one in others if one.finished_at and one.started_at is None)
+        attempts.remove(next(idle, others[0]))
     dropped = [one for one in stage.attempts if one not in attempts]
     if not dropped:
         return stage
@@ -92,10 +97,15 @@ def useful_seconds(attempt: AttemptStatus) -> float:
     rest is start-up and lost work, which a single attempt on on-demand nodes would not have.
     """
     seconds = running_seconds(attempt)
-    if attempt.outcome is not Outcome.INTERRUPTED and attempt.stopping is not Reason.PLACEMENT_CHANGED:
+    moved = attempt.outcome is Outcome.STOPPED and attempt.stopping is Reason.PLACEMENT_CHANGED
+    if attempt.outcome is not Outcome.INTERRUPTED and not moved:
         return seconds
+    durable = _durable_steps(attempt)
+    if attempt.step_seconds is None and durable:
+        # Its progress was never read: all of its time is that of its steps.
+        return seconds * durable / max(durable, _steps(attempt) or 0)
     # A process may report any numbers.
-    return min(seconds, max(0.0, _durable_steps(attempt) * (attempt.step_seconds or 0.0)))
+    return min(seconds, max(0.0, durable * (attempt.step_seconds or 0.0)))
 
 
 def _durable_steps(attempt: AttemptStatus) -> int:

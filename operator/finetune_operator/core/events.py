@@ -37,8 +37,7 @@ def _started(subject: str, placement: PlacementStatus | None) -> Event:
     """Return the event of an attempt's start; a choice with a reason is worth a Kubernetes Event."""
     if placement is None or not placement.message:
         return Event("Normal", "AttemptStarted", subject, ordinary=True)
-    # The user's own choice has a message only where something speaks against it.
-    if placement.cause == Cause.REQUESTED:
+    if placement.cause == Cause.REQUESTED_DEARER:
         return Event("Warning", "SpotCostsMore", f"{subject}: {placement.message}")
     return Event("Normal", "CapacityChosen", f"{subject}: {placement.message}")
 

@@ -51,8 +51,8 @@ def experience_of(
         total=total,
         remaining=remaining,
         measured=measured,
-        restart=_restart(current, timedelta(seconds=defaults.restart_seconds), now),
-        loss=_loss(spec, current, total),
+        restart=_restart(spec, current, timedelta(seconds=defaults.restart_seconds), now),
+        loss=_longest_loss(spec, current, total),
         interruptions=sum(one.outcome is Outcome.INTERRUPTED for one in on_spot),
         spot_time=timedelta(seconds=sum(_seconds(one, now) for one in on_spot)),
         on_demand_attempts=_on_demand_in_a_row(status),
@@ -68,21 +68,37 @@ def _durations(
 ) -> tuple[timedelta | None, timedelta | None, bool]:
     """Return the running time of the whole stage and of the rest, and whether they are measured or only expected."""
     newest = next((one for one in reversed(current) if _has_measured(one)), None)
-    if newest and newest.step_seconds and newest.total_steps:
-        left = newest.total_steps - max((_durable_step(one) for one in current), default=0)
-        return _time(newest.step_seconds * newest.total_steps), _time(newest.step_seconds * left), True
-    if spec.placement.expected_seconds is None:
-        return None, None, False
-    expected = spec.placement.expected_seconds
+    if newest:
+        return *_by_speed(newest, current), True
+    expected = spec.placement.expected_seconds or 0
     rest = expected - sum(_seconds(one, now) for one in current if _durable_step(one) > (one.start_step or 0))
-    return _time(expected), _time(rest) if rest > 0 else None, False
+    if rest > 0:
+        return _time(expected), _time(rest), False
+    if not expected:
+        return None, None, False
+    # A few steps say more than an estimate that is used up.
+    stepped = next((one for one in reversed(current) if _has_speed(one) and _steps_of(one) > 0), None)
+    return (*_by_speed(stepped, current), False) if stepped else (_time(expected), None, False)
+
+
+def _by_speed(measured: AttemptStatus, current: Sequence[AttemptStatus]) -> tuple[timedelta, timedelta]:
+    """Return the running time of the whole stage and of the rest, at the speed of an attempt."""
+    seconds, total = measured.step_seconds or 0.0, measured.total_steps or 0
+    left = total - max((_durable_step(one) for one in current), default=0)
+    return _time(seconds * total), _time(seconds * left)
+
+
+def _steps_of(attempt: AttemptStatus) -> int:
+    return (attempt.last_step or 0) - (attempt.start_step or 0)
 
 
 def _has_measured(attempt: AttemptStatus) -> bool:
     """Return whether the attempt's speed is to be believed: the first steps may be faster or slower than the rest."""
-    steps = (attempt.last_step or 0) - (attempt.start_step or 0)
-    known = attempt.step_seconds is not None and attempt.step_seconds > 0 and attempt.total_steps
-    return bool(known) and steps >= min(STEPS_TO_MEASURE, attempt.total_steps or 0)
+    return _has_speed(attempt) and _steps_of(attempt) >= min(STEPS_TO_MEASURE, attempt.total_steps or 0)
+
+
+def _has_speed(attempt: AttemptStatus) -> bool:
+    return attempt.step_seconds is not None and attempt.step_seconds > 0 and bool(attempt.total_steps)
 
 
 def _time(seconds: float) -> timedelta:
@@ -96,33 +112,48 @@ def _durable_step(attempt: AttemptStatus) -> int:
     return max((attempt.last_step if running else None) or 0, attempt.saved_step or 0, attempt.start_step or 0)
 
 
-def _restart(current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime) -> timedelta:
+def _restart(spec: StageSpec, current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime) -> timedelta:
     """Return the shortest measured time of an attempt without steps: before its process started, and in it.
 
     The shortest, because validation and checkpoints take time without steps, too. Until there is one, an attempt that
-    ended before its first step shows that a restart takes longer than it ran.
+    ended before its first step shows that a restart takes longer than it ran. Another program than the trainer may
+    report no steps at all.
     """
-    measured = list(_measured_restarts(current, now))
-    without_step = (_time(_seconds(one, now)) for one in current if (one.last_step or 0) <= (one.start_step or 0))
-    return min(measured) if measured else max(otherwise, *without_step, timedelta())
+    measured = list(_measured_restarts(current, otherwise, now))
+    if measured or not trains(spec):
+        return min(measured, default=otherwise)
+    return max(otherwise, *(_time(_seconds(one, now)) for one in current if _steps_of(one) <= 0), timedelta())
 
 
-def _measured_restarts(current: Sequence[AttemptStatus], now: datetime) -> Iterator[timedelta]:
+def _measured_restarts(current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime) -> Iterator[timedelta]:
     for one in current:
         if not one.created_at or not one.started_at or not _has_measured(one):
             continue
-        steps = ((one.last_step or 0) - (one.start_step or 0)) * (one.step_seconds or 0.0)
-        measured = one.started_at - one.created_at + _time(_seconds(one, now) - steps)
+        steps = _steps_of(one) * (one.step_seconds or 0.0)
+        # The time before its process started may have been a wait for capacity or quota.
+        before = min(one.started_at - one.created_at, otherwise)
+        measured = before + _time(_seconds(one, now) - steps)
         if measured >= MEASURED:
             yield measured
 
 
-def _loss(spec: StageSpec, current: Sequence[AttemptStatus], total: timedelta | None) -> timedelta:
-    """Return the most work that an interruption loses: what one has lost, else the time between two checkpoints."""
-    measured = [one.lost_seconds for one in current if one.lost_seconds is not None]
-    if measured:
-        return _time(max(measured))
-    return spec.checkpoint_interval or total or timedelta()
+def _longest_loss(spec: StageSpec, current: Sequence[AttemptStatus], total: timedelta | None) -> timedelta:
+    """Return the most work that an interruption loses: the time between two checkpoints, or what one has lost.
+
+    An interruption with notice loses nothing, which says nothing of the next one.
+    """
+    interval = spec.checkpoint_interval if saves(spec, current) else None
+    return max(interval or total or timedelta(), *(_time(one.lost_seconds or 0.0) for one in current), timedelta())
+
+
+def saves(spec: StageSpec, current: Sequence[AttemptStatus]) -> bool:
+    """Return whether the stage saves checkpoints: the trainer does, another program that has reported one."""
+    return trains(spec) or any(one.saved_step is not None for one in current)
+
+
+def trains(spec: StageSpec) -> bool:
+    """Return whether the stage runs the trainer, which saves checkpoints and reports its steps."""
+    return spec.checkpoint_interval is not None and not spec.pod.command
 
 
 def _on_demand_in_a_row(status: StageStatus) -> int:
@@ -158,6 +189,16 @@ def _given_up(
 def _since_return(attempts: Sequence[AttemptStatus]) -> Sequence[AttemptStatus]:
     moved = [number for number, one in enumerate(attempts) if one.stopping is Reason.PLACEMENT_CHANGED]
     return attempts[moved[-1] + 1 :] if moved else attempts
+
+
+def wait_of(status: StageStatus, node_class: str) -> timedelta:
+    """Return how long the last attempt on a node class existed that ended without a node; zero where none did."""
+    waits = (
+        one.finished_at - one.created_at
+        for one in reversed(status.attempts)
+        if class_of(one) == node_class and one.finished_at and one.created_at and not one.started_at
+    )
+    return next(waits, timedelta())
 
 
 def class_of(attempt: AttemptStatus) -> str:

@@ -170,7 +170,7 @@ def _settle_lost_steps(status: StageStatus) -> StageStatus:
     *older, last = status.attempts
     if last.start_step is None:
         return status
-    settled = [_settle(attempt, last, last.start_step) for attempt in older]
+    settled = [_settle(attempt, last, last.start_step) for attempt in _with_durable_end(older, last, last.start_step)]
     new = [(now, before) for now, before in zip(settled, older, strict=True) if now is not before]
     return status.model_copy(
         update={
@@ -180,6 +180,18 @@ def _settle_lost_steps(status: StageStatus) -> StageStatus:
             + sum((now.lost_seconds or 0.0) - (was.lost_seconds or 0.0) for now, was in new),
         }
     )
+
+
+def _with_durable_end(older: Sequence[AttemptStatus], last: AttemptStatus, start: int) -> Sequence[AttemptStatus]:
+    """Return the older attempts; that before the last one has made at least the steps with which the last one begins.
+
+    Its progress may have been read long before it was killed.
+    """
+    *earlier, before = older or [last]
+    read = before.start_step is not None and before.last_step is not None and before.last_step < start
+    if not read or before.identity != last.identity or not older:
+        return older
+    return [*earlier, before.model_copy(update={"last_step": start, "saved_step": start})]
 
 
 def _settle(attempt: AttemptStatus, last: AttemptStatus, start: int) -> AttemptStatus:

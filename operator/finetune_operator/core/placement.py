@@ -41,6 +41,11 @@ def any_nodes(capacity: str) -> str:
     return f"any {capacity}"
 
 
+def words_for(node_class: str) -> str:
+    """Return the name of a node class, or words for any node of a capacity type."""
+    return node_class.removeprefix("any ") + " nodes" if " " in node_class else node_class
+
+
 def class_name(offer: Offer) -> str | None:
     """Return the name of the offer's node class, or None where it is any node of the capacity type."""
     return None if " " in offer.node_class else offer.node_class

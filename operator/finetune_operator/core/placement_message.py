@@ -3,35 +3,51 @@
 from datetime import date, timedelta
 
 from finetune_operator.api.placement import ON_DEMAND, SPOT, PlacementDefaults
-from finetune_operator.core.auto import IN_ROW, Cause, Decision, Estimate, Experience, Limits, pending_limit
+from finetune_operator.core.auto import IN_ROW, PENDING, Cause, Decision, Estimate, Experience, Limits
 from finetune_operator.core.costs import amount_text, price_text
 from finetune_operator.core.durations import format_duration
-from finetune_operator.core.placement import class_name
+from finetune_operator.core.placement import class_name, words_for
 
 
 def message_of(
     decision: Decision, experience: Experience, limits: Limits, defaults: PlacementDefaults, today: date
 ) -> str:
     """Return why the node class was chosen; empty where the user has chosen and nothing speaks against it."""
-    text = _reason(decision, experience, limits, defaults.currency)
+    reason = _reason(decision, experience, limits, defaults.currency)
+    left = _left(decision, experience)
+    text = "; ".join(one for one in (left, reason) if one)
     if not text:
         return ""
     name = class_name(decision.offer)
     where = f"{decision.capacity} ({name})" if name else decision.capacity
-    dated = _price_date(decision, defaults, today) if decision.spot and decision.on_demand else ""
+    dated = _price_date(decision, defaults, today) if decision.cause in BY_PRICE else ""
     return f"{where}: {text}{dated}"
+
+
+BY_PRICE = frozenset({Cause.LOWER_COST, Cause.REQUESTED_DEARER})
+LEFT = {
+    Cause.NO_CAPACITY: "had no node",
+    Cause.INTERRUPTIONS: "was interrupted too often",
+    Cause.NO_PROGRESS: "made no durable step",
+}
+
+
+def _left(decision: Decision, experience: Experience) -> str:
+    """Return why other node classes were left, where the decision is not about that by itself."""
+    if decision.cause in LEFT or decision.cause is Cause.DEADLINE:
+        return ""
+    others = ((name, cause) for name, cause in experience.given_up.items() if name != decision.offer.node_class)
+    return ", ".join(f"{words_for(name)} {LEFT[cause]}" for name, cause in others)
 
 
 def _reason(decision: Decision, experience: Experience, limits: Limits, currency: str) -> str:  # noqa: PLR0911
     match decision.cause:
-        case Cause.REQUESTED:
-            return _warning(decision, currency)
+        case Cause.REQUESTED | Cause.REQUESTED_DEARER:
+            return _warning(decision, currency) if decision.cause is Cause.REQUESTED_DEARER else ""
         case Cause.LOWER_COST:
             return _comparison(decision, experience, currency)
         case Cause.PRICE_UNKNOWN:
-            # A cluster without any prices is not told so with each attempt.
-            no_price = decision.spot is None and decision.on_demand is None
-            return "" if no_price else "assumed to cost less, because one of the two prices is not known"
+            return _unknown_price(decision)
         case Cause.SHORT_STAGE:
             total = _text(experience.total)
             return f"expected to run for {total}, less than the {_text(limits.short_stage)} from which Spot is used"
@@ -40,19 +56,26 @@ def _reason(decision: Decision, experience: Experience, limits: Limits, currency
         case Cause.INTERRUPTIONS:
             return f"Spot was interrupted {limits.interruptions or IN_ROW} times in a row within an hour of the start"
         case Cause.NO_CAPACITY:
-            known = experience.deadline is None
-            limit = f"within {_text(pending_limit(experience, limits))}" if known else "in time for the deadline"
-            return f"no Spot node was found {limit}"
+            other = SPOT if decision.capacity == ON_DEMAND else ON_DEMAND
+            known = experience.deadline is None or limits.pending or other == ON_DEMAND
+            limit = f"within {_text(limits.pending or PENDING)}" if known else "in time for the deadline"
+            return f"no {other} node was found {limit}"
         case Cause.NO_PROGRESS:
             return f"{limits.fruitless or IN_ROW} interruptions in a row on Spot left no new durable step"
         case Cause.LAST_INTERRUPTION:
-            return "one more interruption would fail the stage: maxInterruptions is used up"
+            return "one more interruption would fail the stage, by its maxInterruptions"
+
+
+def _unknown_price(decision: Decision) -> str:
+    """Return that a price is missing; empty where all are: such a cluster is not told so with each attempt."""
+    known = decision.spot or decision.on_demand
+    return "assumed to cost less, because one of the two prices is not known" if known else ""
 
 
 def _warning(decision: Decision, currency: str) -> str:
     """Return the warning that the chosen spot nodes cost more than on-demand nodes."""
     spot, on_demand = decision.spot, decision.on_demand
-    if decision.capacity != SPOT or not spot or not on_demand or spot.cost <= on_demand.cost:
+    if not spot or not on_demand:
         return ""
     prices = f"{price_text(spot.price)} {currency} an hour against {price_text(on_demand.price)} on OnDemand"
     return f"costs more than OnDemand: {prices}; set capacity to Auto or OnDemand"
@@ -65,7 +88,7 @@ def _comparison(decision: Decision, experience: Experience, currency: str) -> st
         return ""
     mine, other = (on_demand, spot) if decision.capacity == ON_DEMAND else (spot, on_demand)
     other_name = SPOT if decision.capacity == ON_DEMAND else ON_DEMAND
-    each = format_duration((experience.loss + experience.restart).total_seconds())
+    each = format_duration((experience.loss / 2 + experience.restart).total_seconds())
     per = "" if experience.remaining is not None else " for an hour of work"
     prices = f"{price_text(mine.price)} against {price_text(other.price)} {currency} an hour on {other_name}"
     interruptions = f"{spot.rate:.2g} interruptions of Spot an hour cost {each} each"
@@ -79,8 +102,11 @@ def _cost(estimate: Estimate, currency: str) -> str:
 def _deadline(experience: Experience) -> str:
     if experience.remaining is None:
         return "there is a deadline, and the duration is not known yet: set placement.expectedSeconds"
-    left, work = _text(experience.deadline), _text(experience.remaining + experience.later_stages)
-    return f"the deadline is in {left} and {work} of work are left, which leaves no time for an interruption"
+    work = f"{_text(experience.remaining + experience.later_stages)} of work are left"
+    left = experience.deadline or timedelta()
+    if left <= timedelta():
+        return f"the deadline was {_text(-left)} ago, and {work}"
+    return f"the deadline is in {_text(left)} and {work}, which leaves no time for an interruption"
 
 
 def _text(time: timedelta | None) -> str:

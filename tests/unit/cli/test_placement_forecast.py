@@ -77,11 +77,11 @@ def test_costs_of_the_stages_with_a_duration_are_summed():
     found = lines(defaults, prepare=expected(3600), train=expected(4 * 3600))
     train, total = found
     assert train == (
-        "train: Spot (spot): 0.80 against 3.10 USD an hour on OnDemand, 0.05 interruptions of Spot an hour cost 6m"
-        " each: expected 3.22 USD against 12.40 USD"
+        "train: Spot (spot): 0.80 against 3.10 USD an hour on OnDemand, 0.05 interruptions of Spot an hour cost 4m30s"
+        " each: expected 3.21 USD against 12.40 USD"
     )
     assert total == (
-        "expected cost 6.32 USD, against 15.50 USD on OnDemand; without evaluate, push, deploy, whose price or"
+        "expected cost 6.31 USD, against 15.50 USD on OnDemand; without evaluate, push, deploy, whose price or"
         " duration is not known"
     )
 

@@ -1,5 +1,6 @@
 """The capacity of the next attempt, rule by rule."""
 
+import random
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -56,7 +57,7 @@ def choose(offers, experience, capacity=AUTO, **limits):
         (H100, of(4, deadline=5.2 * HOUR, measured=False), (SPOT, "h100-spot", Cause.LOWER_COST)),
         (H100, of(4, deadline=4.5 * HOUR, later_stages=HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
         (H100, Experience(deadline=100 * HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
-        (H100, of(4, interruptions=40, spot_time=HOUR, restart=15 * MINUTE), (ON_DEMAND, "h100", Cause.LOWER_COST)),
+        (H100, of(4, interruptions=80, spot_time=HOUR, restart=15 * MINUTE), (ON_DEMAND, "h100", Cause.LOWER_COST)),
     ],
 )
 def test_auto_chooses_by_deadline_duration_and_cost(offers, experience, expected):
@@ -124,6 +125,8 @@ def test_requested_capacity_is_kept_whatever_it_costs(capacity, node_class):
     given_up = {"a100-spot": Cause.NO_CAPACITY}
     experience = of(0.1, deadline=HOUR, given_up=given_up)
     assert choose(A100, experience, capacity) == (capacity, node_class, Cause.REQUESTED)
+    expected = Cause.REQUESTED_DEARER if capacity == SPOT else Cause.REQUESTED
+    assert choose(A100, of(4), capacity) == (capacity, node_class, expected)
 
 
 def test_decision_has_numbers_of_both_capacities():
@@ -134,7 +137,7 @@ def test_decision_has_numbers_of_both_capacities():
     assert decision.on_demand
     assert decision.on_demand.cost == Decimal("12.40")
     assert decision.spot.rate == pytest.approx(0.2)
-    assert float(decision.spot.cost) == pytest.approx(3.2 / (1 - 0.2 * 4 / 60))
+    assert float(decision.spot.cost) == pytest.approx(3.2 * (1 + 0.2 * (0.5 + 3) / 60), rel=1e-4)
 
 
 def test_rate_moves_from_expected_to_observed():
@@ -143,9 +146,35 @@ def test_rate_moves_from_expected_to_observed():
     assert rates == [0.5, 0.75, pytest.approx(1, abs=0.01)]
 
 
-def test_cost_is_infinite_if_interruptions_leave_no_time():
-    offer = Offer("spot", Decimal(1), interruptions_per_hour=10)
-    assert estimate(offer, of(4, restart=6 * MINUTE)).cost == Decimal("Infinity")
+def test_cost_has_no_end_if_interruptions_leave_no_time():
+    offer = Offer("spot", Decimal(1), interruptions_per_hour=60)
+    assert estimate(offer, of(4, restart=HOUR)).cost == Decimal("Infinity")
+
+
+@pytest.mark.parametrize(("rate", "restart", "loss"), [(0.5, 6, 20), (3, 10, 10), (0.2, 3, 240), (0, 3, 10), (5, 0, 0)])
+def test_cost_is_that_of_many_simulated_runs(rate, restart, loss):
+    rng = random.Random(1)
+    runs = [hours_with_interruptions(rng, rate, restart / 60, loss / 60) for _ in range(2000)]
+    offer = Offer("spot", Decimal(1), interruptions_per_hour=rate)
+    expected = estimate(offer, of(4, restart=restart * MINUTE, loss=loss * MINUTE))
+    assert float(expected.cost) == pytest.approx(sum(runs) / len(runs), rel=0.05)
+
+
+def hours_with_interruptions(rng: random.Random, rate: float, restart: float, between: float) -> float:
+    """Return the hours that four hours of work take; the first start is not counted."""
+    between = between or 0.001
+    hours, done = 0.0, 0.0
+    ends = rng.expovariate(rate) if rate else float("inf")
+    while done < 4:
+        needed = min(between, 4 - done)
+        if hours + needed <= ends:
+            hours, done = hours + needed, done + needed
+            continue
+        while ends < float("inf"):  # it begins again, until a restart is not interrupted
+            hours, ends = ends + restart, ends + rng.expovariate(rate)
+            if hours <= ends:
+                break
+    return hours
 
 
 @pytest.mark.parametrize(
@@ -155,8 +184,10 @@ def test_cost_is_infinite_if_interruptions_leave_no_time():
         (of(4), Limits(pending=HOUR), HOUR),
         (of(4, deadline=10 * HOUR, restart=MINUTE * 3, loss=MINUTE * 6.8), Limits(), 0.9 * 5.666667 * HOUR),
         (of(4, deadline=10 * HOUR), Limits(pending=HOUR), HOUR),
-        (of(4, deadline=4 * HOUR), Limits(), MIN_PENDING),
-        (of(4, deadline=4 * HOUR), Limits(pending=MINUTE), MINUTE),
+        (of(1, deadline=1.1167 * HOUR, loss=0 * HOUR, restart=MINUTE), Limits(), MIN_PENDING),
+        (of(1, deadline=1.1 * HOUR, loss=0 * HOUR, restart=MINUTE), Limits(), 2.2 * MINUTE),
+        (of(1, deadline=1.1 * HOUR, loss=0 * HOUR, restart=MINUTE), Limits(pending=MINUTE), MINUTE),
+        (of(4, deadline=4 * HOUR), Limits(), 0 * HOUR),
         (Experience(deadline=HOUR), Limits(), PENDING),
     ],
 )

@@ -3,104 +3,35 @@
 import re
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
 
 import pytest
+from support.placements import (
+    A100,
+    GPU,
+    H100,
+    choice,
+    end_stopped,
+    find_no_node,
+    interrupt,
+    placed,
+    running_on_demand,
+    settings,
+    training,
+)
 from support.scenario import START, Scenario, a_pipeline, a_result
 
 from finetune_operator.api.amounts import AMOUNT
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.api.status import PlacementStatus
-from finetune_operator.core.observation import Blocker
 from finetune_operator.core.placement import pod_placement
-from finetune_operator.core.settings import Settings
-
-GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-H100 = (("h100-spot", "Spot", "0.80"), ("h100", "OnDemand", "3.10"))
-A100 = (("a100-spot", "Spot", "1.14"), ("a100", "OnDemand", "1.04"))
-FULL = Blocker(Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available")
-
-
-def settings(*classes: tuple[str, str, str | None], **more: Any) -> Settings:
-    found = [
-        {
-            "name": name,
-            "capacity": capacity,
-            "accelerator": "nvidia.com/gpu",
-            "nodeSelector": {"class": name},
-            "price": price,
-            "priceDate": "2029-12-01",
-        }
-        for name, capacity, price in classes
-    ]
-    return Settings(placement_defaults=PlacementDefaults.model_validate({"nodeClasses": found, **more}))
-
-
-def training(*classes: tuple[str, str, str | None], deadline: str | None = None, **train: Any) -> Scenario:
-    """Return a scenario whose train stage has one GPU and is about to start."""
-    more = {"deadline": deadline} if deadline else {}
-    spec = a_pipeline(train={"pod": GPU, **train}, **more)
-    return Scenario(spec, settings=settings(*classes)).run_before("train")
-
-
-def placed(scenario: Scenario) -> tuple[str | None, str | None]:
-    attempt = scenario.attempt("train")
-    return attempt.capacity, attempt.node_class
-
-
-def choice(scenario: Scenario) -> PlacementStatus:
-    placement = scenario.stage("train").placement
-    assert placement
-    return placement
-
-
-def find_no_node(scenario: Scenario) -> None:
-    """Make the pod of the newest attempt wait for a node from now on."""
-    job = scenario.attempt("train").job
-    scenario.cluster.update_job(job, blocker=FULL, unschedulable_since=scenario.cluster.now)
-    scenario.reconcile_until_stable()
-
-
-def end_stopped(scenario: Scenario) -> None:
-    """End the Job that was asked to stop."""
-    job = scenario.attempt("train").job
-    assert scenario.cluster.jobs[job].asked_to_stop
-    scenario.cluster.evict(job, why=None)
-    scenario.reconcile_until_stable()
-
-
-def interrupt(scenario: Scenario, minutes: float, *, start: int, last: int, saved: int) -> None:
-    """Run the newest attempt for some minutes, at ten steps a minute, and evict it."""
-    job = scenario.attempt("train").job
-    scenario.cluster.start(job)
-    scenario.after(minutes * 60)
-    scenario.cluster.progress(job, last, start_step=start, saved_step=saved, step_seconds=6.0, total=10_000)
-    scenario.reconcile()
-    scenario.cluster.evict(job, last, saved)
-    scenario.reconcile()
-    scenario.after((scenario.requeue_after or timedelta()).total_seconds())
-    scenario.reconcile_until_stable()
-
-
-def running_on_demand(*, step: int) -> tuple[Scenario, str]:
-    """Return a scenario whose training runs on on-demand nodes because there were no others, and its Job."""
-    scenario = training(*H100)
-    find_no_node(scenario)
-    scenario.after(600).reconcile_until_stable()
-    end_stopped(scenario)
-    job = scenario.attempt("train").job
-    scenario.cluster.start(job)
-    scenario.cluster.progress(job, step, start_step=0, saved_step=0, step_seconds=6.0, total=10_000)
-    return scenario, job
 
 
 def test_cheaper_spot_is_chosen_with_its_numbers():
     scenario = training(*H100, placement={"expectedSeconds": 4 * 3600})
     assert placed(scenario) == ("Spot", "h100-spot")
     assert choice(scenario).message == (
-        "Spot (h100-spot): 0.80 against 3.10 USD an hour on OnDemand, 0.05 interruptions of Spot an hour cost 6m"
-        " each: expected 3.22 USD against 12.40 USD (prices of 2029-12-01, 31 days old)"
+        "Spot (h100-spot): 0.80 against 3.10 USD an hour on OnDemand, 0.05 interruptions of Spot an hour cost 4m30s"
+        " each: expected 3.21 USD against 12.40 USD (prices of 2029-12-01, 31 days old)"
     )
     assert "CapacityChosen" in scenario.events
     assert scenario.condition("Trained") == ("Unknown", "Progressing")
@@ -152,38 +83,6 @@ def test_deadline_with_unknown_duration_runs_on_demand():
     assert "set placement.expectedSeconds" in choice(scenario).message
 
 
-def test_full_spot_class_is_left_for_the_next_and_then_on_demand():
-    scenario = training(("b", "Spot", "0.90"), *H100)
-    assert placed(scenario) == ("Spot", "h100-spot")
-    for expected in (("Spot", "b"), ("OnDemand", "h100")):
-        find_no_node(scenario)
-        assert scenario.requeue_after == timedelta(minutes=5)  # the poll interval is shorter than the limit
-        scenario.after(599).reconcile_until_stable()
-        assert not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop
-        assert scenario.requeue_after == timedelta(seconds=1)
-        scenario.after(1).reconcile_until_stable()
-        end_stopped(scenario)
-        assert placed(scenario) == expected
-    assert choice(scenario).message == "OnDemand (h100): no Spot node was found within 10m"
-    assert (scenario.status.interruptions, scenario.stage("train").failures) == (0, 0)
-
-
-def test_full_spot_classes_wait_in_turns_while_deadline_allows():
-    classes = (("b", "Spot", "0.90"), ("dear", "Spot", "1.60"), *H100)
-    deadline = (START + timedelta(hours=6)).isoformat()
-    scenario = training(*classes, deadline=deadline, placement={"expectedSeconds": 4 * 3600})
-    chosen = []
-    while len(chosen) < 12 and placed(scenario)[0] == "Spot":
-        chosen.append(placed(scenario)[1])
-        find_no_node(scenario)
-        while not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop:
-            scenario.after(60).reconcile_until_stable()
-        end_stopped(scenario)
-    # 52 minutes to spare: 120 less a reserve of a quarter of the work, two restarts and a checkpoint.
-    assert chosen == ["h100-spot", "b", "h100-spot", "b", "dear"]
-    assert placed(scenario) == ("OnDemand", "h100")
-
-
 def test_last_allowed_interruption_leads_to_on_demand():
     """With much time to spare, quick interruptions are no reason to leave: the budget of the stage is."""
     deadline = (START + timedelta(hours=300)).isoformat()
@@ -193,8 +92,7 @@ def test_last_allowed_interruption_leads_to_on_demand():
         interrupt(scenario, 5, start=50 * number, last=50 * number + 50, saved=50 * number + 50)
     assert placed(scenario) == ("OnDemand", "h100")
     assert choice(scenario).message == (
-        "OnDemand (h100): one more interruption would fail the stage: maxInterruptions is used up"
-        " (prices of 2029-12-01, 31 days old)"
+        "OnDemand (h100): one more interruption would fail the stage, by its maxInterruptions"
     )
     scenario.cluster.start(scenario.attempt("train").job)
     scenario.after(7200).reconcile_until_stable()
@@ -208,26 +106,11 @@ def test_attempt_without_a_step_shows_how_long_a_start_takes(minutes, capacity):
     scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 4 * 3600})
     assert placed(scenario)[0] == "Spot"
     job = scenario.start("train")
-    scenario.after(minutes * 60)
+    scenario.cluster.progress(job, 0, note="loading the model")
+    scenario.after(minutes * 60).reconcile_until_stable()
     scenario.lose_node(job)
     scenario.pass_interruption_backoff()
     assert placed(scenario)[0] == capacity
-
-
-def test_requested_spot_waits_where_there_is_no_other_class():
-    scenario = training(*H100, placement={"capacity": "Spot", "fallback": {"afterPendingSeconds": 60}})
-    find_no_node(scenario)
-    scenario.after(3600).reconcile_until_stable()
-    assert not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop
-
-
-def test_wait_for_quota_is_no_lack_of_capacity():
-    scenario = training(*H100)
-    job = scenario.attempt("train").job
-    blocker = Blocker(Reason.WAITING_FOR_QUOTA, "exceeded quota")
-    scenario.cluster.update_job(job, blocker=blocker, unschedulable_since=scenario.cluster.now)
-    scenario.after(3600).reconcile_until_stable()
-    assert not scenario.cluster.jobs[job].asked_to_stop
 
 
 def test_three_quick_interruptions_lead_to_on_demand():
@@ -336,48 +219,6 @@ def test_change_of_expectations_stops_no_attempt():
     assert scenario.cluster.jobs[job].asked_to_stop
 
 
-def test_many_full_spot_classes_lead_to_on_demand():
-    """Each wait takes ten minutes: the first class must not be tried again before on-demand nodes are."""
-    scenario = training(*((f"s{number}", "Spot", f"0.8{number}") for number in range(5)), H100[1])
-    for number in range(5):
-        assert placed(scenario) == ("Spot", f"s{number}")
-        find_no_node(scenario)
-        scenario.after(600).reconcile_until_stable()
-        end_stopped(scenario)
-    assert placed(scenario) == ("OnDemand", "h100")
-
-
-def test_waits_do_not_push_out_the_attempt_that_knows_the_steps():
-    scenario = training(*H100, placement={"fallback": {"afterPendingSeconds": 60}})
-    interrupt(scenario, 56, start=0, last=560, saved=500)
-    for _ in range(11):
-        find_no_node(scenario)
-        scenario.after(60).reconcile_until_stable()
-        if not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop:
-            break
-        end_stopped(scenario)
-        scenario.edit(train={"maxFailures": scenario.attempt("train").number})
-        scenario.after(4000).reconcile_until_stable()
-    train = scenario.stage("train")
-    assert train.attempts[0].number == 1
-    job = scenario.attempt("train").job
-    scenario.cluster.start(job)
-    scenario.cluster.progress(job, 510, start_step=500, saved_step=500, step_seconds=6.0, total=10_000)
-    scenario.reconcile_until_stable()
-    assert scenario.status.lost_steps == 60
-
-
-def test_full_on_demand_classes_are_tried_once_each():
-    classes = tuple((f"od{number}", "OnDemand", f"3.1{number}") for number in range(3))
-    scenario = training(*classes, placement={"capacity": "OnDemand"})
-    for _ in range(6):
-        find_no_node(scenario)
-        scenario.after(600).reconcile_until_stable()
-        if scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop:
-            end_stopped(scenario)
-    assert [one.node_class for one in scenario.stage("train").attempts] == ["od0", "od1", "od2", "od0"]
-
-
 def test_used_up_estimate_keeps_the_cheaper_capacity():
     scenario = training(*A100, placement={"expectedSeconds": 7200})
     assert placed(scenario) == ("OnDemand", "a100")
@@ -418,3 +259,38 @@ def test_price_is_written_without_an_exponent(price):
     found = settings(("h100", "OnDemand", price)).placement_defaults
     assert found
     assert re.fullmatch(AMOUNT, str(found.node_classes[0].price))
+
+
+def test_deadline_that_has_passed_is_said():
+    deadline = (START - timedelta(days=3)).isoformat()
+    scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 14400})
+    assert choice(scenario).message == "OnDemand (h100): the deadline was 3d ago, and 4h of work are left"
+
+
+def test_few_steps_say_more_than_a_used_up_estimate():
+    deadline = (START + timedelta(hours=1000)).isoformat()
+    scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 3600})
+    job = scenario.start("train")
+    scenario.after(4000)
+    scenario.cluster.progress(job, 9, start_step=0, saved_step=9, step_seconds=420.0, total=100)
+    scenario.reconcile()
+    scenario.cluster.evict(job, 9, 9)
+    scenario.pass_interruption_backoff()
+    assert (placed(scenario)[0], choice(scenario).cause) == ("Spot", "LowerCost")
+
+
+def test_program_that_saves_nothing_loses_all_of_its_work():
+    """Ten hours may be lost just before the end: the deadline must leave the time to do them again."""
+    own = {"pod": {**GPU, "image": "own", "command": ["train"]}, "placement": {"expectedSeconds": 36_000}}
+    for hours, capacity in ((18, "OnDemand"), (24, "Spot")):
+        deadline = (START + timedelta(hours=hours)).isoformat()
+        assert placed(training(*H100, deadline=deadline, **own))[0] == capacity
+
+
+def test_estimate_of_later_stages_keeps_a_reserve():
+    later = {"evaluate": {"placement": {"expectedSeconds": 14400}}}
+    for minutes, capacity in ((600, "OnDemand"), (680, "Spot")):
+        train = {"pod": GPU, "placement": {"expectedSeconds": 14400}}
+        spec = {"deadline": (START + timedelta(minutes=minutes)).isoformat(), "train": train, **later}
+        scenario = Scenario(a_pipeline(**spec), settings=settings(*H100)).run_before("train")
+        assert placed(scenario)[0] == capacity

@@ -2,10 +2,14 @@
 
 from decimal import Decimal
 
+import pytest
+from support.placements import H100, running_on_demand, training
 from support.scenario import RESULTS, Scenario, a_pipeline, a_result, scores
 
+from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.api.status import ATTEMPTS_KEPT, PipelineCosts
+from finetune_operator.api.status import ATTEMPTS_KEPT, PipelineCosts, PipelineStatus
+from finetune_operator.controller.metrics import REGISTRY, record_changes
 from finetune_operator.core.settings import Settings
 
 PRICES = {
@@ -201,3 +205,62 @@ def kill_at(moment: str):
             raise InterruptedError
 
     return kill
+
+
+def test_attempt_that_ends_while_it_is_to_move_is_all_useful():
+    scenario, _ = running_on_demand(step=10)
+    scenario.after(1800).reconcile_until_stable()
+    assert scenario.attempt("train").stopping is Reason.PLACEMENT_CHANGED
+    scenario.after(5).complete("train")
+    found = costs(scenario)
+    assert (found.on_demand, found.saved) == (found.spent, 0)
+
+
+def test_saved_steps_count_though_progress_was_never_read():
+    scenario = training(*H100)
+    job = scenario.start("train")
+    scenario.after(7200)
+    scenario.cluster.evict(job, 1100, 1100)
+    job = scenario.start("train")
+    scenario.cluster.progress(job, 1110, start_step=1100, saved_step=1100, step_seconds=6.0, total=5000)
+    scenario.reconcile_until_stable()
+    first = scenario.stage("train").attempts[0]
+    assert (first.lost_steps, first.cost, first.lost_cost) == (0, Decimal("1.6"), 0)
+    assert costs(scenario).on_demand == Decimal("6.2")
+
+
+def lose_node_after_steps_that_were_not_read() -> tuple[Scenario, PipelineStatus]:
+    """Lose a node four minutes after progress was read; return the status when its attempt had ended."""
+    scenario = training(*H100)
+    job = scenario.start("train")
+    scenario.after(3600)
+    scenario.cluster.progress(job, 560, start_step=0, saved_step=540, step_seconds=6.0, total=2000)
+    scenario.reconcile()
+    scenario.after(240)
+    scenario.lose_node(job)
+    ended = scenario.reconcile_until_stable().status
+    job = scenario.start("train")
+    scenario.cluster.progress(job, 600, start_step=595, saved_step=595, step_seconds=6.0, total=2000)
+    scenario.reconcile_until_stable()
+    return scenario, ended
+
+
+def test_next_attempt_shows_how_far_a_killed_one_came():
+    scenario, _ = lose_node_after_steps_that_were_not_read()
+    first = scenario.stage("train").attempts[0]
+    assert (first.last_step, first.steps, first.lost_steps) == (595, 595, 0)
+    assert first.lost_cost == Decimal("0.06")  # 3,840 s at 0.80 an hour, less 595 steps of 6 s
+
+
+def test_metric_counts_a_loss_when_it_is_known():
+    scenario, ended = lose_node_after_steps_that_were_not_read()
+    before = lost_to_interruptions()
+    record_changes(PipelineStatus(), ended)
+    assert lost_to_interruptions() == before
+    record_changes(ended, scenario.status)
+    record_changes(scenario.status, scenario.status)
+    assert lost_to_interruptions() - before == pytest.approx(0.06)
+
+
+def lost_to_interruptions() -> float:
+    return REGISTRY.get_sample_value("finetune_lost_to_interruptions_total", {"stage": "train"}) or 0.0
