@@ -96,7 +96,7 @@ def running_on_demand(*, step: int) -> tuple[Scenario, str]:
 
 
 def wait_until_moved(scenario: Scenario, longest: timedelta = timedelta(days=3)) -> timedelta | None:
-    """Let the newest attempt find no node until it is stopped; return how long it has waited, or None."""
+    """Return how long the newest attempt finds no node until it is stopped, or None."""
     find_no_node(scenario)
     for minute in range(1, int(longest / timedelta(minutes=1)) + 1):
         scenario.after(60).reconcile_until_stable()

@@ -347,8 +347,5 @@ def pays_to_return(decision: Decision, experience: Experience) -> bool:
     """Return whether a running attempt on on-demand nodes is to be replaced by one with this decision."""
     if decision.capacity != SPOT or not decision.spot or not decision.on_demand or experience.remaining is None:
         return False
-    # A spot class that has no node must not have cost the deadline.
-    if experience.spare is not None and experience.spare <= MIN_PENDING + experience.restart:
-        return False
     move = decision.on_demand.price * Decimal(2 * experience.restart / HOUR)
     return decision.on_demand.cost - decision.spot.cost > move * Decimal(GAIN)

@@ -18,8 +18,8 @@ STEPS_TO_MEASURE = 10
 """Steps after which the speed of an attempt counts as measured."""
 LONGEST_SECONDS = 1e9
 """Longest duration that is calculated with, 30 years: a timedelta holds no more than a few thousand."""
-MEASURED = timedelta(seconds=1)
-"""Shortest restart that is believed: a clock that is set back makes shorter ones."""
+SHORTEST_RESTART = timedelta(minutes=1)
+"""Shortest restart that is calculated with: the stop of the attempt before, up to its grace period, belongs to it."""
 
 
 def limits_of(spec: StageSpec, defaults: PlacementDefaults) -> Limits:
@@ -121,7 +121,7 @@ def _restart(spec: StageSpec, current: Sequence[AttemptStatus], otherwise: timed
     """
     measured = list(_measured_restarts(current, otherwise, now))
     if measured or not trains(spec):
-        return min(measured, default=otherwise)
+        return max(min(measured, default=otherwise), SHORTEST_RESTART)
     return max(otherwise, *(_time(_seconds(one, now)) for one in current if _steps_of(one) <= 0), timedelta())
 
 
@@ -132,9 +132,7 @@ def _measured_restarts(current: Sequence[AttemptStatus], otherwise: timedelta, n
         steps = _steps_of(one) * (one.step_seconds or 0.0)
         # The time before its process started may have been a wait for capacity or quota.
         before = min(one.started_at - one.created_at, otherwise)
-        measured = before + _time(_seconds(one, now) - steps)
-        if measured >= MEASURED:
-            yield measured
+        yield before + _time(_seconds(one, now) - steps)
 
 
 def _longest_loss(spec: StageSpec, current: Sequence[AttemptStatus], total: timedelta | None) -> timedelta:

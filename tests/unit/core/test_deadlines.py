@@ -44,7 +44,7 @@ class Run:
         self.job = ""
 
     def tick(self) -> bool:
-        """Let some seconds pass; return whether training is done."""
+        """Return whether training is done some seconds later."""
         scenario, cluster = self.scenario.after(TICK), self.scenario.cluster
         taken = self.turn_spot()
         job = scenario.attempt("train").job
@@ -135,7 +135,7 @@ def test_attempt_in_time_does_not_wait_for_full_spot_nodes(slack):
 
 
 def run_or_wait(scenario: Scenario, step: int) -> int:
-    """Let the newest attempt run to its end, or wait for spot nodes that do not come; return its last step."""
+    """Return the last step of the newest attempt, which runs to its end or waits for spot nodes that do not come."""
     job = scenario.attempt("train").job
     if placed(scenario)[0] == "Spot":
         assert wait_until_moved(scenario)

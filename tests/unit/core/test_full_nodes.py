@@ -103,7 +103,7 @@ def test_full_on_demand_classes_are_tried_once_each():
     assert [one.node_class for one in scenario.stage("train").attempts] == ["od0", "od1", "od2", "od0"]
 
 
-def test_full_nodes_of_both_capacities_wait_in_turns_and_ever_longer():
+def test_full_nodes_of_both_capacities_wait_longer_each_time():
     """Nothing is lost by trying another class while there is no node, and a node may need long to boot."""
     scenario = training(("b", "Spot", "0.90"), *H100)
     waits = []
