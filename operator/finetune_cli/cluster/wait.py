@@ -44,10 +44,7 @@ def _exit_code(pipeline: Pipeline, condition: str) -> int | None:
 
 
 def _is_stalled(pipeline: Pipeline) -> bool:
-    """Whether the operator rejects the current spec.
-
-    It then sets observedGeneration of the conditions only, and leaves that of the status.
-    """
+    """Whether the pipeline does not go on by itself, or the operator cannot read its spec."""
     conditions = pipeline.status.conditions
     return any(one.type == STALLED and one.observed_generation == pipeline.generation for one in conditions)
 

@@ -167,7 +167,7 @@ def _finish(assessment: PipelineAssessment) -> Summary:
     statuses = [stage.status for stage in assessment.stages.values()]
     below = next((status.message for status in statuses if status.reason is Reason.BELOW_THRESHOLD), None)
     if below:
-        return Summary("BelowThreshold", "False", Reason.BELOW_THRESHOLD, below, finished=True)
+        return Summary("BelowThreshold", "False", Reason.BELOW_THRESHOLD, below, stalled=True, finished=True)
     down = next((status.message for status in statuses if status.reason is Reason.SERVER_NOT_READY), None)
     if down:
         return Summary("Degraded", "False", Reason.SERVER_NOT_READY, down, finished=True)

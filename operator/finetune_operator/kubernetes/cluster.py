@@ -298,26 +298,31 @@ class KubernetesCluster:
         self.events.record(pipeline, events)
 
     async def mark_invalid(self, key: Key, why: str) -> None:
-        """Set the conditions of an object that the operator cannot read; the rest of its status stays."""
+        """Set phase and conditions of an object that the operator cannot read; the rest of its status stays.
+
+        With observedGeneration, so that kstatus reads Stalled; without finishedAt, which is that of another spec.
+        """
         found = await self.api.get(paths.pipeline(key))
         if found is None:
             return
-        message = truncate_message(why)
+        message, generation = truncate_message(why), found["metadata"]["generation"]
         conditions = [
             Condition(
                 type=kind,
                 status=status,
                 reason=Reason.SPEC_INVALID,
                 message=message,
-                observed_generation=found["metadata"]["generation"],
+                observed_generation=generation,
                 last_transition_time=_now(),
             ).model_dump(mode="json", by_alias=True)
             for kind, status in ((READY, "False"), (STALLED, "True"), (FINISHED, "False"))
         ]
-        current = (found.get("status") or {}).get("conditions") or []
-        if any(one["type"] == STALLED and one["message"] == message for one in current):
+        before = found.get("status") or {}
+        told = any(one["type"] == STALLED and one["message"] == message for one in before.get("conditions") or [])
+        if told and before.get("observedGeneration") == generation:
             return
-        await self.api.patch(f"{paths.pipeline(key)}/status", {"status": {"conditions": conditions}})
+        status = {"conditions": conditions, "observedGeneration": generation, "phase": "Failed", "finishedAt": None}
+        await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status})
 
     async def close(self) -> None:
         """Cancel the background requests."""

@@ -322,11 +322,12 @@ def test_wait_ends_when_the_pipeline_is_deleted(cli, scenario):
 
 def test_wait_fails_when_the_operator_rejects_the_spec(cli, scenario):
     stored = scenario.cluster.pipelines[scenario.key]
-    stored.generation += 1  # the status still has the generation of the spec before
+    stored.generation += 1
     refused = {"reason": "SpecInvalid", "message": "train: nonsense", "observedGeneration": stored.generation}
     refused["lastTransitionTime"] = "2030-01-01T00:00:00Z"
     kinds = {"Ready": "False", "Stalled": "True", "Finished": "False"}
     conditions = [{**refused, "type": kind, "status": status} for kind, status in kinds.items()]
-    stored.status = json.dumps({**json.loads(stored.status), "conditions": conditions})
+    marked = {"conditions": conditions, "observedGeneration": stored.generation, "phase": "Failed"}
+    stored.status = json.dumps({**json.loads(stored.status), **marked})
     result = cli.run("wait", "demo", "--timeout", "5s")
-    assert (result.code, result.out) == (1, "team/demo: Running: train: nonsense\n")
+    assert (result.code, result.out) == (1, "team/demo: Failed: train: nonsense\n")

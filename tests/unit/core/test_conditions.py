@@ -56,7 +56,7 @@ SITUATIONS = {
         "InProgress",
     ),
     "succeeded": (lambda: Scenario().finish(), {"Ready", "Finished"}, "True", "True", "Current"),
-    "below the gate": (below_gate, {"Ready", "Finished"}, "False", "True", "InProgress"),
+    "below the gate": (below_gate, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
     "failed": (failed, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
     "cancelled": (cancelled, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
 }

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from support.cluster_objects import pipeline_object
 from support.fake_api import FakeApi
-from support.scenario import Scenario, a_pipeline
+from support.scenario import Scenario, a_pipeline, kstatus
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.metadata import service_name
 from finetune_operator.core.observation import ClaimChange
 from finetune_operator.core.pipeline import Key, Pipeline
@@ -323,3 +324,24 @@ def test_foreign_job_of_an_attempt_is_not_observed(env):
     env.cache.update("jobs", env.put_job(job, "another"))
     pipeline: Pipeline = replace(env.pipeline, status=scenario.status)
     assert asyncio.run(env.cluster.observe_children(pipeline)).jobs == {}
+
+
+# An object that the operator cannot read.
+
+
+def test_unreadable_object_is_stalled_for_kstatus(env):
+    """Its observedGeneration is that of the object, or kstatus would not read Stalled; finishedAt is another spec's."""
+    before = env.api.objects[PIPELINE]
+    env.api.put(PIPELINE, {**before, "status": {**before.get("status", {}), "finishedAt": "2030-01-01T00:00:00Z"}})
+    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, "train: nonsense"))
+    found = env.api.objects[PIPELINE]
+    status = PipelineStatus.model_validate(found["status"])
+    assert kstatus(found["metadata"]["generation"], status) == "Failed"
+    assert (status.phase, status.finished_at) == ("Failed", None)
+
+
+def test_unreadable_object_is_written_once_for_each_generation(env):
+    for generation in (1, 1, 2):
+        env.api.objects[PIPELINE]["metadata"]["generation"] = generation
+        asyncio.run(env.cluster.mark_invalid(env.pipeline.key, "train: nonsense"))
+    assert env.api.writes == [f"patch {PIPELINE}/status"] * 2
