@@ -14,6 +14,8 @@ from e2e.pipelines.faults.table import MISSING, Row
 
 SIGTERM_CODE = 75
 """Exit code of a process that saved its step on SIGTERM."""
+ROUNDING = 0.01
+"""Seconds by which a sum may differ from its parts, each rounded to milliseconds."""
 
 
 def row_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Row:
@@ -52,6 +54,15 @@ def problems_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Iterato
     if train["lostSteps"] > cost.lost:
         yield f"the status has {train['lostSteps']} lost steps, the journal {cost.lost}"
     yield from _unsaved(scene.attempts)
+    yield from _unpaid(train["costs"], scene.attempts)
+
+
+def _unpaid(costs: Object, attempts: list[Object]) -> Iterator[str]:
+    """Yield what is wrong about the costs of the stage: each attempt counts once, with the seconds that it ran."""
+    yield from _different("attempts that are paid for", costs["attempts"], len(attempts))
+    seconds = sum(one.get("seconds", 0) for one in attempts)
+    if abs(costs["seconds"] - seconds) > ROUNDING:
+        yield f"the costs have {costs['seconds']} seconds, the attempts {seconds}"
 
 
 def _unsaved(attempts: list[Object]) -> Iterator[str]:
