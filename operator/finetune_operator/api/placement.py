@@ -168,14 +168,15 @@ Capacity = Annotated[
 
 
 class Fallback(ContractModel):
-    """When an Auto stage leaves a node class: for another of the same capacity, and then for on-demand nodes."""
+    """When a stage leaves a node class: for another of the same capacity, and with Auto then for on-demand nodes."""
 
-    after_interruptions: int | None = Field(default=None, ge=1, le=1000)
-    """Interruptions in a row on one spot node class, each within an hour of its start. Absent: three; with a deadline
+    after_interruptions: int | None = Field(default=None, ge=1, le=10)
+    """Interruptions in a row on one node class, each within an hour of its start. Absent: three; with a deadline
     no limit, because the time to spare is one."""
     after_pending_seconds: int | None = Field(default=None, ge=1, le=604_800)
-    """Time for which a pod has found no node. Absent: ten minutes; with a deadline most of the time to spare."""
-    after_fruitless_attempts: int | None = Field(default=None, ge=1, le=1000)
+    """Time for which a pod has found no node. Absent: ten minutes; with a deadline most of the time to spare. It
+    doubles where all classes were full."""
+    after_fruitless_attempts: int | None = Field(default=None, ge=1, le=10)
     """Interruptions in a row without a new durable step. Absent: three; with a deadline no limit."""
 
 

@@ -33,7 +33,7 @@ Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
 StoredResult = Annotated[AnyResult, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 
 ATTEMPTS_KEPT = 10
-"""Attempts per stage in the status; more would let the object grow without limit."""
+"""Attempts per stage in the status, beside the newest of each node class; more would let it grow without limit."""
 
 
 def truncate_message(text: str) -> str:
@@ -182,7 +182,7 @@ class StageStatus(ExtensibleModel):
     execution: str = ""
     """Hash of how the stage runs: resources, placement, image and environment."""
     attempts: Annotated[tuple[AttemptStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
-    """Ten attempts of the stage at most, oldest first: the newest, and where there are more, those that have run."""
+    """Ten attempts of the stage, oldest first, or the newest on each node class if these are more."""
     failures: int = 0
     """Number of failed attempts with this identity."""
     interruptions: int = 0

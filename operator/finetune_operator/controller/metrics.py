@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import CAPACITIES
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import Costs, Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import AttemptStatus, Costs, Outcome, PipelineStatus, StageState, StageStatus
 
 REGISTRY = CollectorRegistry()
 RECONCILED = Counter(
@@ -120,21 +120,27 @@ def _record_costs(name: str, before: StageStatus, after: StageStatus) -> None:
             capacity = attempt.capacity if attempt.capacity in CAPACITIES else ""
             ATTEMPT_SECONDS.labels(name, capacity).inc(attempt.seconds or 0.0)
             SPENT.labels(name, capacity).inc(float(attempt.cost or 0))
-    # The sums begin anew with another identity.
     LOST_TO_INTERRUPTIONS.labels(name).inc(max(0.0, float(_settled_loss(after) - _settled_loss(before))))
     LOST_STEPS.labels(name).inc(max(0, after.lost_steps - before.lost_steps))
 
 
 def _settled_loss(stage: StageStatus) -> Decimal:
-    """Return what interruptions have cost, without those whose next attempt has not said with which step it begins."""
+    """Return what interruptions have cost, without those whose next attempt has not said with which step it begins.
+
+    A retry request or an edit does not take back what was counted.
+    """
     earlier = (stage.earlier_costs or Costs()).lost
     unsettled = stage.finished_at is None and stage.state is not StageState.FAILED
     settled = (
         one.lost_cost or Decimal()
         for one in stage.attempts
-        if not unsettled or one.lost_steps is not None or one.last_step is None
+        if not unsettled or one.lost_steps is not None or one.last_step is None or _is_earlier(one, stage)
     )
     return sum(settled, earlier)
+
+
+def _is_earlier(attempt: AttemptStatus, stage: StageStatus) -> bool:
+    return attempt.number <= stage.budget_base_attempt
 
 
 def _ended_attempts(status: PipelineStatus) -> dict[tuple[str, int], AttemptLabels]:

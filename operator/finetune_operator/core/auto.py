@@ -25,9 +25,9 @@ LONGEST_PENDING = timedelta(hours=2)
 """Longest time for which a pod waits when all classes were full, one after the other."""
 PENDING_SHARE = 0.9
 """Part of the spare time that one wait for spot nodes may take. `bench/spot.py`: more or less costs more."""
-SIMILAR_PRICE = Decimal("1.2")
-"""Classes that cost no more than this multiple of the cheapest one wait in turns. `bench/spot.py`: 1.3 costs more than
-waiting for the cheapest one alone."""
+SIMILAR_COST = Decimal("1.2")
+"""Classes whose expected cost is at most this multiple of the lowest wait in turns. `bench/spot.py`: 1.3 costs more
+than waiting for the cheapest one alone."""
 IN_ROW = 3
 """Interruptions in a row after which a node class is given up, where neither the user nor a deadline says more."""
 RESERVE_SHARE = 0.03
@@ -39,8 +39,8 @@ GAIN = 2.0
 MAX_DOUBLINGS = 10
 SHORTEST_INTERVAL = 1e-6
 """Hours between two checkpoints, at least: their limit is what is meant."""
-MAX_EXPONENT = 50.0
-"""From here on, an estimate is not worth a number."""
+MAX_EXPONENT = 15.0
+"""From here on, an estimate is not worth a number: the cost is a million times the price of the work."""
 
 
 class Cause(StrEnum):
@@ -110,7 +110,7 @@ class Experience:
     spot_time: timedelta = timedelta()
     """Running time on spot nodes."""
     given_up: Mapping[str, Cause] = field(default_factory=dict)
-    """Node class -> why it was given up since the last attempt on on-demand nodes."""
+    """Node class -> why it is not tried for a while, in the order in which these were given up."""
     on_demand_attempts: int = 0
     """Attempts on on-demand nodes since the last one that ran on spot nodes."""
     deadline: timedelta | None = None
@@ -163,30 +163,42 @@ def decide(
     capacity: str, spot: Sequence[Offer], on_demand: Sequence[Offer], experience: Experience, limits: Limits
 ) -> Decision:
     """Return the node class of the next attempt. `spot` and `on_demand` have at least one offer each."""
+    if capacity != AUTO:
+        return _requested(capacity, spot, on_demand, experience, limits)
     spot_offer = _next(spot, experience, limits)
-    left = _not_given_up(on_demand, experience)
-    on_demand_offer = _cheapest(left or on_demand, experience)
+    on_demand_offer = _next(on_demand, experience, limits)
     estimates = (
         estimate(spot_offer, experience) if spot_offer else None,
-        estimate_on_demand(on_demand_offer, experience),
+        estimate_on_demand(on_demand_offer or _cheapest(on_demand, experience), experience),
     )
-    if capacity != AUTO:
-        offer = on_demand_offer if capacity == ON_DEMAND else spot_offer or _cheapest(spot, experience)
-        dearer = capacity == SPOT and _costs_more(*estimates)
-        return Decision(capacity, offer, Cause.REQUESTED_DEARER if dearer else Cause.REQUESTED, *estimates)
     cause = _cause_for_on_demand(*estimates, experience, limits)
     if cause is None and spot_offer is None:
         cause = _last_cause(spot, experience)
-    if cause and not left:
+    if cause and are_full(on_demand, experience):
         return _without_on_demand(spot, on_demand, spot_offer, estimates, experience)
     if cause or spot_offer is None:
-        return Decision(ON_DEMAND, on_demand_offer, cause or Cause.NO_CAPACITY, *estimates)
+        offer = on_demand_offer or _cheapest(on_demand, experience)
+        return Decision(ON_DEMAND, offer, cause or Cause.NO_CAPACITY, *estimates)
     known = estimates[0] and estimates[1]
     return Decision(SPOT, spot_offer, Cause.LOWER_COST if known else Cause.PRICE_UNKNOWN, *estimates)
 
 
-def _costs_more(spot: "Estimate | None", on_demand: "Estimate | None") -> bool:
-    return spot is not None and on_demand is not None and spot.cost > on_demand.cost
+def are_full(offers: Sequence[Offer], experience: Experience) -> bool:
+    """Return whether all of these classes were given up because they had no node."""
+    return all(experience.given_up.get(one.node_class) is Cause.NO_CAPACITY for one in offers)
+
+
+def _requested(
+    capacity: str, spot: Sequence[Offer], on_demand: Sequence[Offer], experience: Experience, limits: Limits
+) -> Decision:
+    """Return the decision for a capacity that the user has chosen; its classes take turns where all are full."""
+    spot_offer = _next(spot, experience, limits) or _first_given_up(spot, experience)
+    on_demand_offer = _next(on_demand, experience, limits) or _first_given_up(on_demand, experience)
+    on_spot, other = estimate(spot_offer, experience), estimate_on_demand(on_demand_offer, experience)
+    if capacity == ON_DEMAND:
+        return Decision(ON_DEMAND, on_demand_offer, Cause.REQUESTED, on_spot, other)
+    dearer = on_spot is not None and other is not None and on_spot.cost > other.cost
+    return Decision(SPOT, spot_offer, Cause.REQUESTED_DEARER if dearer else Cause.REQUESTED, on_spot, other)
 
 
 def _without_on_demand(
@@ -197,9 +209,14 @@ def _without_on_demand(
     experience: Experience,
 ) -> Decision:
     """Return the decision where no on-demand class has nodes: any spot class, or else the one first given up."""
-    order = {name: number for number, name in enumerate(experience.given_up)}
-    offer = spot_offer or min((*spot, *on_demand), key=lambda one: order[one.node_class])
+    offer = spot_offer or _first_given_up((*spot, *on_demand), experience)
     return Decision(ON_DEMAND if offer in on_demand else SPOT, offer, Cause.NO_CAPACITY, *estimates)
+
+
+def _first_given_up(offers: Sequence[Offer], experience: Experience) -> Offer:
+    """Return the offer that was given up first; all of them were."""
+    order = {name: number for number, name in enumerate(experience.given_up)}
+    return min(offers, key=lambda one: order[one.node_class])
 
 
 def _last_cause(offers: Sequence[Offer], experience: Experience) -> Cause:
@@ -225,28 +242,23 @@ def _cause_for_on_demand(
 
 def _next(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Offer | None:
     """Return the cheapest offer that was not given up; before a dear one, those in turns that wait for nodes."""
-    left = _not_given_up(offers, experience)
+    left = [offer for offer in offers if offer.node_class not in experience.given_up]
     turns = offers_in_turns(offers, experience, limits)
     if not turns:
         return _cheapest(left, experience) if left else None
-    first_given_up = {name: number for number, name in enumerate(experience.given_up)}
     untried = [offer for offer in turns if offer in left]
-    return _cheapest(untried, experience) if untried else min(turns, key=lambda one: first_given_up[one.node_class])
-
-
-def _not_given_up(offers: Sequence[Offer], experience: Experience) -> Sequence[Offer]:
-    return [offer for offer in offers if offer.node_class not in experience.given_up]
+    return _cheapest(untried, experience) if untried else _first_given_up(turns, experience)
 
 
 def offers_in_turns(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Sequence[Offer]:
-    """Return the offers at a similar price that may have nodes, if a deadline leaves the time to wait for each in turn.
+    """Return the offers at a similar expected cost that may have nodes, if a deadline leaves time to wait for each.
 
     Waiting for only one of them would cost nothing but time, and find a node later.
     """
     if limits.pending or experience.spare is None:
         return []
     lowest = _cheapest(offers, experience)
-    similar = [one for one in offers if _is_similar(one.price, lowest.price)]
+    similar = [one for one in offers if _costs_similar(estimate(one, experience), estimate(lowest, experience))]
     turns = [one for one in similar if experience.given_up.get(one.node_class) in (None, Cause.NO_CAPACITY)]
     # The dearer ones are tried, too, before the spare time ends.
     dearer = [one for one in offers if one not in similar and one.node_class not in experience.given_up]
@@ -254,8 +266,10 @@ def offers_in_turns(offers: Sequence[Offer], experience: Experience, limits: Lim
     return turns if has_time and len(turns) > 1 else []
 
 
-def _is_similar(price: Decimal | None, lowest: Decimal | None) -> bool:
-    return price == lowest if price is None or lowest is None else price <= SIMILAR_PRICE * lowest
+def _costs_similar(one: "Estimate | None", lowest: "Estimate | None") -> bool:
+    if one is None or lowest is None:
+        return one is lowest
+    return one.cost <= SIMILAR_COST * lowest.cost
 
 
 def _cheapest(offers: Sequence[Offer], experience: Experience) -> Offer:
@@ -317,7 +331,7 @@ def pending_limit(experience: Experience, limits: Limits, *, in_turns: bool = Fa
 
 
 def reason_to_give_up(interruptions: int, fruitless: int, experience: Experience, limits: Limits) -> Cause | None:
-    """Return why a spot node class is given up after interruptions in a row, or None.
+    """Return why a node class is given up after interruptions in a row, or None.
 
     With a deadline, an interruption costs nothing but a restart: spot nodes stay right while there is time to spare.
     """

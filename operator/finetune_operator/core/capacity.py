@@ -16,6 +16,7 @@ from finetune_operator.core.auto import (
     Decision,
     Experience,
     Limits,
+    are_full,
     decide,
     offers_in_turns,
     pays_to_return,
@@ -90,6 +91,8 @@ class CapacityChoice:
         """Yield the time after which an attempt that finds no node gives up its class, if there is another one."""
         if job is None or job.unschedulable_since is None or job.blocker is None or job.started_at:
             return
+        if job.exit_code is not None or job.disruption:
+            return  # it is not stopped any more
         if job.blocker.reason is not Reason.WAITING_FOR_CAPACITY:
             return
         waited = self.now - job.unschedulable_since
@@ -100,11 +103,13 @@ class CapacityChoice:
     def _experience_without_node(self, attempt: AttemptStatus, waited: timedelta) -> Experience:
         """Return the experience by which an attempt waits for a node: that of the time when it began to wait.
 
-        While it waits, a deadline leaves less and less.
+        While it waits, a deadline leaves less and less. It bounds the wait for spot nodes only, and only while there
+        may be others.
         """
         experience = self._experience
-        if self.stage.placement.capacity != AUTO or attempt.capacity == ON_DEMAND:
-            return replace(experience, deadline=None)  # another class costs nothing but its price
+        others_full = are_full(offers(self.stage, ON_DEMAND, self.defaults), experience)
+        if attempt.capacity == ON_DEMAND or others_full:
+            return replace(experience, deadline=None)
         return experience if experience.deadline is None else replace(experience, deadline=experience.deadline + waited)
 
     def _pending_limit(self, attempt: AttemptStatus, experience: Experience) -> timedelta:

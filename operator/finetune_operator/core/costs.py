@@ -30,15 +30,16 @@ def with_costs(stage: StageStatus) -> StageStatus:
 
 
 def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
-    """Return the status with so many attempts, or the newest of each node class, and with the sum of the others.
+    """Return the status with so many attempts, or those that are needed, and with the sum of the others.
 
-    The newest of a class shows why it was given up. Of the rest, those that found no node go first: they would push out
-    the attempts that know the steps and the speed.
+    Needed is the newest of each node class, which shows that it was full, and the newest one with steps. Of the rest,
+    those that found no node go first.
     """
-    newest = {(one.capacity, one.node_class): one.number for one in stage.attempts}.values()
+    needed = {(one.capacity, one.node_class): one.number for one in stage.attempts if _counts(one, stage)}
+    stepped = [one.number for one in stage.attempts if one.step_seconds]
     attempts = list(stage.attempts)
     while len(attempts) > kept:
-        others = [one for one in attempts[:-1] if one.number not in newest]
+        others = [one for one in attempts[:-1] if one.number not in {*needed.values(), *stepped[-1:]}]
         if not others:
             break
         idle = (one for one in others if one.finished_at and one.started_at is None)
@@ -48,6 +49,11 @@ def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
         return stage
     earlier = sum_of((stage.earlier_costs or Costs(), *map(costs_of, dropped)))
     return stage.model_copy(update={"attempts": tuple(attempts), "earlier_costs": earlier})
+
+
+def _counts(attempt: AttemptStatus, stage: StageStatus) -> bool:
+    """Return whether the attempt is newer than the last retry request or change of the spec."""
+    return attempt.number > stage.budget_base_attempt
 
 
 def pipeline_costs(stages: Mapping[str, StageStatus], currency: str) -> PipelineCosts | None:

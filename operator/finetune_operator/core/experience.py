@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.placement import SPOT, PlacementDefaults
+from finetune_operator.api.placement import AUTO, SPOT, PlacementDefaults
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, StageStatus
@@ -56,7 +56,8 @@ def experience_of(
         interruptions=sum(one.outcome is Outcome.INTERRUPTED for one in on_spot),
         spot_time=timedelta(seconds=sum(_seconds(one, now) for one in on_spot)),
         on_demand_attempts=_on_demand_in_a_row(status),
-        deadline=pipeline.deadline - now if pipeline.deadline else None,
+        # A requested capacity is kept whatever the deadline: another class of it costs nothing but its price.
+        deadline=pipeline.deadline - now if pipeline.deadline and spec.placement.capacity == AUTO else None,
         later_stages=_later_stages(pipeline, spec, statuses),
         interruptions_left=spec.max_interruptions - status.interruptions_counted,
     )
@@ -122,7 +123,8 @@ def _restart(spec: StageSpec, current: Sequence[AttemptStatus], otherwise: timed
     measured = list(_measured_restarts(current, otherwise, now))
     if measured or not trains(spec):
         return max(min(measured, default=otherwise), SHORTEST_RESTART)
-    return max(otherwise, *(_time(_seconds(one, now)) for one in current if _steps_of(one) <= 0), timedelta())
+    without_step = (one for one in current if _steps_of(one) <= 0 and not one.saved_step)
+    return max(otherwise, SHORTEST_RESTART, *(_time(_seconds(one, now)) for one in without_step))
 
 
 def _measured_restarts(current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime) -> Iterator[timedelta]:
@@ -160,7 +162,8 @@ def _on_demand_in_a_row(status: StageStatus) -> int:
     for one in reversed(_counted(status)):
         if one.capacity == SPOT and one.started_at:
             break
-        count += one.capacity != SPOT
+        has_run = one.started_at is not None or one.outcome is Outcome.RUNNING
+        count += one.capacity != SPOT and has_run
     return count
 
 
@@ -193,8 +196,9 @@ def wait_of(status: StageStatus, node_class: str) -> timedelta:
     """Return how long the last attempt on a node class existed that ended without a node; zero where none did."""
     waits = (
         one.finished_at - one.created_at
-        for one in reversed(status.attempts)
-        if class_of(one) == node_class and one.finished_at and one.created_at and not one.started_at
+        for one in reversed(_counted(status))
+        if class_of(one) == node_class and one.stopping is Reason.WAITING_FOR_CAPACITY
+        if one.finished_at and one.created_at
     )
     return next(waits, timedelta())
 

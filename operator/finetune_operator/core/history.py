@@ -183,15 +183,17 @@ def _settle_lost_steps(status: StageStatus) -> StageStatus:
 
 
 def _with_durable_end(older: Sequence[AttemptStatus], last: AttemptStatus, start: int) -> Sequence[AttemptStatus]:
-    """Return the older attempts; that before the last one has made at least the steps with which the last one begins.
+    """Return the older attempts; the newest that ran has made at least the steps with which the last one begins.
 
     Its progress may have been read long before it was killed.
     """
-    *earlier, before = older or [last]
-    read = before.start_step is not None and before.last_step is not None and before.last_step < start
-    if not read or before.identity != last.identity or not older:
+    before = next((one for one in reversed(older) if one.started_at), None)
+    if before is None or before.identity != last.identity or before.start_step is None:
         return older
-    return [*earlier, before.model_copy(update={"last_step": start, "saved_step": start})]
+    if before.last_step is None or before.last_step >= start:
+        return older
+    reached = before.model_copy(update={"last_step": start, "saved_step": start})
+    return [reached if one is before else one for one in older]
 
 
 def _settle(attempt: AttemptStatus, last: AttemptStatus, start: int) -> AttemptStatus:

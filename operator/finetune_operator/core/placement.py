@@ -42,8 +42,8 @@ def any_nodes(capacity: str) -> str:
 
 
 def words_for(node_class: str) -> str:
-    """Return the name of a node class, or words for any node of a capacity type."""
-    return node_class.removeprefix("any ") + " nodes" if " " in node_class else node_class
+    """Return the name of a node class, or of the capacity type where it stands for any node of that."""
+    return node_class.removeprefix("any ")
 
 
 def class_name(offer: Offer) -> str | None:

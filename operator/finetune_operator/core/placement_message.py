@@ -24,12 +24,24 @@ def message_of(
     return f"{where}: {text}{dated}"
 
 
+FIXED = {
+    Cause.REQUESTED: "",
+    Cause.LAST_INTERRUPTION: "one more interruption would fail the stage, by its maxInterruptions",
+}
 BY_PRICE = frozenset({Cause.LOWER_COST, Cause.REQUESTED_DEARER})
 LEFT = {
     Cause.NO_CAPACITY: "had no node",
     Cause.INTERRUPTIONS: "was interrupted too often",
     Cause.NO_PROGRESS: "made no durable step",
 }
+
+
+def _pending(capacity: str, experience: Experience, limits: Limits) -> str:
+    """Return how long a pod has found no node, at least."""
+    limit = f"within {_text(limits.pending or PENDING)}"
+    if experience.deadline is None or capacity == ON_DEMAND:
+        return limit
+    return f"{limit} or in time for the deadline" if limits.pending else "in time for the deadline"
 
 
 def _left(decision: Decision, experience: Experience) -> str:
@@ -42,8 +54,10 @@ def _left(decision: Decision, experience: Experience) -> str:
 
 def _reason(decision: Decision, experience: Experience, limits: Limits, currency: str) -> str:  # noqa: PLR0911
     match decision.cause:
-        case Cause.REQUESTED | Cause.REQUESTED_DEARER:
-            return _warning(decision, currency) if decision.cause is Cause.REQUESTED_DEARER else ""
+        case Cause.REQUESTED | Cause.LAST_INTERRUPTION:
+            return FIXED[decision.cause]
+        case Cause.REQUESTED_DEARER:
+            return f"costs more than OnDemand: {_comparison(decision, experience, currency)}"
         case Cause.LOWER_COST:
             return _comparison(decision, experience, currency)
         case Cause.PRICE_UNKNOWN:
@@ -57,28 +71,15 @@ def _reason(decision: Decision, experience: Experience, limits: Limits, currency
             return f"Spot was interrupted {limits.interruptions or IN_ROW} times in a row within an hour of the start"
         case Cause.NO_CAPACITY:
             other = SPOT if decision.capacity == ON_DEMAND else ON_DEMAND
-            known = experience.deadline is None or limits.pending or other == ON_DEMAND
-            limit = f"within {_text(limits.pending or PENDING)}" if known else "in time for the deadline"
-            return f"no {other} node was found {limit}"
+            return f"no {other} node was found {_pending(other, experience, limits)}"
         case Cause.NO_PROGRESS:
             return f"{limits.fruitless or IN_ROW} interruptions in a row on Spot left no new durable step"
-        case Cause.LAST_INTERRUPTION:
-            return "one more interruption would fail the stage, by its maxInterruptions"
 
 
 def _unknown_price(decision: Decision) -> str:
     """Return that a price is missing; empty where all are: such a cluster is not told so with each attempt."""
     known = decision.spot or decision.on_demand
     return "assumed to cost less, because one of the two prices is not known" if known else ""
-
-
-def _warning(decision: Decision, currency: str) -> str:
-    """Return the warning that the chosen spot nodes cost more than on-demand nodes."""
-    spot, on_demand = decision.spot, decision.on_demand
-    if not spot or not on_demand:
-        return ""
-    prices = f"{price_text(spot.price)} {currency} an hour against {price_text(on_demand.price)} on OnDemand"
-    return f"costs more than OnDemand: {prices}; set capacity to Auto or OnDemand"
 
 
 def _comparison(decision: Decision, experience: Experience, currency: str) -> str:

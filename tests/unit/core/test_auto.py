@@ -17,6 +17,7 @@ from finetune_operator.core.auto import (
     Offer,
     decide,
     estimate,
+    offers_in_turns,
     pays_to_return,
     pending_limit,
     reason_to_give_up,
@@ -86,12 +87,12 @@ FULL = Cause.NO_CAPACITY
 @pytest.mark.parametrize(
     ("second", "given_up", "spare", "expected"),
     [
-        ("0.96", {"cheap": FULL}, 60, "second"),
-        ("0.96", {"cheap": FULL, "second": FULL}, 60, "cheap"),
-        ("0.96", {"second": FULL, "cheap": FULL}, 60, "second"),
-        ("0.96", {"cheap": FULL, "second": FULL}, 9, "h100"),
+        ("0.95", {"cheap": FULL}, 60, "second"),
+        ("0.95", {"cheap": FULL, "second": FULL}, 60, "cheap"),
+        ("0.95", {"second": FULL, "cheap": FULL}, 60, "second"),
+        ("0.95", {"cheap": FULL, "second": FULL}, 9, "h100"),
         ("0.97", {"cheap": FULL, "second": FULL}, 60, "h100"),
-        ("0.96", {"cheap": FULL, "second": Cause.INTERRUPTIONS}, 60, "h100"),
+        ("0.95", {"cheap": FULL, "second": Cause.INTERRUPTIONS}, 60, "h100"),
         (None, {"cheap": FULL, "second": FULL}, 60, "h100"),
     ],
 )
@@ -115,6 +116,19 @@ def test_class_with_lower_expected_cost_comes_first():
     assert choose((spot, H100[1]), of(4, restart=5 * MINUTE)) == (SPOT, "calm", Cause.LOWER_COST)
 
 
+def test_cheap_class_that_is_always_taken_has_no_turn():
+    """Its expected cost is above that of on-demand nodes, so that the other one alone waits for most of the time."""
+    spot = [Offer("taken", Decimal("0.80"), 6.0), Offer("calm", Decimal("0.90"), 0.01)]
+    experience = of(4, restart=15 * MINUTE, loss=20 * MINUTE, deadline=25 * HOUR)
+    assert offers_in_turns(spot, experience, Limits()) == []
+
+
+@pytest.mark.parametrize("cause", [Cause.INTERRUPTIONS, Cause.NO_PROGRESS])
+def test_deadline_keeps_interrupted_on_demand_class(cause):
+    experience = of(4, deadline=4 * HOUR, given_up={"h100": cause})
+    assert choose(H100, experience) == (ON_DEMAND, "h100", Cause.DEADLINE)
+
+
 @pytest.mark.parametrize(("left", "capacity"), [(1, SPOT), (0, ON_DEMAND)])
 def test_last_interruption_is_not_spent_on_spot(left, capacity):
     assert choose(H100, of(4, interruptions_left=left))[0] == capacity
@@ -124,8 +138,8 @@ def test_last_interruption_is_not_spent_on_spot(left, capacity):
 def test_requested_capacity_is_kept_whatever_it_costs(capacity, node_class):
     given_up = {"a100-spot": Cause.NO_CAPACITY}
     experience = of(0.1, deadline=HOUR, given_up=given_up)
-    assert choose(A100, experience, capacity) == (capacity, node_class, Cause.REQUESTED)
     expected = Cause.REQUESTED_DEARER if capacity == SPOT else Cause.REQUESTED
+    assert choose(A100, experience, capacity) == (capacity, node_class, expected)
     assert choose(A100, of(4), capacity) == (capacity, node_class, expected)
 
 

@@ -50,7 +50,7 @@ def test_requested_spot_that_costs_more_is_warned_about():
     assert placed(scenario) == ("Spot", "a100-spot")
     warning = next(event for _, event in scenario.cluster.emitted if event.reason == "SpotCostsMore")
     assert warning.type == "Warning"
-    assert "1.14 USD an hour against 1.04 on OnDemand" in warning.message
+    assert "costs more than OnDemand: 1.14 against 1.04 USD an hour on OnDemand" in warning.message
     job = scenario.attempt("train").job
     scenario.cluster.start(job)
     scenario.reconcile_until_stable()

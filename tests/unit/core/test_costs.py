@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 import pytest
-from support.placements import H100, running_on_demand, training
+from support.placements import H100, interrupt, running_on_demand, training
 from support.scenario import RESULTS, Scenario, a_pipeline, a_result, scores
 
 from finetune_operator.api.conditions import Reason
@@ -260,6 +260,27 @@ def test_metric_counts_a_loss_when_it_is_known():
     record_changes(ended, scenario.status)
     record_changes(scenario.status, scenario.status)
     assert lost_to_interruptions() - before == pytest.approx(0.06)
+
+
+def test_metric_counts_a_loss_once_though_the_stage_is_retried():
+    scenario = training(*H100, maxInterruptions=0, placement={"capacity": "Spot"})
+    counted, before = lost_to_interruptions(), PipelineStatus()
+
+    def record() -> None:
+        nonlocal before
+        record_changes(before, scenario.status)
+        before = scenario.status
+
+    interrupt(scenario, 60, start=0, last=560, saved=500)
+    assert scenario.status.phase == "Failed"
+    record()
+    scenario.retry("again")
+    record()
+    job = scenario.start("train")
+    scenario.cluster.progress(job, 510, start_step=500, saved_step=500, step_seconds=6.0, total=10_000)
+    scenario.reconcile_until_stable()
+    record()
+    assert lost_to_interruptions() - counted == pytest.approx(float(costs(scenario).lost), abs=0.001)
 
 
 def lost_to_interruptions() -> float:

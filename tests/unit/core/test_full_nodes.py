@@ -132,6 +132,7 @@ def test_stage_without_on_demand_nodes_runs_on_spot(spec):
     assert wait_until_moved(scenario) == timedelta(minutes=10)
     assert placed(scenario) == ("Spot", "h100-spot")
     assert choice(scenario).message.startswith("Spot (h100-spot): no OnDemand node was found within 10m")
+    assert wait_until_moved(scenario) == timedelta(minutes=10)  # an autoscaler needs minutes for a node
 
 
 @pytest.mark.parametrize("classes", [2, 11])
@@ -164,7 +165,8 @@ def test_limit_of_the_user_is_said():
     placement = {"expectedSeconds": 14400, "fallback": {"afterPendingSeconds": 120}}
     scenario = training(*H100, deadline=deadline, placement=placement)
     assert wait_until_moved(scenario) == timedelta(minutes=2)
-    assert choice(scenario).message == "OnDemand (h100): no Spot node was found within 2m"
+    expected = "OnDemand (h100): no Spot node was found within 2m or in time for the deadline"
+    assert choice(scenario).message == expected
 
 
 @pytest.mark.parametrize("hours", [0.1, 20])
@@ -176,3 +178,63 @@ def test_time_in_a_queue_is_no_start(hours):
     interrupt(scenario, 60, start=0, last=590, saved=590)
     assert placed(scenario) == ("Spot", "h100-spot")
     assert re.search("an hour cost [56]m", choice(scenario).message)
+
+
+def test_requested_spot_tries_dearer_class_before_a_full_one():
+    deadline = (START + timedelta(hours=40)).isoformat()
+    placement = {"capacity": "Spot", "expectedSeconds": 14400}
+    classes = (("b", "Spot", "0.90"), ("dear", "Spot", "1.60"), *H100)
+    scenario = training(*classes, deadline=deadline, placement=placement)
+    chosen = [(placed(scenario)[1], wait_until_moved(scenario)) for _ in range(5)]
+    minutes = [(name, round(wait / MINUTE)) for name, wait in chosen if wait]
+    assert minutes == [("h100-spot", 10), ("b", 10), ("dear", 10), ("h100-spot", 20), ("b", 20)]
+
+
+def test_interrupted_on_demand_class_is_no_full_one():
+    """The node was drained three times: there is one, and the last interruption is not risked on spot nodes."""
+    scenario = training(*H100, maxInterruptions=3, placement={"expectedSeconds": 1200})
+    for number in range(3):
+        interrupt(scenario, 5, start=50 * number, last=50 * number + 50, saved=50 * number + 50)
+    assert placed(scenario) == ("OnDemand", "h100")
+
+
+def test_waits_do_not_hide_the_measured_speed():
+    """Ten classes are full after one attempt has run: the deadline needs its steps, which no estimate has."""
+    classes = tuple((f"s{number:02}", "Spot", f"0.{80 + number}") for number in range(10))
+    deadline = (START + timedelta(hours=100)).isoformat()
+    scenario = training(*classes, H100[1], deadline=deadline, placement={"fallback": {"afterPendingSeconds": 600}})
+    interrupt(scenario, 56, start=0, last=560, saved=560)
+    for _ in range(10):
+        wait_until_moved(scenario)
+    assert "duration is not known" not in choice(scenario).message
+    assert any(one.step_seconds for one in scenario.stage("train").attempts)
+
+
+def test_wait_between_two_attempts_keeps_the_steps_of_the_first():
+    scenario = training(*H100)
+    job = scenario.start("train")
+    scenario.after(900)
+    scenario.cluster.progress(job, 100, start_step=0, saved_step=100, step_seconds=6.0, total=10_000)
+    scenario.reconcile()
+    scenario.lose_node(job)
+    scenario.pass_interruption_backoff()
+    wait_until_moved(scenario)
+    job = scenario.start("train")
+    scenario.cluster.progress(job, 150, start_step=140, saved_step=140, step_seconds=6.0, total=10_000)
+    scenario.reconcile_until_stable()
+    assert [one.steps for one in scenario.stage("train").attempts][:2] == [140, None]
+
+
+def test_waits_on_on_demand_nodes_do_not_delay_the_return():
+    """Spot and on-demand nodes were full in turns; then an on-demand attempt runs, and spot is free again."""
+    scenario = training(*H100)
+    for _ in range(4):
+        wait_until_moved(scenario)
+    wait_until_moved(scenario)
+    assert placed(scenario)[0] == "OnDemand"
+    job = scenario.start("train")
+    scenario.cluster.progress(job, 10, start_step=0, saved_step=0, step_seconds=6.0, total=100_000)
+    scenario.after(1799).reconcile_until_stable()
+    assert not scenario.cluster.jobs[job].asked_to_stop
+    scenario.after(1).reconcile_until_stable()
+    assert scenario.cluster.jobs[job].asked_to_stop
