@@ -198,7 +198,7 @@ def _requested(
     if capacity == ON_DEMAND:
         return Decision(ON_DEMAND, on_demand_offer, Cause.REQUESTED, on_spot, other)
     dearer = on_spot is not None and other is not None and on_spot.cost > other.cost
-    return Decision(SPOT, spot_offer, Cause.REQUESTED_DEARER if dearer else Cause.REQUESTED, on_spot, other)
+    return Decision(capacity, spot_offer, Cause.REQUESTED_DEARER if dearer else Cause.REQUESTED, on_spot, other)
 
 
 def _without_on_demand(
