@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 
 import pytest
@@ -12,7 +13,7 @@ from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 
 CLASS = "finetune.dev/class"
-DEAR, CHEAP = "1.00", "0.10"
+DEAR, CHEAP, DEARER = "1.04", "0.10", "1.14"
 RETURN_SECONDS = 10
 
 
@@ -41,14 +42,21 @@ def priced(operator: Operator) -> Iterator[Operator]:
     operator.install()
 
 
-def spot_nodes(cluster: Provider) -> list[str]:
-    found = cluster.kube.run("get", "nodes", "-l", "finetune.dev/capacity=spot", "-o", "name")
+def nodes(cluster: Provider, capacity: str) -> list[str]:
+    found = cluster.kube.run("get", "nodes", "-l", f"finetune.dev/capacity={capacity}", "-o", "name")
     return [line.partition("/")[2] for line in found.split()]
 
 
-def label_spot_nodes(cluster: Provider, label: str) -> None:
-    for name in spot_nodes(cluster):
-        cluster.kube.run("label", "node", name, label, "--overwrite")
+@contextmanager
+def node_label(cluster: Provider, capacity: str, value: str) -> Iterator[None]:
+    """Give the nodes of a capacity a class."""
+    for name in nodes(cluster, capacity):
+        cluster.kube.run("label", "node", name, f"{CLASS}={value}", "--overwrite")
+    try:
+        yield
+    finally:
+        for name in nodes(cluster, capacity):
+            cluster.kube.run("label", "node", name, f"{CLASS}-")
 
 
 def test_full_spot_pool_is_left_and_returned_to(priced: Operator, namespace: KubeNamespace, cluster: Provider):
@@ -61,18 +69,15 @@ def test_full_spot_pool_is_left_and_returned_to(priced: Operator, namespace: Kub
     assert (second["capacity"], second["nodeClass"]) == ("OnDemand", "dear")
     driver.until(lambda: driver.condition("Trained").get("reason") == "Progressing")
     assert driver.condition("Trained")["message"] == "OnDemand (dear): no Spot node was found within 5s"
-    label_spot_nodes(cluster, f"{CLASS}=cheap")
-    try:
+    with node_label(cluster, "spot", "cheap"):
         driver.wait_state("train", "Running")
         time.sleep(RETURN_SECONDS + 2)  # so long the class is not tried again
         namespace.run("delete", driver.pod("train"), "--wait=false")
         status = driver.wait_finished(seconds=180)
-    finally:
-        label_spot_nodes(cluster, f"{CLASS}-")
     _, second, third = status["stages"]["train"]["attempts"]
     assert (second["outcome"], second["exitCode"]) == ("Interrupted", 75)
     assert (third["capacity"], third["nodeClass"], third["outcome"]) == ("Spot", "cheap", "Succeeded")
-    assert third["node"] in spot_nodes(cluster)
+    assert third["node"] in nodes(cluster, "spot")
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (1, 0)
     assert "CapacityChosen" in namespace.run("describe", "ft", "auto")
     check_costs(status, second, third)
@@ -93,16 +98,30 @@ def check_costs(status: dict, second: dict, third: dict) -> None:
 
 
 def test_eviction_is_paid_and_reported(priced: Operator, namespace: KubeNamespace, cluster: Provider):
-    label_spot_nodes(cluster, f"{CLASS}=cheap")
-    try:
+    with node_label(cluster, "spot", "cheap"):
         auto = {"placement": {"expectedSeconds": 900}}
         driver = PipelineDriver.start(namespace, pipeline("paid", steps={"train": 40}, train=auto))
         driver.wait_state("train", "Running")
         namespace.run("delete", driver.pod("train"), "--wait=false")
         status = driver.wait_finished(seconds=120)
-    finally:
-        label_spot_nodes(cluster, f"{CLASS}-")
     first, second = status["stages"]["train"]["attempts"]
     assert (first["capacity"], second["capacity"]) == ("Spot", "Spot")
-    assert 0 < Decimal(first["lostCost"]) <= Decimal(first["cost"])
-    assert Decimal(status["costs"]["lost"]) == Decimal(first["lostCost"])
+    assert first["savedStep"] > 0
+    assert Decimal(first["cost"]) > Decimal(first["lostCost"]) == Decimal(status["costs"]["lost"]) == 0
+
+
+def test_dearer_spot_is_warned_about_and_not_chosen(priced: Operator, namespace: KubeNamespace, cluster: Provider):
+    priced.install(
+        "placement.shortStageSeconds=0",
+        *node_class(0, "dear", "OnDemand", DEAR, "finetune\\.dev/capacity=on-demand"),
+        *node_class(1, "a100-spot", "Spot", DEARER, "finetune\\.dev/class=a100"),
+    )
+    with node_label(cluster, "spot", "a100"):
+        auto = PipelineDriver.start(namespace, pipeline("auto-a100"))
+        spot = PipelineDriver.start(namespace, pipeline("spot-a100", train={"placement": {"capacity": "Spot"}}))
+        chosen, insisted = (one.wait_finished()["stages"]["train"] for one in (auto, spot))
+    assert [(one["capacity"], one["nodeClass"]) for one in chosen["attempts"]] == [("OnDemand", "dear")]
+    assert chosen["placement"]["message"].startswith("OnDemand (dear): 1.04 against 1.14 USD an hour on Spot")
+    assert [(one["capacity"], one["nodeClass"]) for one in insisted["attempts"]] == [("Spot", "a100-spot")]
+    assert "costs more than OnDemand: 1.14 against 1.04 USD an hour" in insisted["placement"]["message"]
+    assert "SpotCostsMore" in namespace.run("describe", "ft", "spot-a100")
