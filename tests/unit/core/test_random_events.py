@@ -65,6 +65,10 @@ WHICH = st.sampled_from([0, 0, 1])
 """The pipeline of an event; the first has all stages."""
 
 
+KNOWN_LATER = {"lost_steps", "lost_seconds", "lost_cost", "last_step", "saved_step", "steps"}
+"""What the next attempt shows of an ended one: how far it has come, and what of that was lost."""
+
+
 class Killed(BaseException):
     """Simulates the death of the operator's process."""
 
@@ -248,7 +252,7 @@ class RandomEvents(RuleBasedStateMachine):
             assert len(numbers) <= 10
             for attempt in stage.attempts:
                 if attempt.outcome is not Outcome.RUNNING:
-                    known = attempt.model_dump(exclude={"lost_steps", "lost_seconds", "lost_cost"})
+                    known = attempt.model_dump(exclude=KNOWN_LATER)
                     assert self.ended.setdefault(attempt.job, known) == known
 
     @invariant()
