@@ -49,7 +49,7 @@ def nodes(cluster: Provider, capacity: str) -> list[str]:
 
 @contextmanager
 def node_label(cluster: Provider, capacity: str, value: str) -> Iterator[None]:
-    """Give the nodes of a capacity a class."""
+    """Set the class of the nodes of a capacity, and remove it again."""
     for name in nodes(cluster, capacity):
         cluster.kube.run("label", "node", name, f"{CLASS}={value}", "--overwrite")
     try:
