@@ -15,7 +15,7 @@ TIMES = frozenset(
     }
 )
 """When something happened, and how long it took."""
-OBSERVED_OF_A_LOST_PROCESS = frozenset({"message", "exitCode", "lastStep", "savedStep", "steps", "startedAt"})
+OBSERVED_OF_A_LOST_PROCESS = frozenset({"message", "exitCode", "lastStep", "node", "savedStep", "steps", "startedAt"})
 """Of an attempt that was interrupted or stopped.
 
 Its pod disappears with its exit code and termination message when its grace period is over, while the operator may be
