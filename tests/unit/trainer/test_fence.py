@@ -66,29 +66,58 @@ def test_process_without_a_number_takes_over(tmp_path: Path) -> None:
         first.check()
 
 
-def test_token_that_was_torn_by_a_kill_is_passed(tmp_path: Path) -> None:
-    take_token(tmp_path, FIRST)
-    (tmp_path / ".attempts" / "00000002").touch()
+def test_token_that_a_killed_process_began_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".attempts" / ".00000001.0123abcd").mkdir(parents=True)
     take_token(tmp_path, FIRST).check()
-    assert tokens_in(tmp_path) == ["00000003"]
+    assert tokens_in(tmp_path) == ["00000001"]
+
+
+@pytest.mark.parametrize("other", ["file", "empty folder"])
+def test_token_without_an_owner_is_passed(tmp_path: Path, other: str) -> None:
+    take_token(tmp_path, FIRST)
+    token = tmp_path / ".attempts" / "00000002"
+    token.touch() if other == "file" else token.mkdir()
+    take_token(tmp_path, FIRST).check()
+    assert tokens_in(tmp_path)[-1] == "00000003"
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_token_taken_after_a_look_at_its_owner_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Another attempt takes a token right after the owner's name was read."""
+    check_order = fence.check_order
+
+    def read_then_sleep(folder: Path, attempt: Attempt) -> int:
+        newest = check_order(folder, attempt)
+        monkeypatch.setattr(fence, "check_order", check_order)
+        take_token(tmp_path, SECOND)
+        return newest
+
+    monkeypatch.setattr(fence, "check_order", read_then_sleep)
+    if number == 1:
+        with pytest.raises(Replaced, match="attempt 1 was replaced by attempt 2"):
+            take_token(tmp_path, FIRST)
+    else:
+        take_token(tmp_path, Attempt("p", number)).check()
 
 
 def test_token_that_others_have_passed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt sleeps before it creates its token, while two newer ones take theirs and one writes."""
     create = fence._create
 
-    def sleep_before(path: Path, attempt: Attempt) -> None:
+    def sleep_before(path: Path, attempt: Attempt) -> bool:
         monkeypatch.setattr(fence, "_create", create)
         take_token(tmp_path, SECOND)
         third = take_token(tmp_path, Attempt("p", 3))
         (tmp_path / f".output.{third.label}.0123abcd").mkdir()
-        create(path, attempt)
+        return create(path, attempt)
 
     monkeypatch.setattr(fence, "_create", sleep_before)
     with pytest.raises(Replaced, match="attempt 1 was replaced by attempt 3"):
         take_token(tmp_path, FIRST)
     assert (tmp_path / ".output.a3t2.0123abcd").is_dir()
-    assert tokens_in(tmp_path)[-1] == "00000002"
+    assert tokens_in(tmp_path) == ["00000002"]
 
 
 def test_parallel_attempts_have_one_owner(tmp_path: Path) -> None:

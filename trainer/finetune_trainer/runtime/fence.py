@@ -2,7 +2,9 @@
 
 A node that is silent may come back, and with it a process whose attempt has long been replaced. A lock does not keep it
 out: it may have the lock, or the file system may lose locks or have none. So every process takes a fencing token first:
-a file `.attempts/N` that only one process can create. N only increases, and the largest is that of the folder's owner.
+a folder `.attempts/N` that only one process can create. N only increases, and the largest is that of the folder's
+owner. A token appears together with its owner's name, as a rename of a folder that has the name in it: another process
+that saw a token without a name could not tell that a later attempt has it.
 
     take token   create `.attempts/N+1`, then rename away the unfinished folders of smaller tokens
     publish      write a temporary folder, check that no token is larger, rename the folder
@@ -12,6 +14,7 @@ rename fails. One that creates a temporary folder later finds the larger token. 
 needs a file system that shows a new name to every machine that opens its folder, as NFS does.
 """
 
+import errno
 import json
 import os
 import re
@@ -26,7 +29,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from finetune_trainer.files import SUFFIX_PATTERN, sync_folder, temporary_name
+from finetune_trainer.files import SUFFIX_PATTERN, sync_folder, temporary_name, write_durably
 from finetune_trainer.runtime.errors import Replaced
 
 TOKENS = ".attempts"
@@ -35,6 +38,9 @@ HEARTBEAT_SECONDS = 5.0
 SILENT_SECONDS = 30.0
 """Time without a heartbeat after which the holder of a lock is taken for frozen or cut off."""
 NUMBER_DIGITS = 8
+OWNER = "owner.json"
+TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ENOENT}
+"""What file systems answer if another process has the token: it exists, or its owner removed what was to become it."""
 LABEL = re.compile(r"[.]a[0-9]+t([0-9]+)[.][0-9a-f]+$")
 """In the name of an attempt's temporary folder; the group is its token."""
 
@@ -110,28 +116,26 @@ def take_token(folder: Path, attempt: Attempt) -> Fence:
     """
     (folder / TOKENS).mkdir(parents=True, exist_ok=True)
     sync_folder(folder)
-    while True:
-        check_order(folder, attempt)
-        number = _newest(folder) + 1
-        try:
-            _create(folder / TOKENS / f"{number:0{NUMBER_DIGITS}}", attempt)
-        except FileExistsError:
-            continue  # another process was faster, and may be a newer attempt
-        break
-    fence = Fence(folder, attempt, number)
-    fence.check()  # a process that has slept meanwhile may create a token that others have passed and removed
+    number = check_order(folder, attempt) + 1
+    while not _create(_path(folder, number), attempt):
+        number = check_order(folder, attempt) + 1  # another process was faster, and may be a later attempt
     for older in _tokens(folder):
         if older < number:
-            (folder / TOKENS / f"{older:0{NUMBER_DIGITS}}").unlink(missing_ok=True)
+            shutil.rmtree(_path(folder, older), ignore_errors=True)
+    for unfinished in (folder / TOKENS).glob(f".*.{SUFFIX_PATTERN}"):
+        if int(unfinished.name.split(".")[1]) <= number:  # of a killed process, or of one that has lost
+            shutil.rmtree(unfinished, ignore_errors=True)
     _remove_unfinished(folder, number)
-    return fence
+    return Fence(folder, attempt, number)
 
 
-def check_order(folder: Path, attempt: Attempt) -> None:
-    """Raise Replaced if a later attempt of the same pipeline has the folder."""
-    owner = _read(folder, _newest(folder))
+def check_order(folder: Path, attempt: Attempt) -> int:
+    """Return the largest token, 0 without one. Raise Replaced if a later attempt of the same pipeline has it."""
+    newest = _newest(folder)  # read once: the next token may be taken only after the owner whose name was looked at
+    owner = _read(folder, newest)
     if owner.pipeline == attempt.pipeline and owner.number > attempt.number:
         raise _replaced(attempt, owner)
+    return newest
 
 
 class SilentHolder:
@@ -161,21 +165,36 @@ def _changed_at(path: Path) -> int:
         return 0
 
 
-def _create(path: Path, attempt: Attempt) -> None:
-    with path.open("x") as file:
-        json.dump({"pipeline": attempt.pipeline, "attempt": attempt.number}, file)
-        file.flush()
-        os.fsync(file.fileno())
+def _create(path: Path, attempt: Attempt) -> bool:
+    """Return whether the token is this process's own and the largest: another process may have been faster."""
+    temporary = temporary_name(path)
+    temporary.mkdir()
+    try:
+        write_durably(temporary / OWNER, json.dumps({"pipeline": attempt.pipeline, "attempt": attempt.number}).encode())
+        temporary.rename(path)  # fails where the token exists, since a token is never an empty folder
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno not in TAKEN:
+            raise
+        return False
     sync_folder(path.parent)
+    if _newest(path.parent.parent) == int(path.name):
+        return True
+    shutil.rmtree(path, ignore_errors=True)  # this process slept while others passed this token and removed it
+    return False
 
 
 def _read(folder: Path, number: int) -> Attempt:
-    """Return who took a token; unknown if there is none, or if its author was killed before it had written its name."""
+    """Return who took a token; unknown if there is none, or if a later one has been taken and this one removed."""
     try:
-        found: Any = json.loads((folder / TOKENS / f"{number:0{NUMBER_DIGITS}}").read_bytes())
+        found: Any = json.loads((_path(folder, number) / OWNER).read_bytes())
         return Attempt(str(found["pipeline"]), int(found["attempt"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return Attempt()
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / TOKENS / f"{number:0{NUMBER_DIGITS}}"
 
 
 def _newest(folder: Path) -> int:
