@@ -228,6 +228,10 @@ class StageStatus(ExtensibleModel):
         """Return the interruptions that count against maxInterruptions."""
         return self.interruptions - self.budget_base_interruptions
 
+    def counts(self, attempt: AttemptStatus) -> bool:
+        """Return whether the attempt is newer than the last retry request or change of the spec."""
+        return attempt.number > self.budget_base_attempt
+
     @property
     def last_attempt(self) -> AttemptStatus | None:
         """Return the newest attempt, running or ended, or None."""

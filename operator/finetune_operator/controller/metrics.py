@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import CAPACITIES
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import AttemptStatus, Costs, Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import Costs, Outcome, PipelineStatus, StageState, StageStatus
 
 REGISTRY = CollectorRegistry()
 RECONCILED = Counter(
@@ -134,13 +134,9 @@ def _settled_loss(stage: StageStatus) -> Decimal:
     settled = (
         one.lost_cost or Decimal()
         for one in stage.attempts
-        if not unsettled or one.lost_steps is not None or one.last_step is None or _is_earlier(one, stage)
+        if not unsettled or one.lost_steps is not None or one.last_step is None or not stage.counts(one)
     )
     return sum(settled, earlier)
-
-
-def _is_earlier(attempt: AttemptStatus, stage: StageStatus) -> bool:
-    return attempt.number <= stage.budget_base_attempt
 
 
 def _ended_attempts(status: PipelineStatus) -> dict[tuple[str, int], AttemptLabels]:

@@ -185,7 +185,7 @@ class _Assessor:
         for check in checks:
             if found := check(spec, status):
                 return _with_state(status, *found)
-        retrying = status.last_attempt is not None and status.last_attempt.number > status.budget_base_attempt
+        retrying = status.last_attempt is not None and status.counts(status.last_attempt)
         return _with_state(status, StageState.PENDING, Reason.RETRYING if retrying else Reason.PROGRESSING, "")
 
     def _succeeded(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
@@ -220,7 +220,7 @@ class _Assessor:
 
     def _failed(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         last = status.last_attempt
-        if last and last.number > status.budget_base_attempt and last.reason in NON_RETRYABLE:
+        if last and status.counts(last) and last.reason in NON_RETRYABLE:
             return StageState.FAILED, last.reason, last.message
         cause = f": {last.message}" if last and last.message else ""
         if (times := status.failures_counted) > spec.max_failures:

@@ -257,8 +257,8 @@ def offers_in_turns(offers: Sequence[Offer], experience: Experience, limits: Lim
     """
     if limits.pending or experience.spare is None:
         return []
-    lowest = _cheapest(offers, experience)
-    similar = [one for one in offers if _costs_similar(estimate(one, experience), estimate(lowest, experience))]
+    lowest = estimate(_cheapest(offers, experience), experience)
+    similar = [one for one in offers if _costs_similar(estimate(one, experience), lowest)]
     turns = [one for one in similar if experience.given_up.get(one.node_class) in (None, Cause.NO_CAPACITY)]
     # The dearer ones are tried, too, before the spare time ends.
     dearer = [one for one in offers if one not in similar and one.node_class not in experience.given_up]

@@ -74,8 +74,8 @@ class CapacityChoice:
 
     def reason_to_move(self, attempt: AttemptStatus, job: ObservedJob | None) -> Reason | None:
         """Return why the running attempt is to be replaced by one on other nodes, or None."""
-        if job is None or job.exit_code is not None or job.disruption:
-            return None  # its process has ended or is evicted, and only its Job has not yet: that is no stop of ours
+        if job is None or _is_ending(job):
+            return None
         if any(time <= timedelta() for time in self._pending_times(attempt, job)):
             return Reason.WAITING_FOR_CAPACITY
         due = any(time <= timedelta() for time in self._return_times(attempt))
@@ -89,10 +89,8 @@ class CapacityChoice:
 
     def _pending_times(self, attempt: AttemptStatus, job: ObservedJob | None) -> Iterator[timedelta]:
         """Yield the time after which an attempt that finds no node gives up its class, if there is another one."""
-        if job is None or job.unschedulable_since is None or job.blocker is None or job.started_at:
+        if job is None or job.unschedulable_since is None or job.blocker is None or job.started_at or _is_ending(job):
             return
-        if job.exit_code is not None or job.disruption:
-            return  # it is not stopped any more
         if job.blocker.reason is not Reason.WAITING_FOR_CAPACITY:
             return
         waited = self.now - job.unschedulable_since
@@ -162,3 +160,8 @@ class CapacityChoice:
     @cached_property
     def _limits(self) -> Limits:
         return limits_of(self.stage, self.defaults)
+
+
+def _is_ending(job: ObservedJob) -> bool:
+    """Return whether the process has ended or is evicted, and only its Job has not yet: that is no stop of ours."""
+    return job.exit_code is not None or bool(job.disruption)

@@ -35,7 +35,7 @@ def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
     Needed is the newest of each node class, which shows that it was full, and the newest one with steps. Of the rest,
     those that found no node go first.
     """
-    needed = {(one.capacity, one.node_class): one.number for one in stage.attempts if _counts(one, stage)}
+    needed = {(one.capacity, one.node_class): one.number for one in stage.attempts if stage.counts(one)}
     stepped = [one.number for one in stage.attempts if one.step_seconds]
     attempts = list(stage.attempts)
     while len(attempts) > kept:
@@ -49,11 +49,6 @@ def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
         return stage
     earlier = sum_of((stage.earlier_costs or Costs(), *map(costs_of, dropped)))
     return stage.model_copy(update={"attempts": tuple(attempts), "earlier_costs": earlier})
-
-
-def _counts(attempt: AttemptStatus, stage: StageStatus) -> bool:
-    """Return whether the attempt is newer than the last retry request or change of the spec."""
-    return attempt.number > stage.budget_base_attempt
 
 
 def pipeline_costs(stages: Mapping[str, StageStatus], currency: str) -> PipelineCosts | None:

@@ -210,7 +210,7 @@ def class_of(attempt: AttemptStatus) -> str:
 
 def _counted(status: StageStatus) -> list[AttemptStatus]:
     """Return the attempts since the last retry request or change of the spec."""
-    return [one for one in status.attempts if one.capacity and one.number > status.budget_base_attempt]
+    return [one for one in status.attempts if one.capacity and status.counts(one)]
 
 
 def _cause(

@@ -95,7 +95,7 @@ def fruitless_interruptions(status: StageStatus) -> int:
 
     Attempts before a retry request or a change of the spec do not count.
     """
-    counted = [one for one in status.attempts if one.number > status.budget_base_attempt]
+    counted = [one for one in status.attempts if status.counts(one)]
     return interrupted_in_a_row(counted, lambda one: not made_durable_step(one, status.attempts))
 
 
@@ -147,7 +147,7 @@ def _last_attempt_number(status: StageStatus) -> int:
 
 
 def _count_outcome(status: StageStatus, ended: AttemptStatus, job: ObservedJob | None) -> StageStatus:
-    counts, current = ended.number > status.budget_base_attempt, ended.identity == status.identity
+    counts, current = status.counts(ended), ended.identity == status.identity
     counted: dict[str, object] = {
         "failures": status.failures + (counts and ended.outcome is Outcome.FAILED),
         "interruptions": status.interruptions + (counts and ended.outcome is Outcome.INTERRUPTED),

@@ -351,7 +351,7 @@ class _Planner:
 
     def _backoff_remaining(self, stage: StageAssessment) -> timedelta:
         last = stage.status.last_attempt
-        if last is None or last.number <= stage.status.budget_base_attempt:
+        if last is None or not stage.status.counts(last):
             return timedelta()
         if last.outcome is Outcome.FAILED:
             backoff = self.settings.backoff(stage.status.failures_counted)
