@@ -1,6 +1,5 @@
 """The chart's manifests as Helm renders them; test_chart_dry_run.py applies them to an API server."""
 
-import copy
 import re
 from collections.abc import Iterator
 
@@ -12,23 +11,21 @@ from support.charts import (
     EVERYTHING,
     NAMESPACED,
     RESTRICTED_CONTAINER,
-    RESTRICTED_POD,
     VARIANTS,
     Object,
     container,
     of_kind,
     only,
     options,
+    parsed_options,
     pod,
     render,
-    render_text,
 )
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
 from finetune_operator import __main__ as operator
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.crd import generate as crdgen
-from testcluster.errors import TimedOut
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
@@ -45,122 +42,6 @@ def grants(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 yield from ((group, resource, verb) for verb in rule["verbs"])
-
-
-def parsed_options(objects: list[Object]):
-    """Parse the container's arguments as the operator's process does."""
-    return operator._options(operator._parser().parse_args(container(objects)["args"]))
-
-
-def leaves(values: Object, *path: str) -> Iterator[tuple[str, ...]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, *path, key)
-        else:
-            yield (*path, key)
-
-
-def value_at(values: Object, path: tuple[str, ...]) -> object:
-    for key in path:
-        values = values[key]
-    return values
-
-
-DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
-LEAVES = list(leaves(DEFAULTS))
-SWITCHES = {
-    ("crds", "enabled"),
-    ("admissionPolicy", "enabled"),
-    ("serviceAccount", "create"),
-    ("podDisruptionBudget", "enabled"),
-    *(("podSecurityContext", *path) for path in leaves(RESTRICTED_POD)),
-    *(("containerSecurityContext", *path) for path in leaves(RESTRICTED_CONTAINER)),
-}
-
-
-# ---- values
-
-
-@every_variant
-def test_helm_lint_passes_without_warnings(values):
-    output = helm("lint", "--strict", str(CHART), "--values", "-", given=yaml.safe_dump(values))
-    assert "0 chart(s) failed" in output
-    assert "[WARNING]" not in output
-
-
-def test_everything_variant_changes_every_default():
-    """Some keep it: a restricted namespace asks for it, or without what they switch on other values change nothing."""
-    equal = {path for path in LEAVES if value_at(EVERYTHING, path) == value_at(DEFAULTS, path)}
-    assert equal == SWITCHES
-
-
-@pytest.mark.parametrize("path", [path for path in LEAVES if path not in SWITCHES], ids=".".join)
-def test_every_value_changes_the_manifests(path):
-    values = copy.deepcopy(EVERYTHING)
-    *parents, last = path
-    value_at(values, tuple(parents))[last] = value_at(DEFAULTS, path)
-    assert render_text(values) != render_text(EVERYTHING)
-
-
-@pytest.mark.parametrize(
-    ("values", "error"),
-    [
-        ({"replica": 2}, "'replica' not allowed"),
-        ({"replicas": 2}, "'replicas' not allowed"),
-        ({"replicaCount": "two"}, "/replicaCount': got string, want integer"),
-        ({"replicaCount": 0}, "/replicaCount'.*minimum"),
-        ({"fullnameOverride": "a.b"}, "/fullnameOverride'.*does not match"),
-        ({"fullnameOverride": "a" * 56}, "/fullnameOverride'.*maxLength"),
-        ({"image": {"digest": "abc"}}, "/image/digest'.*does not match"),
-        ({"trainer": {"image": {"digest": "sha256:abc"}}}, "/trainer/image/digest'.*does not match"),
-        ({"commonLabels": {"helm.sh/chart": "mine"}}, "/commonLabels/helm.sh~1chart'"),
-        ({"commonLabels": {"app.kubernetes.io/name": "mine"}}, "/commonLabels/app.kubernetes.io~1name'"),
-        ({"extraArgs": ["workers=3"]}, "/extraArgs/0'.*does not match"),
-        ({"extraEnv": [{"nmae": "A"}]}, "/extraEnv/0': .*'nmae' not allowed"),
-        ({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts'.*minItems"),
-        ({"networkPolicy": {"enable": True}}, "/networkPolicy': .*'enable' not allowed"),
-        ({"podDisruptionBudget": {"maxUnavailable": 0}}, "/podDisruptionBudget/maxUnavailable'.*minimum"),
-        ({"image": {"tga": "1"}}, "/image': .*'tga' not allowed"),
-        ({"image": {"tag": 1.2}}, "/image/tag': got number, want string"),
-        ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy'.*'IfNotPresent'"),
-        ({"imagePullSecrets": ["pull"]}, "/imagePullSecrets/0': got string, want object"),
-        ({"namespaces": "team-a"}, "/namespaces': got string, want array"),
-        ({"namespaces": ["Team A"]}, "/namespaces/0'.*'Team A'"),
-        ({"placement": {"cheap": {}}}, "/placement': .*'cheap' not allowed"),
-        ({"placement": {"pools": {"gpu": {}}}}, "/placement/pools': .*'gpu' not allowed"),
-        ({"placement": {"spot": {"nodeSelector": {"spot": True}}}}, "/placement/spot/nodeSelector/spot': got boolean"),
-        ({"placement": {"spot": {"tolerations": [{"operator": "Exists"}]}}}, "tolerations/0': missing property 'key'"),
-        ({"interruptionNotices": {"metadata": "ec2"}}, "/interruptionNotices/metadata'.*'EC2'"),
-        ({"interruptionNotices": {"nodes": "yes"}}, "/interruptionNotices/nodes': got string, want boolean"),
-        ({"graceSeconds": 5}, "/graceSeconds'.*minimum"),
-        ({"jobHistory": -1}, "/jobHistory'.*minimum"),
-        ({"workers": 0}, "/workers'.*minimum"),
-        ({"apiRateLimit": {"qps": 0}}, "/apiRateLimit/qps'.*exclusiveMinimum"),
-        ({"apiRateLimit": {"burst": 1.5}}, "/apiRateLimit/burst': got number, want integer"),
-        ({"logging": {"level": "INFO"}}, "/logging/level'.*'info'"),
-        ({"logging": {"format": "logfmt"}}, "/logging/format'.*'json'"),
-        ({"admissionPolicy": {"enabled": "yes"}}, "/admissionPolicy/enabled'.*'auto'"),
-        ({"admissionPolicy": {"deniedNamespaces": ["it's"]}}, "/admissionPolicy/deniedNamespaces/0'.*does not match"),
-        ({"crds": {"enabled": "no"}}, "/crds/enabled': got string, want boolean"),
-        ({"serviceAccount": {"create": "no"}}, "/serviceAccount/create': got string, want boolean"),
-        ({"serviceAccount": {"annotations": {"a": 1}}}, "/serviceAccount/annotations/a': got number"),
-        ({"metrics": {"port": 80}}, "/metrics/port'.*minimum"),
-        ({"metrics": {"serviceMonitor": {"enable": True}}}, "/metrics/serviceMonitor': .*'enable' not allowed"),
-        ({"resources": {"limit": {}}}, "/resources': .*'limit' not allowed"),
-        ({"nodeSelector": {"gpu": 1}}, "/nodeSelector/gpu': got number, want string"),
-        ({"podAnnotations": {"scrape": True}}, "/podAnnotations/scrape': got boolean, want string"),
-        ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "/podLabels/app.kubernetes.io~1name'"),
-    ],
-    ids=str,
-)
-def test_invalid_value_is_refused_with_its_path(values, error):
-    with pytest.raises(TimedOut, match=error):
-        render(values)
-
-
-def test_null_removes_a_default():
-    removed = {"namespaces": None, "priorityClassName": None, "placement": {"spot": None}, "imagePullSecrets": None}
-    assert parsed_options(render(removed)).namespaces == ()
 
 
 # ---- the operator's pods

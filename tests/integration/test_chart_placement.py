@@ -3,11 +3,10 @@
 import pytest
 import yaml
 from support.built_objects import Object, built_objects
-from support.charts import container, pod, render
+from support.charts import container, parsed_options, pod, render
 from support.scenario import ALL_STAGES, merged
 
 from e2e.pipelines.chart import CHART
-from finetune_operator import __main__ as operator
 from finetune_operator.api.placement import PRESETS
 from finetune_operator.controller.manager import Options
 from testcluster.errors import TimedOut
@@ -19,7 +18,7 @@ DO_NOT_DISRUPT = ("karpenter.sh/do-not-disrupt", "true")
 
 def options(placement: Object) -> Options:
     """Return the options of the operator's process that the chart starts."""
-    return operator._options(operator._parser().parse_args(container(render({"placement": placement}))["args"]))
+    return parsed_options(render({"placement": placement}))
 
 
 def workloads(placement: Object, train: Object | None = None) -> dict[str, Object]:
@@ -197,7 +196,7 @@ def test_wrong_placement_is_refused_when_rendered(placement, error):
 
 def test_price_list_is_mounted_where_the_operator_reads_it():
     objects = render({"placement": {"priceConfigMap": "gpu-prices"}})
-    chosen = operator._options(operator._parser().parse_args(container(objects)["args"]))
+    chosen = parsed_options(objects)
     [mount] = [one for one in container(objects)["volumeMounts"] if one["name"] == "prices"]
     assert mount == {"name": "prices", "mountPath": str(chosen.prices), "readOnly": True}
     [volume] = [one for one in pod(objects)["spec"]["volumes"] if one["name"] == "prices"]
@@ -207,4 +206,4 @@ def test_price_list_is_mounted_where_the_operator_reads_it():
 def test_nothing_is_mounted_without_a_price_list():
     objects = render({})
     assert [one["name"] for one in pod(objects)["spec"]["volumes"]] == ["tmp"]
-    assert operator._options(operator._parser().parse_args(container(objects)["args"])).prices is None
+    assert parsed_options(objects).prices is None

@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
+from finetune_operator import __main__ as operator
 
 Object = dict[str, Any]
 DIGEST = f"sha256:{'a' * 64}"
@@ -120,3 +121,8 @@ def options(objects: list[Object]) -> dict[str, str]:
     """Return the options of that container that are given once: name, without dashes, and value."""
     pairs = (argument.removeprefix("--").partition("=") for argument in container(objects)["args"])
     return {name: value for name, _, value in pairs if name != "namespace"}
+
+
+def parsed_options(objects: list[Object]) -> Any:
+    """Return the container's arguments as the operator's process parses them."""
+    return operator._options(operator._parser().parse_args(container(objects)["args"]))

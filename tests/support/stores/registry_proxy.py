@@ -126,10 +126,17 @@ def serve_proxy(upstream: str) -> Iterator[RegistryProxy]:
     proxy = RegistryProxy(upstream)
     server = Server(("127.0.0.1", 0), type("ProxyHandler", (Handler,), {"proxy": proxy}))
     proxy.port = server.server_port
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(server, proxy.over):
         yield proxy
+
+
+@contextmanager
+def serving(server: ThreadingHTTPServer, over: threading.Event) -> Iterator[None]:
+    """Run a server in a thread while the context is open; set the event when it is over."""
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield
     finally:
-        proxy.over.set()
+        over.set()
         server.shutdown()
         server.server_close()

@@ -6,7 +6,6 @@ minutes, and cached outside the checkout.
 
 import shutil
 import subprocess
-import threading
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.stores.hub_xet import XetStorage
-from support.stores.registry_proxy import Fault, Handler, RegistryProxy, Server
+from support.stores.registry_proxy import Fault, Handler, RegistryProxy, Server, serving
 from support.stores.servers import LOOPBACK, free_port, running
 
 from testcluster.cluster_state import cache
@@ -78,13 +77,8 @@ def serve_xet(folder: Path) -> Iterator[XetProxy]:
         proxy.port = server.server_port
         proxy.storage = XetStorage(f"http://{proxy.host}", f"http://{proxy.upstream}", folder)
         proxy.gate = lambda _method, path, header: None if proxy.storage.allows(path, header) else Fault(401)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        try:
+        with serving(server, proxy.over):
             yield proxy
-        finally:
-            proxy.over.set()
-            server.shutdown()
-            server.server_close()
 
 
 def size_of_fetch(path: str) -> int:

@@ -7,11 +7,10 @@ import random
 from datetime import timedelta
 
 import pytest
-from support.placements import H100, end_stopped, placed, training, wait_until_moved
+from support.placements import FULL, H100, end_stopped, placed, training, wait_until_moved
 from support.scenario import START, Scenario
 
-from finetune_operator.api.conditions import Reason
-from finetune_operator.core.observation import Blocker, JobState
+from finetune_operator.core.observation import JobState
 
 STEP = 6.0
 """Seconds of a step."""
@@ -20,7 +19,6 @@ TICK = 10
 MEAN = 300
 """Mean seconds for which there are spot nodes, and for which there are none."""
 DEFAULTS = {"shortStageSeconds": 0, "restartSeconds": 120, "returnSeconds": 120}
-FULL = Blocker(Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available")
 
 
 class Run:
@@ -41,7 +39,6 @@ class Run:
             *H100, deadline=self.deadline.isoformat(), placement=estimate, defaults=DEFAULTS, **train
         )
         self.durable, self.begin, self.elapsed = 0, 0, 0.0
-        self.job = ""
 
     def tick(self) -> bool:
         """Return whether training is done some seconds later."""
