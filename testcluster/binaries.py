@@ -1,7 +1,8 @@
-"""The programs of a cluster: built once from Go modules and cached outside the checkout.
+"""The programs of clusters and tests: built once from Go modules and cached outside the checkout.
 
 modules/ has one small module for each project. Its committed go.mod and go.sum pin what is built, and go.mod is the
-only place with a version.
+only place with a version. The programs of a cluster have one folder. A program that only some tests use has a folder of
+its module, so that another version of it rebuilds nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from testcluster import toolchain
@@ -45,6 +46,8 @@ class Binary:
     tags: str = ""
     version_module: str = ""
     """For a main package of this repository: the module whose version the program has."""
+    for_tests: bool = field(default=False, repr=False)
+    """No cluster needs it: built when a test starts it."""
 
 
 def _kubernetes(name: str, *version_arguments: str) -> Binary:
@@ -75,7 +78,13 @@ BINARIES: dict[str, Binary] = {
     "kind": Binary("kind", "sigs.k8s.io/kind"),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
-    "fake-gcs-server": Binary("fake-gcs-server", ".", version_module="github.com/fsouza/fake-gcs-server"),
+    "fake-gcs-server": Binary(
+        "fake-gcs-server", ".", version_module="github.com/fsouza/fake-gcs-server", for_tests=True
+    ),
+    "kstatus": Binary("kstatus", ".", version_module="github.com/fluxcd/cli-utils", for_tests=True),
+    "luavm": Binary("argocd", "./luavm", version_module="github.com/argoproj/argo-cd/v3", for_tests=True),
+    "miniredis": Binary("argocd", "./miniredis", version_module="github.com/alicebob/miniredis/v2", for_tests=True),
+    "argocd": Binary("argocd", "github.com/argoproj/argo-cd/v3/cmd", ("version", "--client"), for_tests=True),
 }
 
 
@@ -94,12 +103,23 @@ def needed_go(names: Iterable[str] = BINARIES) -> str:
     return max((line[1] for line in lines if line), key=toolchain.parts)
 
 
-def folder() -> Path:
-    """Return the folder of the programs. Its name is a hash of all versions, sources and build options."""
-    digest = hashlib.sha256(f"{_architecture()} {_FLAGS} {sorted(BINARIES.items())}".encode())
+def folder(name: str = "") -> Path:
+    """Return the folder of a program for tests, or that of a cluster's programs.
+
+    The name of the folder is a hash of all versions, sources and build options.
+    """
+    module = _test_module(name)
+    group = {key: binary for key, binary in BINARIES.items() if _test_module(key) == module}
+    digest = hashlib.sha256(f"{_architecture()} {_FLAGS} {sorted(group.items())}".encode())
+    modules = {binary.module for binary in group.values()}
     for file in sorted(file for kind in ("go.mod", "go.sum", "*.go") for file in MODULES.glob(f"*/{kind}")):
-        digest.update(f"{file.relative_to(MODULES)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
-    return cache() / f"bin-{digest.hexdigest()[:16]}"
+        if file.parent.name in modules:
+            digest.update(f"{file.relative_to(MODULES)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
+    return cache() / "-".join(part for part in ("bin", module, digest.hexdigest()[:16]) if part)
+
+
+def _test_module(name: str) -> str:
+    return BINARIES[name].module if name and BINARIES[name].for_tests else ""
 
 
 def report_progress(line: str) -> None:
@@ -107,25 +127,34 @@ def report_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def build_missing(names: Iterable[str], report: Callable[[str], None] = report_progress) -> Path:
-    """Build the programs that are missing and return their folder. Go is needed only when a program is missing.
+def program(name: str, report: Callable[[str], None] = report_progress) -> Path:
+    """Return the path of a program; build it if it is missing. Raises what `build_missing` does."""
+    build_missing([name], report)
+    return folder(name) / name
 
-    Of two processes that build at the same time, the second waits and uses the result of the first. A killed build
-    leaves no file that looks like a program. Raises UsageError when Go, a C compiler, disk space or the network is
-    missing, and TimedOut when the compiler fails.
+
+def build_missing(names: Iterable[str], report: Callable[[str], None] = report_progress) -> Path:
+    """Build the programs that are missing. Go is needed only when a program is missing.
+
+    Return the folder of a cluster's programs. Of two processes that build at the same time, the second waits and uses
+    the result of the first. A killed build leaves no file that looks like a program. Raises UsageError when Go, a C
+    compiler, disk space or the network is missing, and TimedOut when the compiler fails.
     """
     wanted = sorted(set(names), key=list(BINARIES).index)
-    target = folder()
-    missing = _missing(wanted, target)
-    if not missing:
-        return target
-    go = _toolchain(missing)
+    missing = _missing(wanted)
+    if missing:
+        go = _toolchain(missing)
+        for target in dict.fromkeys(folder(name) for name in missing):
+            _build_folder(go, [name for name in wanted if folder(name) == target], target, report)
+    return folder()
+
+
+def _build_folder(go: str, names: list[str], target: Path, report: Callable[[str], None]) -> None:
     with _locked(target, report):
         for leftover in target.glob(".building-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         # Another process may have built them during the wait for the lock.
-        _build_all(go, _missing(wanted, target), target, report)
-    return target
+        _build_all(go, _missing(names), target, report)
 
 
 def _build_all(go: str, names: list[str], target: Path, report: Callable[[str], None]) -> None:
@@ -145,8 +174,8 @@ def _build_all(go: str, names: list[str], target: Path, report: Callable[[str], 
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _missing(names: list[str], target: Path) -> list[str]:
-    return [name for name in names if not (target / name).exists()]
+def _missing(names: list[str]) -> list[str]:
+    return [name for name in names if not (folder(name) / name).exists()]
 
 
 def _toolchain(names: list[str]) -> str:
@@ -229,6 +258,8 @@ def _stamps(binary: Binary) -> dict[str, str]:
             return {f"k8s.io/component-base/version.git{key}": value for key, value in stamps.items()}
         case "helm":
             return {"helm.sh/helm/v4/internal/version.version": f"v{known}"}
+        case "argocd":
+            return {"github.com/argoproj/argo-cd/v3/common.version": known}
         case "versitygw":
             return {"main.Version": f"v{known}"}
         case _:

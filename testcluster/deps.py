@@ -42,8 +42,6 @@ PACKAGES = {
 """Debian packages. On other systems the program or file shows that the package is not needed."""
 PROGRAMS_FOR_KIND = ("kind", "kubectl", "kwok", "registry", "helm", "versitygw")
 """Programs to build where the nodes are Docker containers."""
-PROGRAMS_ON_DEMAND = frozenset({"fake-gcs-server"})
-"""Programs that only a slow lane of tests builds."""
 
 
 def main() -> int:
@@ -73,8 +71,7 @@ def install_packages() -> Iterable[str]:
         if not docker:
             raise
         return PROGRAMS_FOR_KIND
-    unwanted = PROGRAMS_ON_DEMAND if docker else PROGRAMS_ON_DEMAND | {"kind"}
-    return [name for name in binaries.BINARIES if name not in unwanted]
+    return [name for name, program in binaries.BINARIES.items() if not program.for_tests and (docker or name != "kind")]
 
 
 def build(names: Iterable[str]) -> None:

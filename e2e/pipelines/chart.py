@@ -65,7 +65,7 @@ class Operator:
 
 def helm(*arguments: str, given: str = "", timeout: float = 150) -> str:
     """Run helm and return its output; raises TimedOut with helm's error message."""
-    command = [str(binaries.build_missing(["helm"]) / "helm"), *arguments]
+    command = [str(binaries.program("helm")), *arguments]
     return run_command(*command, called=f"helm {_verb(arguments)}", given=given, timeout=timeout)
 
 

@@ -92,7 +92,7 @@ def _pulling(scene: Scene) -> str:
 
 def _provide_image(scene: Scene, image: str) -> None:
     """Tag the trainer's image on every spot node."""
-    command = [str(binaries.build_missing(["ctr"]) / "ctr"), "--namespace", "k8s.io", "images"]
+    command = [str(binaries.program("ctr")), "--namespace", "k8s.io", "images"]
     for node in scene.cluster.nodes():
         machine = scene.cluster.machine(node.name)
         if node.kind == "spot":

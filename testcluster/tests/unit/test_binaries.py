@@ -198,6 +198,17 @@ def test_changed_module_changes_the_folder(tmp_path, monkeypatch, changed):
     assert binaries.folder() != before
 
 
+def test_changed_module_of_tests_changes_its_own_folder_only(tmp_path, monkeypatch):
+    modules = shutil.copytree(binaries.MODULES, tmp_path / "modules")
+    before = {name: binaries.folder(name) for name in binaries.BINARIES}
+    monkeypatch.setattr(binaries, "MODULES", modules)
+    with (modules / "argocd" / "go.sum").open("a") as file:
+        file.write("\n")
+    changed = {name for name, folder in before.items() if binaries.folder(name) != folder}
+    assert changed == {"argocd", "luavm", "miniredis"}
+    assert before["kubelet"] == binaries.folder()
+
+
 def test_every_version_comes_from_go_mod():
     for name, binary in binaries.BINARIES.items():
         known = binaries.version(binary)

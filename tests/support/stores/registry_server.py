@@ -48,7 +48,7 @@ class RegistryServer:
         )
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [binaries.build_missing(["registry"]) / "registry", "serve", config],
+                [binaries.program("registry"), "serve", config],
                 env=os.environ | {"OTEL_TRACES_EXPORTER": "none"},
                 stdout=log,
                 stderr=log,

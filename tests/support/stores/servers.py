@@ -126,7 +126,7 @@ def free_port() -> int:
 def program(name: str) -> str:
     """Return the path of a Go program; build it if it is missing. Skip the test where it cannot be built."""
     try:
-        return str(binaries.build_missing([name]) / name)
+        return str(binaries.program(name))
     except UsageError as error:
         return missing(str(error))
 
