@@ -119,8 +119,20 @@ def test_user_labels_and_annotations_are_added_to_our_own():
     assert meta["annotations"] == {"scrape": "yes"}
     assert only(objects, "ServiceAccount")["metadata"]["annotations"] == {"cloud.example/role": "reader"}
     for one in objects:
+        if one["metadata"]["name"] == EVERYTHING["argocd"]["configMap"]:
+            continue  # it is Argo CD's, not this release's
         labels = one["metadata"]["labels"]
         assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), one["kind"]
+
+
+def test_argo_cds_config_map_gets_only_the_customizations():
+    objects = render(EVERYTHING)
+    [found] = [one for one in of_kind(objects, "ConfigMap") if one["metadata"]["name"] == "gitops-cm"]
+    patch = yaml.safe_load((CHART.parents[1] / "deploy" / "argocd" / "argocd-cm.yaml").read_text())
+    assert found["data"] == patch["data"]
+    assert (found["metadata"]["namespace"], found["metadata"].get("labels")) == ("gitops", None)
+    options = found["metadata"]["annotations"]["argocd.argoproj.io/sync-options"].split(",")
+    assert set(options) == {"ServerSideApply=true", "Prune=false", "Delete=false"}
 
 
 def test_all_objects_have_the_given_name():

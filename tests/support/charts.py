@@ -54,6 +54,7 @@ EVERYTHING: Object = {
     "apiRateLimit": {"qps": 50.5, "burst": 70},
     "logging": {"level": "debug", "format": "text"},
     "crds": {"enabled": True, "keep": False},
+    "argocd": {"customizations": True, "namespace": "gitops", "configMap": "gitops-cm"},
     "userRoles": {"create": False},
     "admissionPolicy": {"enabled": "auto", "deniedNamespaces": ["kube-system", "kube-public"]},
     "serviceAccount": {"create": True, "name": "robot", "annotations": {"cloud.example/role": "reader"}},

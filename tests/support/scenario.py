@@ -266,15 +266,3 @@ class Scenario:
                 self.cluster.start(job)
             self.after(60).complete(stage, **results.get(stage, {}))
         return self
-
-
-def kstatus(generation: int, status: PipelineStatus) -> str:
-    """Return the status that kstatus, and thus Flux, derives from any custom resource by its generic rules."""
-    if status.observed_generation != generation:
-        return "InProgress"
-    true_types = {condition.type for condition in status.conditions if condition.status == "True"}
-    if "Reconciling" in true_types:
-        return "InProgress"
-    if "Stalled" in true_types:
-        return "Failed"
-    return "Current" if "Ready" in true_types else "InProgress"

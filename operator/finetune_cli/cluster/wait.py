@@ -22,7 +22,7 @@ async def _run(arguments: argparse.Namespace, timeout_seconds: float | None) -> 
         pipeline = await session.get_pipeline()
         try:
             async with asyncio.timeout(timeout_seconds):
-                while (code := _exit_code(pipeline, arguments.condition)) is None:
+                while (code := exit_code_of_wait(pipeline, arguments.condition)) is None:
                     await asyncio.sleep(POLL_SECONDS)
                     pipeline = await refresh(session)
         except TimeoutError:
@@ -33,7 +33,7 @@ async def _run(arguments: argparse.Namespace, timeout_seconds: float | None) -> 
         return code
 
 
-def _exit_code(pipeline: Pipeline, condition: str) -> int | None:
+def exit_code_of_wait(pipeline: Pipeline, condition: str) -> int | None:
     """Return the exit code, or None while the pipeline may still reach the condition."""
     true_conditions = {one.type for one in pipeline.status.conditions if one.status == "True"}
     if has_finished(pipeline):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from finetune_operator.api.conditions import FINISHED, READY, RECONCILING, STALLED, Condition, Reason, merge_conditions
 from finetune_operator.api.spec import STAGES
@@ -25,6 +25,8 @@ from finetune_operator.core.plan import Plan, subject_of
 from finetune_trainer.contract import DeployResult, Progress, PushResult
 
 ConditionStatus = Literal["True", "False", "Unknown"]
+Fact = tuple[str, ConditionStatus, Reason, str]
+"""Type, status, reason and message of a condition."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,14 @@ def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: 
     summary = _add_workspace_warning(summarize(pipeline, assessment, plan), _workspace_warning(assessment))
     name = current_stage(stages)
     current, model = stages[name], _model(stages)
+    facts = [*_summary_facts(summary), *_stage_facts(stages)]
     return PipelineStatus(
         observed_generation=pipeline.generation,
         phase=summary.phase,
         stage=name,
         progress=percent(current),
         attempt=current.last_attempt.number if current.last_attempt else 0,
-        conditions=merge_conditions(before.conditions, _conditions(pipeline.generation, summary, stages, now)),
+        conditions=merge_conditions(before.conditions, _conditions(facts, pipeline.generation, now)),
         stages=stages | {name: stage for name, stage in before.stages.items() if name not in stages},
         gates=tuple(_with_unknown_fields(assessment.gates, before.gates)),
         gates_passed=all(gate.passed for gate in assessment.gates) if assessment.gates else None,
@@ -72,6 +75,17 @@ def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: 
         observed_annotations=_handled_annotations(pipeline),
         refusals=_repeated_refusals(before, plan),
     ).with_unknown_fields_of(before)
+
+
+def unreadable_status(message: str, generation: int, now: datetime) -> dict[str, Any]:
+    """Return the fields to change in the status of an object that the operator cannot read.
+
+    With observedGeneration, so that kstatus reads Stalled; without finishedAt, which is that of another spec.
+    """
+    summary = Summary("Failed", "False", Reason.SPEC_INVALID, truncate_message(message), stalled=True)
+    conditions = _conditions(_summary_facts(summary), generation, now)
+    told = [one.model_dump(mode="json", by_alias=True) for one in conditions]
+    return {"conditions": told, "observedGeneration": generation, "phase": summary.phase, "finishedAt": None}
 
 
 def _with_unknown_fields(gates: Iterable[GateStatus], before: Iterable[GateStatus]) -> Iterator[GateStatus]:
@@ -208,11 +222,9 @@ def _model(stages: Mapping[str, StageStatus]) -> ModelStatus | None:
     return ModelStatus(uri=model.uri, digest=model.digest, endpoint=endpoint)
 
 
-def _conditions(
-    generation: int, summary: Summary, stages: Mapping[str, StageStatus], now: datetime
-) -> Iterator[Condition]:
-    def condition(kind: str, status: ConditionStatus, reason: Reason, message: str) -> Condition:
-        return Condition(
+def _conditions(facts: Iterable[Fact], generation: int, now: datetime) -> Iterator[Condition]:
+    for kind, status, reason, message in facts:
+        yield Condition(
             type=kind,
             status=status,
             reason=reason,
@@ -221,15 +233,20 @@ def _conditions(
             last_transition_time=now,
         )
 
-    yield condition(READY, summary.ready, summary.reason, summary.message)
+
+def _summary_facts(summary: Summary) -> Iterator[Fact]:
+    yield READY, summary.ready, summary.reason, summary.message
     if summary.reconciling:
-        yield condition(RECONCILING, "True", summary.reason, summary.message)
+        yield RECONCILING, "True", summary.reason, summary.message
     if summary.stalled:
-        yield condition(STALLED, "True", summary.reason, summary.message)
-    yield condition(FINISHED, "True" if summary.finished else "False", summary.reason, summary.message)
+        yield STALLED, "True", summary.reason, summary.message
+    yield FINISHED, "True" if summary.finished else "False", summary.reason, summary.message
+
+
+def _stage_facts(stages: Mapping[str, StageStatus]) -> Iterator[Fact]:
     for kind in STAGES:
         status = stages[kind.name]
-        yield condition(kind.condition, _condition_status(status), status.reason, status.message)
+        yield kind.condition, _condition_status(status), status.reason, status.message
 
 
 def _condition_status(status: StageStatus) -> ConditionStatus:

@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
-from finetune_operator.api.conditions import FINISHED, READY, STALLED, Condition, Reason
+from finetune_operator.api.conditions import STALLED, Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
-from finetune_operator.api.status import AttemptStatus, PipelineStatus, truncate_message
+from finetune_operator.api.status import AttemptStatus, PipelineStatus
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedJob
@@ -32,6 +32,7 @@ from finetune_operator.core.plan import (
     SwitchTraffic,
     subject_of,
 )
+from finetune_operator.core.report import unreadable_status
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
@@ -298,36 +299,24 @@ class KubernetesCluster:
         self.events.record(pipeline, events)
 
     async def mark_invalid(self, key: Key, why: str) -> None:
-        """Set phase and conditions of an object that the operator cannot read; the rest of its status stays.
-
-        With observedGeneration, so that kstatus reads Stalled; without finishedAt, which is that of another spec.
-        """
+        """Set phase and conditions of an object that the operator cannot read; the rest of its status stays."""
         found = await self.api.get(paths.pipeline(key))
         if found is None:
             return
-        message, generation = truncate_message(why), found["metadata"]["generation"]
-        conditions = [
-            Condition(
-                type=kind,
-                status=status,
-                reason=Reason.SPEC_INVALID,
-                message=message,
-                observed_generation=generation,
-                last_transition_time=_now(),
-            ).model_dump(mode="json", by_alias=True)
-            for kind, status in ((READY, "False"), (STALLED, "True"), (FINISHED, "False"))
-        ]
-        before = found.get("status") or {}
-        told = any(one["type"] == STALLED and one["message"] == message for one in before.get("conditions") or [])
-        if told and before.get("observedGeneration") == generation:
-            return
-        status = {"conditions": conditions, "observedGeneration": generation, "phase": "Failed", "finishedAt": None}
-        await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status})
+        status, before = unreadable_status(why, found["metadata"]["generation"], _now()), found.get("status") or {}
+        if _told(status) != _told(before):
+            await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status})
 
     async def close(self) -> None:
         """Cancel the background requests."""
         await self.progress.close()
         await self.probes.close()
+
+
+def _told(status: Object) -> tuple[object, list[str]]:
+    """Return what a status says of an object that cannot be read: two that are equal differ in times only."""
+    stalled = [one["message"] for one in status.get("conditions") or [] if one["type"] == STALLED]
+    return status.get("observedGeneration"), stalled
 
 
 def without_progress(status: PipelineStatus) -> PipelineStatus:

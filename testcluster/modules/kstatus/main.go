@@ -1,11 +1,13 @@
-// The status that kstatus computes, as Flux and Helm do: kstatus OBJECT...
-//
-// It prints one line of JSON for each object, with what Flux's copy of the library and the original say.
+// The status that kstatus computes, as Flux and Helm do. Each line of standard input is an object in JSON; each line of
+// standard output is what Flux's copy of the library and the original say of it.
 package main
 
 import (
+	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log"
 	"os"
 	"runtime/debug"
@@ -13,45 +15,45 @@ import (
 	flux "github.com/fluxcd/cli-utils/pkg/kstatus/status"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	original "sigs.k8s.io/cli-utils/pkg/kstatus/status"
-	"sigs.k8s.io/yaml"
 )
 
 const module = "github.com/fluxcd/cli-utils"
 
 type answer struct {
-	File     string `json:"file"`
-	Status   string `json:"status"`
-	Message  string `json:"message"`
+	Flux     string `json:"flux"`
 	Original string `json:"original"`
+	Message  string `json:"message"`
 }
 
 func main() {
-	if len(os.Args) < 2 || os.Args[1] == "--version" {
+	if len(os.Args) > 1 {
 		printVersion()
 		return
 	}
-	for _, file := range os.Args[1:] {
-		if err := json.NewEncoder(os.Stdout).Encode(compute(file)); err != nil {
-			log.Fatal(err)
+	lines, answers := bufio.NewReader(os.Stdin), json.NewEncoder(os.Stdout)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return
 		}
+		check(err)
+		object := &unstructured.Unstructured{}
+		check(object.UnmarshalJSON(line)) // it reads integers as int64, which the library requires
+		check(answers.Encode(compute(object)))
 	}
 }
 
-func compute(file string) answer {
-	text, err := os.ReadFile(file)
-	check(file, err)
-	object := &unstructured.Unstructured{}
-	check(file, yaml.Unmarshal(text, &object.Object))
+func compute(object *unstructured.Unstructured) answer {
 	found, err := flux.Compute(object)
-	check(file, err)
+	check(err)
 	other, err := original.Compute(object)
-	check(file, err)
-	return answer{file, string(found.Status), found.Message, string(other.Status)}
+	check(err)
+	return answer{string(found.Status), string(other.Status), found.Message}
 }
 
-func check(file string, err error) {
+func check(err error) {
 	if err != nil {
-		log.Fatalf("%s: %v", file, err)
+		log.Fatal(err)
 	}
 }
 

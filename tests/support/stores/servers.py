@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 
-import pytest
 import requests
+from support.programs import missing, program
 
-from testcluster import binaries
 from testcluster.cluster_state import cache
-from testcluster.errors import UsageError
 
 BUCKET = "bucket"
 AZURITE = "azurite@3.37.0"
@@ -123,14 +121,6 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def program(name: str) -> str:
-    """Return the path of a Go program; build it if it is missing. Skip the test where it cannot be built."""
-    try:
-        return str(binaries.program(name))
-    except UsageError as error:
-        return missing(str(error))
-
-
 def azurite() -> str:
     """Return the path of Azurite; install it with npm if it is missing."""
     folder = cache() / AZURITE
@@ -153,10 +143,3 @@ def create_container(endpoint: str, secret: str) -> None:
     headers["Authorization"] = f"SharedKey test:{signature}"
     url = f"{endpoint}/{BUCKET}?restype=container"
     requests.put(url, headers=headers, timeout=START_SECONDS).raise_for_status()
-
-
-def missing(text: str) -> str:
-    """Skip the test with what is missing; fail where CI=true."""
-    if os.environ.get("CI", "") in {"true", "1"}:
-        pytest.fail(text)
-    pytest.skip(text)

@@ -1,7 +1,8 @@
 """Suspend, cancel and retry."""
 
 import pytest
-from support.scenario import ORDER, Scenario, a_pipeline, kstatus
+from support.kstatus import kstatus
+from support.scenario import ORDER, Scenario, a_pipeline
 
 from finetune_operator.api.status import Outcome
 
@@ -93,7 +94,7 @@ def test_cancelled_pipeline_stays_stopped_until_retry(stage):
     scenario.after(1e6).reconcile_until_stable()
     assert scenario.status.phase == "Cancelled"
     assert scenario.condition("Finished") == ("True", "Cancelled")
-    assert kstatus(scenario.generation, scenario.status) == "Failed"
+    assert kstatus(scenario) == "Failed"
     assert scenario.created_jobs[-1] == f"{stage}-a1"
     scenario.retry("now")
     assert scenario.finish().status.phase == "Succeeded"

@@ -3,7 +3,8 @@
 from datetime import timedelta
 
 import pytest
-from support.scenario import START, Scenario, a_pipeline, kstatus, scores
+from support.kstatus import kstatus
+from support.scenario import START, Scenario, a_pipeline, scores
 
 
 def summary_condition_types(scenario: Scenario) -> set[str]:
@@ -72,13 +73,13 @@ def test_conditions_and_kstatus_in_each_situation(situation, present, ready, fin
     assert scenario.condition("Finished")[0] == finished
     assert all(c.status == "True" for c in scenario.status.conditions if c.type in {"Reconciling", "Stalled"})
     assert {c.observed_generation for c in scenario.status.conditions} == {scenario.generation}
-    assert kstatus(scenario.generation, scenario.status) == kstatus_result
+    assert kstatus(scenario) == kstatus_result
 
 
 def test_edit_is_in_progress_until_observed():
     scenario = Scenario().finish()
     scenario.cluster.edit(scenario.key, a_pipeline(seed=7))
-    assert kstatus(scenario.generation, scenario.status) == "InProgress"
+    assert kstatus(scenario) == "InProgress"
     scenario.reconcile_until_stable()
     assert scenario.status.observed_generation == scenario.generation == 2
     assert {c.observed_generation for c in scenario.status.conditions} == {2}

@@ -4,7 +4,8 @@ import math
 
 import pytest
 from pydantic import ValidationError
-from support.scenario import Scenario, a_pipeline, kstatus, scores
+from support.kstatus import kstatus
+from support.scenario import Scenario, a_pipeline, scores
 
 from finetune_operator.api.status import GateStatus
 
@@ -95,7 +96,7 @@ def test_unmeasured_metric_fails_and_lists_measured_ones():
         == "evaluate.gates[exam].metric: f1 was not measured; measured metrics: acc, acc_norm"
     )
     assert scenario.states["push"] == "Pending"
-    assert kstatus(scenario.generation, scenario.status) == "Failed"
+    assert kstatus(scenario) == "Failed"
     scenario.edit(evaluate=gates({}))
     assert scenario.finish().status.phase == "Succeeded"
     assert scenario.created_jobs.count("evaluate-a1") == 1

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from support.scenario import ORDER, Scenario, a_pipeline, kstatus
+from support.kstatus import kstatus
+from support.scenario import ORDER, Scenario, a_pipeline
 
 from finetune_operator.api.status import Outcome
 
@@ -55,7 +56,7 @@ def test_status_shows_running_stage(stage):
     scenario.reconcile_until_stable()
     assert (scenario.status.stage, scenario.status.attempt, scenario.status.progress) == (stage, 1, "62%")
     assert scenario.status.phase == "Running"
-    assert kstatus(scenario.generation, scenario.status) == "InProgress"
+    assert kstatus(scenario) == "InProgress"
 
 
 def published(form: str, digest: str) -> dict[str, Any]:

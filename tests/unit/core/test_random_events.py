@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pydantic import ValidationError
-from support.scenario import ORDER, RESULTS, Scenario, a_pipeline, a_result, kstatus, merged, scores
+from support.kstatus import kstatus
+from support.scenario import ORDER, RESULTS, Scenario, a_pipeline, a_result, merged, scores
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
@@ -353,7 +354,7 @@ def check_end(scenario: Scenario, *, others_suspended: bool) -> None:
     assert finished[0] == "True" or scenario.status.phase == "Suspended" or waits
     if finished[0] == "True":
         expected = "Current" if scenario.status.phase == "Succeeded" else "Failed"
-        assert kstatus(scenario.generation, scenario.status) == expected
+        assert kstatus(scenario) == expected
     if scenario.status.phase == "Succeeded":
         assert set(scenario.states.values()) <= {"Succeeded", "Skipped"}
     assert set(scenario.states) == set(ORDER)

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 from support.cluster_objects import pipeline_object
 from support.fake_api import FakeApi
-from support.scenario import Scenario, a_pipeline, kstatus
+from support.kstatus import kstatus_of
+from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.metadata import service_name
 from finetune_operator.core.observation import ClaimChange
@@ -336,7 +338,7 @@ def test_unreadable_object_is_stalled_for_kstatus(env):
     asyncio.run(env.cluster.mark_invalid(env.pipeline.key, "train: nonsense"))
     found = env.api.objects[PIPELINE]
     status = PipelineStatus.model_validate(found["status"])
-    assert kstatus(found["metadata"]["generation"], status) == "Failed"
+    assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "Failed"
     assert (status.phase, status.finished_at) == ("Failed", None)
 
 

@@ -1,0 +1,48 @@
+-- The actions that would change something now.
+
+local status = obj.status or {}
+local ready, finished, stalled = {}, false, false
+for _, condition in ipairs(status.conditions or {}) do
+  if condition.type == "Ready" then
+    ready = condition
+  elseif condition.type == "Finished" then
+    finished = condition.status == "True"
+  elseif condition.type == "Stalled" then
+    stalled = condition.status == "True"
+  end
+end
+
+-- Before its first status, a pipeline can be suspended or cancelled like one that runs.
+local current = status.observedGeneration == obj.metadata.generation
+local finished_now = current and finished
+local unreadable = current and stalled and not finished
+
+local function handled(verb)
+  local requested = (obj.metadata.annotations or {})["finetune.dev/" .. verb]
+  return requested == nil or requested == (status.observedAnnotations or {})[verb]
+end
+
+local actions = {}
+if unreadable then
+  return actions
+end
+if finished_now then
+  -- A pipeline below its gate, or with a server that is down, has no failed stage.
+  if stalled and ready.reason ~= "BelowThreshold" and handled("retry") then
+    actions["retry"] = { iconClass = "fa fa-fw fa-redo" }
+  end
+  return actions
+end
+-- Skip the time between two attempts.
+if current and ready.reason == "Retrying" and handled("retry") then
+  actions["retry"] = { iconClass = "fa fa-fw fa-redo" }
+end
+if not status.cancelled and handled("cancel") then
+  actions["cancel"] = { iconClass = "fa fa-fw fa-ban" }
+end
+if obj.spec.suspend then
+  actions["resume"] = { iconClass = "fa fa-fw fa-play" }
+else
+  actions["suspend"] = { iconClass = "fa fa-fw fa-pause" }
+end
+return actions

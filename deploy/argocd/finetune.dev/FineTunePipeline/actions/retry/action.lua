@@ -1,0 +1,8 @@
+local os = require("os")
+
+-- The operator handles each new value once.
+if obj.metadata.annotations == nil then
+  obj.metadata.annotations = {}
+end
+obj.metadata.annotations["finetune.dev/retry"] = os.date("!%Y-%m-%dT%H:%M:%SZ")
+return obj

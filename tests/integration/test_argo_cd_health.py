@@ -1,0 +1,85 @@
+"""Health and actions in Argo CD's own Lua VM, for each state of a pipeline."""
+
+import json
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.pipeline_states import STATES
+from support.programs import program
+
+ROOT = Path(__file__).resolve().parents[2]
+ARGOCD = ROOT / "deploy" / "argocd"
+RESOURCE = ARGOCD / "finetune.dev" / "FineTunePipeline"
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+PATCHES = {
+    "suspend": {"spec": {"suspend": True}},
+    "resume": {"spec": {"suspend": False}},
+    "retry": {"metadata": {"annotations": {"finetune.dev/retry": "TIME"}}},
+    "cancel": {"metadata": {"annotations": {"finetune.dev/cancel": "TIME"}}},
+}
+Answer = dict[str, Any]
+
+
+def ask(objects: list[Path]) -> list[Answer]:
+    """Return what Argo CD makes of each object with the committed patch of its ConfigMap."""
+    command = [program("luavm"), str(ARGOCD / "argocd-cm.yaml"), *map(str, objects)]
+    output = subprocess.check_output(command, text=True)
+    return [json.loads(line) for line in output.splitlines()]
+
+
+@cache
+def answers_of_examples() -> dict[str, Answer]:
+    return {Path(one["file"]).name: one for one in ask(sorted((RESOURCE / "testdata").glob("*.yaml")))}
+
+
+@pytest.fixture(scope="module")
+def full_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """What Argo CD makes of whole objects: all defaults of the spec, and all stages."""
+    folder = tmp_path_factory.mktemp("objects")
+    paths = [folder / f"{name}.json" for name in STATES]
+    for path, state in zip(paths, STATES.values(), strict=True):
+        path.write_text(json.dumps(state.object()))
+    return dict(zip(STATES, ask(paths), strict=True))
+
+
+def offered(answer: Answer) -> list[str]:
+    return [one["name"] for one in answer["actions"] or ()]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_state_has_its_health_and_actions(full_answers: dict[str, Answer], state: str) -> None:
+    expected, answer = STATES[state], full_answers[state]
+    assert answer["health"] == {"status": expected.health, "message": expected.health_message()}
+    assert sorted(offered(answer)) == list(expected.actions)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_action_changes_exactly_one_field(full_answers: dict[str, Answer], state: str) -> None:
+    answer = full_answers[state]
+    told = json.loads(TIME.sub("TIME", json.dumps(answer["patches"])))
+    assert told == {verb: PATCHES[verb] for verb in offered(answer)}
+
+
+def test_examples_have_the_health_of_their_test_file() -> None:
+    tests = yaml.safe_load((RESOURCE / "health_test.yaml").read_text())["tests"]
+    assert {Path(one["inputPath"]).name for one in tests} == set(answers_of_examples())
+    for one in tests:
+        assert answers_of_examples()[Path(one["inputPath"]).name]["health"] == one["healthStatus"], one["inputPath"]
+
+
+def test_examples_offer_the_actions_of_their_test_file() -> None:
+    tests = yaml.safe_load((RESOURCE / "actions" / "action_test.yaml").read_text())["discoveryTests"]
+    for one in tests:
+        answer = answers_of_examples()[Path(one["inputPath"]).name]
+        assert sorted(offered(answer)) == [found["name"] for found in one["result"]], one["inputPath"]
+
+
+def test_script_needs_no_open_libraries() -> None:
+    """Argo CD opens them for its own scripts, and for those of a user only when it is told to."""
+    data = yaml.safe_load((ARGOCD / "argocd-cm.yaml").read_text())["data"]
+    assert not any("useOpenLibs" in key for key in data)
