@@ -173,6 +173,7 @@ NODE_FAULTS = (
     Fault(node_killed, ONCE, "the machine may have restarted", (255,), graceful=False),
     Fault(node_hung_briefly, (SUCCEEDED,), "", (0,)),
     Fault(node_hung, ONCE, "DeletionByTaintManager", (75,)),
-    Fault(node_object_deleted, ONCE, "DeletionByPodGC", graceful=False),
+    # The kubelet may register again, and report the pod's end, before the pod object is gone.
+    Fault(node_object_deleted, ONCE, "DeletionByPodGC", (None, 75), graceful=False),
     Fault(partitioned_zombie, ONCE, "DeletionByPodGC", graceful=False, default=True),
 )
