@@ -80,7 +80,7 @@ func run(vm lua.VM, file string) answer {
 	vm.UseOpenLibs = openLibraries
 	status, err := vm.ExecuteHealthLua(object, script)
 	check(file, err)
-	discovery, err := vm.GetResourceActionDiscovery(object.GroupVersionKind())
+	discovery, err := vm.GetResourceActionDiscovery(object)
 	check(file, err)
 	offered, err := vm.ExecuteResourceActionDiscovery(object, discovery)
 	check(file, err)
