@@ -1,6 +1,7 @@
 """The HTTP endpoints /livez, /readyz and /metrics."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,8 @@ from finetune_operator.controller.metrics import (
     QUEUE_DEPTH,
     QUEUE_OLDEST_SECONDS,
     REGISTRY,
+    WAITING_OLDEST_SECONDS,
+    WAITING_STAGES,
 )
 from finetune_operator.controller.workqueue import WorkQueue
 
@@ -64,12 +67,23 @@ class Health:
         PIPELINES.clear()  # else a phase that no pipeline is in any more would keep its last count
         for phase, count in self.informers.cache.phases().items():
             PIPELINES.labels(phase).set(count)
+        self._count_waiting_stages()
         for kind, store in self.informers.cache.stores.items():
             CACHED_OBJECTS.labels(kind).set(len(store))
         IS_LEADER.set(self.leader_elector.is_leader)
         QUEUE_DEPTH.set(len(self.queue))
         QUEUE_OLDEST_SECONDS.set(self.queue.oldest())
         return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def _count_waiting_stages(self) -> None:
+        WAITING_STAGES.clear()
+        WAITING_OLDEST_SECONDS.clear()
+        now, oldest = time.time(), dict[tuple[str, str], float]()  # noqa: TID251  an edge
+        for one in self.informers.cache.waiting():
+            WAITING_STAGES.labels(one.stage, one.reason).inc()
+            oldest[one.stage, one.reason] = min(one.since, oldest.get((one.stage, one.reason), now))
+        for labels, since in oldest.items():
+            WAITING_OLDEST_SECONDS.labels(*labels).set(now - since)
 
 
 @asynccontextmanager

@@ -106,6 +106,8 @@ class Informers:
         namespaces: Collection[str],
     ) -> None:
         self.cache, self.queue, self.signals = cache, queue, signals
+        for kind in (PIPELINES, *CHILDREN):
+            WATCHES_RESTARTED.labels(kind)  # creates the series, so that the first restart is an increase
         scopes: Collection[str | None] = namespaces or [None]
         self.reflectors = {
             namespace: [

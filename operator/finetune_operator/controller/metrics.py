@@ -54,9 +54,27 @@ IS_LEADER = Gauge("finetune_leader", "1 if this replica is the leader, else 0", 
 PIPELINES = Gauge(
     "finetune_pipelines", "Pipelines in the cache of this replica, by phase", ["phase"], registry=REGISTRY
 )
+WAITING_STAGES = Gauge(
+    "finetune_waiting_stages",
+    "Stages whose turn it is and whose process has not started, in the cache of this replica, by stage and reason",
+    ["stage", "reason"],
+    registry=REGISTRY,
+)
+WAITING_OLDEST_SECONDS = Gauge(
+    "finetune_waiting_oldest_seconds",
+    "How long the first of those stages has waited, in seconds, by stage and reason",
+    ["stage", "reason"],
+    registry=REGISTRY,
+)
 OLDEST_PRICE = Gauge(
     "finetune_oldest_price_timestamp_seconds",
     "Date of the oldest price of a node class, as Unix time in seconds; -1 if no price has a date",
+    registry=REGISTRY,
+)
+FINISHED = Counter(
+    "finetune_pipelines_finished",
+    "Pipelines that have finished while this replica was the leader, by phase",
+    ["phase"],
     registry=REGISTRY,
 )
 ATTEMPTS = Counter(
@@ -87,6 +105,22 @@ LOST_STEPS = Counter(
     "finetune_lost_steps", "Steps that were repeated after interruptions, by stage", ["stage"], registry=REGISTRY
 )
 
+FINAL_PHASES = ("Succeeded", "BelowThreshold", "Failed", "Cancelled", "Degraded")
+"""Phases in which a pipeline has finished."""
+
+
+def _create_series() -> None:
+    """Create the series that alerts compare with their past: `increase` does not see the step from none to 1."""
+    for phase in FINAL_PHASES:
+        FINISHED.labels(phase)
+    for kind in STAGES:
+        ATTEMPTS.labels(kind.name, Outcome.INTERRUPTED, Reason.INTERRUPTED)
+        LOST_TO_INTERRUPTIONS.labels(kind.name)
+        LOST_STEPS.labels(kind.name)
+
+
+_create_series()
+
 
 @dataclass(frozen=True)
 class AttemptLabels:
@@ -105,7 +139,9 @@ def count_changes(before: PipelineStatus, after: PipelineStatus) -> Mapping[Atte
 
 
 def record_changes(before: PipelineStatus, after: PipelineStatus) -> None:
-    """Count the attempts that have ended between two statuses; call it once the later one is written."""
+    """Count what has ended between two statuses of one pipeline; call it once the later one is written."""
+    if after.finished_at and not before.finished_at and after.phase in FINAL_PHASES:
+        FINISHED.labels(after.phase).inc()
     for labels, count in count_changes(before, after).items():
         ATTEMPTS.labels(labels.stage, labels.outcome, labels.reason).inc(count)
     for kind in STAGES:

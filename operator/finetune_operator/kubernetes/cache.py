@@ -13,7 +13,7 @@ from typing import Any
 
 from finetune_operator.core.metadata import SERVER
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cached_pipeline import CachedPipeline, trim_pipeline
+from finetune_operator.kubernetes.cached_pipeline import CachedPipeline, WaitingStage, trim_pipeline
 from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
 from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
 from finetune_operator.kubernetes.store import Entry, NamespacedName, Store, namespaced_name, version_of
@@ -184,6 +184,10 @@ class ResourceCache:
     def phases(self) -> Counter[str]:
         """Return the number of pipelines in each phase."""
         return Counter(entry.value.phase for entry in self.pipelines.entries.values())
+
+    def waiting(self) -> Iterator[WaitingStage]:
+        """Yield the stage that waits, of each pipeline that has one."""
+        return (one for entry in self.pipelines.entries.values() if (one := entry.value.waiting))
 
     # Changes.
 

@@ -1,12 +1,15 @@
 """A pipeline in the cache: small, and parsed only while it is worked on."""
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
+from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import Outcome
+from finetune_operator.api.status import Outcome, StageState
 from finetune_operator.core.metadata import workspace_name
 from finetune_operator.core.observation import ClaimUser
 from finetune_operator.core.pipeline import Key, Pipeline
@@ -16,6 +19,18 @@ Object = dict[str, Any]
 READ_ANNOTATIONS = frozenset({CANCEL_ANNOTATION, RETRY_ANNOTATION})
 WRITING_STAGES = frozenset(kind.name for kind in STAGES if not kind.runs_server)
 """Stages whose attempts write to the workspace; a server does not."""
+REASONS = {reason.value: reason.value for reason in Reason}
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingStage:
+    """The stage whose turn it is, while its process has not started."""
+
+    stage: str
+    reason: str
+    """One of Reason; empty for a reason that this version does not know."""
+    since: float
+    """Unix time of the last change before: a start or an end of an attempt, or of a condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,8 @@ class CachedPipeline:
     """Whether one of them writes to the workspace."""
     text: bytes
     """The object as compressed JSON, with the annotations that the operator reads: a user may make an object large."""
+    waiting: WaitingStage | None = None
+    """None: the pipeline runs, is suspended or has finished."""
     parsed: Pipeline | None = None
     """The parsed object, while the pipeline has not finished."""
 
@@ -94,6 +111,7 @@ def trim_pipeline(found: Object) -> CachedPipeline:
     content = {"metadata": kept, "spec": found.get("spec"), "status": status}
     running = _running_jobs(status)
     workspace = (found.get("spec") or {}).get("workspace") or {}
+    suspended = (found.get("spec") or {}).get("suspend") is True
     return CachedPipeline(
         key=Key(meta["namespace"], meta["name"]),
         uid=meta["uid"],
@@ -103,20 +121,54 @@ def trim_pipeline(found: Object) -> CachedPipeline:
         claim=workspace.get("existingClaim") or workspace_name(meta["name"]),
         created_at=str(meta.get("creationTimestamp")),
         finished=bool(status.get("finishedAt")),
-        suspended=(found.get("spec") or {}).get("suspend") is True,
+        suspended=suspended,
         phase=str(status.get("phase") or "Pending"),
         running_jobs=frozenset(running.values()),
         writing=not WRITING_STAGES.isdisjoint(running),
         text=zlib.compress(fast_json.encode(content), level=1),
+        waiting=None if suspended or status.get("finishedAt") else _waiting_stage(meta, status),
     )
+
+
+def _waiting_stage(meta: Object, status: Object) -> WaitingStage | None:
+    """Return the stage that waits, or None. The status may be malformed: anyone may write it."""
+    stages = _objects(status.get("stages"))
+    current = next((one for one in stages if one.get("name") == status.get("stage")), {})
+    name = next((kind.name for kind in STAGES if kind.name == current.get("name")), None)
+    if name is None or current.get("state") not in {StageState.PENDING, StageState.QUEUED}:
+        return None
+    since = max(_times(meta, status, stages), default=None)
+    return None if since is None else WaitingStage(name, REASONS.get(str(current.get("reason")), ""), since)
+
+
+def _times(meta: Object, status: Object, stages: list[Object]) -> Iterator[float]:
+    """Yield when the pipeline was created, when its attempts began and ended, and when its conditions changed."""
+    attempts = [attempt for stage in stages for attempt in _objects(stage.get("attempts"))]
+    texts = [meta.get("creationTimestamp")]
+    texts += [one.get(name) for one in attempts for name in ("createdAt", "finishedAt")]
+    texts += [one.get("lastTransitionTime") for one in _objects(status.get("conditions"))]
+    for text in texts:
+        if (time := _unix_time(text)) is not None:
+            yield time
+
+
+def _objects(value: Any) -> list[Object]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _unix_time(text: Any) -> float | None:
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _running_jobs(status: Object) -> dict[str, str]:
     """Return the Job of each stage whose last attempt is running. The status may be malformed: anyone may write it."""
     found: dict[str, str] = {}
-    stages = status.get("stages")
-    for stage in stages if isinstance(stages, list) else ():
-        attempts = stage.get("attempts") if isinstance(stage, dict) else None
+    for stage in _objects(status.get("stages")):
+        attempts = stage.get("attempts")
         last = attempts[-1] if isinstance(attempts, list) and attempts else None
         # The default of `outcome` is Running; the operator writes it always.
         if isinstance(last, dict) and last.get("outcome", Outcome.RUNNING) == Outcome.RUNNING:

@@ -1,6 +1,8 @@
 """/livez, /readyz and /metrics."""
 
 import asyncio
+import re
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 from support.cluster_objects import pipeline_object, pod_of
@@ -11,14 +13,14 @@ from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache import PIPELINES, PODS, ResourceCache
 
 
-def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, silent="", phases=()):
+def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, silent="", phases=(), statuses=()):
     """Return status and text of an endpoint's response; a sync_age of None: never synced."""
 
     async def request():
         now = asyncio.get_running_loop().time()
         cache = ResourceCache()
-        for number, phase in enumerate(phases):
-            cache.update(PIPELINES, pipeline_object(f"p{number}", status={"phase": phase}))
+        for number, status in enumerate([*({"phase": phase} for phase in phases), *statuses]):
+            cache.update(PIPELINES, pipeline_object(f"p{number}", status=status))
         cache.update(PODS, pod_of())
         elector = SimpleNamespace(is_leader=is_leader, last_response_at=now - response_age)
         synced_at = None if sync_age is None else now - sync_age
@@ -70,3 +72,30 @@ def test_metrics_count_cached_objects_by_kind():
     assert 'finetune_cache_objects{kind="finetunepipelines"} 2.0' in text
     assert 'finetune_cache_objects{kind="pods"} 1.0' in text
     assert 'finetune_cache_objects{kind="jobs"} 0.0' in text
+
+
+def waiting_status(reason, minutes):
+    since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat()
+    changed = {"type": "Ready", "status": "False", "lastTransitionTime": since}
+    return {
+        "stage": "train",
+        "stages": [{"name": "train", "state": "Queued", "reason": reason}],
+        "conditions": [changed],
+    }
+
+
+def test_metrics_show_how_long_stages_wait_and_why():
+    """A reason that this version does not know is shown as an empty label, so that nothing can add series."""
+    _, text = get(
+        "metrics",
+        statuses=[
+            waiting_status("WaitingForCapacity", 10),
+            waiting_status("WaitingForCapacity", 90),
+            waiting_status("Invented", 5),
+        ],
+    )
+    assert 'finetune_waiting_stages{reason="WaitingForCapacity",stage="train"} 2.0' in text
+    assert 'finetune_waiting_stages{reason="",stage="train"} 1.0' in text
+    [oldest] = re.findall(r'finetune_waiting_oldest_seconds{reason="WaitingForCapacity",stage="train"} (\S+)', text)
+    assert 5400 <= float(oldest) < 5460
+    assert "finetune_waiting_stages{" not in get("metrics")[1]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 from support.cluster_objects import pipeline_object
@@ -9,7 +10,14 @@ from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import ATTEMPTS_KEPT, AttemptStatus, Outcome, PipelineStatus, StageStatus
-from finetune_operator.controller.metrics import REGISTRY, AttemptLabels, count_changes, record_changes
+from finetune_operator.controller.metrics import (
+    FINAL_PHASES,
+    FINISHED,
+    REGISTRY,
+    AttemptLabels,
+    count_changes,
+    record_changes,
+)
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import Conflict
 from finetune_operator.kubernetes.cache import ResourceCache
@@ -81,6 +89,39 @@ def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
         ("train", Outcome.INTERRUPTED, Reason.INTERRUPTED): 2,
         ("train", Outcome.FAILED, Reason.OUT_OF_MEMORY): 1,
     }
+
+
+def finished(phase: str) -> PipelineStatus:
+    return PipelineStatus(phase=phase, finished_at=datetime(2030, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "count"),
+    [
+        (PipelineStatus(), finished("BelowThreshold"), 1),
+        (finished("BelowThreshold"), finished("BelowThreshold"), 0),
+        (PipelineStatus(), PipelineStatus(phase="Running"), 0),
+        (PipelineStatus(), finished("Another"), 0),
+    ],
+    ids=["finished", "had finished", "runs", "unknown phase"],
+)
+def test_pipeline_is_counted_once_it_finishes(before, after, count):
+    def counted() -> float:
+        series = {sample.labels["phase"]: sample.value for one in FINISHED.collect() for sample in one.samples}
+        assert series.keys() == set(FINAL_PHASES)
+        return sum(series.values())
+
+    earlier = counted()
+    record_changes(before, after)
+    assert counted() == earlier + count
+
+
+def test_series_of_alerts_exist_before_anything_ends():
+    """Prometheus' `increase` does not see the step from no series to 1."""
+    for stage in ("prepare", "train", "evaluate", "push", "deploy"):
+        labels = {"stage": stage, "outcome": "Interrupted", "reason": "Interrupted"}
+        assert REGISTRY.get_sample_value("finetune_attempts_total", labels) is not None
+        assert REGISTRY.get_sample_value("finetune_lost_steps_total", {"stage": stage}) is not None
 
 
 class StatusApi:
