@@ -78,6 +78,23 @@ def test_metrics_port_of_the_stage_env_wins():
     assert env_of(job_of({"train": {"pod": {"env": off}}}))["FINETUNE_METRICS_PORT"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("env", "ports"),
+    [
+        ([], [8080]),
+        ([{"name": "FINETUNE_METRICS_PORT", "value": "9100"}], [9100]),
+        ([{"name": "FINETUNE_METRICS_PORT", "value": "0"}], []),
+        ([{"name": "FINETUNE_METRICS_PORT", "value": "70000"}], []),
+        ([{"name": "FINETUNE_METRICS_PORT", "value": "http"}], []),
+        ([{"name": "FINETUNE_METRICS_PORT", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}], []),
+    ],
+    ids=["default", "another", "none", "too large", "no number", "not known"],
+)
+def test_container_names_the_port_of_its_metrics(env, ports):
+    [container] = pod_of(job_of({"train": {"pod": {"env": env}}}))["containers"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": port} for port in ports]
+
+
 def test_claims_of_the_config_are_mounted_once_each():
     changes = {"model": {"uri": "pvc://data/base"}, "datasets": [{"uri": "pvc://data/x-*.jsonl"}]}
     pod = pod_of(job_of(changes, "prepare"))

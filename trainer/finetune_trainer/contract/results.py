@@ -256,8 +256,11 @@ class Progress(ProcessOutput):
     saved_step: OptionalInt = None
     """Latest unit that is durable and survives a kill."""
     loss: OptionalFloat = None
+    """Training loss of the last step, per token."""
     validation_loss: OptionalFloat = None
+    """Latest loss on the validation data, per token."""
     tokens_per_second: OptionalFloat = None
+    """Tokens that this process has handled, per second of work."""
     step_seconds: OptionalFloat = None
     """Mean duration of a step in this process, in seconds."""
     eta_seconds: OptionalFloat = None

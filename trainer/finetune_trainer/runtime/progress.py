@@ -23,6 +23,12 @@ LOG_SECONDS = 5.0
 """Minimum interval between two progress lines in a log."""
 TERMINAL_SECONDS = 0.2
 """Minimum interval between two updates of the progress line on a terminal."""
+METRICS = {
+    f"finetune_stage_{name}": " ".join((field.description or "").removesuffix(".").split())
+    for name, field in Progress.model_fields.items()
+    if name not in {"stage", "updated_at", "note", "notice"}
+}
+"""Name and meaning of each metric: the fields of Progress that are numbers."""
 SAVE_REQUESTED = "the operator announces the end of this node"
 """The notice of a request to /save."""
 
@@ -123,11 +129,13 @@ def serve_metrics(port: int, progress: Callable[[], Progress], save: Callable[[]
 
     class Collector:
         def collect(self) -> Iterable[Metric]:
-            values = progress().model_dump(exclude={"stage", "updated_at", "note", "notice"}, exclude_none=True)
-            for name, value in values.items():
-                family = GaugeMetricFamily(f"finetune_stage_{name}", f"{name} of the running stage", labels=["stage"])
-                family.add_metric([progress().stage], value)
-                yield family
+            now = progress()
+            for name, meaning in METRICS.items():
+                value = getattr(now, name.removeprefix("finetune_stage_"))
+                if value is not None:
+                    family = GaugeMetricFamily(name, meaning, labels=["stage"])
+                    family.add_metric([now.stage], value)
+                    yield family
 
     registry = CollectorRegistry()
     registry.register(Collector())

@@ -27,6 +27,7 @@ CLAIMS = PurePosixPath("/claims")
 TERMINATION_LOG = "/dev/termination-log"
 METRICS_PORT = 8080
 """Port of /metrics and /progress, unless the stage's env sets another; 0: none."""
+MAX_PORT = 1 << 16
 USER = 65532
 """uid and gid of all containers: neither root nor an existing account. Volumes are group-writable through fsGroup."""
 UNREACHABLE_SECONDS = 30
@@ -148,12 +149,21 @@ def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Objec
         **image_of(template),
         "command": [escape_expansion(word) for word in template.command],
         **environment_of(template, defaults, own),
+        "ports": _ports(template),
         "resources": resources_of(template.pod.resources),
         "securityContext": RESTRICTED_SECURITY_CONTEXT,
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "volumeMounts": mounts,
     }
+
+
+def _ports(template: JobTemplate) -> list[Object]:
+    """Return the port of /metrics, by whose name Prometheus finds it; none where the environment has no number."""
+    text = template.env.get(names.METRICS_PORT, str(METRICS_PORT))
+    is_reference = any(one.name == names.METRICS_PORT and one.value_from for one in template.pod.env)
+    number = int(text) if text.isascii() and text.isdigit() and not is_reference else 0
+    return [{"name": "metrics", "containerPort": number}] if 0 < number < MAX_PORT else []
 
 
 def image_of(template: JobTemplate) -> Object:
