@@ -58,6 +58,12 @@ def _containerd(name: str) -> Binary:
     return Binary("containerd", f"github.com/containerd/containerd/v2/cmd/{name}")
 
 
+def _prometheus(name: str) -> Binary:
+    # Of its service discoveries, the tests use Kubernetes and files. The others are the clouds' libraries.
+    tags = "remove_all_sd,enable_kubernetes_sd"
+    return Binary("prometheus", f"github.com/prometheus/prometheus/cmd/{name}", tags=tags, for_tests=True)
+
+
 # In build order: the quick ones first. Of these, runc also needs a C compiler and libseccomp.
 BINARIES: dict[str, Binary] = {
     "pause": Binary("pause", "."),
@@ -84,6 +90,9 @@ BINARIES: dict[str, Binary] = {
     "kstatus": Binary("kstatus", ".", version_module="github.com/fluxcd/cli-utils", for_tests=True),
     "luavm": Binary("argocd", "./luavm", version_module="github.com/argoproj/argo-cd/v3", for_tests=True),
     "miniredis": Binary("argocd", "./miniredis", version_module="github.com/alicebob/miniredis/v2", for_tests=True),
+    "promql": Binary("prometheus", "./expressions", version_module="github.com/prometheus/prometheus", for_tests=True),
+    "promtool": _prometheus("promtool"),
+    "prometheus": _prometheus("prometheus"),
     "argocd": Binary("argocd", "github.com/argoproj/argo-cd/v3/cmd", ("version", "--client"), for_tests=True),
 }
 
@@ -258,6 +267,8 @@ def _stamps(binary: Binary) -> dict[str, str]:
             return {f"k8s.io/component-base/version.git{key}": value for key, value in stamps.items()}
         case "helm":
             return {"helm.sh/helm/v4/internal/version.version": f"v{known}"}
+        case "prometheus":
+            return {"github.com/prometheus/common/version.Version": known}
         case "argocd":
             return {"github.com/argoproj/argo-cd/v3/common.version": known}
         case "versitygw":

@@ -137,7 +137,7 @@ def test_argo_cds_config_map_gets_only_the_customizations():
 
 def test_all_objects_have_the_given_name():
     objects = render(EVERYTHING)
-    kinds = ("Deployment", "NetworkPolicy", "PodDisruptionBudget", "ServiceMonitor")
+    kinds = ("Deployment", "NetworkPolicy", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule")
     assert names(objects, *kinds) == {"tuner"}
     assert only(objects, "Service")["metadata"]["name"] == "tuner-metrics"
     assert parsed_options(objects).lease_name == "tuner"
@@ -314,7 +314,7 @@ def test_user_roles_aggregate_to_view_and_edit():
     assert {resource for _, resource, _ in grants([edit])} == {"finetunepipelines"}
 
 
-# ---- the CRD, the ServiceMonitor, names, notes
+# ---- the CRD, names, notes
 
 
 def test_chart_crd_equals_the_generated_crd():
@@ -332,16 +332,6 @@ def test_crds_keep_sets_the_resource_policy(keep, policy):
 
 def test_crds_enabled_false_renders_no_crd():
     assert of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
-
-
-def test_service_monitor_is_rendered_when_enabled():
-    assert of_kind(render(CLUSTER_WIDE), "ServiceMonitor") == []
-    objects = render(EVERYTHING)
-    monitor = only(objects, "ServiceMonitor")
-    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
-    assert monitor["metadata"]["labels"]["watched-by"] == "prometheus"
-    assert monitor["spec"]["endpoints"] == [{"port": "http", "interval": "5s"}]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= only(objects, "Service")["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("release", ["r" * 53, "r" * 52 + "0", f"{'r' * 36}-{'r' * 16}", "a.b", "x"])

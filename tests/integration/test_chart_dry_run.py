@@ -1,8 +1,8 @@
 """An API server accepts every object of the chart: a server-side dry run with strict field validation.
 
 This replaces a check against published schemas (kubeconform), and is stronger. The server refuses fields that its
-version does not know, and runs validation, defaulting and admission. Only the ServiceMonitor is left out, because its
-CRD is not part of Kubernetes.
+version does not know, and runs validation, defaulting and admission. Only objects of the Prometheus Operator are left
+out, because its CRDs are not part of Kubernetes.
 """
 
 import json
@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 import yaml
-from support.charts import CLUSTER_WIDE, EVERYTHING, NAMESPACED, VARIANTS, of_kind, only, pod, render
+from support.charts import CLUSTER_WIDE, EVERYTHING, NAMESPACED, VARIANTS, is_monitoring, of_kind, only, pod, render
 
 from e2e.pipelines.chart import NAMESPACE, RELEASE
 from testcluster.errors import TimedOut
@@ -34,13 +34,13 @@ def dry_run(kube: Kube, *objects) -> str:
     return kube.run("apply", "--server-side", *DRY, "-f", "-", given=yaml.safe_dump_all(objects))
 
 
-def without_service_monitor(values):
-    return [one for one in render(values) if one["kind"] != "ServiceMonitor"]
+def of_kubernetes(values):
+    return [one for one in render(values) if not is_monitoring(one)]
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 def test_api_server_accepts_every_object(kube, values):
-    objects = without_service_monitor(values)
+    objects = of_kubernetes(values)
     assert len(dry_run(kube, *objects).splitlines()) == len(objects)
 
 

@@ -61,6 +61,20 @@ EVERYTHING: Object = {
     "metrics": {
         "port": 9090,
         "serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"watched-by": "prometheus"}},
+        "podMonitor": {"enabled": True, "interval": "7s", "labels": {"watched-by": "prometheus"}},
+        "prometheusRule": {
+            "enabled": True,
+            "labels": {"watched-by": "prometheus"},
+            "runbookUrl": "https://wiki.example/alerts",
+            "waitingMinutes": 15,
+            "interruptionsPerHour": 3,
+            "gpuUsePercent": 80,
+        },
+        "dashboards": {
+            "enabled": True,
+            "labels": {"grafana_dashboard": "yes"},
+            "annotations": {"grafana_folder": "Training"},
+        },
     },
     "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
     "nodeSelector": {"workload": "control"},
@@ -104,6 +118,11 @@ def only(objects: list[Object], kind: str) -> Object:
     """Return the only object of a kind; raises ValueError if there are none or several."""
     (found,) = of_kind(objects, kind)
     return found
+
+
+def is_monitoring(one: Object) -> bool:
+    """Return whether an object is of the Prometheus Operator, whose CRDs are not part of Kubernetes."""
+    return str(one["apiVersion"]).startswith("monitoring.coreos.com/")
 
 
 def pod(objects: list[Object]) -> Object:

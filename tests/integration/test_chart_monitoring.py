@@ -1,0 +1,144 @@
+"""What of the chart watches the operator, as Helm renders it; test_monitoring.py compares its queries with a scrape."""
+
+import json
+
+import pytest
+import yaml
+from support.charts import (
+    CLUSTER_WIDE,
+    EVERYTHING,
+    NAMESPACED,
+    VARIANTS,
+    container,
+    is_monitoring,
+    of_kind,
+    only,
+    pod,
+    render,
+)
+from support.monitoring import ALL_ENABLED, alert_rules, anchors
+
+from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE
+from finetune_operator.core.metadata import job_labels
+from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
+
+DOCS = CHART.parents[1] / "docs"
+
+
+def test_monitoring_is_rendered_only_when_enabled():
+    objects = render(CLUSTER_WIDE)
+    assert [one for one in objects if is_monitoring(one)] == []
+    assert of_kind(objects, "ConfigMap") == []
+
+
+def test_service_monitor_selects_the_metrics_service():
+    objects = render(EVERYTHING)
+    monitor = only(objects, "ServiceMonitor")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["metadata"]["labels"]["watched-by"] == "prometheus"
+    assert monitor["spec"]["endpoints"] == [{"port": "http", "interval": "5s"}]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= only(objects, "Service")["metadata"]["labels"].items()
+
+
+def test_pod_monitor_selects_pods_of_stages():
+    monitor = only(render(EVERYTHING), "PodMonitor")
+    labels = job_labels("demo", "train", 1, "i")
+    assert monitor["metadata"]["labels"]["watched-by"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert {one["key"] for one in monitor["spec"]["selector"]["matchExpressions"]} <= labels.keys()
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["interval"]) == ("metrics", "7s")
+
+
+def test_pod_monitor_names_pipeline_and_attempt():
+    """Prometheus writes other characters than letters, digits and underscores as underscores."""
+    [endpoint] = only(render(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    sources = {one["targetLabel"]: one["sourceLabels"] for one in endpoint["relabelings"]}
+    annotation = PIPELINE_NAME.replace(".", "_").replace("/", "_").replace("-", "_")
+    assert sources == {
+        "pipeline": [f"__meta_kubernetes_pod_annotation_{annotation}"],
+        "attempt": ["__meta_kubernetes_pod_label_finetune_dev_attempt"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "selector"), [({}, {"any": True}), (NAMESPACED, {"matchNames": ["team-a", "team-b"]})]
+)
+def test_pod_monitor_reads_the_namespaces_of_pipelines(values, selector):
+    assert only(render({**values, **ALL_ENABLED}), "PodMonitor")["spec"]["namespaceSelector"] == selector
+
+
+def test_alerts_have_a_severity_a_summary_and_a_runbook():
+    page = (DOCS / "guides" / "alerts.md").read_text()
+    rules = alert_rules()
+    assert len(rules) == len({rule["alert"] for rule in rules})
+    for rule in rules:
+        assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"] == f"docs/guides/alerts.md#{rule['alert'].lower()}"
+    assert {rule["alert"].lower() for rule in rules} <= anchors(page)
+
+
+def test_alerts_have_the_thresholds_of_the_values():
+    custom = {rule["alert"]: rule for rule in only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"][0]["rules"]}
+    assert custom["FineTuneStageWaiting"]["expr"].endswith("> 60 * 15")
+    assert custom["FineTuneInterruptionStorm"]["expr"].endswith("> 3")
+    assert custom["FineTuneGpuIdle"]["expr"].endswith("< 80")
+    assert custom["FineTuneGpuIdle"]["annotations"]["runbook_url"] == "https://wiki.example/alerts#finetunegpuidle"
+
+
+def test_dashboards_are_found_by_the_sidecar():
+    default = of_kind(render(ALL_ENABLED), "ConfigMap")
+    assert {one["metadata"]["name"] for one in default} == {f"{RELEASE}-fleet", f"{RELEASE}-single"}
+    assert {one["metadata"]["labels"]["grafana_dashboard"] for one in default} == {"1"}
+    for one in of_kind(render(EVERYTHING), "ConfigMap"):
+        assert one["metadata"]["labels"]["grafana_dashboard"] == "yes"
+        assert one["metadata"]["annotations"] == {"grafana_folder": "Training"}
+
+
+def test_dashboards_are_valid_and_have_their_own_ids():
+    boards = [json.loads(text) for one in of_kind(render(ALL_ENABLED), "ConfigMap") for text in one["data"].values()]
+    assert len({board["uid"] for board in boards}) == len(boards) == 2
+    for board in boards:
+        panels = board["panels"]
+        assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+        assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
+        cells = [cell for panel in panels for cell in cells_of(panel["gridPos"])]
+        assert len(cells) == len(set(cells)), board["title"]
+
+
+def cells_of(position):
+    assert position["x"] + position["w"] <= 24
+    rows, columns = range(position["y"], position["y"] + position["h"]), range(position["w"])
+    return [(position["x"] + column, row) for row in rows for column in columns]
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_no_selector_takes_the_test_pod_for_a_replica(values):
+    objects = render(values)
+    test, labels = only(objects, "Pod"), only(objects, "Pod")["metadata"]["labels"]
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    selectors = [
+        only(objects, "Deployment")["spec"]["selector"]["matchLabels"],
+        only(objects, "Service")["spec"]["selector"],
+        *(one["spec"]["selector"]["matchLabels"] for one in of_kind(objects, "PodDisruptionBudget")),
+        *(one["spec"]["podSelector"]["matchLabels"] for one in of_kind(objects, "NetworkPolicy")),
+    ]
+    assert [one for one in selectors if one.items() <= labels.items()] == []
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_helm_test_asks_the_metrics_service(values):
+    objects = render(values)
+    service = only(objects, "Service")
+    [tester] = only(objects, "Pod")["spec"]["containers"]
+    port = service["spec"]["ports"][0]["port"]
+    assert tester["args"][-1] == f"http://{service['metadata']['name']}.{NAMESPACE}:{port}/readyz"
+    assert tester["image"] == container(objects)["image"]
+    assert tester["securityContext"] == container(objects)["securityContext"]
+    assert only(objects, "Pod")["spec"]["securityContext"] == pod(objects)["spec"]["securityContext"]
+
+
+def test_defaults_in_the_chart_name_a_page_that_exists():
+    default = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]["prometheusRule"]["runbookUrl"]
+    assert (DOCS.parent / default).is_file()

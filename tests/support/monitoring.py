@@ -1,0 +1,152 @@
+"""The alerts and dashboards of the chart, their queries as Prometheus parses them, and what a scrape has."""
+
+import json
+import re
+import subprocess
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from support.charts import Object, of_kind, only, render
+from support.stores.servers import LOOPBACK, program
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import Outcome
+from finetune_operator.controller.metrics import FINAL_PHASES
+from finetune_trainer.runtime.progress import METRICS
+
+ALL_ENABLED: Object = {
+    "metrics": {name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")}
+}
+DCGM = dict.fromkeys(("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"), frozenset({"exported_namespace", "exported_pod"}))
+"""Metrics of NVIDIA's dcgm-exporter that the chart's queries may use, with the labels that they use of them."""
+OF_TARGETS = frozenset({"job", "instance", "namespace", "pod"})
+"""Labels that the Prometheus Operator gives every target."""
+OF_STAGES = frozenset({"pipeline", "attempt"})
+"""Labels that the chart's PodMonitor gives the pods of stages."""
+VALUES = {
+    "phase": {*FINAL_PHASES, "Pending", "Running", "Suspended"},
+    "outcome": set(Outcome),
+    "reason": set(Reason),
+    "stage": {kind.name for kind in STAGES},
+}
+"""Values of labels with a closed set."""
+VARIABLES = {"$__rate_interval": "5m", "$__range": "1h"}
+"""Variables of Grafana that stand for a duration; all others stand for text in quotes."""
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A selector in a query: a metric, and its matchers as label, operator and value."""
+
+    metric: str
+    matchers: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query as Prometheus parses it."""
+
+    error: str
+    selectors: tuple[Selector, ...]
+    labels: frozenset[str]
+    """Labels that aggregations, binary operators and label_replace read."""
+    created: frozenset[str]
+    """Labels that label_replace writes."""
+
+
+def alert_rules(**thresholds: Any) -> list[Object]:
+    """Return the alerts of the chart."""
+    values = {"metrics": {"prometheusRule": {"enabled": True, **thresholds}}}
+    [group] = only(render(values), "PrometheusRule")["spec"]["groups"]
+    rules: list[Object] = group["rules"]
+    return rules
+
+
+def dashboard_expressions() -> dict[str, str]:
+    """Return the expressions of all panels, by dashboard, panel and letter."""
+    maps = of_kind(render(ALL_ENABLED), "ConfigMap")
+    boards = [json.loads(text) for one in maps for text in one["data"].values()]
+    return {
+        f"{board['title']}: {panel['title']} {target['refId']}": without_variables(target["expr"])
+        for board in boards
+        for panel in board["panels"]
+        for target in panel["targets"]
+    }
+
+
+def without_variables(expression: str) -> str:
+    """Replace Grafana's variables, of which $1 is none."""
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    return re.sub(r"\$[a-z]\w*", "any", expression)
+
+
+def parsed(expressions: Iterable[str]) -> list[Query]:
+    """Return the queries in the same order. Skip the test where the parser cannot be built."""
+    given = json.dumps(list(expressions))
+    done = subprocess.run([program("promql")], input=given, capture_output=True, text=True, check=True)
+    return [_query(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def _query(found: Object) -> Query:
+    selectors = tuple(
+        Selector(
+            one["metric"], tuple((matcher["label"], matcher["type"], matcher["value"]) for matcher in one["matchers"])
+        )
+        for one in found["selectors"]
+    )
+    return Query(found["error"], selectors, frozenset(found["labels"]), frozenset(found["created"]))
+
+
+def problems(query: Query, labels: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """Return what of a query does not exist: its syntax, a metric, a label or a label's value."""
+    if query.error:
+        return [query.error]
+    found, known = [], OF_TARGETS | query.created
+    for selector in query.selectors:
+        own = _labels_of(selector.metric, labels)
+        known |= own or set()
+        found += [f"no metric {selector.metric}"] if own is None else []
+        for label, operator, value in selector.matchers:
+            found += [f"{selector.metric} has no label {label}"] if label not in OF_TARGETS | (own or set()) else []
+            wrong = operator == "=" and label in VALUES and value not in VALUES[label]
+            found += [f"{label} is never {value}"] if wrong else []
+    return found + [f"no label {label}" for label in sorted(query.labels - known)]
+
+
+def _labels_of(metric: str, labels: Mapping[str, AbstractSet[str]]) -> AbstractSet[str] | None:
+    if metric in DCGM:
+        return DCGM[metric]
+    own = labels.get(metric)
+    return own and own | OF_STAGES if metric in METRICS else own
+
+
+def scrape(port: int) -> str:
+    """Return the text of /metrics of a process on this machine; empty while it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=10) as response:
+            return str(response.read().decode())
+    except OSError:
+        return ""
+
+
+def labels_by_metric(*scrapes: str) -> dict[str, set[str]]:
+    """Return the names of the labels of every metric in some scrapes."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for scrape in scrapes:
+        for family in text_string_to_metric_families(scrape):
+            for sample in family.samples:
+                found[sample.name] |= sample.labels.keys()
+    return dict(found)
+
+
+def anchors(page: str) -> set[str]:
+    """Return the anchors of the headings of a Markdown page, as its readers' programs make them."""
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
