@@ -28,6 +28,7 @@ check: ## check style, types, layers and generated files
 	@$(PY) -m finetune_operator.crd.generate --check
 	@$(PY) .ci/generate_docs.py --check
 	@$(PY) .ci/generate_argocd.py --check
+	@$(PY) .ci/chart_readme.py --check
 	@$(PY) .ci/check_style.py
 
 cluster: cluster-deps ## create a Kubernetes cluster on this machine (testcluster/README.md)
@@ -45,10 +46,11 @@ crds: ## generate the CRD in crds/ and in the chart from the models
 	@.ci/install operator,dev
 	@$(PY) -m finetune_operator.crd.generate
 
-docs: ## generate the pages of docs/reference that come from the code
+docs: ## generate the pages of docs/reference that come from the code, and the chart's README
 	@.ci/install operator,dev
 	@$(PY) .ci/generate_docs.py
 	@$(PY) .ci/generate_argocd.py
+	@$(PY) .ci/chart_readme.py
 
 clean: ## delete .venv, .demo and .finetune
 	rm -rf .venv .demo .finetune
