@@ -1,0 +1,145 @@
+"""Series with which each alert of the chart fires, and series with which it must not."""
+
+from dataclasses import dataclass
+
+LEADER = 'finetune_leader{job="op", instance="a", namespace="sys"}'
+STANDBY = 'finetune_leader{job="op", instance="b", namespace="sys"}'
+LEADS = (LEADER, "1x400")
+ATTEMPTS = 'finetune_attempts_total{{job="op", instance="a", stage="{}", outcome="{}", reason="Interrupted"}}'
+FINISHED = 'finetune_pipelines_finished_total{{job="op", instance="a", phase="{}"}}'
+GPU = 'DCGM_FI_DEV_GPU_UTIL{{gpu="{}", namespace="gpus", pod="dcgm", exported_namespace="team", exported_pod="p"}}'
+HONORED = 'DCGM_FI_DEV_GPU_UTIL{gpu="0", namespace="team", pod="p"}'
+THROUGHPUT = 'finetune_stage_tokens_per_second{stage="train", namespace="team", pod="p", pipeline="demo", attempt="2"}'
+TRAINS = (THROUGHPUT, "900x400")
+WAITS = 'finetune_waiting_oldest_seconds{job="op", instance="a", stage="train", reason="WaitingForCapacity"}'
+QUEUED = 'finetune_queue_oldest_seconds{{job="op", instance="{}", namespace="sys"}}'
+DEGRADED = 'finetune_pipelines{{job="op", instance="{}", phase="Degraded"}}'
+TRAINING = {"namespace": "team", "pod": "p", "pipeline": "demo", "attempt": "2"}
+LITTLE_USE = "Training of team/demo uses little of its GPUs."
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series, and whether the alert fires some minutes after their first sample."""
+
+    name: str
+    alert: str
+    series: tuple[tuple[str, str], ...]
+    minutes: int
+    labels: dict[str, str] | None = None
+    """Of the alert that fires, without its severity; None: it does not fire."""
+    summary: str = ""
+    description: str = ""
+
+
+CASES = (
+    Case(
+        "no replica leads",
+        "FineTuneOperatorNotLeading",
+        ((LEADER, "1x9 0x20"), (STANDBY, "0x30")),
+        15,
+        {"job": "op", "namespace": "sys"},
+        "No replica of the operator leads.",
+        "No pipeline is reconciled. Stages that run go on, and none starts.",
+    ),
+    Case(
+        "nothing is scraped",
+        "FineTuneOperatorNotLeading",
+        (TRAINS,),
+        15,
+        {},
+        "No replica of the operator leads.",
+        "No pipeline is reconciled. Stages that run go on, and none starts.",
+    ),
+    Case("another replica leads", "FineTuneOperatorNotLeading", ((LEADER, "1x9 0x20"), (STANDBY, "0x9 1x20")), 15),
+    Case("a minute without a leader", "FineTuneOperatorNotLeading", ((LEADER, "1x9 0 1x20"),), 11),
+    Case(
+        "a pipeline waits for a worker",
+        "FineTuneQueueStuck",
+        (LEADS, (QUEUED.format("a"), "100x20")),
+        6,
+        {"job": "op", "namespace": "sys"},
+        "A pipeline waits for a worker of the operator.",
+        "The first pipeline in the work queue has waited for 1m 40s.",
+    ),
+    Case("a short queue", "FineTuneQueueStuck", (LEADS, (QUEUED.format("a"), "20x20")), 6),
+    Case("a queue of an earlier leader", "FineTuneQueueStuck", ((STANDBY, "0x20"), (QUEUED.format("b"), "100x20")), 6),
+    Case(
+        "no node takes a pod",
+        "FineTuneStageWaiting",
+        (LEADS, (WAITS, "3700x20")),
+        6,
+        {"job": "op", "stage": "train", "reason": "WaitingForCapacity"},
+        "A stage train cannot start: WaitingForCapacity.",
+        "The first of these stages has waited for 1h 1m 40s.",
+    ),
+    Case("half an hour for capacity", "FineTuneStageWaiting", (LEADS, (WAITS, "1800x20")), 6),
+    Case("a wait that an earlier leader saw", "FineTuneStageWaiting", ((LEADER, "0x20"), (WAITS, "3700x20")), 6),
+    Case(
+        "interruptions of two stages",
+        "FineTuneInterruptionStorm",
+        tuple((ATTEMPTS.format(stage, "Interrupted"), "0+0.25x120") for stage in ("train", "evaluate")),
+        90,
+        {"job": "op"},
+        "Many attempts are interrupted.",
+        "30 attempts were interrupted within an hour.",
+    ),
+    Case(
+        "some interruptions",
+        "FineTuneInterruptionStorm",
+        ((ATTEMPTS.format("train", "Interrupted"), "0+0.25x120"),),
+        90,
+    ),
+    Case("many failures", "FineTuneInterruptionStorm", ((ATTEMPTS.format("train", "Failed"), "0+1x120"),), 90),
+    Case(
+        "a pipeline fails",
+        "FineTunePipelineFailed",
+        ((FINISHED.format("Failed"), "0x60 1x60"),),
+        90,
+        {"job": "op"},
+        "A pipeline has failed.",
+        "1 pipelines have failed within an hour.",
+    ),
+    Case("a failure two hours ago", "FineTunePipelineFailed", ((FINISHED.format("Failed"), "0x60 1x200"),), 200),
+    Case(
+        "a gate closes",
+        "FineTuneGateClosed",
+        ((FINISHED.format("BelowThreshold"), "0x60 2x60"),),
+        90,
+        {"job": "op"},
+        "A model is below its gate.",
+        "2 pipelines have ended below their gate within an hour.",
+    ),
+    Case("pipelines succeed", "FineTuneGateClosed", ((FINISHED.format("Succeeded"), "0x60 2x60"),), 90),
+    Case(
+        "a server is down",
+        "FineTuneServerDown",
+        (LEADS, (DEGRADED.format("a"), "0x9 1x20")),
+        16,
+        {"job": "op"},
+        "The server of a finished pipeline is down.",
+        "1 finished pipelines have no ready server.",
+    ),
+    Case("a server restarts", "FineTuneServerDown", (LEADS, (DEGRADED.format("a"), "0x9 1x2 0x20")), 16),
+    Case(
+        "one of two GPUs is idle",
+        "FineTuneGpuIdle",
+        (TRAINS, (GPU.format(0), "90x30"), (GPU.format(1), "20x30")),
+        15,
+        TRAINING,
+        LITTLE_USE,
+        "The GPUs of pod p are used to 55 %.",
+    ),
+    Case(
+        "an exporter whose labels are honored",
+        "FineTuneGpuIdle",
+        (TRAINS, (HONORED, "40x30")),
+        15,
+        TRAINING,
+        LITTLE_USE,
+        "The GPUs of pod p are used to 40 %.",
+    ),
+    Case("busy GPUs", "FineTuneGpuIdle", (TRAINS, (GPU.format(0), "75x30")), 15),
+    Case("a short pause", "FineTuneGpuIdle", (TRAINS, (GPU.format(0), "75x9 0x4 75x20")), 18),
+    Case("an idle GPU without training", "FineTuneGpuIdle", ((GPU.format(0), "0x30"),), 15),
+)
