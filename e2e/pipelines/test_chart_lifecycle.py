@@ -60,6 +60,11 @@ def assert_each_stage_ran_once(driver: PipelineDriver) -> None:
     assert (driver.status["interruptions"], driver.stage("train")["failures"]) == (0, 0)
 
 
+def test_helm_test_succeeds_while_a_replica_leads(operator: Operator):
+    wait_settled(operator)
+    assert "Succeeded" in operator.helm("test", operator.release, "--timeout", "2m")
+
+
 def test_upgrade_replaces_replicas_and_keeps_running_pods(release: Operator, namespace: KubeNamespace):
     driver = PipelineDriver.start(namespace, pipeline("upgraded", steps=LONG))
     job, pod = running_training(driver)

@@ -1,6 +1,11 @@
 """What of the chart watches the operator, as Helm renders it; test_monitoring.py compares its queries with a scrape."""
 
+import itertools
 import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import yaml
@@ -17,6 +22,7 @@ from support.charts import (
     render,
 )
 from support.monitoring import ALL_ENABLED, alert_rules, anchors
+from support.stores.servers import LOOPBACK
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE
 from finetune_operator.core.metadata import job_labels
@@ -137,6 +143,43 @@ def test_helm_test_asks_the_metrics_service(values):
     assert tester["image"] == container(objects)["image"]
     assert tester["securityContext"] == container(objects)["securityContext"]
     assert only(objects, "Pod")["spec"]["securityContext"] == pod(objects)["spec"]["securityContext"]
+
+
+def run_helm_test(*answers: tuple[int, str]) -> subprocess.CompletedProcess:
+    """Run the program of the test's pod, with three attempts, against replicas that answer so, in turn."""
+    given = itertools.cycle(answers)
+
+    class Replicas(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, text = next(given)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            """Log nothing."""
+
+    [tester] = only(render(CLUSTER_WIDE), "Pod")["spec"]["containers"]
+    program, url = tester["args"]
+    with ThreadingHTTPServer((LOOPBACK, 0), Replicas) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        own = url.replace(url.split("/")[2], f"{LOOPBACK}:{server.server_port}")
+        command = [sys.executable, *tester["command"][1:], program.replace("range(50)", "range(3)"), own]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        server.shutdown()
+    return done
+
+
+def test_helm_test_finds_the_replica_that_leads():
+    done = run_helm_test((200, "standby\n"), (200, "leader\n"))
+    assert (done.returncode, "a replica leads" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(("status", "text", "shown"), [(200, "standby\n", "standby"), (503, "not synced", "503")])
+def test_helm_test_fails_without_a_leader(status, text, shown):
+    done = run_helm_test((status, text))
+    assert done.returncode == 1
+    assert f"no replica leads; the last answer is: {shown}" in done.stderr.replace("HTTP Error ", "")
 
 
 def test_defaults_in_the_chart_name_a_page_that_exists():
