@@ -9,7 +9,7 @@ from pathlib import Path
 from testcluster import binaries
 from testcluster.commands import run_command
 from testcluster.kube import Kube
-from testcluster.kube_namespace import RESTRICTED, KubeNamespace
+from testcluster.kube_namespace import RESTRICTED, KubeNamespace, until
 
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 NAMESPACE = "finetune-system"
@@ -30,14 +30,22 @@ class Operator:
         """The release's namespace, for kubectl."""
         return KubeNamespace(self.kube, self.namespace)
 
-    def install(self, *values: str, wait: bool = True) -> None:
+    def install(self, *values: str, chart: Path = CHART, wait: bool = True) -> None:
         """Install or upgrade the release, and wait up to two minutes until it is ready; `values` are for --set."""
         self.kube.apply(
             [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": RESTRICTED}}]
         )
         settings = [argument for value in (*VALUES, *values) for argument in ("--set", value)]
         waiting = ["--wait", "--timeout", "2m"] if wait else []
-        self.helm("upgrade", "--install", self.release, str(CHART), *settings, *waiting)
+        self.helm("upgrade", "--install", self.release, str(chart), *settings, *waiting)
+
+    def roll_back(self) -> None:
+        """Return to the chart and the values before the last upgrade, and wait up to two minutes until it is ready."""
+        self.helm("rollback", self.release, "--wait", "--timeout", "2m")
+
+    def wait_settled(self) -> None:
+        """Wait up to a minute until the pods of earlier releases are gone, two replicas exist and one of them leads."""
+        until(lambda: len(self.pods()) == 2 and self.leader() in self.pods(), 60, self.logs)  # noqa: PLR2004
 
     def uninstall(self) -> None:
         """Uninstall the release, and wait up to a minute until its objects are gone."""

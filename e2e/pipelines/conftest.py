@@ -26,6 +26,16 @@ def operator(cluster: Provider) -> Iterator[Operator]:
 
 
 @pytest.fixture
+def release(operator: Operator, namespace: KubeNamespace) -> Iterator[Operator]:
+    """The shared release, for tests that change it; reinstalled with default values after the test."""
+    if os.environ.get("FINETUNE_OPERATOR") == "running":
+        pytest.skip("FINETUNE_OPERATOR=running: this test would change a release that the test run did not install")
+    yield operator
+    operator.install()
+    operator.wait_settled()
+
+
+@pytest.fixture
 def terminal(namespace: KubeNamespace, tmp_path: Path) -> Terminal:
     """The command line of the cluster's administrator, in the namespace of the test."""
     return Terminal(namespace, tmp_path)

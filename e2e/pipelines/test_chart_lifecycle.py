@@ -1,6 +1,5 @@
 """Running pipelines survive an upgrade, an uninstall, a reinstall and a narrower scope of the chart."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,25 +14,10 @@ LONG = {"train": 200}
 
 
 @pytest.fixture
-def release(operator: Operator, namespace: KubeNamespace) -> Iterator[Operator]:
-    """The shared release, for tests that change it; reinstalled with default values after the test."""
-    if os.environ.get("FINETUNE_OPERATOR") == "running":
-        pytest.skip("FINETUNE_OPERATOR=running: this test would change a release that the test run did not install")
-    yield operator
-    operator.install()
-    wait_settled(operator)
-
-
-@pytest.fixture
 def other_namespace(namespace: KubeNamespace, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
     """A second namespace for the test."""
     with temporary_namespace(namespace.kube, fixtures.namespace_name(f"{request.node.name}-other")) as created:
         yield created
-
-
-def wait_settled(operator: Operator) -> None:
-    """Wait until the pods of earlier releases are gone, two replicas exist and one of them leads."""
-    until(lambda: len(operator.pods()) == 2 and operator.leader() in operator.pods(), 60, operator.logs)
 
 
 def running_training(driver: PipelineDriver) -> tuple[Object, Object]:
@@ -104,7 +88,7 @@ def test_operator_of_one_namespace_ignores_other_namespaces(
     before = set(release.pods())
     release.install(f"namespaces={{{namespace.name}}}", "userRoles.create=false")
     until(lambda: before.isdisjoint(release.pods()), 60, release.logs)
-    wait_settled(release)
+    release.wait_settled()
     for kind in ("clusterrole", "clusterrolebinding"):
         assert namespace.kube.run("get", kind, "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name") == ""
 

@@ -1,0 +1,106 @@
+"""The next version of the operator: a copy of this checkout with what a next version may add, and its image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from testcluster.errors import UsageError
+from testcluster.images import image_builders
+from testcluster.images.image_builders import Build
+
+ROOT = Path(__file__).parents[2]
+API, CORE = "operator/finetune_operator/api", "operator/finetune_operator/core"
+JOB = "operator/finetune_operator/kubernetes/resources/job.py"
+IMAGE = "finetune-operator:next"
+OWNER, WRITER, CONDITION = "owner", "writtenBy", "Healthy"
+"""What the next version has beside the fields and conditions of this one."""
+LABEL = "finetune.dev/release"
+"""A label of every object of the next version's chart, and of every Job, Deployment and pod that it creates."""
+CHANGES: tuple[tuple[str, str, str], ...] = (
+    (
+        f"{API}/spec.py",
+        '    owner: str = ""\n    """Team to which the pipeline belongs."""\n\n',
+        "    workspace: Workspace = Workspace()\n",
+    ),
+    (
+        f"{API}/status.py",
+        '    written_by: str = ""\n    """Version of the operator that wrote this status."""\n',
+        '    phase: str = "Pending"\n',
+    ),
+    (
+        f"{API}/status.py",
+        '    started_by: str = "next"\n    """Version of the operator that started the attempt."""\n',
+        "    outcome: Outcome = Outcome.RUNNING\n",
+    ),
+    (
+        f"{API}/stages/pod.py",
+        '    host_users: bool = True\n    """Whether the pod uses the user namespace of its node."""\n\n',
+        "    def literal_env(self)",
+    ),
+    (f"{CORE}/report.py", '        written_by="next",\n', "        phase=summary.phase,\n"),
+    (
+        f"{CORE}/report.py",
+        f'    yield condition("{CONDITION}", "True", Reason("AllWell"), "a condition of the next version")\n',
+        "    if summary.reconciling:\n",
+    ),
+    (f"{CORE}/metadata.py", f'        "{LABEL}": "next",\n', "        IDENTITY: identity,\n"),
+    (JOB, '        "shareProcessNamespace": False,\n', '        "enableServiceLinks": False,\n'),
+    ("charts/finetune-operator/templates/_names.tpl", f"{LABEL}: next\n", "helm.sh/chart: {{"),
+)
+"""File, what the next version adds to it, and the text before which that is."""
+DOCKERFILE = """\
+ARG BASE_IMAGE
+FROM ${BASE_IMAGE}
+USER 0
+COPY operator/finetune_operator /opt/app/finetune_operator
+RUN /opt/venv/bin/python -m compileall -qf --invalidation-mode unchecked-hash /opt/app/finetune_operator
+USER 65532:65532
+"""
+
+
+@dataclass(frozen=True)
+class NextVersion:
+    """A checkout of the next version, whose image an engine of this machine has."""
+
+    checkout: Path
+
+    @property
+    def chart(self) -> Path:
+        """The chart, with the CRD of the next version."""
+        return self.checkout / "charts" / "finetune-operator"
+
+
+def create(checkout: Path) -> NextVersion:
+    """Write the next version to a folder and build its image. Raises UsageError where a change has no place."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("operator", "charts", "crds"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    for name, added, text in CHANGES:
+        _add(checkout / name, added, text)
+    paths = os.pathsep.join(str(path) for path in (checkout / "operator", ROOT / "trainer"))
+    generate = [sys.executable, "-m", "finetune_operator.crd.generate"]
+    subprocess.run(generate, env=os.environ | {"PYTHONPATH": paths}, check=True, stdout=subprocess.PIPE)
+    _build_image(checkout)
+    return NextVersion(checkout)
+
+
+def _add(file: Path, added: str, text: str) -> None:
+    content = file.read_text()
+    if content.count(text) != 1:
+        raise UsageError(f"{file.name} has the following {content.count(text)} times, not once: change CHANGES: {text}")
+    file.write_text(content.replace(text, added + text))
+
+
+def _build_image(checkout: Path) -> None:
+    (checkout / "Dockerfile").write_text(DOCKERFILE)
+    engine = image_builders.choose()
+    base = {"BASE_IMAGE": "finetune-operator:dev"}
+    command = engine.build_command(Build(IMAGE, checkout / "Dockerfile", checkout, base, {}, timestamp=0))
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise UsageError(f"{engine.name} could not build {IMAGE}:\n{done.stdout[-3000:]}")
