@@ -42,6 +42,10 @@ images: ## build finetune-operator:dev and finetune-trainer:dev with docker or b
 	@.ci/install cluster
 	@$(PY) -m testcluster.images
 
+release: ## push the tagged version to REGISTRY (docs/release.md)
+	@.ci/install cluster
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) .ci/release.py $(REGISTRY)
+
 crds: ## generate the CRD in crds/ and in the chart from the models
 	@.ci/install operator,dev
 	@$(PY) -m finetune_operator.crd.generate
@@ -55,4 +59,4 @@ docs: ## generate the pages of docs/reference that come from the code, and the c
 clean: ## delete .venv, .demo and .finetune
 	rm -rf .venv .demo .finetune
 
-.PHONY: help demo test check cluster cluster-deps images crds docs clean
+.PHONY: help demo test check cluster cluster-deps images release crds docs clean

@@ -1,0 +1,174 @@
+"""Publish this checkout as a release: both images, the chart, and a bill of materials. See docs/release.md.
+
+    make release REGISTRY=ghcr.io/TEAM
+
+Needs docker with buildx and a builder for both architectures, helm, uv, and a login to the registry. Everything that a
+release names is written to dist/.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = "charts/finetune-operator"
+IMAGES = ("operator", "trainer")
+PLATFORMS = "linux/amd64,linux/arm64"
+CYCLONEDX = "cyclonedx-bom==7.5.0"
+"""Runs in an environment of its own: its dependencies do not fit constraints.txt."""
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class Refused(Exception):
+    """The release cannot be made: the message says why, and the fix."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is published, where, and from which checkout."""
+
+    registry: str
+    version: str
+    root: Path = ROOT
+    plain_http: bool = False
+
+    @property
+    def dist(self) -> Path:
+        """The folder of the files that the release consists of."""
+        return self.root / "dist"
+
+    def image(self, name: str) -> str:
+        """Return the repository of an image."""
+        return f"{self.registry}/finetune-{name}"
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    """Publish the release. Return the exit code: 0 published, 2 refused."""
+    parser = argparse.ArgumentParser(prog="release.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("registry", help="host and path below which images and chart are pushed, as ghcr.io/TEAM")
+    parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
+    options = parser.parse_args(arguments)
+    try:
+        release = Release(options.registry.strip("/"), checked_version(root), root, options.plain_http)
+        print(publish(release))
+    except Refused as problem:
+        print(f"release: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def checked_version(root: Path) -> str:
+    """Return the version of the checkout. Raises Refused where two files disagree, or HEAD has another tag."""
+    version = _found(r'^version = "(.*)"', root / "pyproject.toml")
+    for field, pattern in {"version": r"^version: (.*)", "appVersion": r'^appVersion: "(.*)"'}.items():
+        if (other := _found(pattern, root / CHART / "Chart.yaml")) != version:
+            raise Refused(f"{field} in {CHART}/Chart.yaml is {other}, and pyproject.toml has {version}: set both")
+    if not changes(root, version):
+        raise Refused(f"CHANGELOG.md has no section ## {version}: move what is under Unreleased there")
+    if changed := _run("git", "-C", str(root), "status", "--porcelain"):
+        raise Refused(f"files differ from the commit: commit or remove them:\n{changed}")
+    tags = _run("git", "-C", str(root), "tag", "--points-at", "HEAD").split()
+    if f"v{version}" not in tags:
+        raise Refused(f"HEAD has no tag v{version}, but {tags or 'none'}: git tag -s v{version}")
+    return version
+
+
+def changes(root: Path, version: str) -> str:
+    """Return the section of a version in the changelog, without its heading; empty where there is none."""
+    text = (root / "CHANGELOG.md").read_text()
+    found = re.search(rf"^## \[?{re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return found[1].strip() if found else ""
+
+
+def publish(release: Release) -> str:
+    """Push images and chart, write the bill of materials and the release notes, and return the notes."""
+    shutil.rmtree(release.dist, ignore_errors=True)
+    release.dist.mkdir()
+    digests = {name: push_image(release, name) for name in IMAGES}
+    chart = push_chart(release, digests)
+    write_bill_of_materials(release)
+    artifacts = [f"{release.image(name)}:{release.version}@{digest}" for name, digest in digests.items()]
+    lines = [f"- `{one}`" for one in (*artifacts, f"oci://{release.registry}/charts/finetune-operator@{chart}")]
+    notes = "\n".join([f"# {release.version}", "", *lines, "", changes(release.root, release.version), ""])
+    (release.dist / "notes.md").write_text(notes)
+    return notes
+
+
+def push_image(release: Release, name: str) -> str:
+    """Build an image for both architectures with its attestations, push it, and return the digest of its index."""
+    metadata = release.dist / f"{name}.json"
+    revision = _run("git", "-C", str(release.root), "rev-parse", "HEAD").strip()
+    command = ["docker", "buildx", "build", f"--platform={PLATFORMS}", "--sbom=true", "--provenance=mode=max"]
+    command += [f"--build-arg=VERSION={release.version}", f"--build-arg=REVISION={revision}"]
+    command += [f"--file={release.root}/Dockerfile.{name}", f"--metadata-file={metadata}"]
+    _run(*command, f"--tag={release.image(name)}:{release.version}", "--push", str(release.root))
+    digest = str(json.loads(metadata.read_text()).get("containerimage.digest", ""))
+    if not DIGEST.fullmatch(digest):
+        raise Refused(f"docker buildx pushed {release.image(name)} and reported no digest, but {digest!r}")
+    return digest
+
+
+def push_chart(release: Release, digests: dict[str, str]) -> str:
+    """Package the chart with the pushed images in its values, push it, and return its digest."""
+    with tempfile.TemporaryDirectory() as folder:
+        chart = Path(shutil.copytree(release.root / CHART, Path(folder) / "finetune-operator"))
+        values = chart / "values.yaml"
+        text = values.read_text()
+        for name, digest in digests.items():
+            text = with_image(text, f"finetune-{name}", release.image(name), digest)
+        values.write_text(text)
+        _run("helm", "package", str(chart), f"--destination={release.dist}")
+    archive = release.dist / f"finetune-operator-{release.version}.tgz"
+    options = ["--plain-http"] if release.plain_http else []
+    done = subprocess.run(
+        ["helm", "push", str(archive), f"oci://{release.registry}/charts", *options],  # noqa: S607  as in PATH
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    digest = DIGEST.search(done.stdout + done.stderr)  # helm prints it to one of the two, by its version
+    if done.returncode or not digest:
+        raise Refused(f"helm push failed: {done.stderr.strip()[-2000:]}")
+    return digest[0]
+
+
+def with_image(values: str, name: str, repository: str, digest: str) -> str:
+    """Return the text of values.yaml with the repository and the digest of the image that has this name."""
+    pattern = rf'(?P<head> repository: ){name}\n(?P<tag> +tag: ""\n)(?P<key> +digest: )""'
+    changed, count = re.subn(pattern, rf'\g<head>{repository}\n\g<tag>\g<key>"{digest}"', values)
+    if count != 1:
+        raise Refused(f"values.yaml has {count} images {name} with an empty tag and digest, not one")
+    return changed
+
+
+def write_bill_of_materials(release: Release) -> None:
+    """Write the Python packages that were tested, as CycloneDX; BuildKit attests what each image contains."""
+    file = release.dist / f"finetune-operator-{release.version}.cdx.json"
+    tool = ["uv", "tool", "run", "--quiet", "--from", CYCLONEDX, "cyclonedx-py", "requirements"]
+    options = ["--mc-type=application", "--output-reproducible", "--output-format=JSON", f"--output-file={file}"]
+    _run(*tool, str(release.root / "constraints.txt"), f"--pyproject={release.root}/pyproject.toml", *options)
+
+
+def _found(pattern: str, file: Path) -> str:
+    found = re.search(pattern, file.read_text(), re.MULTILINE)
+    return found[1] if found else "missing"
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise Refused(f"{command[0]} is not installed: it makes the release (docs/release.md)") from None
+    if done.returncode:
+        raise Refused(f"{' '.join(command[:3])} failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""A release from a tagged checkout: chart and bill of materials are real, and a program stands in for docker."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.stores.registry_server import RegistryServer, serve_registry
+from support.stores.servers import missing
+
+from e2e.pipelines.chart import CHART, helm
+from testcluster import binaries
+
+ROOT = Path(__file__).parents[2]
+RELEASE = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "release.py")))
+FILES = ("pyproject.toml", "constraints.txt", "CHANGELOG.md", "Dockerfile.operator", "Dockerfile.trainer")
+DIGESTS = {"operator": f"sha256:{'a' * 64}", "trainer": f"sha256:{'b' * 64}"}
+DOCKER = f"""#!{sys.executable}
+import json, pathlib, sys
+options = dict(word.removeprefix("--").split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
+name = options["file"].rpartition(".")[2]
+with open(CALLS, "a") as calls:
+    print(json.dumps(sys.argv[1:]), file=calls)
+pathlib.Path(options["metadata-file"]).write_text(json.dumps({{"containerimage.digest": {DIGESTS!r}[name]}}))
+"""
+VERSION = "1.2.3"
+
+
+def git(checkout: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", checkout, *identity, *arguments], check=True, stdout=subprocess.PIPE)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose HEAD is tagged as version 1.2.3."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(CHART, folder / "charts" / "finetune-operator")
+    for name in FILES:
+        shutil.copy(ROOT / name, folder)
+    (folder / ".gitignore").write_text("dist/\n")
+    replace(folder / "pyproject.toml", r'^version = ".*"', f'version = "{VERSION}"')
+    replace(folder / "charts/finetune-operator/Chart.yaml", r"^version: .*", f"version: {VERSION}")
+    replace(folder / "charts/finetune-operator/Chart.yaml", r"^appVersion: .*", f'appVersion: "{VERSION}"')
+    replace(folder / "CHANGELOG.md", r"^## Unreleased", f"## {VERSION} (2030-01-31)\n\n- A line.\n\n## 0.0.1\n\n- Old.")
+    git(folder, "init", "--quiet")
+    commit(folder)
+    return folder
+
+
+def replace(file: Path, pattern: str, text: str) -> None:
+    file.write_text(re.sub(pattern, text, file.read_text(), count=1, flags=re.MULTILINE))
+
+
+def commit(checkout: Path) -> None:
+    """Commit everything and move the tag of the version to it."""
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "--message=Release")
+    git(checkout, "tag", "--force", f"v{VERSION}")
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[RegistryServer]:
+    with serve_registry(tmp_path / "registry") as server:
+        yield server
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the arguments of each call of docker, which is the first program of PATH, as helm is."""
+    programs, log = tmp_path / "programs", tmp_path / "calls"
+    programs.mkdir()
+    (programs / "helm").symlink_to(binaries.program("helm"))
+    (programs / "docker").write_text(DOCKER.replace("CALLS", repr(str(log))))
+    (programs / "docker").chmod(0o755)
+    beside = Path(sys.executable).parent  # uv
+    monkeypatch.setenv("PATH", os.pathsep.join([str(programs), str(beside), os.environ["PATH"]]))
+    return log
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no bill of materials, for which a package is downloaded."""
+    monkeypatch.setitem(RELEASE.publish.__globals__, "write_bill_of_materials", lambda _release: None)
+
+
+def publish(registry: RegistryServer, checkout: Path) -> str:
+    """Publish the checkout, and return the digest of the chart that the notes name."""
+    assert RELEASE.main([f"{registry.host}/team", "--plain-http"], checkout) == 0
+    notes = (checkout / "dist" / "notes.md").read_text()
+    return re.search(rf"oci://{registry.host}/team/charts/finetune-operator@(sha256:\w+)", notes)[1]
+
+
+@pytest.mark.usefixtures("calls", "offline")
+def test_chart_pulled_by_its_digest_renders_the_checkout(registry: RegistryServer, checkout: Path, tmp_path: Path):
+    chart = f"oci://{registry.host}/team/charts/finetune-operator@{publish(registry, checkout)}"
+    helm("pull", chart, "--plain-http", "--untar", f"--untardir={tmp_path}")
+    images = {"image.repository": "operator", "trainer.image.repository": "trainer"}
+    digests = {name.replace("repository", "digest"): DIGESTS[of] for name, of in images.items()}
+    repositories = {name: f"{registry.host}/team/finetune-{of}" for name, of in images.items()}
+    settings = [f"--set={name}={value}" for name, value in (repositories | digests).items()]
+    pulled = helm("template", "finetune-operator", str(tmp_path / "finetune-operator"), "--namespace=finetune-system")
+    expected = helm(
+        *("template", "finetune-operator", str(checkout / "charts" / "finetune-operator")),
+        *("--namespace=finetune-system", *settings),
+    )
+    assert pulled == expected
+    assert f"{registry.host}/team/finetune-operator:{VERSION}@{DIGESTS['operator']}" in pulled
+
+
+@pytest.mark.usefixtures("offline")
+def test_images_are_built_for_two_platforms_and_attested(registry: RegistryServer, checkout: Path, calls: Path):
+    publish(registry, checkout)
+    commands = [json.loads(line) for line in calls.read_text().splitlines()]
+    assert [command[:2] for command in commands] == [["buildx", "build"]] * 2
+    for command, name in zip(commands, ("operator", "trainer"), strict=True):
+        expected = {"--platform=linux/amd64,linux/arm64", "--sbom=true", "--provenance=mode=max", "--push"}
+        assert expected | {f"--tag={registry.host}/team/finetune-{name}:{VERSION}"} <= set(command)
+    notes = (checkout / "dist" / "notes.md").read_text()
+    assert all(f"finetune-{name}:{VERSION}@{digest}" in notes for name, digest in DIGESTS.items())
+    assert "- A line." in notes
+    assert "- Old." not in notes
+
+
+def test_bill_of_materials_lists_every_tested_package(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    if not shutil.which("uv", path=(path := f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")):
+        missing("uv is not installed: pip install uv")
+    monkeypatch.setenv("PATH", path)
+    release = RELEASE.Release("example.org", VERSION, checkout)
+    release.dist.mkdir()
+    RELEASE.write_bill_of_materials(release)
+    [file] = release.dist.glob("*.cdx.json")
+    found = json.loads(file.read_text())
+    assert found["bomFormat"] == "CycloneDX"
+    listed = {f"{one['name']}=={one['version']}" for one in found["components"]}
+    assert listed == set((ROOT / "constraints.txt").read_text().split())
+
+
+def other_version(checkout: Path) -> None:
+    replace(checkout / "charts/finetune-operator/Chart.yaml", r"^appVersion: .*", 'appVersion: "9.9.9"')
+    commit(checkout)
+
+
+def no_changes(checkout: Path) -> None:
+    replace(checkout / "CHANGELOG.md", rf"^## {VERSION}", "## Unreleased")
+    commit(checkout)
+
+
+def uncommitted(checkout: Path) -> None:
+    (checkout / "forgotten").touch()
+
+
+def untagged(checkout: Path) -> None:
+    git(checkout, "commit", "--quiet", "--allow-empty", "--message=Another")
+
+
+def pinned(checkout: Path) -> None:
+    replace(checkout / "charts/finetune-operator/values.yaml", 'digest: "" # sha256:…', 'digest: "sha256:0"')
+    commit(checkout)
+
+
+@pytest.mark.usefixtures("calls", "offline")
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (other_version, r"appVersion in charts/finetune-operator/Chart.yaml is 9.9.9, and pyproject.toml has 1.2.3"),
+        (no_changes, "CHANGELOG.md has no section ## 1.2.3: move"),
+        (uncommitted, r"(?s)commit or remove them:.*forgotten"),
+        (untagged, "HEAD has no tag v1.2.3, but none: git tag -s v1.2.3"),
+        (pinned, "values.yaml has 0 images finetune-operator with an empty tag and digest"),
+    ],
+)
+def test_incomplete_release_is_refused(registry: RegistryServer, checkout: Path, capsys, change, error):
+    change(checkout)
+    assert RELEASE.main([f"{registry.host}/team", "--plain-http"], checkout) == 2
+    assert re.search(error, capsys.readouterr().err)
+    assert registry.tags("team/charts/finetune-operator") == []
+
+
+@pytest.mark.usefixtures("calls", "offline")
+def test_unreachable_registry_is_refused_with_helms_error(registry: RegistryServer, checkout: Path, capsys):
+    registry.stop()
+    assert RELEASE.main([f"{registry.host}/team", "--plain-http"], checkout) == 2
+    assert re.search("helm push failed: .*connection refused", capsys.readouterr().err)
