@@ -20,6 +20,15 @@ else
 	@$(PY) -m e2e
 endif
 
+# Every switch that adds tests to a plain `make test`. CONTRIBUTING.md says what each needs.
+test-all: export STORES := all
+test-all: export FAULTS := all
+test-all: export KUBERNETES := all
+test-all: export GITOPS := all
+test-all: export MONITORING := all
+test-all: export KIND := all
+test-all: test ## run all tests of `make test`, and the slow ones
+
 check: ## check style, types, layers and generated files
 	@.ci/install $(ALL)
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
@@ -59,4 +68,4 @@ docs: ## generate the pages of docs/reference that come from the code, and the c
 clean: ## delete .venv, .demo and .finetune
 	rm -rf .venv .demo .finetune
 
-.PHONY: help demo test check cluster cluster-deps images release crds docs clean
+.PHONY: help demo test test-all check cluster cluster-deps images release crds docs clean

@@ -1,6 +1,6 @@
 """Publish this checkout as a release: both images, the chart, and a bill of materials. See docs/release.md.
 
-    make release REGISTRY=ghcr.io/TEAM
+    make release REGISTRY=registry.example/TEAM
 
 Needs docker with buildx and a builder for both architectures, helm, uv, and a login to the registry. Everything that a
 release names is written to dist/.
@@ -51,7 +51,7 @@ class Release:
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """Publish the release. Return the exit code: 0 published, 2 refused."""
     parser = argparse.ArgumentParser(prog="release.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("registry", help="host and path below which images and chart are pushed, as ghcr.io/TEAM")
+    parser.add_argument("registry", help="host and path below which images and chart are pushed, as registry.example/TEAM")
     parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
     options = parser.parse_args(arguments)
     try:

@@ -54,6 +54,10 @@ def _kubernetes(name: str, *version_arguments: str) -> Binary:
     return Binary("kubernetes", f"k8s.io/kubernetes/cmd/{name}", version_arguments or ("--version",))
 
 
+def _older_kubernetes(name: str, minor: str) -> Binary:
+    return Binary(f"kubernetes-{minor}", f"k8s.io/kubernetes/cmd/{name}", for_tests=True)
+
+
 def _containerd(name: str) -> Binary:
     return Binary("containerd", f"github.com/containerd/containerd/v2/cmd/{name}")
 
@@ -64,6 +68,9 @@ def _prometheus(name: str) -> Binary:
     return Binary("prometheus", f"github.com/prometheus/prometheus/cmd/{name}", tags=tags, for_tests=True)
 
 
+CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+OLDER_KUBERNETES = ("1.34", "1.35")
+"""Minor versions of Kubernetes, besides that of a cluster, whose control planes tests can start."""
 # In build order: the quick ones first. Of these, runc also needs a C compiler and libseccomp.
 BINARIES: dict[str, Binary] = {
     "pause": Binary("pause", "."),
@@ -94,6 +101,7 @@ BINARIES: dict[str, Binary] = {
     "promtool": _prometheus("promtool"),
     "prometheus": _prometheus("prometheus"),
     "argocd": Binary("argocd", "github.com/argoproj/argo-cd/v3/cmd", ("version", "--client"), for_tests=True),
+    **{f"{name}-{minor}": _older_kubernetes(name, minor) for minor in OLDER_KUBERNETES for name in CONTROL_PLANE},
 }
 
 
@@ -260,7 +268,7 @@ def _link(binary: Binary) -> str:
 
 def _stamps(binary: Binary) -> dict[str, str]:
     known = version(binary)
-    match binary.module:
+    match binary.module.partition("-")[0]:
         case "kubernetes":
             major, minor = known.split(".")[:2]
             stamps = {"Version": f"v{known}", "Major": major, "Minor": minor, "TreeState": "clean", "Commit": "none"}

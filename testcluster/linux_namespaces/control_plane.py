@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from testcluster import binaries
 from testcluster.cluster_state import locked
 from testcluster.linux_namespaces.certificates import Authority
 from testcluster.linux_namespaces.network import API_SERVICE, SERVICES
@@ -47,6 +48,7 @@ class ControlPlane:
     def services(self, dns: Path, registry: Path, options: ControlPlaneOptions = USUAL_CONTROL_PLANE) -> list[Service]:
         """Return all programs; each waits by itself until the programs it needs are up."""
         usual = self._usual_services(dns, registry)
+        usual = [_of_version(one, options.kubernetes) for one in usual]
         audit = {"kube-apiserver": self._audit_flags(options.audit_policy) if options.audit_policy else {}}
         # The last of two flags of the same name counts.
         return [_with_flags(_with_flags(one, audit), options.flags) for one in usual]
@@ -149,6 +151,19 @@ class ControlPlane:
     def _service(self, name: str, arguments: dict[str, object]) -> Service:
         flags = [f"--{key}={value}" for key, value in arguments.items()]
         return Service(name, [str(self.binaries / name), *flags])
+
+
+def older_programs(kubernetes: str) -> list[str]:
+    """Return the names of the programs of a control plane of another version; none for an empty version."""
+    return [f"{name}-{kubernetes}" for name in binaries.CONTROL_PLANE] if kubernetes else []
+
+
+def _of_version(service: Service, kubernetes: str) -> Service:
+    """Return the service with the program of a version of Kubernetes, where it is one of Kubernetes."""
+    name = f"{service.name}-{kubernetes}"
+    if name not in older_programs(kubernetes):
+        return service
+    return replace(service, argv=[str(binaries.folder(name) / name), *service.argv[1:]])
 
 
 def _with_flags(service: Service, flags: Mapping[str, Mapping[str, object]]) -> Service:

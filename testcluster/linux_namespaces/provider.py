@@ -31,7 +31,7 @@ from testcluster.interrupts import deferred_interrupt
 from testcluster.kube import Kube
 from testcluster.linux_namespaces import cgroups, checks, image_store
 from testcluster.linux_namespaces.certificates import ADMINS, Authority
-from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane
+from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane, older_programs
 from testcluster.linux_namespaces.machine import Machine, wait_until
 from testcluster.linux_namespaces.network import CONTROL_PLANE_INDEX, DNS_SERVICE, MACHINES, Network, used_subnets
 from testcluster.linux_namespaces.node import PAUSE, Programs
@@ -142,6 +142,7 @@ class LinuxNamespaces:
         checks.check_inotify(len(spec.nodes))
         # Build the programs and look the images up first: both may fail, and nothing needs to be undone yet.
         _ = self._binaries
+        binaries.build_missing(older_programs(spec.control_plane.kubernetes))
         _ = [image_builders.archive_path(image, cache() / "images") for image in spec.images]
         state = create(self.folder, used_subnets())
         with locked_cluster(self.folder):
@@ -219,7 +220,8 @@ class LinuxNamespaces:
             services.append(self._volume_provisioner(admin))
         if with_kwok:
             services.append(kwok.service(self._binaries, admin))
-        machine.start(services, self._binds())
+        older = {binaries.folder(name) for name in older_programs(options.kubernetes)}
+        machine.start(services, [*self._binds(), *((folder, str(folder)) for folder in older)])
         shutil.copy(admin, self.kubeconfig)
 
     def _volume_provisioner(self, admin: Path) -> Service:

@@ -1,13 +1,33 @@
+"""Control planes. KUBERNETES=all runs the tests of this folder, without its subfolders, on each supported version.
+
+`KUBERNETES=all python -m e2e tests/integration` builds the programs of the older versions first.
+"""
+
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from testcluster import fixtures
-from testcluster.provider import Provider
+from testcluster import binaries, fixtures
+from testcluster.provider import ControlPlaneOptions, Provider
+
+VERSIONS = (*binaries.OLDER_KUBERNETES, "")
+CONTROL_PLANES = {"control_plane", "audited"}
+"""Fixtures that create a control plane, whose parameter is its version."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on each version of Kubernetes."""
+    fixture = CONTROL_PLANES.intersection(metafunc.fixturenames)
+    if fixture and os.environ.get("KUBERNETES") == "all" and metafunc.definition.path.parent == Path(__file__).parent:
+        names = [version or "newest" for version in VERSIONS]
+        metafunc.parametrize(fixture.pop(), VERSIONS, indirect=True, ids=names)
 
 
 @pytest.fixture(scope="package")
-def control_plane() -> Iterator[Provider]:
+def control_plane(request: pytest.FixtureRequest) -> Iterator[Provider]:
     """A real control plane (API server, controllers, scheduler) whose three nodes are simulated by KWOK."""
-    with fixtures.cluster("plane", "none", kwok_nodes=3) as created:
+    options = ControlPlaneOptions(kubernetes=getattr(request, "param", ""))
+    with fixtures.cluster("plane", "none", kwok_nodes=3, control_plane=options) as created:
         yield created

@@ -5,6 +5,7 @@ The operator runs as its ServiceAccount on a real control plane. A simulated kub
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,10 @@ pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="the provide
 
 
 @pytest.fixture(scope="module")
-def audited() -> Iterator[Provider]:
+def audited(request: pytest.FixtureRequest) -> Iterator[Provider]:
     """A control plane with an audit log."""
-    with fixtures.cluster("audited", "none", control_plane=AUDITED) as created:
+    options = replace(AUDITED, kubernetes=getattr(request, "param", ""))
+    with fixtures.cluster("audited", "none", control_plane=options) as created:
         yield created
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from testcluster import binaries
 from testcluster.linux_namespaces.certificates import Authority
 from testcluster.linux_namespaces.control_plane import ControlPlane
 from testcluster.provider import AUDIT_LOG, USUAL_CONTROL_PLANE, ControlPlaneOptions
@@ -31,6 +32,21 @@ def test_flags_replace_the_usual_ones_of_their_program(cluster):
     expected = usual | {"kube-api-qps": "7", "concurrent-job-syncs": "50"}
     assert flags(cluster, "kube-controller-manager", changed) == expected
     assert flags(cluster, "kube-scheduler", changed) == flags(cluster, "kube-scheduler", USUAL_CONTROL_PLANE)
+
+
+def programs(cluster: ControlPlane, options: ControlPlaneOptions) -> dict[str, str]:
+    return {one.name: one.argv[0] for one in cluster.services(Path("/dns"), Path("/registry"), options)}
+
+
+@pytest.mark.parametrize("kubernetes", binaries.OLDER_KUBERNETES)
+def test_older_kubernetes_replaces_its_three_programs_only(cluster, kubernetes):
+    usual, older = (programs(cluster, one) for one in (USUAL_CONTROL_PLANE, ControlPlaneOptions(kubernetes=kubernetes)))
+    changed = {name: Path(path) for name, path in older.items() if path != usual[name]}
+    assert set(changed) == {"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+    assert len({path.parent for path in changed.values()}) == 1
+    for path in changed.values():
+        assert path.name in binaries.BINARIES
+        assert binaries.version(binaries.BINARIES[path.name]).startswith(f"{kubernetes}.")
 
 
 def test_audit_policy_is_written_and_logs_into_the_folder(cluster, tmp_path):
