@@ -51,7 +51,7 @@ class Release:
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """Publish the release. Return the exit code: 0 published, 2 refused."""
     parser = argparse.ArgumentParser(prog="release.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("registry", help="host and path below which images and chart are pushed, as registry.example/TEAM")
+    parser.add_argument("registry", help="host and path to push below, as registry.example/TEAM")
     parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
     options = parser.parse_args(arguments)
     try:

@@ -45,7 +45,7 @@ def assert_each_stage_ran_once(driver: PipelineDriver) -> None:
 
 
 def test_helm_test_succeeds_while_a_replica_leads(operator: Operator):
-    wait_settled(operator)
+    operator.wait_settled()
     assert "Succeeded" in operator.helm("test", operator.release, "--timeout", "2m")
 
 
