@@ -221,6 +221,29 @@ def test_learning_rate_warms_up_then_follows_the_scheduler(scheduler):
         assert rates[12] == pytest.approx(0.5)
 
 
+def test_stable_schedule_decays_in_the_last_steps_only():
+    recipe = Optimizer(learning_rate=1.0, scheduler="WarmupStableDecay", warmup_fraction=0.2, decay_fraction=0.25)
+    rates = [learning_rate(recipe, step, 20) for step in range(20)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[4:16] == [1.0] * 12
+    assert rates[15:] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_stable_schedule_decays_from_a_long_warm_up():
+    recipe = Optimizer(learning_rate=1.0, scheduler="WarmupStableDecay", warmup_fraction=0.5, decay_fraction=0.9)
+    rates = [learning_rate(recipe, step, 20) for step in range(20)]
+    assert rates[10:] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+@pytest.mark.parametrize("scheduler", ["Cosine", "Linear", "WarmupStableDecay"])
+def test_decay_ends_at_the_least_learning_rate(scheduler):
+    recipe = Optimizer(learning_rate=1.0, scheduler=scheduler, min_learning_rate_fraction=0.25)
+    rates = [learning_rate(recipe, step, 1000) for step in range(1000)]
+    assert max(rates) == 1.0
+    assert rates[-1] == pytest.approx(0.25, abs=0.01)
+    assert min(rates[30:]) >= 0.25
+
+
 def test_early_stopping_state_survives_serialization():
     rule = train_config("m", early_stopping={"patience": 2, "min_delta": 0.1}).recipe.early_stopping
     state = State()

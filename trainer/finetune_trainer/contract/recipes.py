@@ -70,11 +70,18 @@ class Optimizer(ContractModel):
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     """Learning rate after warm-up."""
 
-    scheduler: Literal["Cosine", "Linear", "Constant"] = "Cosine"
-    """How the learning rate decays from the end of warm-up to the last step; Cosine and Linear end at zero."""
+    scheduler: Literal["Cosine", "Linear", "Constant", "WarmupStableDecay"] = "Cosine"
+    """How the learning rate decays from the end of warm-up to the last step. WarmupStableDecay is constant until
+    decayFraction of the steps is left, and linear from there (arXiv:2404.06395)."""
 
     warmup_fraction: float = Field(default=0.03, ge=0, lt=1)
     """Fraction of all steps in which the learning rate rises from zero."""
+
+    decay_fraction: float = Field(default=0.2, gt=0, le=1)
+    """Fraction of all steps in which the learning rate falls with WarmupStableDecay; the warm-up comes first."""
+
+    min_learning_rate_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Learning rate at the end of the decay, as a fraction of learningRate."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Coefficient of the decoupled weight decay."""
