@@ -1,12 +1,18 @@
-"""Go programs that tests run, and what tests do without them."""
+"""Programs that tests run, and what tests do without them."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from testcluster import binaries, deps
+from testcluster.cluster_state import cache, locked
 from testcluster.errors import UsageError
+
+COMPLETE = ".complete"
+"""A file in a folder whose installation has ended."""
 
 
 def program(name: str) -> str:
@@ -16,6 +22,16 @@ def program(name: str) -> str:
     except UsageError as error:
         missing(str(error))
     return str(binaries.folder(name) / name)
+
+
+def installed(name: str, install: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache; install into it first unless that is done. Another process may want it, too."""
+    folder = cache() / name
+    with locked(folder):
+        if not (folder / COMPLETE).exists():
+            install(folder)
+            (folder / COMPLETE).touch()
+    return folder
 
 
 def missing(text: str) -> NoReturn:

@@ -1,36 +1,37 @@
 """The MLflow adapter against a real server, with STORES=all.
 
-The server needs 620 MB and does not fit the project's constraints, so it has an environment of its own:
-`uv venv ~/.cache/finetune-operator/mlflow-3.17.2`, and there `uv pip install mlflow==3.17.2`.
+The server needs 620 MB and does not fit the project's constraints, so it has an environment of its own in the cache.
 """
 
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+from support.programs import installed
 
 from finetune_trainer.contract import Environment, Mlflow
 from finetune_trainer.tracking.mlflow import MlflowTracker
 from finetune_trainer.tracking.port import Outcome, Row, TrackedRun
 
 pytestmark = pytest.mark.skipif(os.environ.get("STORES") != "all", reason="runs with STORES=all")
-PYTHON = Path.home() / ".cache/finetune-operator/mlflow-3.17.2/bin/python"
+VERSION = "3.17.2"
+UV = (sys.executable, "-m", "uv")
 START_SECONDS = 120
 
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory):
-    if not PYTHON.exists():
-        pytest.fail(f"{PYTHON} is missing: see the first lines of {__file__}")
+    python = installed(f"mlflow-{VERSION}", install) / "bin" / "python"
     folder = tmp_path_factory.mktemp("mlflow")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder)]
-    command = [PYTHON, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
+    command = [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
     variables = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     with (folder / "log").open("w") as log, subprocess.Popen(command, env=variables, stdout=log, stderr=log) as server:
@@ -39,6 +40,11 @@ def uri(tmp_path_factory):
             yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
+
+
+def install(folder: Path) -> None:
+    subprocess.run([*UV, "venv", "--quiet", "--allow-existing", folder], check=True)
+    subprocess.run([*UV, "pip", "install", "--quiet", f"--python={folder}", f"mlflow=={VERSION}"], check=True)
 
 
 def wait_until_healthy(uri, log):

@@ -15,9 +15,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import requests
-from support.programs import missing, program
-
-from testcluster.cluster_state import cache
+from support.programs import installed, missing, program
 
 BUCKET = "bucket"
 AZURITE = "azurite@3.37.0"
@@ -123,15 +121,13 @@ def free_port() -> int:
 
 def azurite() -> str:
     """Return the path of Azurite; install it with npm if it is missing."""
-    folder = cache() / AZURITE
-    found = folder / "node_modules" / ".bin" / "azurite-blob"
-    if not found.exists():
-        if not shutil.which("npm"):
-            missing(f"{AZURITE} needs npm: install it, on Debian with `apt-get install npm`")
-        subprocess.run(
-            ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, AZURITE], check=True
-        )
-    return str(found)
+    return str(installed(AZURITE, _install_azurite) / "node_modules" / ".bin" / "azurite-blob")
+
+
+def _install_azurite(folder: Path) -> None:
+    if not shutil.which("npm"):
+        missing(f"{AZURITE} needs npm: install it, on Debian with `apt-get install npm`")
+    subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, AZURITE], check=True)
 
 
 def create_container(endpoint: str, secret: str) -> None:

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
+from support.programs import installed, missing
 from support.stores.hub_xet import XetStorage
 from support.stores.registry_proxy import Fault, Handler, RegistryProxy, Server, serving
 from support.stores.servers import LOOPBACK, free_port, running
-
-from testcluster.cluster_state import cache
 
 PROGRAM = "local_cas_server"
 DATA = ("/simulation/xorb-uploads/", "/v1/xorbs/")
@@ -92,12 +90,12 @@ def size_of_fetch(path: str) -> int:
 
 def program() -> str:
     """Return the path of the CAS server; build it if it is missing."""
-    found_version = version("hf-xet")
-    folder = cache() / f"xet-client-{found_version}"
-    found = folder / "bin" / PROGRAM
-    if not found.exists():
-        if not shutil.which("cargo"):
-            pytest.fail(f"{PROGRAM} of xet-client {found_version} needs cargo: install Rust 1.85 or newer")
-        options = ["--version", found_version, "--features", "simulation", "--bin", PROGRAM, "--root", str(folder)]
-        subprocess.run(["cargo", "install", "--quiet", "--locked", "xet-client", *options], check=True)
-    return str(found)
+    return str(installed(f"xet-client-{version('hf-xet')}", _install) / "bin" / PROGRAM)
+
+
+def _install(folder: Path) -> None:
+    found = version("hf-xet")
+    if not shutil.which("cargo"):
+        missing(f"{PROGRAM} of xet-client {found} needs cargo: install Rust 1.85 or newer")
+    options = ["--version", found, "--features", "simulation", "--bin", PROGRAM, "--root", str(folder)]
+    subprocess.run(["cargo", "install", "--quiet", "--locked", "xet-client", *options], check=True)
