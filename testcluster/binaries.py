@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import re
@@ -48,6 +49,8 @@ class Binary:
     """For a main package of this repository: the module whose version the program has."""
     for_tests: bool = field(default=False, repr=False)
     """No cluster needs it: built when a test starts it."""
+    names_its_version: bool = field(default=True, repr=False)
+    """Whether it prints its version. The version of a program that cannot is read from its Go build information."""
 
 
 def _kubernetes(name: str, *version_arguments: str) -> Binary:
@@ -66,6 +69,10 @@ def _prometheus(name: str) -> Binary:
     # Of its service discoveries, the tests use Kubernetes and files. The others are the clouds' libraries.
     tags = "remove_all_sd,enable_kubernetes_sd"
     return Binary("prometheus", f"github.com/prometheus/prometheus/cmd/{name}", tags=tags, for_tests=True)
+
+
+def _flux(name: str) -> Binary:
+    return Binary(f"flux-{name}", f"github.com/fluxcd/{name}", ("--help",), for_tests=True, names_its_version=False)
 
 
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -102,16 +109,24 @@ BINARIES: dict[str, Binary] = {
     "prometheus": _prometheus("prometheus"),
     "argocd": Binary("argocd", "github.com/argoproj/argo-cd/v3/cmd", ("version", "--client"), for_tests=True),
     **{f"{name}-{minor}": _older_kubernetes(name, minor) for minor in OLDER_KUBERNETES for name in CONTROL_PLANE},
+    "source-controller": _flux("source-controller"),
+    "kustomize-controller": _flux("kustomize-controller"),
+    "helm-controller": _flux("helm-controller"),
 }
 
 
 def version(binary: Binary) -> str:
     """Return the version of a program, without `v`, from its module's go.mod; `1` for `pause`, which is our own."""
+    return _providing(binary)[1]
+
+
+def _providing(binary: Binary) -> tuple[str, str]:
+    """Return path and version of the Go module that a program comes from; no path for our own `pause`."""
     required = re.findall(r"^(?:require )?\s*(\S+/\S+) v(\S+)", _go_mod(binary), re.MULTILINE)
     package = f"{binary.version_module or binary.package}/"
     # Of several modules whose path is a prefix of the package, the longest one contains it.
-    providing = {path: known for path, known in required if package.startswith(f"{path}/")}
-    return providing[max(providing, key=len)] if providing else "1"
+    providing = [(path, known) for path, known in required if package.startswith(f"{path}/")]
+    return max(providing, key=lambda found: len(found[0]), default=("", "1"))
 
 
 def needed_go(names: Iterable[str] = BINARIES) -> str:
@@ -148,6 +163,20 @@ def program(name: str, report: Callable[[str], None] = report_progress) -> Path:
     """Return the path of a program; build it if it is missing. Raises what `build_missing` does."""
     build_missing([name], report)
     return folder(name) / name
+
+
+def source(name: str) -> Path:
+    """Return the folder with the source of a program, at the version that is built; download it if it is missing.
+
+    Raises UsageError when Go or the network is missing.
+    """
+    module = MODULES / BINARIES[name].module
+    command = [_toolchain([name]), "mod", "download", "-json", _providing(BINARIES[name])[0]]
+    done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
+    answer = json.loads(done.stdout or "{}")
+    if done.returncode:
+        raise UsageError(f"{name}: cannot download its source: {answer.get('Error') or done.stderr.strip()}")
+    return Path(answer["Dir"])
 
 
 def build_missing(names: Iterable[str], report: Callable[[str], None] = report_progress) -> Path:
@@ -235,7 +264,7 @@ def _build(go: str, name: str, target: Path, report: Callable[[str], None]) -> N
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target, ignore_cleanup_errors=True) as scratch:
         built = Path(scratch) / name
         _compile(go, name, built)
-        _verify(name, built)
+        _verify(go, name, built)
         with built.open("rb") as file:
             os.fsync(file.fileno())
         # Only a program that has run gets its final name, atomically.
@@ -285,19 +314,30 @@ def _stamps(binary: Binary) -> dict[str, str]:
             return {}
 
 
-def _verify(name: str, program: Path) -> None:
-    """Run a built program. Raises UsageError when it does not run on this machine or prints another version."""
-    expected = version(BINARIES[name])
-    command = [str(program), *BINARIES[name].version_arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        raise UsageError(f"{name} was built but does not run on this machine: {problem}") from problem
-    output = done.stdout + done.stderr
+def _verify(go: str, name: str, program: Path) -> None:
+    """Run a built program. Raises UsageError when it does not run on this machine or has another version."""
+    binary = BINARIES[name]
+    done = _run(name, str(program), *binary.version_arguments)
+    output = done.stdout + done.stderr if binary.names_its_version else _build_information(go, name, program)
+    expected = version(binary)
     if done.returncode or not re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", output):
         raise UsageError(
             f"{name} {expected} was built but reports the version {output.strip()[:200]!r}; it is not used"
         )
+
+
+def _build_information(go: str, name: str, program: Path) -> str:
+    """Return the line of the program's Go build information with the module that it comes from; empty if absent."""
+    lines = _run(name, go, "version", "-m", str(program)).stdout.splitlines()
+    module = _providing(BINARIES[name])[0]
+    return next((line for line in lines if module in line.split()[1:2]), "")
+
+
+def _run(name: str, *command: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise UsageError(f"{name} was built but does not run on this machine: {problem}") from problem
 
 
 def _architecture() -> str:

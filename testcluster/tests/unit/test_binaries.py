@@ -20,6 +20,9 @@ if sys.argv[1] == "env":
     print(json.dumps({{"GOVERSION": os.environ["FAKE_VERSION"], "GOCACHE": "{here}", "GOMODCACHE": "{here}/pkg/mod"}}))
     sys.exit()
 sys.stderr.write(os.environ["FAKE_ERROR"])
+if sys.argv[1] in ("version", "mod"):
+    print(os.environ["FAKE_INFORMATION"])
+    sys.exit(bool(os.environ["FAKE_ERROR"]))
 out = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
 with out.open("w") as program:
     print("#!/bin/sh", file=program, flush=True)
@@ -33,6 +36,8 @@ sys.exit(bool(os.environ["FAKE_ERROR"]))
 BUILD = "import sys; from testcluster import binaries; print(binaries.build_missing(sys.argv[1:]))"
 PROGRAMS = ["kubelet", "kube-proxy"]
 KUBE_VERSION = binaries.version(binaries.BINARIES["kubelet"])
+HELM_CONTROLLER = binaries.version(binaries.BINARIES["helm-controller"])
+OF_HELM_CONTROLLER = "dep github.com/fluxcd/helm-controller"
 
 
 @pytest.fixture
@@ -43,6 +48,7 @@ def go(tmp_path, monkeypatch):
     (folder / "go").write_text(FAKE_GO.format(python=sys.executable, here=folder))
     (folder / "go").chmod(0o755)
     settings = {"VERSION": "go9.9", "ERROR": "", "SECONDS": "0", "ANSWER": f"Kubernetes v{KUBE_VERSION}"}
+    settings["INFORMATION"] = ""
     for name, value in settings.items():
         monkeypatch.setenv(f"FAKE_{name}", value)
     monkeypatch.setenv("PATH", str(folder))
@@ -127,6 +133,41 @@ def test_program_with_another_version_is_refused(go, monkeypatch, answer):
     with pytest.raises(UsageError, match=f"kubelet {KUBE_VERSION} was built but reports"):
         binaries.build_missing(["kubelet"])
     assert content(binaries.folder()) == set()
+
+
+def test_program_without_version_option_is_checked(go, monkeypatch):
+    monkeypatch.setenv("FAKE_ANSWER", "usage")
+    monkeypatch.setenv("FAKE_INFORMATION", f"{OF_HELM_CONTROLLER} v{HELM_CONTROLLER} h1:x")
+    binaries.build_missing(["helm-controller"])
+    assert content(binaries.folder("helm-controller")) == {"helm-controller"}
+
+
+@pytest.mark.parametrize(
+    "information",
+    [
+        "dep github.com/fluxcd/helm-controller v0.0.1",
+        f"dep github.com/fluxcd/helm-controller/api v{HELM_CONTROLLER}",
+        "",
+    ],
+)
+def test_program_with_other_build_information_is_refused(go, monkeypatch, information):
+    monkeypatch.setenv("FAKE_ANSWER", f"usage of {HELM_CONTROLLER}")
+    monkeypatch.setenv("FAKE_INFORMATION", information)
+    with pytest.raises(UsageError, match=f"helm-controller {HELM_CONTROLLER} was built but reports"):
+        binaries.build_missing(["helm-controller"])
+    assert content(binaries.folder("helm-controller")) == set()
+
+
+def test_source_of_a_program_is_its_module_folder(go, monkeypatch):
+    monkeypatch.setenv("FAKE_INFORMATION", '{"Dir": "/modules/argo-cd"}')
+    assert binaries.source("argocd") == Path("/modules/argo-cd")
+
+
+def test_source_that_cannot_be_downloaded_is_refused(go, monkeypatch):
+    monkeypatch.setenv("FAKE_ERROR", "exit")
+    monkeypatch.setenv("FAKE_INFORMATION", '{"Error": "dial tcp: i/o timeout"}')
+    with pytest.raises(UsageError, match="argocd: cannot download its source: dial tcp: i/o timeout"):
+        binaries.source("argocd")
 
 
 def test_go_is_not_needed_when_everything_is_built(go, monkeypatch):
