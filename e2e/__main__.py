@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from testcluster import deps
@@ -13,6 +14,8 @@ from testcluster.errors import TimedOut, UsageError
 from testcluster.images import build
 
 LAYERS = ("tests/integration", "testcluster/tests/e2e", "e2e")
+ARGO_CD = ("argocd", "miniredis")
+FLUX = ("source-controller", "kustomize-controller", "helm-controller")
 SERIAL_TESTS = "testcluster/tests/e2e/test_cleanup.py"
 """Runs alone: it compares the machine's processes, mounts and networks, so no other test may create clusters then."""
 XDIST_ARGUMENTS = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "-v")
@@ -28,27 +31,41 @@ def main(arguments: list[str]) -> int:
 
     A machine that cannot run clusters prints one line and returns 0, or 1 if CI=true.
     """
+    named = [argument for argument in arguments if not argument.startswith("-")]
     try:
-        prepare()
+        prepare(of_tests(named))
     except UsageError as error:
         print(f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {error}\n", file=sys.stderr)
         return int(os.environ.get("CI", "") in {"true", "1"})
     except TimedOut as error:
         print(f"e2e: {error}", file=sys.stderr)
         return 1
-    if any(not argument.startswith("-") for argument in arguments):
+    if named:
         return _test(*arguments)
     return max(
         _test(SERIAL_TESTS, *arguments), _test(*XDIST_ARGUMENTS, f"--ignore={SERIAL_TESTS}", *LAYERS, *arguments)
     )
 
 
-def prepare() -> None:
-    """Build programs and images in parallel: images are bound by disk and network, programs by CPU."""
+def of_tests(named: list[str]) -> tuple[str, ...]:
+    """Return the programs that only tests need and that take minutes to build: those of all tests, or of the named."""
+    if named and not any("gitops" in name for name in named):
+        return ()
+    return ARGO_CD + (FLUX if os.environ.get("GITOPS") == "all" else ())
+
+
+def prepare(for_tests: tuple[str, ...] = ()) -> None:
+    """Build programs and images in parallel: images are bound by disk and network, programs by CPU.
+
+    Programs for tests are built here, because a test that builds one for minutes keeps others from the processors.
+    Without them the other tests can run, so what is missing is left for the test to report.
+    """
     programs = deps.install_packages()
     with ThreadPoolExecutor() as pool:
         images = pool.submit(build.build_all)
         deps.build(programs)
+        with suppress(UsageError):
+            deps.build(for_tests)
         images.result()
 
 

@@ -11,6 +11,8 @@ from testcluster.kube_namespace import KubeNamespace, temporary_namespace
 from testcluster.provider import Provider
 
 ORDER = (
+    "test_argo_cd",
+    "test_flux",
     "test_nodes",
     "test_invalid_input",
     "test_node_faults",
@@ -26,7 +28,7 @@ ORDER = (
 )
 """Test files that run first, in this order; the other files follow.
 
-First the files that create or remove nodes of their own, before each xdist worker starts its shared cluster. Then the
+First the files with a cluster or nodes of their own, before each xdist worker starts its shared cluster. Then the
 longest, so that both workers end at about the same time.
 """
 IMAGES = ("finetune-operator:dev", "finetune-trainer:dev")

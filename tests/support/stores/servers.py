@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
@@ -92,9 +92,14 @@ SERVERS = {"s3": s3, "az": azure, "gs": google}
 
 
 @contextmanager
-def running(command: list[str], port: int, environment: Mapping[str, str], address: str = LOOPBACK) -> Iterator[None]:
-    """Run a server until the end of the block; wait until it accepts connections."""
-    with subprocess.Popen(command, env=os.environ | environment) as process:
+def running(
+    command: list[str], port: int, environment: Mapping[str, str], address: str = LOOPBACK, log: Path | None = None
+) -> Iterator[None]:
+    """Run a server until the end of the block; wait until it accepts connections. Its output may go to a file."""
+    with (
+        log.open("wb") if log else nullcontext() as output,
+        subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output) as process,
+    ):
         try:
             deadline = time.monotonic() + START_SECONDS
             while not accepts(port, address):

@@ -1,0 +1,134 @@
+"""An Application of Argo CD whose source is a Git repository on this machine."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from e2e.gitops.argo_cd import EXAMPLES, ArgoCD
+from e2e.gitops.git_repository import BRANCH, GitRepository
+from e2e.pipelines.driver import PipelineDriver
+from testcluster.kube_namespace import KubeNamespace, until
+
+Object = dict[str, Any]
+REFRESH = "argocd.argoproj.io/refresh"
+
+
+def example(name: str) -> Object:
+    """Return a manifest of deploy/argocd/examples."""
+    manifest: Object = yaml.safe_load((EXAMPLES / "examples" / f"{name}.yaml").read_text())
+    return manifest
+
+
+@dataclass(frozen=True)
+class Application:
+    """The Application of a repository; its name is that of the namespace into which it deploys."""
+
+    argo_cd: ArgoCD
+    namespace: KubeNamespace
+    repository: GitRepository
+
+    @property
+    def name(self) -> str:
+        """The name of the Application."""
+        return self.namespace.name
+
+    def create(self, options: tuple[str, ...] = (), annotations: Mapping[str, str] | None = None) -> None:
+        """Apply the Application of deploy/argocd/examples for this repository; `options` are its syncOptions."""
+        manifest = example("application")
+        manifest["metadata"] |= {"name": self.name, "annotations": dict(annotations or {})}
+        spec = manifest["spec"]
+        spec["source"] |= {"repoURL": self.repository.url, "targetRevision": BRANCH, "path": "."}
+        spec["destination"]["namespace"] = self.namespace.name
+        spec["syncPolicy"]["syncOptions"] = list(options)
+        self.argo_cd.kube.apply([manifest])
+
+    def commit(self, files: Mapping[str, Any]) -> str:
+        """Commit to the repository and ask for a refresh, as a webhook does; return the commit."""
+        commit = self.repository.commit(files)
+        if self.object:
+            self.refresh()
+        return commit
+
+    def refresh(self, kind: str = "normal") -> None:
+        """Compare with Git now; `hard` also renders the manifests anew."""
+        self.argo_cd.objects.run("annotate", "application", self.name, f"{REFRESH}={kind}", "--overwrite")
+        until(lambda: REFRESH not in self.object["metadata"].get("annotations", {}), 30, self.describe)
+
+    @property
+    def object(self) -> Object:
+        """The Application; empty if there is none."""
+        return self.argo_cd.objects.get("application", self.name)
+
+    @property
+    def status(self) -> Object:
+        """Its status; empty before the first comparison."""
+        status: Object = self.object.get("status", {})
+        return status
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Its sync and its health."""
+        status = self.status
+        return status.get("sync", {}).get("status", ""), status.get("health", {}).get("status", "")
+
+    @property
+    def states(self) -> list[tuple[str, str]]:
+        """Every state that it had, in order."""
+        return self.argo_cd.states(self.name)
+
+    @property
+    def operation(self) -> Object:
+        """The state of its last sync operation."""
+        operation: Object = self.status.get("operationState", {})
+        return operation
+
+    def health(self, pipeline: str) -> Object:
+        """Return health and message of a pipeline; empty if the Application does not have it."""
+        for resource in self.status.get("resources", ()):
+            if (resource["kind"], resource["name"]) == ("FineTunePipeline", pipeline):
+                return dict(resource.get("health", {}))
+        return {}
+
+    def wait(self, sync: str, health: str, seconds: float = 60) -> None:
+        """Wait for a sync and a health; raises TimedOut with `describe`."""
+        until(lambda: self.state == (sync, health), seconds, self.describe)
+
+    def wait_health(self, pipeline: str, health: str, seconds: float = 60) -> str:
+        """Wait for the health of one pipeline, and return its message; raises TimedOut with `describe`."""
+        until(lambda: self.health(pipeline).get("status") == health, seconds, self.describe)
+        return str(self.health(pipeline).get("message", ""))
+
+    def pipeline(self, name: str) -> PipelineDriver:
+        """Return the driver of one of its pipelines."""
+        return PipelineDriver(self.namespace, name)
+
+    def actions(self, pipeline: str) -> set[str]:
+        """Return the actions that Argo CD offers for a pipeline."""
+        listed = self.argo_cd.command("app", "actions", "list", self.name, *_selected(pipeline), "-o", "json")
+        return {action["Action"] for action in json.loads(listed) if not action["Disabled"]}
+
+    def act(self, action: str, pipeline: str) -> None:
+        """Run an action of a pipeline, as its button does."""
+        self.argo_cd.command("app", "actions", "run", self.name, action, *_selected(pipeline))
+
+    def delete(self) -> None:
+        """Delete the Application and its resources, and wait until they are gone.
+
+        Argo CD deletes nothing while a sync operation runs or is retried.
+        """
+        if self.operation.get("phase") == "Running":
+            self.argo_cd.command("app", "terminate-op", self.name)
+        self.argo_cd.objects.run("delete", "application", self.name, "--ignore-not-found", timeout=120)
+
+    def describe(self) -> str:
+        """Return the states, the status, the objects of the namespace and Argo CD's log, for failure messages."""
+        objects = self.namespace.run("get", "ft,pods,jobs,pvc,configmaps,events")
+        status = json.dumps(self.status, indent=1)[:8000]
+        return f"{self.states}\n{status}\n{objects}\n{self.argo_cd.logs()}"
+
+
+def _selected(pipeline: str) -> tuple[str, ...]:
+    return "--kind", "FineTunePipeline", "--resource-name", pipeline

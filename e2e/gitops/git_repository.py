@@ -1,0 +1,49 @@
+"""A Git repository in a folder of this machine."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testcluster.commands import run_command
+
+BRANCH = "main"
+AUTHOR = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+
+
+@dataclass(frozen=True)
+class GitRepository:
+    """A repository with a branch `main`; readers fetch it from its folder."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path) -> "GitRepository":
+        """Create a repository in a new folder."""
+        folder.mkdir(parents=True)
+        repository = cls(folder)
+        repository.git("init", "--quiet", f"--initial-branch={BRANCH}")
+        return repository
+
+    @property
+    def url(self) -> str:
+        """The address for programs of this machine."""
+        return f"file://{self.folder}"
+
+    def commit(self, files: Mapping[str, Any]) -> str:
+        """Write objects as JSON, which is YAML, and text as it is; None deletes a file. Return the commit."""
+        for name, content in files.items():
+            path = self.folder / name
+            if content is None:
+                path.unlink()
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+        self.git("add", "--all")
+        self.git(*AUTHOR, "commit", "--quiet", "--allow-empty", "--message=test")
+        return self.git("rev-parse", "HEAD").strip()
+
+    def git(self, *arguments: str) -> str:
+        """Run git in the folder and return its output; raises TimedOut with git's error message."""
+        return run_command("git", "-C", str(self.folder), *arguments)

@@ -1,0 +1,300 @@
+"""Pipelines and the chart under real Argo CD.
+
+One cluster and one Argo CD for all tests, an Application for each. GITOPS=all watches for drift for ten minutes.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.gitops.application import Application, example
+from e2e.gitops.argo_cd import CUSTOMIZATIONS, ArgoCD, running_argo_cd
+from e2e.gitops.git_repository import GitRepository
+from e2e.pipelines import chart
+from e2e.pipelines.driver import SCRIPT, pipeline, variables
+from testcluster import fixtures
+from testcluster.kube_namespace import RESTRICTED, KubeNamespace, until
+from testcluster.provider import Provider
+
+Object = dict[str, Any]
+DRIFT_SECONDS = 600 if os.environ.get("GITOPS") == "all" else 30
+EVERYTHING = Path(__file__).parents[2] / "tests" / "data" / "everything.yaml"
+MODES = {
+    "client": ((), {}),
+    "apply": (("ServerSideApply=true",), {}),
+    "server": (("ServerSideApply=true",), {"argocd.argoproj.io/compare-options": "ServerSideDiff=true"}),
+}
+"""How Argo CD compares: syncOptions and annotations of an Application."""
+FAILS_ONCE = 'once=$FINETUNE_WORKSPACE/once; [ -e "$once" ] || { touch "$once"; FAIL_WITH=70; }'
+STAYED = [("OutOfSync", "Missing"), ("Synced", "Progressing")]
+LATER = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "later"}}
+
+
+@pytest.fixture(scope="module")
+def argo_cd(own_cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArgoCD]:
+    with running_argo_cd(own_cluster.kube, tmp_path_factory.mktemp("argo-cd")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operator(argo_cd: ArgoCD) -> Application:
+    """The Application of the chart; every pipeline here is reconciled by what it installs."""
+    repository = GitRepository.create(argo_cd.folder / "charts")
+    shutil.copytree(chart.CHART, repository.folder / "charts" / chart.CHART.name)
+    repository.commit({})
+    application = Application(argo_cd, KubeNamespace(argo_cd.kube, chart.NAMESPACE), repository)
+    install(application, replicaCount=1)
+    application.wait("Synced", "Healthy", 120)
+    return application
+
+
+@pytest.fixture
+def new_application(
+    argo_cd: ArgoCD, operator: Application, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], Application]]:
+    """Return a new namespace with a repository for it; the caller creates the Application."""
+    created = []
+
+    def create(purpose: str = "") -> Application:
+        name = fixtures.namespace_name(request.node.name + purpose)
+        labels = {"metadata": {"name": name, "labels": RESTRICTED}}
+        argo_cd.kube.apply([{"apiVersion": "v1", "kind": "Namespace", **labels}])
+        repository = GitRepository.create(argo_cd.folder / name)
+        created.append(Application(argo_cd, KubeNamespace(argo_cd.kube, name), repository))
+        return created[-1]
+
+    yield create
+    for one in created:
+        one.delete()
+        argo_cd.kube.run("delete", "namespace", one.name, "--wait=false")
+
+
+@pytest.fixture
+def application(new_application: Callable[[], Application]) -> Application:
+    """A new namespace with a repository for it; the test creates the Application."""
+    return new_application()
+
+
+def install(operator: Application, **values: Any) -> None:
+    """Apply the example's Application of the chart, with the images of the cluster and more values."""
+    manifest = example("operator")
+    spec = manifest["spec"]
+    spec["source"]["repoURL"] = operator.repository.url
+    spec["source"]["helm"]["releaseName"] = chart.RELEASE
+    images: Object = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}}
+    spec["source"]["helm"]["valuesObject"] = {**images, **values}
+    manifest["metadata"]["name"] = operator.name
+    operator.argo_cd.kube.apply([manifest])
+
+
+def in_wave(wave: int, manifest: Object) -> Object:
+    """Return a manifest that is applied in a sync wave."""
+    annotations = {"argocd.argoproj.io/sync-wave": str(wave)}
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+
+
+def gated(threshold: float) -> Object:
+    """Return a pipeline in wave 0 whose score of 0.9 is published if it is above the threshold."""
+    gate = {"task": "exam", "metric": "acc", "operator": "GreaterThan", "value": threshold}
+    manifest = pipeline("bot", pushes=True, evaluate={"gates": [gate]}, push={"when": "GatesPassed"})
+    return in_wave(0, manifest)
+
+
+def failing(**more: Any) -> Object:
+    """Return a pipeline whose training fails, without a second attempt."""
+    return pipeline("bot", train={"maxFailures": 0, **more})
+
+
+def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
+    application.repository.commit({"bot.json": pipeline("bot", steps={"train": 10})})
+    application.create()
+    message = application.wait_health("bot", "Progressing")
+    assert message
+    application.wait("Synced", "Healthy")
+    assert application.states == [*STAYED, ("Synced", "Healthy")]
+    assert application.pipeline("bot").status["phase"] == "Succeeded"
+    assert len(application.status["history"]) == 1
+
+
+def test_closed_gate_holds_the_next_wave_until_lowered(application: Application):
+    application.namespace.claim("models")
+    application.repository.commit({"bot.json": gated(0.95), "later.json": in_wave(1, LATER)})
+    application.create()
+    message = application.wait_health("bot", "Degraded")
+    assert "0.95" in message
+    until(lambda: application.operation.get("retryCount"), 30, application.describe)
+    assert not application.namespace.get("configmap", "later")
+    application.commit({"bot.json": gated(0.5)})
+    application.wait("Synced", "Healthy", 120)
+    assert application.namespace.get("configmap", "later")
+
+
+def test_failed_stage_is_degraded_until_retry(application: Application):
+    script = {"command": ["sh", "-c", f"{FAILS_ONCE}\n{SCRIPT}"]}
+    application.repository.commit({"bot.json": failing(pod=script)})
+    application.create()
+    message = application.wait_health("bot", "Degraded")
+    assert "FAIL_WITH is set" in message
+    assert application.actions("bot") == {"retry"}
+    application.act("retry", "bot")
+    application.wait("Synced", "Healthy")
+    assert application.states == [*STAYED, ("Synced", "Degraded"), ("Synced", "Progressing"), ("Synced", "Healthy")]
+
+
+def test_actions_suspend_and_resume_where_git_is_silent(application: Application):
+    application.repository.commit({"bot.json": pipeline("bot", steps={"train": 50})})
+    application.create()
+    application.pipeline("bot").wait_state("train", "Running")
+    application.act("suspend", "bot")
+    application.wait("Synced", "Suspended")
+    assert application.actions("bot") == {"resume", "cancel"}
+    time.sleep(8)  # longer than a comparison and a self-heal
+    assert application.state == ("Synced", "Suspended")
+    application.act("resume", "bot")
+    application.wait("Synced", "Healthy")
+    application.commit({"bot.json": pipeline("bot", seed=1, steps={"train": 900})})
+    application.pipeline("bot").wait_state("train", "Running")
+    application.act("cancel", "bot")
+    application.wait("Synced", "Degraded")
+    assert application.pipeline("bot").status["phase"] == "Cancelled"
+
+
+def test_suspend_in_git_wins_over_the_action(application: Application):
+    def at(*, suspend: bool) -> Object:
+        return {"bot.json": pipeline("bot", steps={"train": 50}, suspend=suspend)}
+
+    application.repository.commit(at(suspend=False))
+    application.create()
+    driver = application.pipeline("bot")
+    driver.wait_state("train", "Running")
+    application.commit(at(suspend=True))
+    application.wait("Synced", "Suspended")
+    application.act("resume", "bot")
+    until(lambda: driver.object["spec"]["suspend"] and driver.object["metadata"]["generation"] == 4, 30)
+    application.wait("Synced", "Suspended")
+    application.commit(at(suspend=False))
+    application.wait("Synced", "Healthy")
+
+
+def test_prune_deletes_pipeline_and_keeps_the_claim(application: Application):
+    application.repository.commit({"bot.json": pipeline("bot", steps={"train": 900}), "later.json": LATER})
+    application.create()
+    application.pipeline("bot").wait_state("train", "Running")
+    application.commit({"bot.json": None})
+    until(lambda: not application.namespace.get("ft", "bot"), 60, application.describe)
+    until(lambda: application.namespace.run("get", "jobs,pods", "-o", "name") == "", 60, application.describe)
+    application.wait("Synced", "Healthy")
+    assert application.namespace.get("pvc", "bot-workspace")["metadata"].get("deletionTimestamp") is None
+
+
+def test_hook_of_the_example_runs_after_each_sync(application: Application):
+    hook = example("post-sync-hook")
+    scripted = pipeline("unused", workspace=hook["spec"]["workspace"])["spec"]
+    hook["spec"] = {**scripted, "ttlSecondsAfterFinished": 3, "whenExpired": hook["spec"]["whenExpired"]}
+    application.repository.commit({"hook.json": hook, "later.json": LATER})
+    application.create()
+    until(lambda: application.namespace.run("get", "ft", "-o", "name"), 30, application.describe)
+    assert application.operation["phase"] == "Running"
+    until(lambda: application.operation["phase"] == "Succeeded", 60, application.describe)
+    until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
+    assert application.state == ("Synced", "Healthy")
+    application.commit({"later.json": {**LATER, "data": {"changed": "yes"}}})
+    until(lambda: application.namespace.run("get", "ft", "-o", "name"), 30, application.describe)
+
+
+def test_application_set_creates_an_application_per_run(application: Application):
+    argo_cd, namespace = application.argo_cd, application.namespace
+    application.repository.commit({f"runs/{name}/run.json": pipeline(name) for name in ("june", "july")})
+    manifest = example("application-set")
+    spec = manifest["spec"]
+    for source in (spec["generators"][0]["git"], spec["template"]["spec"]["source"]):
+        source["repoURL"] = application.repository.url
+    spec["template"]["spec"]["destination"]["namespace"] = namespace.name
+    argo_cd.kube.apply([manifest])
+    try:
+        for name in ("june", "july"):
+            until(lambda name=name: argo_cd.states(f"run-{name}")[-1:] == [("Synced", "Healthy")], 90, argo_cd.logs)
+    finally:
+        argo_cd.objects.run("delete", "applicationset", manifest["metadata"]["name"], timeout=120)
+    until(lambda: namespace.run("get", "ft", "-o", "name") == "", 60)
+
+
+@pytest.mark.parametrize("name", ["application", "application-set", "operator", "post-sync-hook"])
+def test_api_server_accepts_the_example(operator: Application, name: str):
+    manifest = example(name)
+    manifest["metadata"].setdefault("namespace", "default")
+    operator.argo_cd.kube.run(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", given=yaml.safe_dump(manifest)
+    )
+
+
+def test_chart_is_upgraded_with_its_crd(operator: Application):
+    kube = operator.argo_cd.kube
+    kinds = {resource["kind"] for resource in operator.status["resources"]}
+    assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= kinds
+    crd = kube.json("get", "crd", "finetunepipelines.finetune.dev")["metadata"]["uid"]
+    install(operator, replicaCount=1, graceSeconds=31)
+
+    def arguments() -> list[str]:
+        pods = operator.namespace.get("deployment", chart.RELEASE)["spec"]["template"]
+        return list(pods["spec"]["containers"][0]["args"])
+
+    until(lambda: "--grace-seconds=31" in arguments(), 30, operator.describe)
+    operator.wait("Synced", "Healthy")
+    assert kube.json("get", "crd", "finetunepipelines.finetune.dev")["metadata"]["uid"] == crd
+    assert ("OutOfSync", "Healthy") in operator.states  # the upgrade; that it is over is checked above
+
+
+def test_no_drift_in_any_mode_of_comparison(new_application: Callable[[str], Application]):
+    """The pipeline with every field and the smallest one, unchanged in Git, are synced once."""
+    applications = []
+    for mode, (options, annotations) in MODES.items():
+        application = new_application(mode)
+        application.repository.commit(unchanged_pipelines(application.namespace.name))
+        application.create(options, annotations)
+        applications.append(application)
+    for application in applications:
+        until(lambda one=application: one.state[0] == "Synced", 60, application.describe)
+    before = [generations(application) for application in applications]
+    time.sleep(DRIFT_SECONDS)
+    for application, generation in zip(applications, before, strict=True):
+        application.refresh("hard")
+        assert {sync for sync, _ in application.states[1:]} == {"Synced"}, application.describe()
+        assert len(application.status["history"]) == 1
+        assert generations(application) == generation
+
+
+def unchanged_pipelines(namespace: str) -> Object:
+    """Return the files of both pipelines."""
+    everything = EVERYTHING.read_text().replace("namespace: research", f"namespace: {namespace}")
+    spec = {"model": {"uri": "hf://org/base"}, "datasets": [{"uri": "hf://org/data"}]}
+    return {"everything.yaml": everything, "least.json": {**pipeline("least"), "spec": spec}}
+
+
+def generations(application: Application) -> dict[str, int]:
+    """Return the generation of each pipeline of an Application."""
+    found = application.argo_cd.kube.json("get", "ft", "--namespace", application.namespace.name)["items"]
+    return {one["metadata"]["name"]: one["metadata"]["generation"] for one in found}
+
+
+def test_next_wave_is_made_without_the_health_check(application: Application):
+    """The negative control of the waves: Argo CD without deploy/argocd does not see the failure."""
+    broken = failing(pod={"env": variables("train", FAIL_WITH="70")})
+    application.repository.commit({"bot.json": in_wave(0, broken), "later.json": in_wave(1, LATER)})
+    application.argo_cd.configure({})
+    try:
+        application.create()
+        driver = application.pipeline("bot")
+        until(lambda: driver.object, 30, application.describe)
+        driver.wait_finished("Failed")
+        application.wait("Synced", "Healthy")
+        assert application.namespace.get("configmap", "later")
+    finally:
+        application.argo_cd.configure(CUSTOMIZATIONS)
+    application.wait("Synced", "Degraded")
