@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from testcluster import deps
+from testcluster import binaries, deps
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images import build
+from testcluster.images.image_builders import ENGINES
+from testcluster.kind import engine, node_image, node_root
 
 LAYERS = ("tests/integration", "testcluster/tests/e2e", "e2e")
 ARGO_CD = ("argocd", "miniredis")
@@ -61,12 +64,25 @@ def prepare(for_tests: tuple[str, ...] = ()) -> None:
     Without them the other tests can run, so what is missing is left for the test to report.
     """
     programs = deps.install_packages()
+    with suppress(UsageError):
+        install_docker()
     with ThreadPoolExecutor() as pool:
         images = pool.submit(build.build_all)
+        root = pool.submit(node_root.provide, binaries.report_progress)
         deps.build(programs)
         with suppress(UsageError):
             deps.build(for_tests)
         images.result()
+        # Where there can be no node image, the tests on kind say so and skip.
+        with suppress(UsageError):
+            root.result()
+            node_image.build(binaries.report_progress)
+
+
+def install_docker() -> None:
+    """Install Debian's engine, which the tests on kind start, unless an engine answers. Raises UsageError."""
+    if not ENGINES["docker"].is_available():
+        deps.install([package for package, program in engine.PACKAGES.items() if not shutil.which(program)])
 
 
 def _test(*arguments: str) -> int:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.kind import steps
 from e2e.pipelines.faults.table import markdown, rows_of
 from e2e.reference_run import reference_run  # noqa: F401  a fixture
 from testcluster import fixtures, providers
@@ -40,13 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table of the fault matrix, and write it to FAULT_TABLE or the cache of pytest."""
+    """Print the table of the fault matrix, and write it to FAULT_TABLE or pytest's cache; print the steps on kind."""
     if rows := rows_of(terminalreporter.stats):
         table = markdown(rows)
         path = Path(os.environ.get("FAULT_TABLE") or config.cache.mkdir("faults") / "table.md")
         path.write_text(table)
         terminalreporter.section("fault matrix")
         terminalreporter.write(f"{table}\nwritten to {path}\n")
+    if lines := steps.table(terminalreporter.stats):
+        terminalreporter.section("steps on kind")
+        terminalreporter.write(lines)
 
 
 @pytest.fixture(scope="session")

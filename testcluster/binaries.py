@@ -48,7 +48,7 @@ class Binary:
     version_module: str = ""
     """For a main package of this repository: the module whose version the program has."""
     for_tests: bool = field(default=False, repr=False)
-    """No cluster needs it: built when a test starts it."""
+    """Only some tests need it, or the node image of kind: built when it is first used."""
     names_its_version: bool = field(default=True, repr=False)
     """Whether it prints its version. The version of a program that cannot is read from its Go build information."""
 
@@ -96,6 +96,7 @@ BINARIES: dict[str, Binary] = {
     "coredns": Binary("coredns", ".", version_module="github.com/coredns/coredns"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kind": Binary("kind", "sigs.k8s.io/kind"),
+    "kubeadm": Binary("kubernetes", "k8s.io/kubernetes/cmd/kubeadm", ("version", "--output=short"), for_tests=True),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "fake-gcs-server": Binary(

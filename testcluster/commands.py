@@ -28,3 +28,13 @@ def run_command(*command: str, called: str = "", given: str = "", timeout: float
     if done.returncode:
         raise TimedOut(f"{name}: {(done.stderr.strip() or done.stdout.strip())[-2000:]}")
     return done.stdout
+
+
+def contained(*command: str) -> list[str]:
+    """Return the command line that runs a command in a mount and a pid namespace of its own.
+
+    The kernel ends all its processes with the calling thread, however that ends: setpriv lets unshare receive SIGKILL
+    then, and unshare passes it to the namespace's first process.
+    """
+    namespaces = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return ["setpriv", "--pdeathsig=KILL", "unshare", *namespaces, *command]

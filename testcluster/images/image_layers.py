@@ -9,6 +9,7 @@ import os
 import platform
 import tarfile
 from pathlib import Path
+from typing import Any
 
 from testcluster.errors import UsageError
 
@@ -34,18 +35,31 @@ def layer(programs: dict[str, Path]) -> bytes:
     return content.getvalue()
 
 
-def config(layers: list[bytes], entrypoint: list[str]) -> bytes:
-    """Return the config of an image that runs as a user without rights."""
+def config(layers: list[bytes], entrypoint: list[str], *, user: str = NONROOT, path: str = "/bin") -> bytes:
+    """Return the config of an image that runs, by default, as a user without rights."""
+    process = {"Entrypoint": entrypoint, "User": user, "Env": [f"PATH={path}"]}
+    return describe([f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers], process)
+
+
+def describe(layers: list[str], process: dict[str, Any]) -> bytes:
+    """Return the config of an image from the digests of its uncompressed layers and the settings of its process."""
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-    process = {"Entrypoint": entrypoint, "User": NONROOT, "Env": ["PATH=/bin"]}
-    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers]}
+    rootfs = {"type": "layers", "diff_ids": layers}
     return json.dumps({"architecture": machine, "os": "linux", "config": process, "rootfs": rootfs}).encode()
 
 
-def archive(folder: Path, name: str, programs: dict[str, Path], entrypoint: list[str]) -> Path:
+def archive(
+    folder: Path,
+    name: str,
+    programs: dict[str, Path],
+    entrypoint: list[str],
+    *,
+    user: str = NONROOT,
+    path: str = "/bin",
+) -> Path:
     """Write a docker-archive unless it exists, and return its path, which contains a digest of the content."""
     content = layer(programs)
-    image_config = config([content], entrypoint)
+    image_config = config([content], entrypoint, user=user, path=path)
     manifest = json.dumps([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
     digest = hashlib.sha256(image_config + manifest).hexdigest()[:16]
     target = folder / f"{name.rpartition('/')[2].replace(':', '-')}-{digest}.tar"

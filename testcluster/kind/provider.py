@@ -1,4 +1,4 @@
-"""The provider whose nodes are Docker containers, created by kind. It pulls no image except kind's node image."""
+"""The provider whose nodes are Docker containers, created by kind. It pulls no image except kind's own node image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testcluster.cluster_state import State, cache, create, exclusive, folder_of
 from testcluster.commands import run_command
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images import image_builders, image_layers
-from testcluster.kind import docker
+from testcluster.kind import docker, node_image
 from testcluster.kind.config import REGISTRIES, config
 from testcluster.kube import Kube
 from testcluster.nodes import CONTROL_PLANE, Node
@@ -32,8 +32,8 @@ FIRST_PORT, PORTS = 5001, 50
 """Ports of the host that are tried for the registry."""
 READY_WITHIN = 180
 """Seconds until nodes must be Ready."""
-LOAD_TIMEOUT = 600
-"""Seconds that kind may take to load an image."""
+CREATE_TIMEOUT, LOAD_TIMEOUT, DELETE_TIMEOUT = 600, 600, 120
+"""Seconds that kind may take to create a cluster, to load an image, and to delete a cluster."""
 _KUBELET = "/var/lib/kubelet/config.yaml"
 _ORIGINAL = "/var/lib/kubelet/config.original.yaml"
 
@@ -89,6 +89,8 @@ class Kind:
         if spec.control_plane != USUAL_CONTROL_PLANE:
             raise UsageError("kind's control plane has no options here; as root on Linux use linux-namespaces")
         _ = self._binaries
+        if self._image == node_image.LOCAL:
+            self._image = node_image.load(node_image.build(binaries.report_progress), binaries.report_progress)
         state = create(self.folder, set())
         with locked_cluster(self.folder):
             try:
@@ -112,6 +114,7 @@ class Kind:
             *self._name_option,
             f"--config={config_file}",
             f"--kubeconfig={self.kubeconfig}",
+            timeout=CREATE_TIMEOUT,
         )
         self.kube.wait_ready(map(self._container, state.nodes), READY_WITHIN)
         self._start_services(state)
@@ -202,7 +205,8 @@ class Kind:
             for pid in map(int, (self.folder / "pids").read_text().split()):
                 self._stop(pid)
         if docker.containers(self.name):
-            run_command(self._kind, "delete", "cluster", *self._name_option, f"--kubeconfig={self.kubeconfig}")
+            delete = ["delete", "cluster", *self._name_option, f"--kubeconfig={self.kubeconfig}"]
+            run_command(self._kind, *delete, timeout=DELETE_TIMEOUT)
         remove(self.folder)
 
     def _stop(self, pid: int) -> None:
@@ -297,6 +301,17 @@ class Kind:
         self._load(images)
 
     def _load(self, images: Sequence[str]) -> None:
+        nodes = ",".join(map(self._container, self._state.nodes))
+        if not nodes:
+            return
         for image in images:
-            source = ("image-archive", image) if image.endswith(".tar") else ("docker-image", image)
-            run_command(self._kind, "load", *source, *self._name_option, timeout=LOAD_TIMEOUT)
+            run_command(
+                self._kind, "load", *_source(image), *self._name_option, f"--nodes={nodes}", timeout=LOAD_TIMEOUT
+            )
+
+
+def _source(image: str) -> tuple[str, str]:
+    """Return how kind loads an image: from Docker, or from an archive. buildah's images are exported first."""
+    if not image.endswith(".tar") and image_builders.ENGINES["docker"].digest(image):
+        return "docker-image", image
+    return "image-archive", str(image_builders.export(image, cache() / "images"))

@@ -1,4 +1,4 @@
-// CoreDNS with the plugins that testcluster/dns.py configures. Plugins for DNS services of clouds are left out.
+// CoreDNS with the plugins of testcluster/dns.py and of kubeadm's Corefile. Plugins for clouds' DNS are left out.
 package main
 
 import (
@@ -6,7 +6,14 @@ import (
 	_ "github.com/coredns/coredns/plugin/bind"
 	_ "github.com/coredns/coredns/plugin/cache"
 	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/forward"
+	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/loadbalance"
+	_ "github.com/coredns/coredns/plugin/loop"
+	_ "github.com/coredns/coredns/plugin/metrics"
+	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/reload"
 )
 
 func main() {

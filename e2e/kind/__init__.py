@@ -1,0 +1,1 @@
+"""Tests on nodes that are Docker containers, created by kind."""

@@ -1,0 +1,274 @@
+"""The node image of kind for machines that reach no image registry: built from Debian, kind's module and our programs.
+
+`python -m testcluster.kind.node_image` builds it and loads it into the Docker engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+from testcluster import binaries, toolchain
+from testcluster.cluster_state import cache, locked
+from testcluster.commands import run_command
+from testcluster.errors import TimedOut, UsageError
+from testcluster.images import image_layers
+from testcluster.images.image_builders import ENGINES
+from testcluster.kind import control_plane_images, node_root
+
+LOCAL = "local"
+"""The value of --node-image for the image of this module."""
+REPOSITORY = "localhost/finetune-kind-node"
+REQUIRED_BYTES = 5 << 30
+"""Free bytes for a build: the root file system, the programs, their images, and both layers."""
+NEEDED = [
+    "kubeadm",
+    "kubelet",
+    "kubectl",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "runc",
+    "pause",
+    "etcd",
+    "coredns",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kind",
+]
+_SOURCES = ("node_image.py", "control_plane_images.py", "pod_network.sh")
+_UNITS = ("containerd", "kubelet", "pod-network", "undo-mount-hacks")
+_POD_NETWORK = """[Unit]
+Description=network of the pods
+After=containerd.service
+
+[Service]
+ExecStart=/usr/local/bin/pod-network
+Restart=always
+RestartSec=1
+"""
+_MANIFEST = """apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: pod-network
+rules:
+- {apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: pod-network
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: pod-network}
+subjects:
+- {apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:nodes"}
+"""
+"""kind applies it as the manifest of the network: every node reads where the others are."""
+
+
+def main() -> int:
+    """Build the image, load it into the Docker engine, print its name. Return 0, 1 when it failed, 2 when refused."""
+    try:
+        print(load(build(binaries.report_progress), binaries.report_progress))
+    except UsageError as problem:
+        print(f"node image: {problem}", file=sys.stderr)
+        return 2
+    except TimedOut as problem:
+        print(f"node image: {problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build(report: Callable[[str], None]) -> list[Path]:
+    """Build the layers unless they exist, and return them. Needs no Docker engine. Raises UsageError and TimedOut."""
+    binaries.build_missing(NEEDED, report)
+    root, programs = node_root.layer(), programs_layer()
+    if not (root.exists() and programs.exists()):
+        _check_disk()
+        node_root.provide(report)
+        with locked(node_root.folder()):
+            if not programs.exists():
+                report("building the programs and images of kind's nodes …")
+                _build_programs(root, programs)
+            _delete_others({root, programs})
+    return [root, programs]
+
+
+def programs_layer() -> Path:
+    """Return the path of the upper layer, which need not exist yet; its name has a hash of what it is made from."""
+    parts = [node_root.layer().name, binaries.folder().name, binaries.folder("kubeadm").name]
+    parts += [Path(__file__).with_name(name).read_text() for name in _SOURCES]
+    return node_root.folder() / f"programs-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.tar"
+
+
+def load(layers: Sequence[Path], report: Callable[[str], None]) -> str:
+    """Load the image into the Docker engine unless it has it, and return its name. Raises TimedOut."""
+    name = f"{REPOSITORY}:{layers[-1].stem.rpartition('-')[2]}"
+    if not ENGINES["docker"].digest(name):
+        report(f"loading {name} into the Docker engine …")
+        _load(name, layers)
+    return name
+
+
+def _check_disk() -> None:
+    present = next(path for path in (node_root.folder(), *node_root.folder().parents) if path.exists())
+    free = shutil.disk_usage(present).free
+    if free < REQUIRED_BYTES:
+        raise UsageError(
+            f"{present} has {free / (1 << 30):.1f} GiB free, but a node image needs {REQUIRED_BYTES >> 30}; "
+            "free disk space, or set FINETUNE_CACHE to a folder on a larger disk"
+        )
+
+
+def _delete_others(kept: set[Path]) -> None:
+    for layer in node_root.folder().glob("*.tar"):
+        if layer not in kept:
+            layer.unlink()
+
+
+def _build_programs(root_layer: Path, target: Path) -> None:
+    for leftover in target.parent.glob(".programs-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".programs-", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        tree, root = scratch / "tree", scratch / "root"
+        root.mkdir()
+        run_command("tar", "-C", str(root), "-xf", str(root_layer), timeout=300)
+        tree.mkdir()
+        _copy_base_files(tree)
+        _install_programs(tree)
+        _configure(tree)
+        store = tree / "var/lib/containerd"
+        store.mkdir(parents=True)
+        control_plane_images.fill_store(store, root, _sandbox_image(tree), scratch)
+        node_root.pack(tree, target)
+
+
+def _copy_base_files(tree: Path) -> None:
+    """Copy the files of kind's base image; modules have no file modes, so programs are known by their folder."""
+    source = kind_module() / "images/base/files"
+    for file in source.rglob("*"):
+        if file.is_file():
+            target = tree / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+            target.chmod(0o755 if file.parent.name == "bin" else 0o644)
+
+
+def kind_module() -> Path:
+    """Return the folder of kind's Go module. Raises UsageError when Go or the module proxy is missing."""
+    folder = binaries.MODULES / "kind"
+    go = toolchain.go(binaries.needed_go(["kind"]), folder, cache())
+    environment = os.environ | {"GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    command = [go, "mod", "download", "-json", "sigs.k8s.io/kind"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UsageError(f"kind's module cannot be downloaded; check `go env GOPROXY`: {done.stderr.strip()[-300:]}")
+    return Path(json.loads(done.stdout)["Dir"])
+
+
+def _install_programs(tree: Path) -> None:
+    places = {"usr/bin": ("kubeadm", "kubelet", "kubectl"), "usr/local/sbin": ("runc",)}
+    places["usr/local/bin"] = ("containerd", "containerd-shim-runc-v2", "ctr")
+    for place, names in places.items():
+        (tree / place).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copy(binaries.program(name), tree / place / name)
+    shutil.copy(Path(__file__).with_name("pod_network.sh"), tree / "usr/local/bin/pod-network")
+    (tree / "usr/local/bin/pod-network").chmod(0o755)
+    (tree / "opt/cni").mkdir(parents=True)
+    (tree / "opt/cni/bin").symlink_to("/usr/lib/cni")
+
+
+def _configure(tree: Path) -> None:
+    """Write what kind's own build would write, and the settings that older kernels and limited roots need."""
+    units = tree / "etc/systemd/system"
+    (units / "pod-network.service").write_text(_POD_NETWORK)
+    (units / "multi-user.target.wants").mkdir()
+    for unit in _UNITS:
+        (units / "multi-user.target.wants" / f"{unit}.service").symlink_to(f"/etc/systemd/system/{unit}.service")
+    (tree / "etc/containerd/cri-base.json").write_text(json.dumps(_base_spec()))
+    (tree / "etc/kubernetes/manifests").mkdir(parents=True)
+    (tree / "kind/version").write_text(f"v{binaries.version(binaries.BINARIES['kubelet'])}")
+    (tree / "kind/manifests").mkdir()
+    (tree / "kind/manifests/default-cni.yaml").write_text(_MANIFEST)
+    # Without CAP_SYS_RESOURCE a process may not set an oom_score_adj below its own.
+    _replace(tree / "etc/containerd/config.toml", "restrict_oom_score_adj = false", "restrict_oom_score_adj = true")
+    # The kubelet refuses control groups of version 1 by default.
+    _replace(tree / "etc/default/kubelet", "KUBELET_EXTRA_ARGS=", "KUBELET_EXTRA_ARGS=--fail-cgroupv1=false ")
+
+
+def _replace(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    if old not in text:
+        raise UsageError(f"kind's {file.name} has no line {old!r} any more; adapt testcluster/kind/node_image.py")
+    file.write_text(text.replace(old, new))
+
+
+def _base_spec() -> dict[str, Any]:
+    """Return the OCI configuration of every container: containerd's, kind's hook, and the kubelet's own limits."""
+    spec: dict[str, Any] = json.loads(run_command(str(binaries.program("ctr")), "oci", "spec"))
+    spec["hooks"] = {"createContainer": [{"path": "/kind/bin/mount-product-files.sh"}]}
+    del spec["process"]["rlimits"]
+    return spec
+
+
+def _sandbox_image(tree: Path) -> str:
+    found = re.search(r'sandbox_image = "(.*)"', (tree / "etc/containerd/config.toml").read_text())
+    if not found:
+        raise UsageError("kind's configuration of containerd names no sandbox_image; adapt testcluster/kind")
+    return found[1]
+
+
+def _load(name: str, layers: Sequence[Path]) -> None:
+    """Write the archive into `docker load`, so that no copy of the layers is needed on disk."""
+    process = {
+        "Entrypoint": ["/usr/local/bin/entrypoint", "/sbin/init"],
+        "Env": ["container=docker", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+        # systemd shuts down by this signal; SIGTERM would make it start again.
+        "StopSignal": "SIGRTMIN+3",
+    }
+    config = image_layers.describe([_digest(layer) for layer in layers], process)
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": [layer.name for layer in layers]}]
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(["docker", "load"], stdin=subprocess.PIPE, stdout=output, stderr=output) as loading,
+    ):
+        # The pipe breaks when the engine refuses the image or ends; its output says why.
+        with suppress(BrokenPipeError):
+            _write_archive(loading.stdin, config, json.dumps(manifest).encode(), layers)
+        if loading.wait():
+            output.seek(0)
+            raise TimedOut(f"docker load {name}: {output.read().decode(errors='replace').strip()[-1000:]}")
+
+
+def _write_archive(pipe: IO[bytes] | None, config: bytes, manifest: bytes, layers: Sequence[Path]) -> None:
+    with pipe or BytesIO() as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
+        for part, data in {"config.json": config, "manifest.json": manifest}.items():
+            member = tarfile.TarInfo(part)
+            member.size = len(data)
+            archive.addfile(member, BytesIO(data))
+        for layer in layers:
+            archive.add(layer, layer.name)
+
+
+def _digest(layer: Path) -> str:
+    with layer.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The node image and the Docker engine of the tests: what is refused, limited, loaded and cleaned up."""
+
+import json
+import os
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from testcluster.errors import TimedOut, UsageError
+from testcluster.images.image_builders import Docker
+from testcluster.kind import engine, node_image, node_root, oci_runtime
+
+FAKE_DOCKER = """#!/bin/sh
+[ "$1" = load ] || exit 1
+[ -z "$DOCKER_FAILS" ] || {{ echo no space left on device >&2; exit 1; }}
+cat > {folder}/archive.tar
+"""
+PRIVILEGED = {
+    "capabilities": {name: ["CAP_KILL", "CAP_SYS_RESOURCE"] for name in ("bounding", "effective")},
+    "oomScoreAdj": -999,
+    "args": ["/sbin/init"],
+}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """A docker that writes what it loads to archive.tar."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "docker").write_text(FAKE_DOCKER.format(folder=tmp_path))
+    (programs / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    return tmp_path / "archive.tar"
+
+
+@pytest.fixture
+def layers(tmp_path):
+    files = [tmp_path / "root-aa.tar", tmp_path / "programs-bb.tar"]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    return files
+
+
+@pytest.fixture
+def runc(monkeypatch):
+    """The arguments with which runc would be started."""
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.extend(arguments))
+    return started
+
+
+@pytest.fixture
+def limited_root(monkeypatch):
+    monkeypatch.setattr(oci_runtime, "granted_capabilities", lambda: {"CAP_KILL"})
+
+
+def test_container_gets_only_what_root_has(tmp_path, runc, limited_root):
+    (tmp_path / "config.json").write_text(json.dumps({"hostname": "node", "process": PRIVILEGED}))
+    oci_runtime.main("/usr/sbin/runc", ["create", "--bundle", str(tmp_path), "container"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["process"]["capabilities"] == {"bounding": ["CAP_KILL"], "effective": ["CAP_KILL"]}
+    assert config["process"]["oomScoreAdj"] == int(Path("/proc/self/oom_score_adj").read_text())
+    assert (config["hostname"], config["process"]["args"]) == ("node", ["/sbin/init"])
+    assert runc == ["/usr/sbin/runc", "create", "--bundle", str(tmp_path), "container"]
+
+
+def test_process_in_a_container_gets_only_what_root_has(tmp_path, runc, limited_root):
+    file = tmp_path / "process.json"
+    file.write_text(json.dumps(PRIVILEGED))
+    oci_runtime.main("/usr/sbin/runc", ["exec", "--process", str(file), "container"])
+    assert json.loads(file.read_text())["capabilities"]["effective"] == ["CAP_KILL"]
+
+
+def test_full_root_keeps_the_configuration(tmp_path, runc, monkeypatch):
+    monkeypatch.setattr(oci_runtime, "granted_capabilities", lambda: {f"CAP_{name}" for name in oci_runtime.NAMES})
+    (tmp_path / "config.json").write_text(json.dumps({"process": PRIVILEGED}))
+    oci_runtime.main("/usr/sbin/runc", ["create", "--bundle", str(tmp_path), "container"])
+    assert json.loads((tmp_path / "config.json").read_text())["process"]["oomScoreAdj"] == -999
+
+
+def test_node_image_has_both_layers_and_the_stop_signal(docker, layers):
+    name = node_image.load(layers, lambda _: None)
+    with tarfile.open(docker) as archive:
+        [manifest] = json.load(archive.extractfile("manifest.json"))
+        config = json.load(archive.extractfile("config.json"))
+        assert archive.extractfile("programs-bb.tar").read() == b"programs-bb.tar"
+    assert (manifest["RepoTags"], manifest["Layers"]) == ([name], ["root-aa.tar", "programs-bb.tar"])
+    assert name == "localhost/finetune-kind-node:bb"
+    assert config["config"]["StopSignal"] == "SIGRTMIN+3"
+    assert len(config["rootfs"]["diff_ids"]) == 2
+
+
+def test_failed_load_names_the_output_of_docker(docker, layers, monkeypatch):
+    monkeypatch.setenv("DOCKER_FAILS", "1")
+    with pytest.raises(TimedOut, match="no space left on device"):
+        node_image.load(layers, lambda _: None)
+
+
+def test_node_image_on_a_small_disk_is_refused(cache, monkeypatch):
+    monkeypatch.setattr(node_image.binaries, "build_missing", lambda *_: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+    with pytest.raises(UsageError, match=r"1\.0 GiB free, but a node image needs 5"):
+        node_image.build(lambda _: None)
+    assert not node_root.folder().exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_engine_of_an_ended_process_is_deleted(cache):
+    for owner in ("t1", "t4194305"):
+        (engine.engines() / owner / "data").mkdir(parents=True)
+    engine.remove_leftovers()
+    assert [folder.name for folder in engine.engines().iterdir()] == ["t1"]
+
+
+def test_engine_without_dockerd_names_the_packages(monkeypatch):
+    monkeypatch.setattr(Docker, "is_available", lambda _: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match=r"apt install docker\.io iptables"):
+        engine.check()
