@@ -17,7 +17,7 @@ from testcluster.images.image_builders import ENGINES
 from testcluster.kind import engine, node_image, node_root
 
 LAYERS = ("tests/integration", "testcluster/tests/e2e", "e2e")
-ARGO_CD = ("argocd", "miniredis")
+ARGO_CD = ("luavm", "miniredis", "argocd")
 FLUX = ("source-controller", "kustomize-controller", "helm-controller")
 SERIAL_TESTS = "testcluster/tests/e2e/test_cleanup.py"
 """Runs alone: it compares the machine's processes, mounts and networks, so no other test may create clusters then."""
