@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from e2e.gitops.application import Application, example
-from e2e.gitops.argo_cd import CUSTOMIZATIONS, ArgoCD, running_argo_cd
+from e2e.gitops.argo_cd import CUSTOMIZATIONS, LABELS, ArgoCD, running_argo_cd
 from e2e.gitops.git_repository import GitRepository
 from e2e.pipelines import chart
 from e2e.pipelines.driver import SCRIPT, pipeline, variables
@@ -298,3 +298,18 @@ def test_next_wave_is_made_without_the_health_check(application: Application):
     finally:
         application.argo_cd.configure(CUSTOMIZATIONS)
     application.wait("Synced", "Degraded")
+
+
+def test_chart_adds_the_customizations_to_argo_cds_config_map(operator: Application):
+    """The last test: the keys stay in the ConfigMap, so an Application without this value is OutOfSync."""
+    argo_cd = operator.argo_cd
+    argo_cd.configure({})
+    install(operator, replicaCount=1, argocd={"customizations": True})
+
+    def found() -> Object:
+        return argo_cd.objects.get("configmap", "argocd-cm")
+
+    until(lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe)
+    operator.wait("Synced", "Healthy")
+    assert "timeout.reconciliation" in found()["data"]
+    assert found()["metadata"]["labels"] == LABELS
