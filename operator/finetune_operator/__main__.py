@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from finetune_operator.api.defaults import Defaults
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.controller.logging_format import FORMATS, LEVELS, TEXT, configure
 from finetune_operator.controller.manager import Options, run
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> int:
 def _options(chosen: argparse.Namespace) -> Options:
     settings = Settings(
         placement_defaults=chosen.placement,
+        defaults=chosen.defaults,
         trainer_image=chosen.trainer_image,
         engine_images={"VLLM": chosen.vllm_image},
         grace_period=timedelta(seconds=chosen.grace_seconds),
@@ -129,6 +131,12 @@ def _add_notices(parser: argparse.ArgumentParser) -> None:
 
 def _add_placement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--defaults",
+        type=_defaults,
+        default="{}",
+        help="JSON object: podDefaults and workspace of all pipelines, below a namespace's own (default: %(default)s)",
+    )
+    parser.add_argument(
         "--placement",
         type=_placement,
         default="{}",
@@ -147,6 +155,14 @@ def _placement(text: str) -> PlacementDefaults:
         return PlacementDefaults.model_validate_json(text)
     except ValidationError as error:
         fix = "correct `placement` in the values of the chart"
+        raise argparse.ArgumentTypeError(f"{describe_first_error(error, observed=True)}: {fix}") from error
+
+
+def _defaults(text: str) -> Defaults:
+    try:
+        return Defaults.model_validate_json(text)
+    except ValidationError as error:
+        fix = "correct `defaults` in the values of the chart"
         raise argparse.ArgumentTypeError(f"{describe_first_error(error, observed=True)}: {fix}") from error
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
@@ -95,10 +96,14 @@ class MemoryCluster:
         self.pipelines: dict[Key, StoredPipeline] = {}
         self.jobs: dict[str, MemoryJob] = {}
         self.servers: dict[str, ObservedServer] = {}
-        self.claims: set[str] = set()
+        self.claims: dict[str, str | None] = {}
+        """Claim -> the storage class with which it was created."""
         self.refusals: dict[str, Blocker] = {}
         """Subject -> why the request is refused, set by a test."""
         self.source_digests: dict[str, str] = {}
+        self.defaults: Defaults = NO_DEFAULTS
+        self.defaults_blocker: Blocker | None = None
+        """Why the defaults of the namespace cannot be used, set by a test."""
         self.emitted: list[tuple[Key, Event]] = []
         self.applied: list[str] = []
         """Changes made by reconciling, in order. An action that had no effect is not recorded."""
@@ -148,6 +153,8 @@ class MemoryCluster:
                 servers=servers,
                 has_service=any(server.current for server in servers.values()),
                 workspace=self._observe_workspace(pipeline),
+                defaults=self.defaults,
+                defaults_blocker=self.defaults_blocker,
             )
 
     def _observe_workspace(self, pipeline: Pipeline) -> ObservedWorkspace:
@@ -195,8 +202,9 @@ class MemoryCluster:
         match action:
             case CreateJob(template):
                 self._create(pipeline, template)
-            case CreateWorkspace():
-                self.claims.add(claim_of(pipeline.key, pipeline.spec))
+            case CreateWorkspace(storage_class):
+                named = pipeline.spec.workspace.storage_class_name
+                self.claims[claim_of(pipeline.key, pipeline.spec)] = named or storage_class
             case StopJob(name, _):
                 self._ask_to_stop(name)
             case DeleteJob(name):

@@ -20,7 +20,7 @@ from testcluster.provider import Provider
 OWN = "policy-operator"
 """Namespace of the release."""
 POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
-POLICIES = {f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims")}
+POLICIES = {f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")}
 INSTALLED = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", POLICY, BINDING)
 DEMO = load_manifest(ROOT / "examples" / "demo" / "pipeline.yaml")
 PIPELINE = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "name": "p", "uid": "1"}

@@ -8,7 +8,7 @@ from e2e.pipelines.chart import RELEASE
 OWN = "policy-operator"
 """Namespace of the release."""
 POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
-POLICIES = {f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims")}
+POLICIES = {f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")}
 
 
 def policies(objects: list[Object]) -> set[str]:
@@ -42,5 +42,7 @@ def test_policies_follow_value_and_api_server(enabled, versions, rendered):
 
 def test_policies_limit_the_account_of_the_deployment():
     objects = render({"serviceAccount": {"name": "robot"}}, namespace=OWN)
-    conditions = [one["expression"] for policy in of_kind(objects, POLICY) for one in policy["spec"]["matchConditions"]]
+    limiting = [one for one in of_kind(objects, POLICY) if not one["metadata"]["name"].startswith("defaults.")]
+    conditions = [one["expression"] for policy in limiting for one in policy["spec"]["matchConditions"]]
+    assert len(limiting) == len(POLICIES) - 1
     assert set(conditions) == {f"request.userInfo.username == 'system:serviceaccount:{OWN}:robot'"}

@@ -93,6 +93,8 @@ def test_every_value_changes_the_manifests(path):
         ({"imagePullSecrets": ["pull"]}, "/imagePullSecrets/0': got string, want object"),
         ({"namespaces": "team-a"}, "/namespaces': got string, want array"),
         ({"namespaces": ["Team A"]}, "/namespaces/0'.*'Team A'"),
+        ({"defaults": {"train": {}}}, "/defaults': .*'train' not allowed"),
+        ({"defaults": {"workspace": {"size": "1Gi"}}}, "/defaults/workspace': .*'size' not allowed"),
         ({"placement": {"cheap": {}}}, "/placement': .*'cheap' not allowed"),
         ({"placement": {"pools": {"gpu": {}}}}, "/placement/pools': .*'gpu' not allowed"),
         ({"placement": {"spot": {"nodeSelector": {"spot": True}}}}, "/placement/spot/nodeSelector/spot': got boolean"),

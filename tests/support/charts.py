@@ -32,6 +32,7 @@ EVERYTHING: Object = {
     "vllm": {"image": {"registry": "registry.example", "repository": "vllm", "tag": "7.8.9", "digest": DIGEST}},
     "replicaCount": 3,
     "namespaces": ["team-a", "team-b"],
+    "defaults": {"podDefaults": {"priorityClassName": "batch"}, "workspace": {"storageClassName": "fast"}},
     "placement": {
         "onDemand": {"nodeSelector": {"capacity": "on-demand"}},
         "spot": {

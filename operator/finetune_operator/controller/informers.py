@@ -38,6 +38,7 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import (
     CLAIMS,
+    DEFAULTS,
     DEPLOYMENTS,
     EVENTS,
     JOBS,
@@ -50,13 +51,17 @@ from finetune_operator.kubernetes.cache import (
 )
 from finetune_operator.kubernetes.client import PAGE, WATCH_GRACE_SECONDS, KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import ApiError
+from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
 
 MANAGED_SELECTOR = (("labelSelector", f"{MANAGED_BY}={MANAGED_BY_VALUE}"),)
 WARNINGS_SELECTOR = (("fieldSelector", "type=Warning"),)
+DEFAULTS_SELECTOR = (("fieldSelector", f"metadata.name={DEFAULTS_NAME}"),)
+"""RBAC lets an account list and watch objects of one name only with this selector."""
 UNFINISHED_JOBS = (("fieldSelector", "status.successful=0"),)
 UNFINISHED_PODS = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed"),)
 """What is listed first. Nearly all Jobs and pods have ended, and a reconcile reads those that it misses."""
 CHILDREN: dict[str, tuple[Callable[[str | None], str], tuple[tuple[str, str], ...]]] = {
+    DEFAULTS: (paths.config_maps, DEFAULTS_SELECTOR),
     # Jobs before pods: a pod is believed only as the pod of a known Job.
     JOBS: (paths.jobs, MANAGED_SELECTOR),
     DEPLOYMENTS: (paths.deployments, MANAGED_SELECTOR),

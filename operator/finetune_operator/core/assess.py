@@ -245,7 +245,9 @@ class _Assessor:
         return (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {missing[0]}") if missing else None
 
     def _create_blocker(self, spec: StageSpec) -> Blocker | None:
-        return None if spec.runs_server else create_blocker(self.observation.workspace) or self.refusals.get(WORKSPACE)
+        if spec.runs_server or self.observation.defaults_blocker:
+            return self.observation.defaults_blocker
+        return create_blocker(self.observation.workspace) or self.refusals.get(WORKSPACE)
 
     def _blocked(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
         if self.cancelled:
@@ -259,7 +261,8 @@ class _Assessor:
             )
         if self.pipeline.spec.suspend:
             return StageState.PENDING, Reason.SUSPENDED, "suspended"
-        blocker = self._server_blocker() if spec.runs_server else self._job_blocker()
+        blocker = self.observation.defaults_blocker
+        blocker = blocker or (self._server_blocker() if spec.runs_server else self._job_blocker())
         return (StageState.PENDING, blocker.reason, blocker.message) if blocker else None
 
     def _server_blocker(self) -> Blocker | None:

@@ -55,7 +55,11 @@ class JobTemplate:
 def job_template(
     pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: AttemptStatus, settings: Settings
 ) -> JobTemplate:
-    """Return the Job of an attempt of the stage, on the nodes that are recorded for it."""
+    """Return the Job of an attempt of the stage, on the nodes that are recorded for it.
+
+    The defaults of the settings lie below the stage's pod here and not in the spec, so that no hash contains them.
+    """
+    spec = spec.over(settings.defaults.pod_defaults)
     config_json = config.model_dump_json(by_alias=True, exclude_none=True)
     serving = spec.serving(config)
     pod = spec.pod

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_trainer.contract import Progress, TerminationMessage
 
 
@@ -134,3 +135,7 @@ class Observation:
     service_blocker: Blocker | None = None
     """Why no server can get requests: the Service belongs to another owner."""
     workspace: ObservedWorkspace = ObservedWorkspace()
+    defaults: Defaults = NO_DEFAULTS
+    """Defaults of the namespace."""
+    defaults_blocker: Blocker | None = None
+    """Why they cannot be used. No attempt starts without them: it might run where it must not."""

@@ -74,6 +74,9 @@ class SwitchTraffic:
 class CreateWorkspace:
     """Create the claim."""
 
+    storage_class: str | None = None
+    """Storage class of a claim whose pipeline names none. None: the cluster's default."""
+
 
 @dataclass(frozen=True)
 class CreateJob:
@@ -219,18 +222,19 @@ class _Planner:
     @cached_property
     def capacity(self) -> Mapping[str, CapacityChoice]:
         """Stage -> the choice of its nodes. Empty on one machine."""
-        defaults, stages = self.settings.placement_defaults, self.assessment.stages
+        defaults, pods = self.settings.placement_defaults, self.settings.defaults.pod_defaults
+        stages, spec = self.assessment.stages, self.pipeline.spec
         if defaults is None:
             return {}
         return {
-            name: CapacityChoice(self.pipeline.spec, stage.spec, lambda one: stages[one].status, defaults, self.now)
+            name: CapacityChoice(spec, stage.spec.over(pods), lambda one: stages[one].status, defaults, self.now)
             for name, stage in stages.items()
             if stage.spec
         }
 
     def _creation(self, spec: StageSpec, job: JobTemplate) -> Iterator[Action]:
         if not spec.runs_server and self.assessment.observation.workspace.missing:
-            yield CreateWorkspace()
+            yield CreateWorkspace(self.settings.defaults.workspace.storage_class_name)
         yield CreateJob(job)
 
     def _server_actions(self, stage: StageAssessment) -> Iterator[Action]:
@@ -273,8 +277,9 @@ class _Planner:
             return stage.status, (ProbeServer(attempt.job),)
         # Recorded, but its Job was never observed: create it with the recorded number.
         if attempt.created_at is None and stage.spec and stage.config:
-            workspace = self.assessment.observation.workspace
-            if not stage.spec.runs_server and create_blocker(workspace):
+            observation = self.assessment.observation
+            waits = not stage.spec.runs_server and create_blocker(observation.workspace)
+            if waits or observation.defaults_blocker:
                 return stage.status, ()
             job = job_template(self.pipeline, stage.spec, stage.config, attempt, self.settings)
             return stage.status, tuple(self._creation(stage.spec, job))

@@ -1,9 +1,10 @@
 """Settings of the operator, made by the platform team and the same for all pipelines."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.api.placement import PlacementDefaults
 
 VLLM_IMAGE = "vllm/vllm-openai:v0.11.0"
@@ -17,6 +18,8 @@ class Settings:
     """Image of stages that name none."""
     engine_images: Mapping[str, str] = field(default_factory=lambda: {"VLLM": VLLM_IMAGE})
     """Engine -> image of servers that name none, for engines that the trainer's image does not contain."""
+    defaults: Defaults = NO_DEFAULTS
+    """What applies where neither a pipeline nor its namespace says anything."""
     placement_defaults: PlacementDefaults | None = field(default_factory=PlacementDefaults)
     """Meaning of spot, on-demand and the pools on this cluster. None: on one machine, which has no such nodes."""
     grace_period: timedelta = timedelta(seconds=30)
@@ -38,6 +41,10 @@ class Settings:
     """Ended Jobs of each stage that are kept. A finished pipeline keeps one."""
     until: str | None = None
     """Last stage to start, for `finetune run --until`. None: all stages."""
+
+    def below(self, namespace: Defaults) -> "Settings":
+        """Return the settings with the defaults of a namespace above those of the operator."""
+        return replace(self, defaults=namespace.over(self.defaults))
 
     def image_of(self, engine: str | None) -> str:
         """Return the default image of a stage, or of the server with this engine."""

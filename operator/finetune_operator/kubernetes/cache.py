@@ -17,6 +17,8 @@ from finetune_operator.kubernetes.cached_pipeline import CachedPipeline, Waiting
 from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
 from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
 from finetune_operator.kubernetes.store import Entry, NamespacedName, Store, namespaced_name, version_of
+from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
+from finetune_operator.kubernetes.translate.defaults import NONE, NamespaceDefaults, read_defaults
 from finetune_operator.kubernetes.translate.diagnose import STARTING
 from finetune_operator.kubernetes.translate.job import is_finished
 from finetune_operator.kubernetes.translate.pod import Pod
@@ -25,6 +27,8 @@ from finetune_operator.kubernetes.trim import JOB_NAME, trim_claim, trim_deploym
 Object = dict[str, Any]
 PIPELINES, JOBS, PODS, EVENTS = "finetunepipelines", "jobs", "pods", "events"
 DEPLOYMENTS, SERVICES, CLAIMS = "deployments", "services", "persistentvolumeclaims"
+DEFAULTS = "configmaps"
+"""Of all ConfigMaps only those with defaults of their namespace, which have one name."""
 WARNING_LENGTH = 1024
 """Characters kept of a Warning event's message, which any author of Events may choose."""
 WARNINGS_KEPT = 4096
@@ -63,6 +67,7 @@ class ResourceCache:
         self.deployments: Store[Object] = Store(trim_deployment, owner=_owner_uids)
         self.services: Store[Object] = Store(trim_service)
         self.claims: Store[Object] = Store(trim_claim)
+        self.defaults: Store[NamespaceDefaults] = Store(read_defaults)
         self.warnings: OrderedDict[tuple[str, str, str], tuple[str, str]] = OrderedDict()
         """Namespace, kind and name of an object -> time and message of the newest Warning event about it."""
         self.stores: dict[str, Store[Any]] = {
@@ -72,6 +77,7 @@ class ResourceCache:
             DEPLOYMENTS: self.deployments,
             SERVICES: self.services,
             CLAIMS: self.claims,
+            DEFAULTS: self.defaults,
         }
         self._lost_jobs: OrderedDict[NamespacedName, tuple[str, ...]] = OrderedDict()
         """Claim -> its deleted Jobs whose pods no watch has shown. A pod may run: a watch may be behind another."""
@@ -89,6 +95,8 @@ class ResourceCache:
         if kind == PODS:
             return self._update_pod(before, trim_pod(found), version_of(found))
         after = store.update(found)
+        if kind == DEFAULTS:
+            return self._defaults_changed(namespaced_name(found)[0], before or NONE, after)
         if kind == PIPELINES:
             self._forget_ended_pods(before, after)
             next_users = self._sharing(after.key, before) if before and before.frees_claim(after) else ()
@@ -104,6 +112,8 @@ class ResourceCache:
         if kind == PODS:
             return self._update_pod(self.pods.get(name), {**trim_pod(found), "gone": True}, version)
         before = self.stores[kind].remove(name, version)
+        if kind == DEFAULTS:
+            return self._defaults_changed(name[0], before or NONE, NONE)
         if kind == PIPELINES:
             for job in before.running_jobs if before else ():
                 self._forget_pods(name[0], job)
@@ -181,6 +191,10 @@ class ResourceCache:
         """Return the message of the newest Warning event about an object; empty where there is none."""
         return self.warnings.get((namespace, kind, name), ("", ""))[1]
 
+    def defaults_of(self, namespace: str) -> NamespaceDefaults:
+        """Return the defaults of a namespace."""
+        return self.defaults.get((namespace, DEFAULTS_NAME)) or NONE
+
     def phases(self) -> Counter[str]:
         """Return the number of pipelines in each phase."""
         return Counter(entry.value.phase for entry in self.pipelines.entries.values())
@@ -190,6 +204,14 @@ class ResourceCache:
         return (one for entry in self.pipelines.entries.values() if (one := entry.value.waiting))
 
     # Changes.
+
+    def _defaults_changed(self, namespace: str, before: NamespaceDefaults, after: NamespaceDefaults) -> Change:
+        """Return the unfinished pipelines of the namespace: an attempt may wait for other defaults."""
+        if before == after:
+            return NO_CHANGE
+        known = (entry.value for entry in self.pipelines.entries.values())
+        keys = tuple(one.key for one in known if one.key.namespace == namespace and not one.finished)
+        return Change(keys, Urgency.NOW)
 
     def _changed(self, kind: str, before: Object | None, after: Object | None) -> Change:
         found = after or before or {}

@@ -111,7 +111,13 @@ class KubernetesCluster:
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Return the observed state of the pipeline's children and of its workspace."""
         await self._read_lost_pods(pipeline)  # first: they may be pods of its own Jobs, or of another user of the claim
-        return replace(await self.observe_children(pipeline), workspace=await self.workspaces.observe(pipeline))
+        namespace = self.cache.defaults_of(pipeline.key.namespace)
+        return replace(
+            await self.observe_children(pipeline),
+            workspace=await self.workspaces.observe(pipeline),
+            defaults=namespace.defaults,
+            defaults_blocker=namespace.blocker,
+        )
 
     async def _read_lost_pods(self, pipeline: Pipeline) -> None:
         """Read the pods of deleted Jobs with its claim, where the watch of pods is behind that of Jobs."""
@@ -263,8 +269,8 @@ class KubernetesCluster:
                 self.servers.probe(pipeline, name)
             case SwitchTraffic(stage, name):
                 await self.servers.switch_traffic(pipeline, stage, name)
-            case CreateWorkspace():
-                await self.workspaces.create(pipeline)
+            case CreateWorkspace(storage_class):
+                await self.workspaces.create(pipeline, storage_class)
             case CreateJob(template):
                 if template.serving:
                     await self.servers.create(pipeline, template, template.serving)

@@ -67,6 +67,11 @@ def claims(namespace: str | None = None, name: str | None = None) -> str:
     return _path("api/v1", "persistentvolumeclaims", namespace, name)
 
 
+def config_maps(namespace: str | None = None) -> str:
+    """Return the path of the ConfigMaps of a namespace, or of all namespaces."""
+    return _path("api/v1", "configmaps", namespace, None)
+
+
 def events(namespace: str | None = None) -> str:
     """Return the path of the events of a namespace, or of all namespaces."""
     return _path("api/v1", "events", namespace, None)

@@ -65,10 +65,11 @@ class Workspaces:
                 users[key] = replace(users.get(key) or ClaimUser(key.name, writing=True), writing=True)
         return tuple(users.values())
 
-    async def create(self, pipeline: Pipeline) -> None:
-        """Create the claim, unless it exists by now."""
+    async def create(self, pipeline: Pipeline, storage_class: str | None = None) -> None:
+        """Create the claim, unless it exists by now; `storage_class` is for a pipeline that names none."""
+        desired = claim.build_claim(pipeline, storage_class)
         try:
-            created = await self.api.create(paths.claims(pipeline.key.namespace), claim.build_claim(pipeline))
+            created = await self.api.create(paths.claims(pipeline.key.namespace), desired)
         except AlreadyExists:
             found = await self.api.get(paths.claims(pipeline.key.namespace, claim.claim_name(pipeline)))
             if found is None:

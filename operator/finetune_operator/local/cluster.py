@@ -128,7 +128,7 @@ class LocalCluster:
                     self._start(pipeline, job)
                 case StopJob(name, _):
                     self._send_command(name, STOP)
-                case DeletePipeline() | DeleteJob() | CreateWorkspace() | ChangeWorkspace():
+                case DeletePipeline() | DeleteJob() | CreateWorkspace(_) | ChangeWorkspace():
                     pass  # the user deletes the work folder
                 case ProbeServer() | SwitchTraffic() | DeleteService():
                     pass  # no local server outlives its attempt

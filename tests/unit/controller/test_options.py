@@ -1,4 +1,4 @@
-"""Wrong values of the placement end the operator's process at once, with the name of the field."""
+"""Wrong values of the placement and of the defaults end the operator's process at once, with the name of the field."""
 
 import json
 
@@ -36,3 +36,11 @@ def test_placement_that_is_no_json_ends_the_operator(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--placement={"])
     assert "argument --placement: Invalid JSON" in capsys.readouterr().err
+
+
+def test_wrong_defaults_end_the_operator_with_their_field(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(['--defaults={"podDefaults": {"image": "x"}}'])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "argument --defaults: podDefaults.image: Extra inputs are not permitted" in line
+    assert line.endswith(": correct `defaults` in the values of the chart")

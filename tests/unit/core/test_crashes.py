@@ -153,7 +153,7 @@ def test_second_of_two_actions_is_applied_after_a_kill():
     scenario.cluster.inject_fault = kill_after_first_action
     with pytest.raises(Killed):
         scenario.reconcile()
-    assert scenario.cluster.claims == {"team/demo-workspace"}
+    assert scenario.cluster.claims == {"team/demo-workspace": None}
     assert scenario.created_jobs == []
     scenario.reconcile_until_stable()
     assert scenario.created_jobs == ["prepare-a1"]

@@ -338,6 +338,12 @@ class PodDefaults(WithRules):
     runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pod. Absent: the cluster's default."""
 
+    def over(self, defaults: "PodDefaults") -> Self:
+        """Return this pod with the defaults below it."""
+        mine = {name: getattr(self, name) for name in PodDefaults.model_fields}
+        theirs = {name: getattr(defaults, name) for name in PodDefaults.model_fields}
+        return self.model_copy(update={name: _over(mine[name], theirs[name]) for name in mine})
+
 
 class Pod(PodDefaults):
     """The stage's pod, in the shapes of core/v1. A local run uses env, command and args of it."""
@@ -356,12 +362,6 @@ class Pod(PodDefaults):
     def literal_env(self) -> dict[str, str]:
         """Return the variables that have a value."""
         return {one.name: one.value or "" for one in self.env if one.value_from is None}
-
-    def over(self, defaults: PodDefaults) -> Self:
-        """Return this pod with the defaults below it."""
-        mine = {name: getattr(self, name) for name in PodDefaults.model_fields}
-        theirs = {name: getattr(defaults, name) for name in PodDefaults.model_fields}
-        return self.model_copy(update={name: _over(mine[name], theirs[name]) for name in mine})
 
 
 def _over(mine: Any, theirs: Any) -> Any:

@@ -23,16 +23,16 @@ def claim_name(pipeline: Pipeline) -> str:
     return pipeline.spec.workspace.existing_claim or workspace_name(pipeline.key.name)
 
 
-def build_claim(pipeline: Pipeline) -> dict[str, Any]:
-    """Build the claim that the operator creates.
+def build_claim(pipeline: Pipeline, storage_class: str | None = None) -> dict[str, Any]:
+    """Build the claim that the operator creates; `storage_class` is for a pipeline that names none.
 
     A retained claim has no owner and none of the pipeline's labels, so that no tool prunes it with the pipeline.
     """
     workspace = pipeline.spec.workspace
     requests = {"storage": workspace.size}
     spec: dict[str, Any] = {"accessModes": [workspace.access_mode], "resources": {"requests": requests}}
-    if workspace.storage_class_name:
-        spec["storageClassName"] = workspace.storage_class_name
+    if name := workspace.storage_class_name or storage_class:
+        spec["storageClassName"] = name
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
