@@ -12,7 +12,6 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import ATTEMPTS_KEPT, AttemptStatus, Outcome, PipelineStatus, StageStatus
 from finetune_operator.controller.metrics import (
     FINAL_PHASES,
-    FINISHED,
     REGISTRY,
     AttemptLabels,
     count_changes,
@@ -107,10 +106,9 @@ def finished(phase: str) -> PipelineStatus:
 )
 def test_pipeline_is_counted_once_it_finishes(before, after, count):
     def counted() -> float:
-        samples = [sample for one in FINISHED.collect() for sample in one.samples if sample.name.endswith("_total")]
-        series = {sample.labels["phase"]: sample.value for sample in samples}
-        assert series.keys() == set(FINAL_PHASES)
-        return sum(series.values())
+        return sum(
+            REGISTRY.get_sample_value("finetune_pipelines_finished_total", {"phase": one}) for one in FINAL_PHASES
+        )
 
     earlier = counted()
     record_changes(before, after)
