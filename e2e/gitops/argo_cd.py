@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from support import programs
 from support.stores import servers
 
 from testcluster import binaries
@@ -75,10 +76,10 @@ def running_argo_cd(kube: Kube, folder: Path) -> Iterator[ArgoCD]:
     cache = ("--redis", f"127.0.0.1:{redis}")
     renderer = (f"127.0.0.1:{repositories}", "--repo-server-plaintext")
     with ExitStack() as stack:
-        stack.enter_context(servers.running([servers.program("miniredis"), f"127.0.0.1:{redis}"], redis, {}))
+        stack.enter_context(servers.running([programs.program("miniredis"), f"127.0.0.1:{redis}"], redis, {}))
 
         def run(name: str, port: int, *arguments: str) -> None:
-            command = [servers.program("argocd"), "--loglevel", "warn", *arguments]
+            command = [programs.program("argocd"), "--loglevel", "warn", *arguments]
             environment = _environment(kube, folder, name)
             stack.enter_context(servers.running(command, port, environment, log=folder / f"{name}.log"))
 
@@ -127,7 +128,7 @@ _FOLDERS = tuple(
 
 
 def _install(argo_cd: ArgoCD) -> None:
-    crds = binaries.source("argocd") / "manifests" / "crds"
+    crds = programs.source("argocd") / "manifests" / "crds"
     for kind in KINDS:
         argo_cd.kube.apply((crds / f"{kind}-crd.yaml").read_text())
     for kind in KINDS:

@@ -3,6 +3,7 @@
 One cluster and one Argo CD for all tests, an Application for each. GITOPS=all watches for drift for ten minutes.
 """
 
+import itertools
 import os
 import shutil
 import time
@@ -16,8 +17,9 @@ import yaml
 from e2e.gitops.application import Application, example
 from e2e.gitops.argo_cd import CUSTOMIZATIONS, LABELS, ArgoCD, running_argo_cd
 from e2e.gitops.git_repository import GitRepository
+from e2e.gitops.manifests import failing, failing_once, gated, in_wave, unreadable
 from e2e.pipelines import chart
-from e2e.pipelines.driver import SCRIPT, pipeline, variables
+from e2e.pipelines.driver import pipeline
 from testcluster import fixtures
 from testcluster.kube_namespace import RESTRICTED, KubeNamespace, until
 from testcluster.provider import Provider
@@ -31,8 +33,6 @@ MODES = {
     "server": (("ServerSideApply=true",), {"argocd.argoproj.io/compare-options": "ServerSideDiff=true"}),
 }
 """How Argo CD compares: syncOptions and annotations of an Application."""
-FAILS_ONCE = 'once=$FINETUNE_WORKSPACE/once; [ -e "$once" ] || { touch "$once"; FAIL_WITH=70; }'
-STAYED = [("OutOfSync", "Missing"), ("Synced", "Progressing")]
 LATER = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "later"}}
 
 
@@ -93,22 +93,9 @@ def install(operator: Application, **values: Any) -> None:
     operator.argo_cd.kube.apply([manifest])
 
 
-def in_wave(wave: int, manifest: Object) -> Object:
-    """Return a manifest that is applied in a sync wave."""
-    annotations = {"argocd.argoproj.io/sync-wave": str(wave)}
-    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
-
-
-def gated(threshold: float) -> Object:
-    """Return a pipeline in wave 0 whose score of 0.9 is published if it is above the threshold."""
-    gate = {"task": "exam", "metric": "acc", "operator": "GreaterThan", "value": threshold}
-    manifest = pipeline("bot", pushes=True, evaluate={"gates": [gate]}, push={"when": "GatesPassed"})
-    return in_wave(0, manifest)
-
-
-def failing(**more: Any) -> Object:
-    """Return a pipeline whose training fails, without a second attempt."""
-    return pipeline("bot", train={"maxFailures": 0, **more})
+def since_sync(application: Application) -> list[tuple[str, str]]:
+    """Return the states from the first one in which the Application was Synced."""
+    return list(itertools.dropwhile(lambda state: state[0] != "Synced", application.states))
 
 
 def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
@@ -117,34 +104,43 @@ def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
     message = application.wait_health("bot", "Progressing")
     assert message
     application.wait("Synced", "Healthy")
-    assert application.states == [*STAYED, ("Synced", "Healthy")]
+    assert since_sync(application) == [("Synced", "Progressing"), ("Synced", "Healthy")]
     assert application.pipeline("bot").status["phase"] == "Succeeded"
     assert len(application.status["history"]) == 1
 
 
 def test_closed_gate_holds_the_next_wave_until_lowered(application: Application):
     application.namespace.claim("models")
-    application.repository.commit({"bot.json": gated(0.95), "later.json": in_wave(1, LATER)})
+    application.repository.commit({"bot.json": in_wave(0, gated(0.95)), "later.json": in_wave(1, LATER)})
     application.create()
     message = application.wait_health("bot", "Degraded")
     assert "0.95" in message
     until(lambda: application.operation.get("retryCount"), 30, application.describe)
     assert not application.namespace.get("configmap", "later")
-    application.commit({"bot.json": gated(0.5)})
+    application.commit({"bot.json": in_wave(0, gated(0.5))})
     application.wait("Synced", "Healthy", 120)
     assert application.namespace.get("configmap", "later")
 
 
 def test_failed_stage_is_degraded_until_retry(application: Application):
-    script = {"command": ["sh", "-c", f"{FAILS_ONCE}\n{SCRIPT}"]}
-    application.repository.commit({"bot.json": failing(pod=script)})
+    application.repository.commit({"bot.json": failing_once()})
     application.create()
     message = application.wait_health("bot", "Degraded")
     assert "FAIL_WITH is set" in message
     assert application.actions("bot") == {"retry"}
     application.act("retry", "bot")
     application.wait("Synced", "Healthy")
-    assert application.states == [*STAYED, ("Synced", "Degraded"), ("Synced", "Progressing"), ("Synced", "Healthy")]
+    healths = ("Progressing", "Degraded", "Progressing", "Healthy")
+    assert since_sync(application) == [("Synced", health) for health in healths]
+
+
+def test_unreadable_pipeline_is_degraded_until_repaired(application: Application):
+    application.repository.commit({"bot.json": unreadable()})
+    application.create()
+    assert "SpecInvalid" in application.wait_health("bot", "Degraded")
+    assert application.actions("bot") == set()
+    application.commit({"bot.json": pipeline("bot")})
+    application.wait("Synced", "Healthy")
 
 
 def test_actions_suspend_and_resume_where_git_is_silent(application: Application):
@@ -265,7 +261,7 @@ def test_no_drift_in_any_mode_of_comparison(new_application: Callable[[str], App
     time.sleep(DRIFT_SECONDS)
     for application, generation in zip(applications, before, strict=True):
         application.refresh("hard")
-        assert {sync for sync, _ in application.states[1:]} == {"Synced"}, application.describe()
+        assert {sync for sync, _ in since_sync(application)} == {"Synced"}, application.describe()
         assert len(application.status["history"]) == 1
         assert generations(application) == generation
 
@@ -285,8 +281,7 @@ def generations(application: Application) -> dict[str, int]:
 
 def test_next_wave_is_made_without_the_health_check(application: Application):
     """The negative control of the waves: Argo CD without deploy/argocd does not see the failure."""
-    broken = failing(pod={"env": variables("train", FAIL_WITH="70")})
-    application.repository.commit({"bot.json": in_wave(0, broken), "later.json": in_wave(1, LATER)})
+    application.repository.commit({"bot.json": in_wave(0, failing()), "later.json": in_wave(1, LATER)})
     application.argo_cd.configure({})
     try:
         application.create()

@@ -34,6 +34,14 @@ def installed(name: str, install: Callable[[Path], None]) -> Path:
     return folder
 
 
+def source(name: str) -> Path:
+    """Return the folder with a Go program's source. Skip the test where it cannot be downloaded."""
+    try:
+        return binaries.source(name)
+    except UsageError as error:
+        missing(str(error))
+
+
 def missing(text: str) -> NoReturn:
     """Skip the test with what is missing; fail where CI=true."""
     if os.environ.get("CI", "") in {"true", "1"}:
