@@ -16,6 +16,7 @@ ORDER = (
     "test_flux",
     "test_nodes",
     "test_invalid_input",
+    "test_kind",
     "test_node_faults",
     "test_pod_faults",
     "test_evictions",

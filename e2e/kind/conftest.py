@@ -22,15 +22,16 @@ def docker_engine() -> Iterator[str]:
     report = binaries.report_progress
     try:
         engine.check()
-        with step("programs and layers of the node image"):
+        with step("programs and files of the node image"):
             # Everything that needs the internet comes before the engine, whose network is its own.
             binaries.build_missing([*NEEDED, "helm"], report)
-            layers = [] if fixtures.NODE_IMAGE else node_image.build(report)
+            files = None if fixtures.NODE_IMAGE else node_image.build(report)
     except UsageError as error:
         missing(str(error))
+    fixtures.remove_leftovers()
     with engine.running(report):
         with step("node image loaded into Docker"):
-            name = fixtures.NODE_IMAGE or node_image.load(layers, report)
+            name = node_image.load(files, report) if files else fixtures.NODE_IMAGE
         yield name
 
 

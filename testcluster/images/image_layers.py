@@ -9,7 +9,6 @@ import os
 import platform
 import tarfile
 from pathlib import Path
-from typing import Any
 
 from testcluster.errors import UsageError
 
@@ -37,14 +36,9 @@ def layer(programs: dict[str, Path]) -> bytes:
 
 def config(layers: list[bytes], entrypoint: list[str], *, user: str = NONROOT, path: str = "/bin") -> bytes:
     """Return the config of an image that runs, by default, as a user without rights."""
-    process = {"Entrypoint": entrypoint, "User": user, "Env": [f"PATH={path}"]}
-    return describe([f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers], process)
-
-
-def describe(layers: list[str], process: dict[str, Any]) -> bytes:
-    """Return the config of an image from the digests of its uncompressed layers and the settings of its process."""
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-    rootfs = {"type": "layers", "diff_ids": layers}
+    process = {"Entrypoint": entrypoint, "User": user, "Env": [f"PATH={path}"]}
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers]}
     return json.dumps({"architecture": machine, "os": "linux", "config": process, "rootfs": rootfs}).encode()
 
 

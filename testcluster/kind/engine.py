@@ -59,17 +59,12 @@ def running(report: Callable[[str], None]) -> Iterator[None]:
         return
     folder = engines() / f"t{os.getpid()}"
     folder.mkdir(parents=True)
-    with _environment(folder), _network(), _inotify(report):
-        started = time.monotonic()
-        process = _start(folder)
-        try:
-            _wait(process, folder)
-            report(f"a Docker engine answers after {time.monotonic() - started:.1f} s")
+    _raise_inotify(report)
+    try:
+        with _environment(folder), _network(), _process(folder, report):
             yield
-        finally:
-            process.kill()
-            process.wait()
-            _remove(folder)
+    finally:
+        _remove(folder)
 
 
 def check() -> None:
@@ -100,6 +95,7 @@ def _remove(folder: Path) -> None:
     for _ in range(50):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
+            _restore_inotify()
             return
         # The kernel removes the mounts of the engine's namespace shortly after its last process.
         time.sleep(0.1)
@@ -156,17 +152,35 @@ def _call(result: int, name: str) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-@contextmanager
-def _inotify(report: Callable[[str], None]) -> Iterator[None]:
-    """Raise the limit of inotify instances, which the whole host shares, and lower it again."""
+def _raise_inotify(report: Callable[[str], None]) -> None:
+    """Raise the limit of inotify instances, which the whole host shares; `_remove` restores it."""
     before = int(_INOTIFY.read_text())
     if before < INOTIFY_INSTANCES:
         report(f"raising fs.inotify.max_user_instances from {before} to {INOTIFY_INSTANCES}")
+        (engines() / "inotify").write_text(str(before))
         _INOTIFY.write_text(str(INOTIFY_INSTANCES))
+
+
+def _restore_inotify() -> None:
+    """Restore the limit when the last engine is gone."""
+    before = engines() / "inotify"
+    if before.exists() and not any(engines().glob("t*")):
+        _INOTIFY.write_text(before.read_text())
+        before.unlink(missing_ok=True)
+
+
+@contextmanager
+def _process(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Run the engine until the end of the context."""
+    started = time.monotonic()
+    process = _start(folder)
     try:
+        _wait(process, folder)
+        report(f"a Docker engine answers after {time.monotonic() - started:.1f} s")
         yield
     finally:
-        _INOTIFY.write_text(str(before))
+        process.kill()
+        process.wait()
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:

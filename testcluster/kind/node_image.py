@@ -12,11 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from io import BytesIO
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +21,6 @@ from testcluster import binaries, toolchain
 from testcluster.cluster_state import cache, locked
 from testcluster.commands import run_command
 from testcluster.errors import TimedOut, UsageError
-from testcluster.images import image_layers
 from testcluster.images.image_builders import ENGINES
 from testcluster.kind import control_plane_images, node_root
 
@@ -32,7 +28,9 @@ LOCAL = "local"
 """The value of --node-image for the image of this module."""
 REPOSITORY = "localhost/finetune-kind-node"
 REQUIRED_BYTES = 5 << 30
-"""Free bytes for a build: the root file system, the programs, their images, and both layers."""
+"""Free bytes for a build: the root file system, the programs, their images, and the archives of them."""
+UNPACK_TIMEOUT = 300
+"""Seconds that unpacking the root file system may take."""
 NEEDED = [
     "kubeadm",
     "kubelet",
@@ -51,6 +49,12 @@ NEEDED = [
     "kind",
 ]
 _SOURCES = ("node_image.py", "control_plane_images.py", "pod_network.sh")
+_DOCKERFILE = """FROM {base}
+ENV container=docker
+STOPSIGNAL SIGRTMIN+3
+ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]
+"""
+"""The metadata of kind's base image; `docker import` cannot set a stop signal. systemd shuts down by this one."""
 _UNITS = ("containerd", "kubelet", "pod-network", "undo-mount-hacks")
 _POD_NETWORK = """[Unit]
 Description=network of the pods
@@ -92,35 +96,53 @@ def main() -> int:
     return 0
 
 
-def build(report: Callable[[str], None]) -> list[Path]:
-    """Build the layers unless they exist, and return them. Needs no Docker engine. Raises UsageError and TimedOut."""
+def build(report: Callable[[str], None]) -> Path:
+    """Build the image's files unless they exist, and return the archive of them. Needs no Docker engine.
+
+    Raises UsageError and TimedOut.
+    """
     binaries.build_missing(NEEDED, report)
-    root, programs = node_root.layer(), programs_layer()
-    if not (root.exists() and programs.exists()):
+    target = files()
+    if not target.exists():
         _check_disk()
-        node_root.provide(report)
+        root = node_root.provide(report)
         with locked(node_root.folder()):
-            if not programs.exists():
+            if not target.exists():
                 report("building the programs and images of kind's nodes …")
-                _build_programs(root, programs)
-            _delete_others({root, programs})
-    return [root, programs]
+                _build(root, target)
+            _delete_others({root, target})
+    return target
 
 
-def programs_layer() -> Path:
-    """Return the path of the upper layer, which need not exist yet; its name has a hash of what it is made from."""
-    parts = [node_root.layer().name, binaries.folder().name, binaries.folder("kubeadm").name]
+def files() -> Path:
+    """Return the path of the image's files, which need not exist yet; its name has a hash of all that is in it."""
+    parts = [node_root.archive().name, binaries.folder().name, binaries.folder("kubeadm").name]
     parts += [Path(__file__).with_name(name).read_text() for name in _SOURCES]
-    return node_root.folder() / f"programs-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.tar"
+    return node_root.folder() / f"node-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.tar"
 
 
-def load(layers: Sequence[Path], report: Callable[[str], None]) -> str:
+def load(archive: Path, report: Callable[[str], None]) -> str:
     """Load the image into the Docker engine unless it has it, and return its name. Raises TimedOut."""
-    name = f"{REPOSITORY}:{layers[-1].stem.rpartition('-')[2]}"
+    name = f"{REPOSITORY}:{archive.stem.removeprefix('node-')}"
     if not ENGINES["docker"].digest(name):
         report(f"loading {name} into the Docker engine …")
-        _load(name, layers)
+        imported = f"{name}-files"
+        # Not `docker load`, which writes the files twice.
+        with archive.open("rb") as content:
+            _docker("import", "-", imported, stdin=content)
+        with tempfile.TemporaryFile() as dockerfile:
+            dockerfile.write(_DOCKERFILE.format(base=imported).encode())
+            dockerfile.seek(0)
+            _docker("build", f"--tag={name}", "-", stdin=dockerfile)
+        _docker("image", "rm", imported)
     return name
+
+
+def _docker(*arguments: str, stdin: IO[bytes] | None = None) -> None:
+    command = ["docker", *arguments]
+    done = subprocess.run(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        raise TimedOut(f"docker {arguments[0]}: {done.stdout.decode(errors='replace').strip()[-1000:]}")
 
 
 def _check_disk() -> None:
@@ -139,21 +161,20 @@ def _delete_others(kept: set[Path]) -> None:
             layer.unlink()
 
 
-def _build_programs(root_layer: Path, target: Path) -> None:
-    for leftover in target.parent.glob(".programs-*"):
+def _build(root: Path, target: Path) -> None:
+    for leftover in target.parent.glob(".node-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".programs-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".node-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
-        tree, root = scratch / "tree", scratch / "root"
-        root.mkdir()
-        run_command("tar", "-C", str(root), "-xf", str(root_layer), timeout=300)
+        tree = scratch / "tree"
         tree.mkdir()
+        run_command("tar", "-C", str(tree), "-xf", str(root), timeout=UNPACK_TIMEOUT)
         _copy_base_files(tree)
         _install_programs(tree)
         _configure(tree)
         store = tree / "var/lib/containerd"
-        store.mkdir(parents=True)
-        control_plane_images.fill_store(store, root, _sandbox_image(tree), scratch)
+        store.mkdir()
+        control_plane_images.fill_store(store, tree, _sandbox_image(tree), scratch)
         node_root.pack(tree, target)
 
 
@@ -189,7 +210,7 @@ def _install_programs(tree: Path) -> None:
             shutil.copy(binaries.program(name), tree / place / name)
     shutil.copy(Path(__file__).with_name("pod_network.sh"), tree / "usr/local/bin/pod-network")
     (tree / "usr/local/bin/pod-network").chmod(0o755)
-    (tree / "opt/cni").mkdir(parents=True)
+    (tree / "opt/cni").mkdir()
     (tree / "opt/cni/bin").symlink_to("/usr/lib/cni")
 
 
@@ -197,7 +218,7 @@ def _configure(tree: Path) -> None:
     """Write what kind's own build would write, and the settings that older kernels and limited roots need."""
     units = tree / "etc/systemd/system"
     (units / "pod-network.service").write_text(_POD_NETWORK)
-    (units / "multi-user.target.wants").mkdir()
+    (units / "multi-user.target.wants").mkdir(exist_ok=True)
     for unit in _UNITS:
         (units / "multi-user.target.wants" / f"{unit}.service").symlink_to(f"/etc/systemd/system/{unit}.service")
     (tree / "etc/containerd/cri-base.json").write_text(json.dumps(_base_spec()))
@@ -231,43 +252,6 @@ def _sandbox_image(tree: Path) -> str:
     if not found:
         raise UsageError("kind's configuration of containerd names no sandbox_image; adapt testcluster/kind")
     return found[1]
-
-
-def _load(name: str, layers: Sequence[Path]) -> None:
-    """Write the archive into `docker load`, so that no copy of the layers is needed on disk."""
-    process = {
-        "Entrypoint": ["/usr/local/bin/entrypoint", "/sbin/init"],
-        "Env": ["container=docker", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
-        # systemd shuts down by this signal; SIGTERM would make it start again.
-        "StopSignal": "SIGRTMIN+3",
-    }
-    config = image_layers.describe([_digest(layer) for layer in layers], process)
-    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": [layer.name for layer in layers]}]
-    with (
-        tempfile.TemporaryFile() as output,
-        subprocess.Popen(["docker", "load"], stdin=subprocess.PIPE, stdout=output, stderr=output) as loading,
-    ):
-        # The pipe breaks when the engine refuses the image or ends; its output says why.
-        with suppress(BrokenPipeError):
-            _write_archive(loading.stdin, config, json.dumps(manifest).encode(), layers)
-        if loading.wait():
-            output.seek(0)
-            raise TimedOut(f"docker load {name}: {output.read().decode(errors='replace').strip()[-1000:]}")
-
-
-def _write_archive(pipe: IO[bytes] | None, config: bytes, manifest: bytes, layers: Sequence[Path]) -> None:
-    with pipe or BytesIO() as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
-        for part, data in {"config.json": config, "manifest.json": manifest}.items():
-            member = tarfile.TarInfo(part)
-            member.size = len(data)
-            archive.addfile(member, BytesIO(data))
-        for layer in layers:
-            archive.add(layer, layer.name)
-
-
-def _digest(layer: Path) -> str:
-    with layer.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The lower layer of the node image: Debian with systemd and the programs that Kubernetes and its network call."""
+"""The root file system of kind's nodes: Debian with systemd and the programs that Kubernetes and its network call."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ _UNREAD = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "us
 
 
 def folder() -> Path:
-    """Return the folder of the layers."""
+    """Return the folder of the archives."""
     return cache() / "kind"
 
 
-def layer() -> Path:
-    """Return the path of the layer, which need not exist yet; its name has a hash of this module's source."""
+def archive() -> Path:
+    """Return the path of the archive, which need not exist yet; its name has a hash of this module's source."""
     source = inspect.getsource(sys.modules[__name__])
     return folder() / f"root-{hashlib.sha256(source.encode()).hexdigest()[:16]}.tar"
 
 
 def provide(report: Callable[[str], None]) -> Path:
-    """Build the layer unless it exists, and return its path. Raises UsageError and TimedOut."""
+    """Build the archive unless it exists, and return its path. Raises UsageError and TimedOut."""
     with locked(folder()):
-        if not layer().exists():
-            _build(layer(), report)
-    return layer()
+        if not archive().exists():
+            _build(archive(), report)
+    return archive()
 
 
 def _build(target: Path, report: Callable[[str], None]) -> None:
@@ -104,7 +104,7 @@ def _adapt(root: Path) -> None:
 
 
 def pack(tree: Path, target: Path) -> None:
-    """Write a folder as an uncompressed layer; the file gets its name when it is complete."""
+    """Write a folder as an uncompressed archive; the file gets its name when it is complete."""
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         run_command(

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +14,10 @@ from testcluster.images.image_builders import Docker
 from testcluster.kind import engine, node_image, node_root, oci_runtime
 
 FAKE_DOCKER = """#!/bin/sh
-[ "$1" = load ] || exit 1
+echo "$@" >> {folder}/commands
+[ "$1 $2" != "image inspect" ] || exit 1
 [ -z "$DOCKER_FAILS" ] || {{ echo no space left on device >&2; exit 1; }}
-cat > {folder}/archive.tar
+[ "$1" = image ] || cat > {folder}/$1
 """
 PRIVILEGED = {
     "capabilities": {name: ["CAP_KILL", "CAP_SYS_RESOURCE"] for name in ("bounding", "effective")},
@@ -34,21 +34,20 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """A docker that writes what it loads to archive.tar."""
+    """The folder in which a fake docker records its commands, and its standard input by command."""
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "docker").write_text(FAKE_DOCKER.format(folder=tmp_path))
     (programs / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    return tmp_path / "archive.tar"
+    return tmp_path
 
 
 @pytest.fixture
-def layers(tmp_path):
-    files = [tmp_path / "root-aa.tar", tmp_path / "programs-bb.tar"]
-    for file in files:
-        file.write_bytes(file.name.encode())
-    return files
+def archive(tmp_path):
+    file = tmp_path / "node-aa.tar"
+    file.write_text("files")
+    return file
 
 
 @pytest.fixture
@@ -88,22 +87,19 @@ def test_full_root_keeps_the_configuration(tmp_path, runc, monkeypatch):
     assert json.loads((tmp_path / "config.json").read_text())["process"]["oomScoreAdj"] == -999
 
 
-def test_node_image_has_both_layers_and_the_stop_signal(docker, layers):
-    name = node_image.load(layers, lambda _: None)
-    with tarfile.open(docker) as archive:
-        [manifest] = json.load(archive.extractfile("manifest.json"))
-        config = json.load(archive.extractfile("config.json"))
-        assert archive.extractfile("programs-bb.tar").read() == b"programs-bb.tar"
-    assert (manifest["RepoTags"], manifest["Layers"]) == ([name], ["root-aa.tar", "programs-bb.tar"])
-    assert name == "localhost/finetune-kind-node:bb"
-    assert config["config"]["StopSignal"] == "SIGRTMIN+3"
-    assert len(config["rootfs"]["diff_ids"]) == 2
+def test_node_image_has_the_files_and_the_stop_signal(docker, archive):
+    name = node_image.load(archive, lambda _: None)
+    assert name == "localhost/finetune-kind-node:aa"
+    assert (docker / "import").read_text() == "files"
+    assert (docker / "build").read_text().splitlines()[0] == f"FROM {name}-files"
+    assert "STOPSIGNAL SIGRTMIN+3" in (docker / "build").read_text()
+    assert f"build --tag={name} -" in (docker / "commands").read_text()
 
 
-def test_failed_load_names_the_output_of_docker(docker, layers, monkeypatch):
+def test_failed_load_names_the_output_of_docker(docker, archive, monkeypatch):
     monkeypatch.setenv("DOCKER_FAILS", "1")
-    with pytest.raises(TimedOut, match="no space left on device"):
-        node_image.load(layers, lambda _: None)
+    with pytest.raises(TimedOut, match="docker import: no space left on device"):
+        node_image.load(archive, lambda _: None)
 
 
 def test_node_image_on_a_small_disk_is_refused(cache, monkeypatch):
