@@ -331,7 +331,8 @@ def _build_information(go: str, name: str, program: Path) -> str:
     """Return the line of the program's Go build information with the module that it comes from; empty if absent."""
     lines = _run(name, go, "version", "-m", str(program)).stdout.splitlines()
     module = _providing(BINARIES[name])[0]
-    return next((line for line in lines if module in line.split()[1:2]), "")
+    # The line `path` names the package, which may be the module's root, without a version.
+    return next((line for line in lines if line.split()[:2] in (["mod", module], ["dep", module])), "")
 
 
 def _run(name: str, *command: str) -> subprocess.CompletedProcess[str]:

@@ -137,7 +137,9 @@ def test_program_with_another_version_is_refused(go, monkeypatch, answer):
 
 def test_program_without_version_option_is_checked(go, monkeypatch):
     monkeypatch.setenv("FAKE_ANSWER", "usage")
-    monkeypatch.setenv("FAKE_INFORMATION", f"{OF_HELM_CONTROLLER} v{HELM_CONTROLLER} h1:x")
+    monkeypatch.setenv(
+        "FAKE_INFORMATION", f"path github.com/fluxcd/helm-controller\n{OF_HELM_CONTROLLER} v{HELM_CONTROLLER} h1:x"
+    )
     binaries.build_missing(["helm-controller"])
     assert content(binaries.folder("helm-controller")) == {"helm-controller"}
 
