@@ -92,11 +92,11 @@ class Application:
                 return dict(resource.get("health", {}))
         return {}
 
-    def wait(self, sync: str, health: str, seconds: float = 60) -> None:
+    def wait(self, sync: str, health: str, seconds: float = 120) -> None:
         """Wait for a sync and a health; raises TimedOut with `describe`."""
         until(lambda: self.state == (sync, health), seconds, self.describe)
 
-    def wait_health(self, pipeline: str, health: str, seconds: float = 60) -> str:
+    def wait_health(self, pipeline: str, health: str, seconds: float = 120) -> str:
         """Wait for the health of one pipeline, and return its message; raises TimedOut with `describe`."""
         until(lambda: self.health(pipeline).get("status") == health, seconds, self.describe)
         return str(self.health(pipeline).get("message", ""))
@@ -108,7 +108,7 @@ class Application:
     def actions(self, pipeline: str) -> set[str]:
         """Return the actions that Argo CD offers for a pipeline."""
         listed = self.argo_cd.command("app", "actions", "list", self.name, *_selected(pipeline), "-o", "json")
-        return {action["Action"] for action in json.loads(listed) if not action["Disabled"]}
+        return {action["Action"] for action in json.loads(listed) or () if not action["Disabled"]}
 
     def act(self, action: str, pipeline: str) -> None:
         """Run an action of a pipeline, as its button does."""

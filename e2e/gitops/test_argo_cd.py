@@ -115,7 +115,7 @@ def test_closed_gate_holds_the_next_wave_until_lowered(application: Application)
     application.create()
     message = application.wait_health("bot", "Degraded")
     assert "0.95" in message
-    until(lambda: application.operation.get("retryCount"), 30, application.describe)
+    until(lambda: application.operation.get("retryCount"), 60, application.describe)
     assert not application.namespace.get("configmap", "later")
     application.commit({"bot.json": in_wave(0, gated(0.5))})
     application.wait("Synced", "Healthy", 120)
@@ -172,7 +172,7 @@ def test_suspend_in_git_wins_over_the_action(application: Application):
     application.commit(at(suspend=True))
     application.wait("Synced", "Suspended")
     application.act("resume", "bot")
-    until(lambda: driver.object["spec"]["suspend"] and driver.object["metadata"]["generation"] == 4, 30)
+    until(lambda: driver.object["spec"]["suspend"] and driver.object["metadata"]["generation"] == 4, 60)
     application.wait("Synced", "Suspended")
     application.commit(at(suspend=False))
     application.wait("Synced", "Healthy")
@@ -195,13 +195,13 @@ def test_hook_of_the_example_runs_after_each_sync(application: Application):
     hook["spec"] = {**scripted, "ttlSecondsAfterFinished": 3, "whenExpired": hook["spec"]["whenExpired"]}
     application.repository.commit({"hook.json": hook, "later.json": LATER})
     application.create()
-    until(lambda: application.namespace.run("get", "ft", "-o", "name"), 30, application.describe)
+    until(lambda: application.namespace.run("get", "ft", "-o", "name"), 60, application.describe)
     assert application.operation["phase"] == "Running"
     until(lambda: application.operation["phase"] == "Succeeded", 60, application.describe)
     until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
     assert application.state == ("Synced", "Healthy")
     application.commit({"later.json": {**LATER, "data": {"changed": "yes"}}})
-    until(lambda: application.namespace.run("get", "ft", "-o", "name"), 30, application.describe)
+    until(lambda: application.namespace.run("get", "ft", "-o", "name"), 60, application.describe)
 
 
 def test_application_set_creates_an_application_per_run(application: Application):
@@ -241,7 +241,7 @@ def test_chart_is_upgraded_with_its_crd(operator: Application):
         pods = operator.namespace.get("deployment", chart.RELEASE)["spec"]["template"]
         return list(pods["spec"]["containers"][0]["args"])
 
-    until(lambda: "--grace-seconds=31" in arguments(), 30, operator.describe)
+    until(lambda: "--grace-seconds=31" in arguments(), 60, operator.describe)
     operator.wait("Synced", "Healthy")
     assert kube.json("get", "crd", "finetunepipelines.finetune.dev")["metadata"]["uid"] == crd
     assert ("OutOfSync", "Healthy") in operator.states  # the upgrade; that it is over is checked above
@@ -286,7 +286,7 @@ def test_next_wave_is_made_without_the_health_check(application: Application):
     try:
         application.create()
         driver = application.pipeline("bot")
-        until(lambda: driver.object, 30, application.describe)
+        until(lambda: driver.object, 60, application.describe)
         driver.wait_finished("Failed")
         application.wait("Synced", "Healthy")
         assert application.namespace.get("configmap", "later")
