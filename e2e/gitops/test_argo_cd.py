@@ -50,7 +50,7 @@ def operator(argo_cd: ArgoCD) -> Application:
     repository.commit({})
     application = Application(argo_cd, KubeNamespace(argo_cd.kube, chart.NAMESPACE), repository)
     install(application, replicaCount=1)
-    application.wait("Synced", "Healthy", 120)
+    application.wait("Synced", "Healthy", 300)
     return application
 
 
