@@ -1,0 +1,147 @@
+"""A real Prometheus scrapes an operator and a training process, and its alert fires: `MONITORING=all` runs it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.charts import CLUSTER_WIDE, Object, only, render
+from support.monitoring import ALL_ENABLED, alert_rules, dashboard_expressions
+from support.operator_process import install_crd, running_operator
+from support.prometheus_server import Prometheus, discovered, prometheus, static
+from support.scenario import ALL_STAGES, Scenario, a_pipeline
+from support.simulated_kubelet import simulated_kubelet
+from support.stages import start_stage
+from support.stores.servers import free_port
+from support.training import documents, environment, train_config, write_rows
+from support.volumes import GROWING, create_growing_class, create_volume
+
+from e2e.pipelines.driver import PipelineDriver
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.kubernetes.resources.job import build_job
+from testcluster.kube_namespace import UNPRIVILEGED, KubeNamespace, temporary_namespace, until
+
+pytestmark = pytest.mark.skipif(os.environ.get("MONITORING") != "all", reason="MONITORING=all runs it")
+WAITING = "FineTuneStageWaiting"
+TRAINING_SECONDS = 900
+"""Limit for the first steps: torch alone is imported for minutes while other tests take the processor."""
+
+
+@contextmanager
+def training(folder, model) -> Iterator[int]:
+    """Run the train stage in a process of its own; yield the port of its metrics."""
+    port = free_port()
+    write_rows(folder, documents(40), documents(4, seed=1))
+    config = train_config(model, max_steps=1_000_000, checkpoint={"every_steps": 20})
+    with start_stage(config, environment(folder), FINETUNE_METRICS_PORT=str(port)) as process:
+        try:
+            yield port
+        finally:
+            process.kill()
+
+
+def stuck_pipeline(team: KubeNamespace) -> PipelineDriver:
+    """Create a pipeline whose first stage waits for a quota."""
+    create_volume(team, "stuck-workspace")
+    team.run("create", "quota", "none", "--hard=pods=0")
+    spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}}
+    pipeline = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "stuck"}}
+    return PipelineDriver.start(team, {**pipeline, "spec": spec})
+
+
+def stage_pod() -> Object:
+    """Return a pod with the labels, annotations and port of a training attempt's, which a KWOK node runs."""
+    scenario = Scenario(a_pipeline()).finish()
+    [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == "train"]
+    built = build_job(Pipeline(Key("team", "my.model"), "uid-1", 1, a_pipeline()), template)["spec"]["template"]
+    [container] = built["spec"]["containers"]
+    tolerations = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
+    own = {"name": "stage", "image": "none", "ports": container["ports"], "securityContext": UNPRIVILEGED}
+    meta = {**built["metadata"], "name": "scraped"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": meta,
+        "spec": {"tolerations": tolerations, "containers": [own]},
+    }
+
+
+@pytest.fixture(scope="module")
+def scene(control_plane, tmp_path_factory, tiny_model):
+    """A Prometheus, the pipeline that is stuck, and the namespace of a pod that it discovers."""
+    kube, folder, port = control_plane.kube, tmp_path_factory.mktemp("prometheus"), free_port()
+    install_crd(kube)
+    create_growing_class(kube)
+    monitor = only(render(ALL_ENABLED), "PodMonitor")
+    with temporary_namespace(kube, "watched-operator") as own, temporary_namespace(kube, "watched-team") as team:
+        objects = render(CLUSTER_WIDE, namespace=own.name)
+        own.create(stage_pod())
+        with (
+            training(folder, tiny_model) as trainer,
+            running_operator(own, objects, folder, port),
+            simulated_kubelet(team),
+            prometheus(
+                folder,
+                alert_rules(waitingMinutes=1),
+                static("operator", port),
+                static("trainer", trainer, namespace="team", pod="p", pipeline="demo", attempt="1"),
+                discovered(monitor, kube.kubeconfig),
+            ) as server,
+        ):
+            yield server, stuck_pipeline(team)
+
+
+def test_alert_fires_while_a_stage_is_stuck_and_ends_with_it(scene: tuple[Prometheus, PipelineDriver]):
+    """No other pipeline of this operator waits, so nothing else may fire. It leads, and no queue is long."""
+    server, driver = scene
+    fired = until(lambda: server.firing(WAITING), 300, driver.describe)
+    assert [(one["stage"], one["reason"]) for one in fired] == [("prepare", "WaitingForQuota")]
+    others = ("FineTuneOperatorNotLeading", "FineTuneQueueStuck", "FineTunePipelineFailed", "FineTuneServerDown")
+    assert [name for name in others if server.firing(name)] == []
+    driver.namespace.run("delete", "quota", "none")
+    driver.wait_finished(seconds=300)
+    until(lambda: not server.query("finetune_waiting_stages"), 60)
+    until(lambda: not server.firing(WAITING), 60)
+    assert server.query('finetune_pipelines{phase="Succeeded"}')[0]["value"][1] == "1"
+
+
+def test_training_process_is_scraped(scene: tuple[Prometheus, PipelineDriver]):
+    server, _ = scene
+    until(
+        lambda: server.query('finetune_stage_tokens_per_second{stage="train", pipeline="demo"} > 0'), TRAINING_SECONDS
+    )
+    [loss] = server.query('finetune_stage_loss{stage="train", pipeline="demo"}')
+    assert 0 < float(loss["value"][1]) < 100
+
+
+def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheus, PipelineDriver]):
+    """A pipeline's name may have dots, and its annotation has the whole of it."""
+    server, driver = scene
+    [found] = until(lambda: server.targets("stages"), 120, driver.describe)
+    assert found["scrapeUrl"].endswith(":8080/metrics")
+    assert {name: found["labels"][name] for name in ("pipeline", "attempt", "namespace", "pod")} == {
+        "pipeline": "my.model",
+        "attempt": "1",
+        "namespace": "watched-operator",
+        "pod": "scraped",
+    }
+
+
+def test_every_panel_shows_what_was_scraped(scene: tuple[Prometheus, PipelineDriver]):
+    """A query may be well-formed and fail, for example where one series matches many.
+
+    Here are no GPUs, nothing has failed, and at the end nothing waits.
+    """
+    server, _ = scene
+    until(lambda: server.query("finetune_stage_validation_loss and finetune_stage_saved_step"), TRAINING_SECONDS)
+    empty = {name for name, expression in dashboard_expressions().items() if not server.query(concrete(expression))}
+    assert {name for name in empty if "GPU" not in name} == {
+        f"FineTunePipelines: {panel} A" for panel in ("Failed attempts per hour", "Stages that wait", "Longest wait")
+    }
+
+
+def concrete(expression: str) -> str:
+    values = {'job=~"any"': 'job=~".+"', 'namespace="any"': 'namespace="team"', 'pipeline="any"': 'pipeline="demo"'}
+    for variable, value in values.items():
+        expression = expression.replace(variable, value)
+    return expression
