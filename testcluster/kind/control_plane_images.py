@@ -51,14 +51,16 @@ def _archive(image: str, root: Path, scratch: Path) -> Path:
 
 
 def _iptables(root: Path) -> dict[str, Path]:
-    """Return iptables with its libraries and extensions, {path in the image: file}."""
+    """Return iptables with its extensions and all their libraries, {path in the image: file}."""
     program = root / "usr/sbin/xtables-nft-multi"
-    listed = run_command("chroot", str(root), "ldd", "/usr/sbin/xtables-nft-multi")
-    libraries = {path.lstrip("/") for path in re.findall(r"(/\S+) \(0x", listed)}
-    extensions = {str(path.relative_to(root)) for path in root.glob("usr/lib/*/xtables/*.so")}
-    return {path: (root / path).resolve() for path in libraries | extensions} | {
-        f"usr/sbin/{name}": program for name in IPTABLES
-    }
+    extensions = [str(path.relative_to(root)) for path in root.glob("usr/lib/*/xtables/*.so")]
+    files = [f"/{path}" for path in ["usr/sbin/xtables-nft-multi", *extensions]]
+    listed = run_command("chroot", str(root), "ldd", *files)
+    paths = [*files[1:], *sorted(set(re.findall(r"(/\S+) \(0x", listed)))]
+    # Resolved inside the root: an absolute link would lead to a file of the host.
+    targets = run_command("chroot", str(root), "readlink", "-f", *paths).split()
+    found = {path.lstrip("/"): root / target.lstrip("/") for path, target in zip(paths, targets, strict=True)}
+    return found | {f"usr/sbin/{name}": program for name in IPTABLES}
 
 
 def _import(store: Path, archives: Sequence[Path], scratch: Path) -> None:
