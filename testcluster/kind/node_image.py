@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +30,8 @@ LOCAL = "local"
 REPOSITORY = "localhost/finetune-kind-node"
 REQUIRED_BYTES = 5 << 30
 """Free bytes for a build: the root file system, the programs, their images, and the archives of them."""
+KEEP_SECONDS = 24 * 3600
+"""Age at which the archive of another version is deleted."""
 UNPACK_TIMEOUT = 300
 """Seconds that unpacking the root file system may take."""
 NEEDED = [
@@ -110,7 +113,10 @@ def build(report: Callable[[str], None]) -> Path:
             if not target.exists():
                 report("building the programs and images of kind's nodes …")
                 _build(root, target)
-            _delete_others({root, target})
+            _delete_unused({root, target})
+    # The modification time is the time of the last use.
+    for used in filter(Path.exists, (node_root.archive(), target)):
+        os.utime(used)
     return target
 
 
@@ -155,10 +161,11 @@ def _check_disk() -> None:
         )
 
 
-def _delete_others(kept: set[Path]) -> None:
-    for layer in node_root.folder().glob("*.tar"):
-        if layer not in kept:
-            layer.unlink()
+def _delete_unused(kept: set[Path]) -> None:
+    """Delete archives of other versions, unless another checkout of this host has used them within a day."""
+    for archive in node_root.folder().glob("*.tar"):
+        if archive not in kept and archive.stat().st_mtime < time.time() - KEEP_SECONDS:
+            archive.unlink()
 
 
 def _build(root: Path, target: Path) -> None:

@@ -110,6 +110,20 @@ def test_node_image_on_a_small_disk_is_refused(cache, monkeypatch):
     assert not node_root.folder().exists()
 
 
+def test_archive_of_another_checkout_is_kept_for_a_day(cache, monkeypatch):
+    monkeypatch.setattr(node_image.binaries, "build_missing", lambda *_: None)
+    monkeypatch.setattr(node_root, "provide", lambda _: node_root.archive())
+    monkeypatch.setattr(node_image, "_build", lambda _, target: target.touch())
+    monkeypatch.setattr(node_image, "REQUIRED_BYTES", 0)
+    node_root.folder().mkdir(parents=True)
+    for name in ("root-old.tar", "node-recent.tar", node_root.archive().name):
+        (node_root.folder() / name).touch()
+    os.utime(node_root.folder() / "root-old.tar", (0, 0))
+    built = node_image.build(lambda _: None)
+    names = {file.name for file in node_root.folder().iterdir()}
+    assert names == {"node-recent.tar", node_root.archive().name, built.name}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_engine_of_an_ended_process_is_deleted(cache):
     for owner in ("t1", "t4194305"):
