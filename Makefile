@@ -26,6 +26,7 @@ test-all: export FAULTS := all
 test-all: export KUBERNETES := all
 test-all: export GITOPS := all
 test-all: export MONITORING := all
+test-all: export KIND := all
 test-all: test ## run all tests of `make test`, and the slow ones
 
 check: ## check style, types, layers and generated files

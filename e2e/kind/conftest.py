@@ -1,4 +1,6 @@
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.stores.servers import missing
@@ -14,6 +16,16 @@ from testcluster.provider import ClusterSpec, Provider
 
 IMAGES = ("finetune-operator:dev",)
 """The trainer's image takes minutes to load onto three nodes; the tests' stages are scripts in the toolbox image."""
+DEFAULT = ("test_pods_run_on_on_demand_and_spot_nodes", "test_image_pushed_to_the_registry_is_pulled_by_a_node")
+"""Tests that always run. The others, which need minutes, run with KIND=all."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs KIND=all. The functions themselves have no marks, because other files run them, too."""
+    skipped = pytest.mark.skip(reason="runs with KIND=all")
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.name not in DEFAULT and os.environ.get("KIND") != "all":
+            item.add_marker(skipped)
 
 
 @pytest.fixture(scope="module")
