@@ -1,0 +1,175 @@
+"""Flux as processes beside a cluster: source controller, kustomize controller and helm controller."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support import programs
+from support.stores import servers
+
+from e2e.gitops.git_http import serving
+from e2e.gitops.git_repository import BRANCH, GitRepository
+from e2e.pipelines.driver import PipelineDriver
+from testcluster.kube import Kube
+from testcluster.kube_namespace import KubeNamespace, until
+
+Object = dict[str, Any]
+NAMESPACE = "flux-system"
+CONTROLLERS = ("source-controller", "kustomize-controller", "helm-controller")
+REQUESTED = "reconcile.fluxcd.io/requestedAt"
+
+
+@dataclass(frozen=True)
+class Flux:
+    """A running Flux that manages the cluster beside it."""
+
+    kube: Kube
+    folder: Path
+    url: str
+    """Address of the folder in which repositories are served."""
+
+    def repository(self, name: str) -> GitRepository:
+        """Create a repository that Flux can fetch."""
+        return GitRepository.create(self.folder / "git" / name)
+
+    def source(self, repository: GitRepository) -> Object:
+        """Return the GitRepository of Flux for a repository."""
+        name = repository.folder.name
+        spec = {"url": f"{self.url}/{name}/.git", "ref": {"branch": BRANCH}, "interval": "1h"}
+        return self.manifest("source", "v1", "GitRepository", name, spec)
+
+    def manifest(self, group: str, version: str, kind: str, name: str, spec: Object) -> Object:
+        """Return an object of one of Flux' own groups."""
+        metadata = {"name": name, "namespace": NAMESPACE}
+        api_version = f"{group}.toolkit.fluxcd.io/{version}"
+        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+    @property
+    def objects(self) -> KubeNamespace:
+        """The namespace of its own objects, for kubectl."""
+        return KubeNamespace(self.kube, NAMESPACE)
+
+    def ready(self, kind: str, name: str) -> Object:
+        """Return the condition Ready of one of its objects, if it is about the current generation; else empty."""
+        found = self.objects.get(kind, name)
+        for condition in found.get("status", {}).get("conditions", ()):
+            if condition["type"] == "Ready" and condition["observedGeneration"] == found["metadata"]["generation"]:
+                return dict(condition)
+        return {}
+
+    def logs(self) -> str:
+        """Return the last 40 lines of each process."""
+        lines = {file.stem: file.read_text().splitlines()[-40:] for file in sorted(self.folder.glob("*.log"))}
+        return "\n".join(f"{name}: {line}" for name, found in lines.items() for line in found)
+
+
+@dataclass(frozen=True)
+class Kustomization:
+    """The Kustomization of a repository; its name is that of the namespace into which it deploys."""
+
+    flux: Flux
+    namespace: KubeNamespace
+    repository: GitRepository
+
+    @property
+    def name(self) -> str:
+        """The name of the Kustomization and of its GitRepository."""
+        return self.namespace.name
+
+    def create(self, **spec: Any) -> None:
+        """Apply GitRepository and Kustomization, which waits for what it has applied."""
+        usual = {"sourceRef": {"kind": "GitRepository", "name": self.name}, "path": ".", "prune": True, "wait": True}
+        times = {"interval": "10s", "retryInterval": "5s", "timeout": "2m"}
+        more = {"targetNamespace": self.namespace.name, **times, **usual, **spec}
+        kustomization = self.flux.manifest("kustomize", "v1", "Kustomization", self.name, more)
+        self.flux.kube.apply([self.flux.source(self.repository), kustomization])
+
+    def commit(self, files: Object) -> str:
+        """Commit to the repository and ask for a fetch, as a webhook does; return the commit."""
+        commit = self.repository.commit(files)
+        if self.flux.objects.get("gitrepository", self.name):
+            self.flux.objects.run("annotate", "gitrepository", self.name, f"{REQUESTED}={commit}", "--overwrite")
+        return commit
+
+    @property
+    def status(self) -> Object:
+        """Its status; empty if there is none."""
+        status: Object = self.flux.objects.get("kustomization", self.name).get("status", {})
+        return status
+
+    @property
+    def ready(self) -> Object:
+        """Its condition Ready."""
+        return self.flux.ready("kustomization", self.name)
+
+    def wait_ready(self, status: str, reason: str, seconds: float = 120) -> str:
+        """Wait for status and reason of Ready, and return its message; raises TimedOut with `describe`."""
+
+        def reached() -> bool:
+            return (self.ready.get("status"), self.ready.get("reason")) == (status, reason)
+
+        until(reached, seconds, self.describe)
+        return str(self.ready["message"])
+
+    def wait_failed(self, message: str, seconds: float = 100) -> str:
+        """Wait until a health check has failed with a message that contains the text; return the message.
+
+        The limit is shorter than the usual timeout of a Kustomization here, so a failure by timeout is none in time.
+        """
+
+        def failed() -> bool:
+            return self.ready.get("reason") == "HealthCheckFailed" and message in self.ready["message"]
+
+        until(failed, seconds, self.describe)
+        return str(self.ready["message"])
+
+    def pipeline(self, name: str) -> PipelineDriver:
+        """Return the driver of one of its pipelines."""
+        return PipelineDriver(self.namespace, name)
+
+    def delete(self) -> None:
+        """Delete the Kustomization and what it has applied."""
+        self.flux.objects.run("delete", "kustomization,gitrepository", self.name, "--ignore-not-found", timeout=120)
+
+    def describe(self) -> str:
+        """Return the status, the objects of the namespace and Flux' logs, for failure messages."""
+        objects = self.namespace.run("get", "ft,pods,jobs,pvc,events")
+        return f"{json.dumps(self.status, indent=1)}\n{objects}\n{self.flux.logs()}"
+
+
+@contextmanager
+def running_flux(kube: Kube, folder: Path) -> Iterator[Flux]:
+    """Install Flux' CRDs in a cluster, and run its controllers until the end of the context."""
+    (folder / "git").mkdir()
+    _install(kube)
+    artifacts = f"127.0.0.1:{servers.free_port()}"
+    storage = ("--storage-path", str(folder / "storage"), "--storage-addr", artifacts, "--storage-adv-addr", artifacts)
+    (folder / "storage").mkdir()
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(folder / "git"))
+        for name in CONTROLLERS:
+            health = servers.free_port()
+            addresses = (f"--health-addr=127.0.0.1:{health}", f"--metrics-addr=127.0.0.1:{servers.free_port()}")
+            more = storage if name == "source-controller" else ()
+            command = [programs.program(name), *addresses, "--events-addr=", "--requeue-dependency=2s", *more]
+            environment = _environment(kube, folder, name)
+            stack.enter_context(servers.running(command, health, environment, log=folder / f"{name}.log"))
+        yield Flux(kube, folder, url)
+
+
+def _environment(kube: Kube, folder: Path, name: str) -> dict[str, str]:
+    own = {variable: str(folder / name / variable) for variable in ("HOME", "TMPDIR")}
+    for path in own.values():
+        Path(path).mkdir(parents=True)
+    return {**own, "KUBECONFIG": str(kube.kubeconfig), "RUNTIME_NAMESPACE": NAMESPACE}
+
+
+def _install(kube: Kube) -> None:
+    for name in CONTROLLERS:
+        for file in sorted((programs.source(name) / "config" / "crd" / "bases").glob("*.yaml")):
+            kube.apply(file.read_text())
+    kube.run("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
