@@ -11,7 +11,8 @@ from testcluster.kind.provider import Kind
 from testcluster.linux_namespaces.provider import LinuxNamespaces
 from testcluster.provider import Provider
 
-PROVIDERS: dict[str, Callable[..., Provider]] = {"linux-namespaces": LinuxNamespaces, "kind": Kind}
+PROVIDERS: dict[str, Callable[..., Provider]] = {"kind": Kind, "linux-namespaces": LinuxNamespaces}
+"""kind comes first: linux-namespaces takes every folder for its own, and would delete the pids of kind's services."""
 
 
 def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> Provider:

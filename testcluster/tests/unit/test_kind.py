@@ -226,6 +226,10 @@ def test_down_stops_the_services_on_the_host(docker):
     assert not created.exists()
 
 
+def test_cluster_of_kind_is_found_as_such(cluster):
+    assert isinstance(providers.find("lab"), Kind)
+
+
 def test_kind_is_the_default_where_docker_answers(docker):
     assert isinstance(providers.choose("lab", None), Kind)
 
