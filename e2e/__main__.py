@@ -14,7 +14,7 @@ from testcluster import binaries, deps
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images import build
 from testcluster.images.image_builders import ENGINES
-from testcluster.kind import engine, node_image, node_root
+from testcluster.kind import engine, node_image
 
 LAYERS = ("tests/integration", "testcluster/tests/e2e", "e2e")
 ARGO_CD = ("luavm", "miniredis", "argocd")
@@ -64,18 +64,15 @@ def prepare(for_tests: tuple[str, ...] = ()) -> None:
     Without them the other tests can run, so what is missing is left for the test to report.
     """
     programs = deps.install_packages()
-    with suppress(UsageError):
-        install_docker()
     with ThreadPoolExecutor() as pool:
         images = pool.submit(build.build_all)
-        root = pool.submit(node_root.provide, binaries.report_progress)
         deps.build(programs)
         with suppress(UsageError):
             deps.build(for_tests)
         images.result()
-        # Where there can be no node image, the tests on kind say so and skip.
+    if os.environ.get("KIND") == "all":
         with suppress(UsageError):
-            root.result()
+            install_docker()
             node_image.build(binaries.report_progress)
 
 

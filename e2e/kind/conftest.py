@@ -16,15 +16,13 @@ from testcluster.provider import ClusterSpec, Provider
 
 IMAGES = ("finetune-operator:dev",)
 """The trainer's image takes minutes to load onto three nodes; the tests' stages are scripts in the toolbox image."""
-DEFAULT = ("test_pods_run_on_on_demand_and_spot_nodes", "test_image_pushed_to_the_registry_is_pulled_by_a_node")
-"""Tests that always run. The others, which need minutes, run with KIND=all."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs KIND=all. The functions themselves have no marks, because other files run them, too."""
+    """Skip these tests without KIND=all. The functions have no marks, because other files run them, too."""
     skipped = pytest.mark.skip(reason="runs with KIND=all")
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.name not in DEFAULT and os.environ.get("KIND") != "all":
+        if item.path.parent == Path(__file__).parent and os.environ.get("KIND") != "all":
             item.add_marker(skipped)
 
 
