@@ -11,3 +11,7 @@ class Conflict(ClusterError):
 
 class InvalidObject(ClusterError):
     """The operator cannot process the object. Do not retry until the user changes it."""
+
+
+class NewerObject(InvalidObject):
+    """The object has fields that a newer CRD declares. Leave it to a newer operator, which may start any moment."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from support.pipeline_objects import Object, stored_object
-from support.scenario import START, Scenario, a_pipeline, scores
+from support.scenario import START, Scenario, a_pipeline, merged, scores
 
 from finetune_operator.api.conditions import READY, Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
@@ -102,11 +102,10 @@ def _server_down() -> Scenario:
     return scenario.reconcile_until_stable()
 
 
-def _unreadable() -> Object:
+def _unreadable(message: str, *, stalled: bool) -> Object:
     found = stored_object(_running())
-    message = "spec.train.lora.rank: 0 is less than 1"
-    found["status"] |= unreadable_status(message, found["metadata"]["generation"], START)
-    return found
+    status = unreadable_status(message, found["metadata"]["generation"], START, stalled=stalled)
+    return merged(found, {"status": status})
 
 
 def _suspended() -> Scenario:
@@ -158,6 +157,16 @@ STATES: dict[str, PipelineState] = {
     "suspended after its end": PipelineState(lambda: Scenario().finish().edit(suspend=True), CURRENT, HEALTHY),
     "serving": PipelineState(_serving, CURRENT, HEALTHY),
     "with a server that is down": PipelineState(_server_down, IN_PROGRESS, DEGRADED),
-    "unreadable": PipelineState(_unreadable, FAILED, DEGRADED),
+    "of a newer CRD": PipelineState(
+        lambda: _unreadable("train.compileMode: Extra inputs are not permitted", stalled=False),
+        IN_PROGRESS,
+        PROGRESSING,
+        RUNNING,
+    ),
+    "unreadable": PipelineState(
+        lambda: _unreadable("train.lora.rank: Input should be greater than or equal to 1", stalled=True),
+        FAILED,
+        DEGRADED,
+    ),
 }
 """By name, in the order of a pipeline's life."""

@@ -74,7 +74,7 @@ async def _reconcile(key: Key, queue: WorkQueue, cluster: KubernetesCluster, set
         return "conflict"
     except InvalidObject as error:
         log.warning("cannot reconcile %s until it is changed: %s", key, error)
-        return await _mark_invalid(key, queue, cluster, str(error))
+        return await _mark_invalid(key, queue, cluster, error)
     except (ClusterError, TimeoutError) as error:
         message = str(error) or f"timed out (limit: {RECONCILE_TIMEOUT_SECONDS:g} s)"
         log.warning("cannot reconcile %s, retrying in %.1f s: %s", key, queue.add_rate_limited(key), message)
@@ -91,10 +91,10 @@ async def _reconcile(key: Key, queue: WorkQueue, cluster: KubernetesCluster, set
     return "done"
 
 
-async def _mark_invalid(key: Key, queue: WorkQueue, cluster: KubernetesCluster, message: str) -> str:
+async def _mark_invalid(key: Key, queue: WorkQueue, cluster: KubernetesCluster, why: InvalidObject) -> str:
     """Write the reason to the status. The pipeline is reconciled again when it changes."""
     try:
-        await cluster.mark_invalid(key, message)
+        await cluster.mark_invalid(key, why)
     except ClusterError as error:
         delay = queue.add_rate_limited(key)
         log.warning("cannot write the status of %s, retrying in %.1f s: %s", key, delay, error)

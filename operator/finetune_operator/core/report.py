@@ -77,12 +77,14 @@ def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: 
     ).with_unknown_fields_of(before)
 
 
-def unreadable_status(message: str, generation: int, now: datetime) -> dict[str, Any]:
+def unreadable_status(message: str, generation: int, now: datetime, *, stalled: bool = True) -> dict[str, Any]:
     """Return the fields to change in the status of an object that the operator cannot read.
 
-    With observedGeneration, so that kstatus reads Stalled; without finishedAt, which is that of another spec.
+    With observedGeneration, so that kstatus reads Stalled; without finishedAt, which is that of another spec. An object
+    that is not stalled waits for a newer operator, as it does for a moment in each upgrade.
     """
-    summary = Summary("Failed", "False", Reason.SPEC_INVALID, truncate_message(message), stalled=True)
+    phase, text = "Failed" if stalled else "Pending", truncate_message(message)
+    summary = Summary(phase, "False", Reason.SPEC_INVALID, text, stalled=stalled, reconciling=not stalled)
     conditions = _conditions(_summary_facts(summary), generation, now)
     told = [one.model_dump(mode="json", by_alias=True) for one in conditions]
     return {"conditions": told, "observedGeneration": generation, "phase": summary.phase, "finishedAt": None}

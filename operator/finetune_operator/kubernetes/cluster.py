@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
-from finetune_operator.api.conditions import STALLED, Reason
+from finetune_operator.api.conditions import READY, Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
@@ -33,7 +33,7 @@ from finetune_operator.core.plan import (
     subject_of,
 )
 from finetune_operator.core.report import unreadable_status
-from finetune_operator.errors import ClusterError, Conflict, InvalidObject
+from finetune_operator.errors import ClusterError, Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
@@ -50,6 +50,7 @@ from finetune_operator.kubernetes.translate.api_errors import (
     ApiError,
     Blocked,
     classify_api_error,
+    describe_unknown_fields,
     describe_validation_error,
 )
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
@@ -304,12 +305,19 @@ class KubernetesCluster:
         """Create Kubernetes Events in the background; a failure is logged and not retried."""
         self.events.record(pipeline, events)
 
-    async def mark_invalid(self, key: Key, why: str) -> None:
-        """Set phase and conditions of an object that the operator cannot read; the rest of its status stays."""
+    async def mark_invalid(self, key: Key, error: InvalidObject) -> None:
+        """Set phase and conditions of an object that the operator cannot read; the rest of its status stays.
+
+        A pipeline that has finished keeps its status if a newer operator can read the object.
+        """
         found = await self.api.get(paths.pipeline(key))
         if found is None:
             return
-        status, before = unreadable_status(why, found["metadata"]["generation"], _now()), found.get("status") or {}
+        generation, before = found["metadata"]["generation"], found.get("status") or {}
+        is_newer = isinstance(error, NewerObject)
+        if is_newer and before.get("finishedAt") and before.get("observedGeneration") == generation:
+            return
+        status = unreadable_status(str(error), generation, _now(), stalled=not is_newer)
         if _told(status) != _told(before):
             await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status})
 
@@ -321,8 +329,8 @@ class KubernetesCluster:
 
 def _told(status: Object) -> tuple[object, list[str]]:
     """Return what a status says of an object that cannot be read: two that are equal differ in times only."""
-    stalled = [one["message"] for one in status.get("conditions") or [] if one["type"] == STALLED]
-    return status.get("observedGeneration"), stalled
+    ready = [one["message"] for one in status.get("conditions") or [] if one["type"] == READY]
+    return status.get("observedGeneration"), ready
 
 
 def without_progress(status: PipelineStatus) -> PipelineStatus:
@@ -332,7 +340,10 @@ def without_progress(status: PipelineStatus) -> PipelineStatus:
 
 
 def parse_pipeline(found: Object) -> Pipeline:
-    """Parse the object. Raises InvalidObject for one that this version of the operator cannot read."""
+    """Parse the object. Raises InvalidObject for one that this version of the operator cannot read.
+
+    Raises NewerObject if it only has unknown fields: the API server has removed those that its CRD does not declare.
+    """
     meta = found["metadata"]
     try:
         return Pipeline(
@@ -345,6 +356,8 @@ def parse_pipeline(found: Object) -> Pipeline:
             status=PipelineStatus.model_validate(found.get("status") or {}),
         )
     except ValidationError as error:
+        if all(one["type"] == "extra_forbidden" for one in error.errors()):
+            raise NewerObject(describe_unknown_fields(error)) from error
         raise InvalidObject(describe_validation_error(error)) from error
 
 

@@ -33,8 +33,8 @@ class FailingCluster(MemoryCluster):
             raise self.error
         return await super().read(key)
 
-    async def mark_invalid(self, key, message):
-        self.invalid.append((key, message))
+    async def mark_invalid(self, key, error):
+        self.invalid.append((key, error))
 
     def claim_lock(self, _key):
         return self.lock
@@ -56,7 +56,7 @@ def test_each_error_has_its_outcome_and_is_contained(error, outcome):
         assert await process(BAD, queue, cluster, Settings()) == outcome
         assert await process(GOOD, queue, cluster, Settings()) == "done"
         assert len(cluster.jobs) == 1
-        assert cluster.invalid == ([(BAD, str(error))] if outcome == "invalid" else [])
+        assert cluster.invalid == ([(BAD, error)] if outcome == "invalid" else [])
 
     asyncio.run(scenario())
 
@@ -146,7 +146,7 @@ def test_worker_retries_when_invalid_status_is_not_written(error, caplog):
     async def scenario():
         cluster, queue = FailingCluster(InvalidObject("of another version")), WorkQueue()
 
-        async def mark_invalid(key, message):
+        async def mark_invalid(key, why):
             raise error
 
         cluster.mark_invalid = mark_invalid

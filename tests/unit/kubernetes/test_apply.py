@@ -2,12 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.cluster_objects import pipeline_object
 from support.fake_api import FakeApi
 from support.kstatus import kstatus_of
-from support.scenario import Scenario, a_pipeline
+from support.scenario import Scenario, a_pipeline, merged
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import API_VERSION, KIND
@@ -25,7 +26,7 @@ from finetune_operator.core.plan import (
     StopJob,
     SwitchTraffic,
 )
-from finetune_operator.errors import Conflict
+from finetune_operator.errors import Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
@@ -335,7 +336,7 @@ def test_unreadable_object_is_stalled_for_kstatus(env):
     """Its observedGeneration is that of the object, or kstatus would not read Stalled; finishedAt is another spec's."""
     before = env.api.objects[PIPELINE]
     env.api.put(PIPELINE, {**before, "status": {**before.get("status", {}), "finishedAt": "2030-01-01T00:00:00Z"}})
-    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, "train: nonsense"))
+    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
     found = env.api.objects[PIPELINE]
     status = PipelineStatus.model_validate(found["status"])
     assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "Failed"
@@ -345,5 +346,37 @@ def test_unreadable_object_is_stalled_for_kstatus(env):
 def test_unreadable_object_is_written_once_for_each_generation(env):
     for generation in (1, 1, 2):
         env.api.objects[PIPELINE]["metadata"]["generation"] = generation
-        asyncio.run(env.cluster.mark_invalid(env.pipeline.key, "train: nonsense"))
+        asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
     assert env.api.writes == [f"patch {PIPELINE}/status"] * 2
+
+
+NEWER = {"spec": {"train": {"optimizer": {"sharpness": 0.5}}}}
+
+
+def error_of(found: dict[str, Any], changes: dict[str, Any]) -> InvalidObject:
+    with pytest.raises(InvalidObject) as raised:
+        parse_pipeline(merged(found, changes))
+    return raised.value
+
+
+def test_pipeline_with_a_field_of_a_newer_crd_is_in_progress(env):
+    """During an upgrade, the new CRD's defaults appear in every object before the new operator starts."""
+    error = error_of(env.api.objects[PIPELINE], NEWER)
+    assert isinstance(error, NewerObject)
+    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error))
+    found = env.api.objects[PIPELINE]
+    assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "InProgress"
+    assert "sharpness: Extra inputs" in found["status"]["conditions"][0]["message"]
+    assert "the CRD is newer than this operator: upgrade it" in found["status"]["conditions"][0]["message"]
+
+
+def test_finished_pipeline_with_a_field_of_a_newer_crd_keeps_its_status(env):
+    status = {"finishedAt": "2030-01-01T00:00:00Z", "observedGeneration": 1, "phase": "Succeeded"}
+    env.api.put(PIPELINE, {**env.api.objects[PIPELINE], "status": status})
+    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error_of(env.api.objects[PIPELINE], NEWER)))
+    assert env.api.objects[PIPELINE]["status"] == status
+
+
+def test_wrong_value_beside_a_newer_field_is_invalid(env):
+    wrong = merged(NEWER, {"spec": {"seed": -1}})
+    assert not isinstance(error_of(env.api.objects[PIPELINE], wrong), NewerObject)

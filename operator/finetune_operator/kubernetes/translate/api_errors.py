@@ -69,6 +69,11 @@ def describe_validation_error(error: ValidationError) -> str:
     return f"{describe_first_error(error)}; {cause}"
 
 
+def describe_unknown_fields(error: ValidationError) -> str:
+    """Return the first field of an object that only a newer version of the operator knows, and how many more."""
+    return f"{describe_first_error(error)}; the CRD is newer than this operator: upgrade it, or remove the field"
+
+
 def describe_first_error(error: ValidationError, *, observed: bool = False) -> str:
     """Return the first invalid field, what is wrong with it, and how many more there are.
 
