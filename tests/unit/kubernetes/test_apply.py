@@ -359,7 +359,7 @@ def error_of(found: dict[str, Any], changes: dict[str, Any]) -> InvalidObject:
     return raised.value
 
 
-def test_pipeline_with_a_field_of_a_newer_crd_is_in_progress(env):
+def test_pipeline_of_a_newer_crd_is_in_progress(env):
     """During an upgrade, the new CRD's defaults appear in every object before the new operator starts."""
     error = error_of(env.api.objects[PIPELINE], NEWER)
     assert isinstance(error, NewerObject)
@@ -370,7 +370,7 @@ def test_pipeline_with_a_field_of_a_newer_crd_is_in_progress(env):
     assert "the CRD is newer than this operator: upgrade it" in found["status"]["conditions"][0]["message"]
 
 
-def test_finished_pipeline_with_a_field_of_a_newer_crd_keeps_its_status(env):
+def test_finished_pipeline_of_a_newer_crd_keeps_its_status(env):
     status = {"finishedAt": "2030-01-01T00:00:00Z", "observedGeneration": 1, "phase": "Succeeded"}
     env.api.put(PIPELINE, {**env.api.objects[PIPELINE], "status": status})
     asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error_of(env.api.objects[PIPELINE], NEWER)))
