@@ -33,6 +33,6 @@ def test_pipeline_of_all_stages_succeeds(operator: Operator, namespace: KubeName
     namespace.claim("models")
     driver = PipelineDriver.start(namespace, pipeline("whole", pushes=True))
     driver.wait_finished()
-    assert {name: stage["state"] for name, stage in driver.status["stages"].items()} == dict.fromkeys(
-        ("prepare", "train", "evaluate", "push"), "Succeeded"
-    )
+    states = {name: stage["state"] for name, stage in driver.status["stages"].items()}
+    done = dict.fromkeys(("prepare", "train", "evaluate", "push"), "Succeeded")
+    assert states == {**done, "deploy": "Skipped"}
