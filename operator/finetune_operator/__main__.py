@@ -7,10 +7,12 @@ import os
 import resource
 import socket
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from finetune_operator.api.defaults import Defaults
 from finetune_operator.api.placement import PlacementDefaults
@@ -20,6 +22,8 @@ from finetune_operator.core.settings import VLLM_IMAGE, Settings
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.translate.api_errors import describe_first_error
 from finetune_trainer.contract.environment import CLOUDS
+
+M = TypeVar("M", bound=BaseModel)
 
 POLL_SECONDS = 30.0
 """Interval between two reconciles of a pipeline with a running attempt, for what no event tells: a node may be lost."""
@@ -132,13 +136,13 @@ def _add_notices(parser: argparse.ArgumentParser) -> None:
 def _add_placement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--defaults",
-        type=_defaults,
+        type=_chart_value(Defaults, "defaults"),
         default="{}",
         help="JSON object: podDefaults and workspace of all pipelines, below a namespace's own (default: %(default)s)",
     )
     parser.add_argument(
         "--placement",
-        type=_placement,
+        type=_chart_value(PlacementDefaults, "placement"),
         default="{}",
         help="JSON object: preset, pools, node classes and prices, as in the chart's values (default: %(default)s)",
     )
@@ -150,20 +154,17 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _placement(text: str) -> PlacementDefaults:
-    try:
-        return PlacementDefaults.model_validate_json(text)
-    except ValidationError as error:
-        fix = "correct `placement` in the values of the chart"
-        raise argparse.ArgumentTypeError(f"{describe_first_error(error, observed=True)}: {fix}") from error
+def _chart_value(model: type[M], name: str) -> Callable[[str], M]:
+    """Return the parser of an option that the chart writes as JSON from one of its values."""
 
+    def parse(text: str) -> M:
+        try:
+            return model.model_validate_json(text)
+        except ValidationError as error:
+            fix = f"correct `{name}` in the values of the chart"
+            raise argparse.ArgumentTypeError(f"{describe_first_error(error, observed=True)}: {fix}") from error
 
-def _defaults(text: str) -> Defaults:
-    try:
-        return Defaults.model_validate_json(text)
-    except ValidationError as error:
-        fix = "correct `defaults` in the values of the chart"
-        raise argparse.ArgumentTypeError(f"{describe_first_error(error, observed=True)}: {fix}") from error
+    return parse
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
