@@ -140,7 +140,8 @@ def push_chart(release: Release, digests: dict[str, str]) -> str:
 
 def with_image(values: str, name: str, repository: str, digest: str) -> str:
     """Return the text of values.yaml with the repository and the digest of the image that has this name."""
-    pattern = rf'(?P<head> repository: ){name}\n(?P<tag> +tag: ""\n)(?P<key> +digest: )""'
+    comments = r"(?: *#.*\n)*"
+    pattern = rf'(?P<head> repository: ){name}\n(?P<tag>{comments} +tag: ""\n{comments})(?P<key> +digest: )""'
     changed, count = re.subn(pattern, rf'\g<head>{repository}\n\g<tag>\g<key>"{digest}"', values)
     if count != 1:
         raise Refused(f"values.yaml has {count} images {name} with an empty tag and digest, not one")

@@ -24,7 +24,7 @@ DRY = ("--dry-run=server", "--validate=strict")
 @pytest.fixture(scope="module")
 def kube(control_plane):
     with ExitStack() as stack:
-        for name in (NAMESPACE, "team-a", "team-b"):
+        for name in (NAMESPACE, "team-a", "team-b", EVERYTHING["argocd"]["namespace"]):
             stack.enter_context(temporary_namespace(control_plane.kube, name))
         yield control_plane.kube
 

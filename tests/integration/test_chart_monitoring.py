@@ -97,7 +97,9 @@ def test_dashboards_are_found_by_the_sidecar():
     default = of_kind(render(ALL_ENABLED), "ConfigMap")
     assert {one["metadata"]["name"] for one in default} == {f"{RELEASE}-fleet", f"{RELEASE}-single"}
     assert {one["metadata"]["labels"]["grafana_dashboard"] for one in default} == {"1"}
-    for one in of_kind(render(EVERYTHING), "ConfigMap"):
+    changed = of_kind(render({**EVERYTHING, "argocd": {}}), "ConfigMap")
+    assert len(changed) == len(default)
+    for one in changed:
         assert one["metadata"]["labels"]["grafana_dashboard"] == "yes"
         assert one["metadata"]["annotations"] == {"grafana_folder": "Training"}
 

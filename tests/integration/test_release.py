@@ -162,7 +162,8 @@ def untagged(checkout: Path) -> None:
 
 
 def pinned(checkout: Path) -> None:
-    replace(checkout / "charts/finetune-operator/values.yaml", 'digest: "" # sha256:…', 'digest: "sha256:0"')
+    comment = "sha256:…, which decides where it is set.\n  digest: "
+    replace(checkout / "charts/finetune-operator/values.yaml", f'{comment}""', f'{comment}"sha256:0"')
     commit(checkout)
 
 
