@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from testcluster import binaries
-from testcluster.cluster_state import cache
+from testcluster.cluster_state import cache, locked
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images.image_builders import ENGINES
 from testcluster.linux_namespaces import checks
@@ -84,6 +84,15 @@ def build(names: Iterable[str]) -> None:
     except NoGo:
         if sys.prefix == sys.base_prefix:
             raise
+        # Of several processes that miss Go, such as those of a test run, one installs it.
+        with locked(Path(sys.prefix)):
+            _build_with_own_go(names)
+
+
+def _build_with_own_go(names: Iterable[str]) -> None:
+    try:
+        binaries.build_missing(names)
+    except NoGo:
         _install_go(binaries.needed_go(names))
         binaries.build_missing(names)
 
