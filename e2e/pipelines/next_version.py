@@ -45,7 +45,7 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
     (f"{CORE}/report.py", '        written_by="next",\n', "        phase=summary.phase,\n"),
     (
         f"{CORE}/report.py",
-        f'    yield condition("{CONDITION}", "True", Reason("AllWell"), "a condition of the next version")\n',
+        f'    yield "{CONDITION}", "True", Reason("AllWell"), "a condition of the next version"\n',
         "    if summary.reconciling:\n",
     ),
     (f"{CORE}/metadata.py", f'        "{LABEL}": "next",\n', "        IDENTITY: identity,\n"),
