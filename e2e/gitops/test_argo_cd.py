@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from e2e.gitops.manifests import failing, failing_once, gated, in_wave, unreadab
 from e2e.pipelines import chart
 from e2e.pipelines.driver import pipeline
 from testcluster import fixtures
-from testcluster.kube_namespace import RESTRICTED, KubeNamespace, until
+from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
 
 Object = dict[str, Any]
@@ -59,20 +60,16 @@ def new_application(
     argo_cd: ArgoCD, operator: Application, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[str], Application]]:
     """Return a new namespace with a repository for it; the caller creates the Application."""
-    created = []
+    with ExitStack() as stack:
 
-    def create(purpose: str = "") -> Application:
-        name = fixtures.namespace_name(request.node.name + purpose)
-        labels = {"metadata": {"name": name, "labels": RESTRICTED}}
-        argo_cd.kube.apply([{"apiVersion": "v1", "kind": "Namespace", **labels}])
-        repository = GitRepository.create(argo_cd.folder / name)
-        created.append(Application(argo_cd, KubeNamespace(argo_cd.kube, name), repository))
-        return created[-1]
+        def create(purpose: str = "") -> Application:
+            name = fixtures.namespace_name(request.node.name + purpose)
+            namespace = stack.enter_context(temporary_namespace(argo_cd.kube, name))
+            created = Application(argo_cd, namespace, GitRepository.create(argo_cd.folder / name))
+            stack.callback(created.delete)
+            return created
 
-    yield create
-    for one in created:
-        one.delete()
-        argo_cd.kube.run("delete", "namespace", one.name, "--wait=false")
+        yield create
 
 
 @pytest.fixture

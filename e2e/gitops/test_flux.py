@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from e2e.gitops.manifests import failing, gated, unreadable
 from e2e.pipelines import chart
 from e2e.pipelines.driver import pipeline
 from testcluster import fixtures
-from testcluster.kube_namespace import RESTRICTED, KubeNamespace, until
+from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
 
 Object = dict[str, Any]
@@ -48,19 +49,16 @@ def new_kustomization(
     flux: Flux, operator: KubeNamespace, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Kustomization]]:
     """Return a new namespace with a repository for it; the caller creates the Kustomization."""
-    created = []
+    with ExitStack() as stack:
 
-    def create(purpose: str = "") -> Kustomization:
-        name = fixtures.namespace_name(request.node.name + purpose)
-        metadata = {"name": name, "labels": RESTRICTED}
-        flux.kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
-        created.append(Kustomization(flux, KubeNamespace(flux.kube, name), flux.repository(name)))
-        return created[-1]
+        def create(purpose: str = "") -> Kustomization:
+            name = fixtures.namespace_name(request.node.name + purpose)
+            namespace = stack.enter_context(temporary_namespace(flux.kube, name))
+            created = Kustomization(flux, namespace, flux.repository(name))
+            stack.callback(created.delete)
+            return created
 
-    yield create
-    for one in created:
-        one.delete()
-        flux.kube.run("delete", "namespace", one.name, "--wait=false")
+        yield create
 
 
 @pytest.fixture
