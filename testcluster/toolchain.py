@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from testcluster.cluster_state import check_disk
 from testcluster.errors import UsageError
 
 REQUIRED_BYTES = 11 << 30
@@ -31,7 +32,9 @@ def go(needed: str, module: Path, target: Path) -> str:
     settings = {program: _go_env(program, module) for program in found}
     for program, known in settings.items():
         if parts(known.get("GOVERSION", "")) >= parts(needed):
-            _check_disk([target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])])
+            for folder in (target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])):
+                fix = "FINETUNE_CACHE, GOCACHE and GOMODCACHE to folders on another disk"
+                check_disk(folder, REQUIRED_BYTES, "a build", fix)
             return program
     rejected = " and ".join(
         f"{program} is {known.get('GOVERSION') or 'not usable'}" for program, known in settings.items()
@@ -62,17 +65,6 @@ def _go_env(program: str, module: Path) -> dict[str, str]:
     done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
     environment: dict[str, str] = json.loads(done.stdout) if done.returncode == 0 else {}
     return environment
-
-
-def _check_disk(folders: list[Path]) -> None:
-    for folder in folders:
-        present = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(present).free
-        if free < REQUIRED_BYTES:
-            raise UsageError(
-                f"{present} has {free / (1 << 30):.1f} GiB free, but a build needs {REQUIRED_BYTES >> 30}; "
-                "free disk space, or set FINETUNE_CACHE, GOCACHE and GOMODCACHE to folders on another disk"
-            )
 
 
 def _succeeds(command: list[str]) -> bool:

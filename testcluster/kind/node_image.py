@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from testcluster import binaries, toolchain
-from testcluster.cluster_state import cache, locked
+from testcluster import binaries
+from testcluster.cluster_state import check_disk, locked
 from testcluster.commands import run_command
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images.image_builders import ENGINES
@@ -107,7 +107,7 @@ def build(report: Callable[[str], None]) -> Path:
     binaries.build_missing(NEEDED, report)
     target = files()
     if not target.exists():
-        _check_disk()
+        check_disk(node_root.folder(), REQUIRED_BYTES, "a node image", "FINETUNE_CACHE to a folder on a larger disk")
         root = node_root.provide(report)
         with locked(node_root.folder()):
             if not target.exists():
@@ -151,16 +151,6 @@ def _docker(*arguments: str, stdin: IO[bytes] | None = None) -> None:
         raise TimedOut(f"docker {arguments[0]}: {done.stdout.decode(errors='replace').strip()[-1000:]}")
 
 
-def _check_disk() -> None:
-    present = next(path for path in (node_root.folder(), *node_root.folder().parents) if path.exists())
-    free = shutil.disk_usage(present).free
-    if free < REQUIRED_BYTES:
-        raise UsageError(
-            f"{present} has {free / (1 << 30):.1f} GiB free, but a node image needs {REQUIRED_BYTES >> 30}; "
-            "free disk space, or set FINETUNE_CACHE to a folder on a larger disk"
-        )
-
-
 def _delete_unused(kept: set[Path]) -> None:
     """Delete archives of other versions, unless another checkout of this host has used them within a day."""
     for archive in node_root.folder().glob("*.tar"):
@@ -187,25 +177,13 @@ def _build(root: Path, target: Path) -> None:
 
 def _copy_base_files(tree: Path) -> None:
     """Copy the files of kind's base image; modules have no file modes, so programs are known by their folder."""
-    source = kind_module() / "images/base/files"
+    source = binaries.source("kind") / "images/base/files"
     for file in source.rglob("*"):
         if file.is_file():
             target = tree / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
             target.chmod(0o755 if file.parent.name == "bin" else 0o644)
-
-
-def kind_module() -> Path:
-    """Return the folder of kind's Go module. Raises UsageError when Go or the module proxy is missing."""
-    folder = binaries.MODULES / "kind"
-    go = toolchain.go(binaries.needed_go(["kind"]), folder, cache())
-    environment = os.environ | {"GOFLAGS": "-mod=mod", "GOWORK": "off"}
-    command = [go, "mod", "download", "-json", "sigs.k8s.io/kind"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UsageError(f"kind's module cannot be downloaded; check `go env GOPROXY`: {done.stderr.strip()[-300:]}")
-    return Path(json.loads(done.stdout)["Dir"])
 
 
 def _install_programs(tree: Path) -> None:
