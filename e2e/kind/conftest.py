@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.stores.servers import missing
+from support.programs import missing
 
 from e2e.kind.steps import PROPERTY, step, take
 from e2e.pipelines.chart import Operator

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.alert_cases import CASES, Case
 from support.monitoring import alert_rules
-from support.stores.servers import program
+from support.programs import program
 
 pytestmark = pytest.mark.skipif(os.environ.get("MONITORING") != "all", reason="MONITORING=all runs it")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.programs import missing
 from support.stores.registry_server import RegistryServer, serve_registry
-from support.stores.servers import missing
 
 from e2e.pipelines.chart import CHART, helm
 from testcluster import binaries

@@ -12,7 +12,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from support.charts import Object, of_kind, only, render
-from support.stores.servers import LOOPBACK, program
+from support.programs import program
+from support.stores.servers import LOOPBACK
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 from support.charts import Object
-from support.stores.servers import LOOPBACK, free_port, program, running
+from support.programs import program
+from support.stores.servers import LOOPBACK, free_port, running
 
 from testcluster.kube_namespace import until
 
