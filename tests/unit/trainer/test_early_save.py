@@ -4,6 +4,8 @@ import http.client
 import json
 import shutil
 import socket
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
+from finetune_trainer.training import checkpoint_manager
 
 torch.set_num_threads(1)
 NEVER = {"every_steps": 1000, "keep": 9}
@@ -61,6 +64,15 @@ class RequestingProgress(StoppingProgress):
                 self.saved.append((fields["step"], fields["saved_step"]))
 
 
+class InlineExecutor(Executor):
+    """Writes a checkpoint before `submit` returns, so that no later step finds it being written."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments, **options))
+        return future
+
+
 def run_with(progress: ProgressReporter, config: TrainConfig, workspace: Path, variables: Environment) -> None:
     folder = stage_folder(workspace)
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,6 +87,7 @@ def test_early_saves_are_durable_and_change_no_byte(
     tiny_model: Path, workspace: Path, undisturbed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(early_save, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint_manager, "ThreadPoolExecutor", lambda *_: InlineExecutor())
     variables = environment(workspace)
     progress = RequestingProgress(variables, {2, 5, 7})
     run_with(progress, config_for(tiny_model), workspace, variables)
