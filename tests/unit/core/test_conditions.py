@@ -3,8 +3,9 @@
 from datetime import timedelta
 
 import pytest
-from support.kstatus import kstatus
-from support.scenario import START, Scenario, a_pipeline, scores
+from support.kstatus import kstatus, kstatus_of
+from support.pipeline_states import STATES
+from support.scenario import START, Scenario, a_pipeline
 
 
 def summary_condition_types(scenario: Scenario) -> set[str]:
@@ -16,12 +17,6 @@ def summary_condition_types(scenario: Scenario) -> set[str]:
     }
 
 
-def running() -> Scenario:
-    scenario = Scenario()
-    scenario.start("prepare")
-    return scenario
-
-
 def between_attempts() -> Scenario:
     scenario = Scenario()
     scenario.cluster.fail(scenario.start("prepare"), 70)
@@ -29,51 +24,46 @@ def between_attempts() -> Scenario:
 
 
 def failed() -> Scenario:
-    scenario = Scenario()
-    scenario.cluster.fail(scenario.start("prepare"), 65)
-    return scenario.reconcile_until_stable()
+    return built("failed")
 
 
-def cancelled() -> Scenario:
-    scenario = running().cancel("now")
-    scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
-    return scenario.reconcile_until_stable()
-
-
-def below_gate() -> Scenario:
-    return Scenario().finish(evaluate=scores(0.1))
+def built(state: str) -> Scenario:
+    scenario = STATES[state].build()
+    assert isinstance(scenario, Scenario)
+    return scenario
 
 
 IN_PROGRESS = {"Ready", "Reconciling", "Finished"}
+STALLED = {"Ready", "Stalled", "Finished"}
 SITUATIONS = {
-    "waiting for a node": (lambda: Scenario().reconcile_until_stable(), IN_PROGRESS, "False", "False", "InProgress"),
-    "running": (running, IN_PROGRESS, "False", "False", "InProgress"),
-    "between two attempts": (between_attempts, IN_PROGRESS, "False", "False", "InProgress"),
-    "suspended": (
-        lambda: Scenario(a_pipeline(suspend=True)).reconcile_until_stable(),
-        {"Ready", "Finished"},
-        "False",
-        "False",
-        "InProgress",
-    ),
-    "succeeded": (lambda: Scenario().finish(), {"Ready", "Finished"}, "True", "True", "Current"),
-    "below the gate": (below_gate, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
-    "failed": (failed, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
-    "cancelled": (cancelled, {"Ready", "Stalled", "Finished"}, "False", "True", "Failed"),
+    "queued": (IN_PROGRESS, "False", "False"),
+    "running": (IN_PROGRESS, "False", "False"),
+    "between two attempts": (IN_PROGRESS, "False", "False"),
+    "suspended": ({"Ready", "Finished"}, "False", "False"),
+    "succeeded": ({"Ready", "Finished"}, "True", "True"),
+    "below its gate": (STALLED, "False", "True"),
+    "failed": (STALLED, "False", "True"),
+    "cancelled": (STALLED, "False", "True"),
 }
 
 
-@pytest.mark.parametrize(
-    ("situation", "present", "ready", "finished", "kstatus_result"), SITUATIONS.values(), ids=SITUATIONS.keys()
-)
-def test_conditions_and_kstatus_in_each_situation(situation, present, ready, finished, kstatus_result):
-    scenario = situation()
+@pytest.mark.parametrize(("state", "present", "ready", "finished"), [(s, *x) for s, x in SITUATIONS.items()])
+def test_summary_conditions_in_each_state(state, present, ready, finished):
+    scenario = built(state)
     assert summary_condition_types(scenario) == present
     assert scenario.condition("Ready")[0] == ready
     assert scenario.condition("Finished")[0] == finished
     assert all(c.status == "True" for c in scenario.status.conditions if c.type in {"Reconciling", "Stalled"})
     assert {c.observed_generation for c in scenario.status.conditions} == {scenario.generation}
-    assert kstatus(scenario) == kstatus_result
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
+def test_kstatus_of_each_state_is_that_of_the_table(state):
+    assert kstatus_of(state.object()) == state.kstatus
+
+
+def test_kstatus_of_a_pipeline_between_attempts_is_in_progress():
+    assert kstatus(between_attempts()) == "InProgress"
 
 
 def test_edit_is_in_progress_until_observed():
@@ -139,11 +129,15 @@ def test_each_change_emits_one_event():
 
 
 @pytest.mark.parametrize(
-    ("situation", "last"),
-    [(failed, "PipelineFailed"), (cancelled, "PipelineCancelled"), (below_gate, "PipelineBelowThreshold")],
+    ("state", "last"),
+    [
+        ("failed", "PipelineFailed"),
+        ("cancelled", "PipelineCancelled"),
+        ("below its gate", "PipelineBelowThreshold"),
+    ],
 )
-def test_last_event_names_the_outcome(situation, last):
-    assert situation().events[-1] == last
+def test_last_event_names_the_outcome(state, last):
+    assert built(state).events[-1] == last
 
 
 def test_gate_edit_that_changes_the_outcome_emits_an_event():
