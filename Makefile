@@ -35,9 +35,7 @@ check: ## check style, types, layers and generated files
 	@.venv/bin/mypy
 	@PYTHONPATH=operator:trainer:. .venv/bin/lint-imports --no-cache
 	@$(PY) -m finetune_operator.crd.generate --check
-	@$(PY) .ci/generate_docs.py --check
-	@$(PY) .ci/generate_argocd.py --check
-	@$(PY) .ci/chart_readme.py --check
+	@$(PY) .ci/generate.py --check
 	@$(PY) .ci/check_style.py
 
 cluster: cluster-deps ## create a Kubernetes cluster on this machine (testcluster/README.md)
@@ -61,9 +59,7 @@ crds: ## generate the CRD in crds/ and in the chart from the models
 
 docs: ## generate the pages of docs/reference that come from the code, and the chart's README
 	@.ci/install operator,dev
-	@$(PY) .ci/generate_docs.py
-	@$(PY) .ci/generate_argocd.py
-	@$(PY) .ci/chart_readme.py
+	@$(PY) .ci/generate.py
 
 clean: ## delete .venv, .demo and .finetune
 	rm -rf .venv .demo .finetune

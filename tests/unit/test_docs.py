@@ -15,9 +15,9 @@ from finetune_operator.controller.metrics import FINAL_PHASES
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CHART = ROOT / "charts" / "finetune-operator"
-CHART_README = runpy.run_path(str(ROOT / ".ci" / "chart_readme.py"))
+CHART_README = runpy.run_path(str(ROOT / ".ci" / "generated" / "chart_readme.py"))
 CODE = ("operator/finetune_operator", "trainer/finetune_trainer")
-GENERATOR = runpy.run_path(str(ROOT / ".ci" / "generate_docs.py"))
+GENERATOR = runpy.run_path(str(ROOT / ".ci" / "generated" / "reference_pages.py"))
 TROUBLESHOOTING = (DOCS / "guides" / "troubleshooting.md").read_text()
 REASONS = sorted(reason.value for reason in Reason)
 

@@ -1,11 +1,10 @@
-"""Generate what Argo CD reads of FineTunePipelines, and the table of their states; --check compares.
+"""Generate what Argo CD reads of FineTunePipelines, and the table of their states.
 
 The scripts are in deploy/argocd, in the layout of Argo CD's own resource customizations. From them come the patch of
 the ConfigMap argocd-cm, and its copy in the chart. From the scenario tests come the examples, their expected health,
 and the table in docs/reference/conditions.md.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ARGOCD = ROOT / "deploy" / "argocd"
 RESOURCE = ARGOCD / "finetune.dev" / "FineTunePipeline"
 CHART_COPY = ROOT / "charts" / "finetune-operator" / "files" / "argocd-customizations.yaml"
@@ -42,31 +41,14 @@ class Dumper(yaml.SafeDumper):
 Dumper.add_representer(Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|"))
 
 
-def main(arguments: list[str]) -> int:
-    """Write the files, or return 1 where one differs from what would be written."""
-    parser = argparse.ArgumentParser(prog="generate_argocd.py", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is out of date")
-    check = parser.parse_args(arguments).check
-    expected = files()
-    stale = [path for path, text in expected.items() if not path.exists() or path.read_text() != text]
-    stale += [path for path in (RESOURCE / "testdata").iterdir() if path not in expected]
-    for path in stale:
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(expected[path]) if path in expected else path.unlink()
-        else:
-            print(f"{path.relative_to(ROOT)} is out of date: run `make docs`", file=sys.stderr)
-    return int(check and bool(stale))
-
-
-def files() -> dict[Path, str]:
-    """Return path -> text of every generated file."""
+def files() -> dict[Path, str | None]:
+    """Return path -> text of every generated file; None for an example of a state that is no more."""
     sys.path.insert(0, str(ROOT / "tests"))
     from support.pipeline_states import STATES  # noqa: PLC0415  not for --help
 
     data = customizations()
     patch = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "argocd-cm"}, "data": data}
-    return {
+    return dict.fromkeys((RESOURCE / "testdata").iterdir()) | {
         ARGOCD / "argocd-cm.yaml": GENERATED + dump(patch),
         CHART_COPY: GENERATED + dump(data),
         RESOURCE / "health_test.yaml": GENERATED + dump({"tests": list(_health_tests(STATES))}),
@@ -142,7 +124,3 @@ def _wait(found: dict[str, Any]) -> str:
 
     code = exit_code_of_wait(parse_pipeline(found), "Finished")
     return "waits" if code is None else f"exit {code}"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,20 +1,18 @@
-"""Generate the chart's README.md from the comments of its values.yaml; --check compares.
+"""Generate the chart's README.md from the comments of its values.yaml.
 
 The layout of the table is that of helm-docs: key, type, default and description. A comment stands above its key. Its
 lines that are indented further, which are examples, are not in the table.
 """
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-CHART = Path(__file__).resolve().parents[1] / "charts" / "finetune-operator"
+CHART = Path(__file__).resolve().parents[2] / "charts" / "finetune-operator"
 HEAD = """\
 # {name}
 
@@ -51,17 +49,9 @@ class Value:
     description: str
 
 
-def main(arguments: list[str]) -> int:
-    """Write the page, or return 1 where it differs from what would be written."""
-    parser = argparse.ArgumentParser(prog="chart_readme.py", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is out of date")
-    check, path, text = parser.parse_args(arguments).check, CHART / "README.md", readme()
-    if not check:
-        path.write_text(text)
-    elif not path.is_file() or path.read_text() != text:
-        print("charts/finetune-operator/README.md is out of date: run `make docs`", file=sys.stderr)
-        return 1
-    return 0
+def files() -> dict[Path, str]:
+    """Return path -> text of the page."""
+    return {CHART / "README.md": readme()}
 
 
 def readme() -> str:
@@ -116,7 +106,3 @@ def _type(node: yaml.Node) -> str:
 def _default(node: yaml.Node) -> str:
     content = yaml.safe_load(yaml.serialize(node))
     return f"`{json.dumps(content, ensure_ascii=False, separators=(',', ':'))}`"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,13 @@
-"""Generate docs/reference/{api,cli,metrics}.md from the CRD, the argument parsers and the metrics; --check compares."""
+"""Generate docs/reference/{api,cli,metrics}.md from the CRD, the argument parsers and the metrics."""
 
 import argparse
 import os
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 Schema = dict[str, Any]
 
@@ -62,16 +61,9 @@ the class `Progress` in `trainer/finetune_trainer/contract/results.py`.*
 """
 
 
-def main(arguments: list[str]) -> int:
-    """Write the pages, or return 1 where one differs from what would be written."""
-    parser = argparse.ArgumentParser(prog="generate_docs.py", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is out of date")
-    check = parser.parse_args(arguments).check
-    os.environ["COLUMNS"] = "96"  # argparse wraps its help at the width of the terminal
-    stale = [name for name, text in pages().items() if not _is_written(REFERENCE / name, text, write=not check)]
-    for name in stale:
-        print(f"docs/reference/{name} is out of date: run `make docs`", file=sys.stderr)
-    return int(bool(stale))
+def files() -> dict[Path, str]:
+    """Return path -> text of every page."""
+    return {REFERENCE / name: text for name, text in pages().items()}
 
 
 def pages() -> dict[str, str]:
@@ -146,6 +138,7 @@ def cli_page() -> str:
     """Return the help of every command."""
     from finetune_cli.__main__ import COMMANDS, _parser  # noqa: PLC0415
 
+    os.environ["COLUMNS"] = "96"  # argparse wraps its help at the width of the terminal
     parts = [CLI_HEAD]
     actions = _parser([])._actions  # noqa: SLF001  argparse has no public list of its commands
     choices = next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
@@ -168,13 +161,3 @@ def metrics_page() -> str:
         rows.append(f"| `{name}` | operator | {described.type} | {labels} | {described.documentation} |")
     rows += [f"| `{name}` | stage | gauge | `stage` | {meaning} |" for name, meaning in METRICS.items()]
     return METRICS_HEAD + "\n".join(rows) + "\n"
-
-
-def _is_written(path: Path, text: str, *, write: bool) -> bool:
-    if write:
-        path.write_text(text)
-    return path.is_file() and path.read_text() == text
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
