@@ -19,10 +19,12 @@ from testcluster.reclaim import reclaim
 
 FAKE_PROGRAM = '''#!{python}
 """Fake docker, kind and kubectl: keeps its containers in docker.json and records every command."""
-import json, os, sys
+import fcntl, json, os, sys
 from pathlib import Path
 
 file = Path({folder!r}) / "docker.json"
+lock = file.with_suffix(".lock").open("w")
+fcntl.flock(lock, fcntl.LOCK_EX)  # the services of a cluster call kubectl meanwhile
 empty = {{"containers": {{}}, "labels": {{}}, "deleted": [], "commands": []}}
 docker = json.loads(file.read_text()) if file.exists() else empty
 name, arguments = Path(sys.argv[0]).name, sys.argv[1:]
