@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 # Extras of the tests: all there are.
-ALL := operator,trainer,gcs,mlflow,wandb,tensorboard,cluster,dev
+ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,cluster,dev
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15

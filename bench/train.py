@@ -61,7 +61,7 @@ from finetune_trainer.stop_signal import StopSignal  # noqa: E402
 from finetune_trainer.training.batches import StepSampler  # noqa: E402
 from finetune_trainer.training.checkpoint_manager import CheckpointManager  # noqa: E402
 from finetune_trainer.training.loop import TrainingRun  # noqa: E402
-from finetune_trainer.training.model import attach_adapter  # noqa: E402
+from finetune_trainer.training.lora import attach_adapter  # noqa: E402
 
 VOCABULARY = 8192
 CONTEXT = 128

@@ -35,6 +35,9 @@ def conditions(kube: Kube) -> dict[str, str]:
     return {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
 
 
+FULL = {"method": "Full", "lora": None}
+
+
 def manifest_with(name: str, **stages) -> dict:
     """Return the demo's manifest under another name, with fields of stages replaced."""
     manifest = copy.deepcopy(MANIFEST)
@@ -106,6 +109,15 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
             "spec.push.*placement.capacity: must be OnDemand",
         ),
         ({"evaluate": {"gates": [{"task": "missing", "metric": "acc", "value": 0.5}]}}, "gates: every task must be"),
+        ({"train": {"method": "Full", "lora": {"rank": 8}}}, "lora: method Full trains no adapter: remove lora"),
+        (
+            {"train": FULL, "evaluate": {"weights": "Adapter"}},
+            "evaluate.weights: train.method Full trains no adapter",
+        ),
+        (
+            {"train": FULL, "push": {"targets": [{"uri": "pvc://a/b", "format": "Adapter"}]}},
+            "push.targets: train.method Full trains no adapter",
+        ),
     ],
 )
 def test_api_server_refuses_an_invalid_field_by_its_path(namespace: KubeNamespace, stages, error):

@@ -101,8 +101,9 @@ def stage_folder(workspace: Path, identity: str = IDENTITY) -> Path:
 
 
 def adapter_digest(workspace: Path, identity: str = IDENTITY) -> str:
-    """Return the SHA-256 of the adapter's weights."""
-    return artifacts.digest_file(stage_folder(workspace, identity) / "output" / "adapter_model.safetensors")
+    """Return the SHA-256 of the trained weights, those of an adapter or of the whole model."""
+    (weights,) = (stage_folder(workspace, identity) / "output").glob("*.safetensors")
+    return artifacts.digest_file(weights)
 
 
 class StoppingProgress(ProgressReporter):

@@ -46,6 +46,9 @@ OTHER_NAMES: dict[str, str] = {
     "loradropout": "spec.train.lora.dropout",
     "userslora": "spec.train.lora.variant: RsLoRA",
     "usedora": "spec.train.lora.variant: DoRA",
+    "modulestosave": "spec.train.lora.modulesToSave",
+    "loadin4bit": "spec.train.method: QLoRA",
+    "qlora": "spec.train.method: QLoRA",
     "lr": "spec.train.optimizer.learningRate",
     "numtrainepochs": "spec.train.epochs",
     "perdevicetrainbatchsize": "spec.train.microBatchSize",
@@ -90,6 +93,7 @@ OTHER_NAMES: dict[str, str] = {
     "numepochs": "spec.train.epochs",
     "batchsize": "spec.train.microBatchSize",
     "adapter": "spec.train.method: LoRA",
+    "loramodulestosave": "spec.train.lora.modulesToSave",
     "lorar": "spec.train.lora.rank",
     "loratargetmodules": "spec.train.lora.targetModules",
     "lrscheduler": "spec.train.optimizer.scheduler",
@@ -124,12 +128,9 @@ OTHER_NAMES: dict[str, str] = {
 A name here is a path in the document, in the stage around it, or beside the other name.
 """
 
-QUANTIZED = "the base model is not quantized; dtype and gradientCheckpointing in spec.train save memory"
 MOUNTS = "a pod has the volumes of the claims that its pvc:// URIs name"
 NO_FIELD: dict[str, str] = {
-    "loadin4bit": QUANTIZED,
-    "loadin8bit": QUANTIZED,
-    "qlora": QUANTIZED,
+    "loadin8bit": "spec.train.method: QLoRA holds the base model in 4 bits",
     "trustremotecode": "code of a model's repository is never run",
     "fp16": "training is in BF16 or FP32, as spec.train.dtype says",
     "optim": "the optimizer is always AdamW; spec.train.optimizer has its settings",

@@ -1,7 +1,7 @@
 """The spec of a FineTunePipeline: everything that the user may request."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -67,6 +67,16 @@ def _readable_by_pods(field: str, schemes: str, values: str, advice: str) -> Rul
     return Rule(field=field, message=f"a pod cannot read this path: {advice}", cel=values.replace("$", readable))
 
 
+def _no_adapter(field: str, cel: str, uses_adapter: Callable[[Mapping[str, Any]], bool]) -> Rule:
+    """Return the rule that nothing asks for the adapter of method Full. `cel` is true where something does."""
+    return Rule(
+        field=field,
+        message="train.method Full trains no adapter: set Merged, or set train.method to LoRA or QLoRA",
+        cel=f"!has(self.train) || !has(self.train.method) || self.train.method != 'Full' || !({cel})",
+        is_valid=lambda data: data["train"]["method"] != "Full" or not uses_adapter(data),
+    )
+
+
 STORES = "hf|s3|gs|az|oci|pvc"
 CLUSTER_RULES = (
     _readable_by_pods(
@@ -130,6 +140,16 @@ class PipelineSpec(WithRules):
             ),
         ),
         ONE_DEFAULT_GPU,
+        _no_adapter(
+            "evaluate.weights",
+            "has(self.evaluate) && has(self.evaluate.weights) && self.evaluate.weights == 'Adapter'",
+            lambda data: data.get("evaluate", {}).get("weights") == "Adapter",
+        ),
+        _no_adapter(
+            "push.targets",
+            "has(self.push) && self.push.targets.exists(target, has(target.format) && target.format == 'Adapter')",
+            lambda data: any(target["format"] == "Adapter" for target in data.get("push", {}).get("targets", ())),
+        ),
         _needs_gate("push"),
         _needs_gate("deploy"),
         Rule(
@@ -180,13 +200,13 @@ class PipelineSpec(WithRules):
     """Tokenizes the data sets and packs them into rows."""
 
     train: Train = Train()
-    """Trains the LoRA adapter. Resumes from a checkpoint after an interruption."""
+    """Trains an adapter, or all weights. Resumes from a checkpoint after an interruption."""
 
     evaluate: Evaluate | None = None
     """Evaluates the trained model. Absent: no evaluation and no gate."""
 
     push: Push | None = None
-    """Publishes the merged model, or the adapter alone, to each target. Absent: the adapter stays in the workspace."""
+    """Publishes the model, or the adapter alone, to each target. Absent: what was trained stays in the workspace."""
 
     deploy: Deploy | None = None
     """Serves the published model. Absent: no server."""

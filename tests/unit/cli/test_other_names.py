@@ -48,6 +48,10 @@ TRAINING = [
     ("train.lora_alpha", "lora.alpha"),
     ("train.lora.lora_alpha", "alpha"),
     ("train.lora_dropout", "lora.dropout"),
+    ("train.modules_to_save", "lora.modulesToSave"),
+    ("train.lora_modules_to_save", "lora.modulesToSave"),
+    ("load_in_4bit", "train.method: QLoRA"),
+    ("train.qlora", "method: QLoRA"),
     ("train.lora.use_rslora", "variant: RsLoRA"),
     ("train.lora.use_dora", "variant: DoRA"),
     ("train.lr", "optimizer.learningRate"),
@@ -120,9 +124,7 @@ TRAINING += [
 ]
 # What other tools have and this one does not -> a word of the reason.
 WITHOUT_FIELD = [
-    ("load_in_4bit", "not quantized"),
-    ("train.load_in_8bit", "not quantized"),
-    ("qlora", "not quantized"),
+    ("train.load_in_8bit", "QLoRA"),
     ("model.trust_remote_code", "never run"),
     ("train.fp16", "BF16 or FP32"),
     ("train.optim", "always AdamW"),

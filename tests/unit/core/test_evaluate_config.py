@@ -26,11 +26,25 @@ def evaluate_config(**changes) -> EvaluateConfig:
         (ADAPTER_ONLY, "Adapter", "Auto"),
         (NO_PUSH, "Adapter", "Auto"),
         ({**NO_PUSH, "evaluate": {"weights": "Merged"}}, "Merged", "Auto"),
+        ({**NO_PUSH, "train": {"method": "Full"}}, "Merged", "Auto"),
     ],
 )
 def test_evaluated_model_is_the_one_that_is_pushed(changes, weights, dtype):
     config = evaluate_config(**changes)
     assert (config.recipe.weights, config.dtype) == (weights, dtype)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"train": {"method": "Full", "lora": {"rank": 8}}}, "lora"),
+        ({"train": {"method": "Full"}, "evaluate": {"weights": "Adapter"}}, "evaluate.weights"),
+        ({"train": {"method": "Full"}, **ADAPTER_ONLY}, "push.targets"),
+    ],
+)
+def test_adapter_of_full_training_is_refused(changes, field):
+    with pytest.raises(ValidationError, match=rf"{field}: .*Full trains no adapter"):
+        evaluate_config(**changes)
 
 
 def test_config_names_the_prepare_stage_for_its_records():

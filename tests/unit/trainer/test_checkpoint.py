@@ -20,7 +20,7 @@ NEWEST, BEFORE = "step-00000007", "step-00000004"
 FILES = (
     "adapter_config.json",
     "adapter_model.safetensors",
-    "best_adapter.safetensors",
+    "best.safetensors",
     "manifest.json",
     "optimizer.safetensors",
     "random.safetensors",
@@ -183,12 +183,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights that are not finite": (with_tensors(WEIGHTS, first_as(lambda t: t * float("nan"))), "is not finite"),
     "weights that are text": (resealed(lambda folder: (folder / WEIGHTS).write_text("x" * 99)), "cannot be read"),
     "best weights of another shape": (
-        with_tensors("best_adapter.safetensors", first_as(lambda t: t[:1].contiguous())),
-        "best_adapter.safetensors: .* this run's is",
+        with_tensors("best.safetensors", first_as(lambda t: t[:1].contiguous())),
+        "best.safetensors: .* this run's is",
     ),
     "best weights missing although the state names their step": (
-        resealed(missing("best_adapter.safetensors")),
-        "best_adapter.safetensors cannot be read",
+        resealed(missing("best.safetensors")),
+        "best.safetensors cannot be read",
     ),
     "optimizer state of another shape": (
         with_tensors(OPTIMIZER, first_as(lambda t: t[:1].contiguous())),

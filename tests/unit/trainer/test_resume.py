@@ -141,15 +141,26 @@ kills = st.lists(
 )
 
 
-@pytest.fixture(scope="module", params=[(v, p) for v in ("LoRA", "RsLoRA", "DoRA") for p in (True, False)], ids=str)
+def lora(**changes):
+    return {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1} | changes}
+
+
+METHODS = {
+    **{variant: lora(variant=variant) for variant in ("LoRA", "RsLoRA", "DoRA")},
+    **{f"{variant}-unpacked": lora(variant=variant) for variant in ("LoRA", "RsLoRA", "DoRA")},
+    "LoRA-whole-layers-noise": lora(modules_to_save=["lm_head"]) | {"neftune_noise_alpha": 5},
+    "QLoRA": {"method": "QLoRA", "dtype": "BF16"} | lora(),
+    "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
+}
+
+
+@pytest.fixture(scope="module", params=METHODS)
 def method(request, tiny_model, train_uninterrupted):
-    """The config of one method, and the digest of its adapter after a training without kills."""
-    variant, packing = request.param
-    lora = {"rank": 4, "alpha": 8, "dropout": 0.1, "variant": variant}
-    config = train_config(
-        tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3}, lora=lora
-    ).model_copy(update={"prepare": PREPARED if packing else UNPACKED})
-    return config, train_uninterrupted(config, f"{variant}-{'packed' if packing else 'unpacked'}")
+    """The config of one method, and the digest of its weights after a training without kills."""
+    changes = {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | METHODS[request.param]
+    prepared = UNPACKED if request.param.endswith("unpacked") else PREPARED
+    config = train_config(tiny_model, **changes).model_copy(update={"prepare": prepared})
+    return config, train_uninterrupted(config, request.param)
 
 
 @settings(
@@ -160,7 +171,7 @@ def method(request, tiny_model, train_uninterrupted):
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(kills=kills)
-def test_random_kills_do_not_change_the_adapter(new_training, method, kills):
+def test_random_kills_do_not_change_the_weights(new_training, method, kills):
     config, uninterrupted = method
     training = new_training(config)
     for moment, after, number in kills:

@@ -26,7 +26,8 @@ from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, Diverged, Interrupted, SourceNotFound
 from finetune_trainer.stages import train
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.model import AdaptedModel, attach_adapter
+from finetune_trainer.training.lora import trainable_adapter
+from finetune_trainer.training.model import TrainedModel
 from finetune_trainer.training.validation import Validator
 
 torch.set_num_threads(1)
@@ -162,7 +163,9 @@ def test_adapter_with_lowest_validation_loss_is_the_result(tiny_model, tmp_path)
     result = run_train(config, tmp_path)
     assert result.best_step < result.steps == 24
     base = load_base(tiny_model, torch.float32)
-    model = AdaptedModel(attach_adapter(base, config.recipe.lora, config.model, 0), torch.device("cpu"), config.recipe)
+    model = TrainedModel(
+        trainable_adapter(base, config.recipe.lora, config.model, 0), torch.device("cpu"), config.recipe
+    )
     model.load(load_file(stage_folder(tmp_path) / "output" / "adapter_model.safetensors"))
     rows = PackedRows(tmp_path / "prepare" / PREPARED / "output", "validation")
     loss = Validator(rows, 2, None, 24).loss(model, lambda: None)

@@ -15,7 +15,8 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import StepSampler, load_batch
-from finetune_trainer.training.model import AdaptedModel, attach_adapter, check_isolation
+from finetune_trainer.training.lora import attach_adapter, trainable_adapter
+from finetune_trainer.training.model import TrainedModel, check_isolation
 
 torch.set_num_threads(1)
 
@@ -23,8 +24,8 @@ torch.set_num_threads(1)
 def adapted(tiny_model, *, seed=3, noise=True, **recipe):
     config = train_config(tiny_model, **recipe)
     base = load_base(tiny_model, dtype_of(config.recipe.dtype, tiny_model))
-    model = AdaptedModel(
-        attach_adapter(base, config.recipe.lora, config.model, seed), torch.device("cpu"), config.recipe
+    model = TrainedModel(
+        trainable_adapter(base, config.recipe.lora, config.model, seed), torch.device("cpu"), config.recipe
     )
     if noise:  # a new adapter does not change the output; a trained one does
         for parameter in model.trainable.values():
@@ -140,13 +141,13 @@ def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
 @pytest.mark.parametrize("variant", ["LoRA", "RsLoRA", "DoRA"])
 def test_adapter_is_fp32_in_every_variant_and_dtype(tiny_model, dtype, variant):
     model = adapted(tiny_model, dtype=dtype, lora={"variant": variant})
-    assert {tensor.dtype for tensor in model.adapter.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in model.weights.values()} == {torch.float32}
     assert next(p for p in model.model.parameters() if not p.requires_grad).dtype == (
         torch.bfloat16 if dtype == "BF16" else torch.float32
     )
     scaling = model.model.base_model.model.model.layers[0].self_attn.q_proj.scaling["default"]
     assert scaling == pytest.approx(32 / 4 if variant == "RsLoRA" else 32 / 16)
-    magnitudes = [name for name in model.adapter if "magnitude" in name]
+    magnitudes = [name for name in model.weights if "magnitude" in name]
     assert bool(magnitudes) == (variant == "DoRA")
 
 
@@ -164,7 +165,7 @@ def test_head_is_computed_only_at_target_positions(tiny_model, packed):
 def test_target_module_matches_by_suffix_or_pattern(tiny_model):
     def adapted_layers(*names):
         model = adapted(tiny_model, lora={"target_modules": names})
-        return {name.split(".lora_")[0].split("model.layers.")[1] for name in model.adapter}
+        return {name.split(".lora_")[0].split("model.layers.")[1] for name in model.weights}
 
     assert adapted_layers("q_proj") == {"0.self_attn.q_proj", "1.self_attn.q_proj"}
     assert adapted_layers("layers.1.self_attn.v_proj", "down_proj") == {

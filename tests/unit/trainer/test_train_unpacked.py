@@ -11,7 +11,8 @@ from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import batches, load_batch
-from finetune_trainer.training.model import AdaptedModel, attach_adapter
+from finetune_trainer.training.lora import trainable_adapter
+from finetune_trainer.training.model import TrainedModel
 
 torch.set_num_threads(1)
 
@@ -20,7 +21,9 @@ def trained(tiny_model):
     """Return a model whose adapter changes the output, without dropout."""
     config = train_config(tiny_model, lora={"rank": 4, "dropout": 0.0})
     base = load_base(tiny_model, torch.float32)
-    model = AdaptedModel(attach_adapter(base, config.recipe.lora, config.model, 3), torch.device("cpu"), config.recipe)
+    model = TrainedModel(
+        trainable_adapter(base, config.recipe.lora, config.model, 3), torch.device("cpu"), config.recipe
+    )
     for parameter in model.trainable.values():
         torch.nn.init.normal_(parameter, std=0.1)
     return model

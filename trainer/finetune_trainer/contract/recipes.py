@@ -60,6 +60,9 @@ class Lora(ContractModel):
     """Names of the layers to adapt; all-linear selects every linear layer except output head and routers. Experts that
     the model holds in one tensor are selected by their names only."""
 
+    modules_to_save: tuple[ModuleName, ...] = Field(default=(), max_length=16)
+    """Names of layers to train whole, such as embed_tokens and lm_head; they are saved with the adapter."""
+
     variant: Literal["LoRA", "RsLoRA", "DoRA"] = "LoRA"
     """RsLoRA scales by alpha/sqrt(rank) (arXiv:2312.03732); DoRA also learns magnitudes (arXiv:2402.09353)."""
 
@@ -121,16 +124,17 @@ class EarlyStopping(ContractModel):
 
 
 class TrainRecipe(ContractModel):
-    """All settings that determine the trained adapter."""
+    """All settings that determine the trained weights."""
 
     objective: Literal["SFT"] = "SFT"
     """What is minimised. SFT: the cross-entropy of the completions (supervised fine-tuning)."""
 
-    method: Literal["LoRA"] = "LoRA"
-    """Which weights are trained. LoRA: an adapter beside the frozen base model, set under lora."""
+    method: Literal["LoRA", "QLoRA", "Full"] = "LoRA"
+    """Which weights are trained. LoRA: an adapter beside the frozen base model, set under lora. QLoRA: the same, with
+    the base model in 4 bits (NF4, arXiv:2305.14314). Full: all weights, at 16 bytes each."""
 
     lora: Lora | None = None
-    """The adapter of method LoRA. Absent: the defaults of its fields."""
+    """The adapter of the methods LoRA and QLoRA. Absent: the defaults of its fields."""
 
     epochs: float | None = Field(default=None, gt=0, le=10000)
     """Passes over the training rows; 1 if maxSteps is absent too."""
@@ -145,13 +149,16 @@ class TrainRecipe(ContractModel):
     """Forward passes per optimizer step."""
 
     dtype: Literal["BF16", "FP32"] = "BF16"
-    """Data type of the frozen base model and of the forward pass; the adapter is always FP32."""
+    """Data type of the frozen base model and of the forward pass. The weights that are trained are always FP32."""
+
+    neftune_noise_alpha: float | None = Field(default=None, gt=0, le=100)
+    """Size of the uniform noise on the embeddings of training (NEFTune, arXiv:2310.05914). Absent: no noise."""
 
     optimizer: Optimizer = Optimizer()
     """The optimizer and its learning rate schedule."""
 
     eval_steps: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Optimizer steps between two validations; absent: only at the end. The adapter with the lowest loss is kept."""
+    """Optimizer steps between two validations; absent: only at the end. The weights with the lowest loss are kept."""
 
     early_stopping: EarlyStopping | None = None
     """When to end training early; absent: train to the last step."""
@@ -197,7 +204,7 @@ class EvaluateRecipe(ContractModel):
 
     weights: Weights | None = None
     """Adapter: evaluate the base model with the adapter attached. Merged: evaluate the merged model as it is pushed.
-    Absent: Merged if the pipeline pushes a merged model, else Adapter."""
+    Absent: Merged if the pipeline pushes a merged model or trains no adapter, else Adapter."""
 
     compare_with_base: bool = False
     """Also evaluate the base model on the same questions, after the other model. The scores then have the base's value
@@ -228,7 +235,8 @@ class PushTarget(ContractModel):
     pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
 
     format: Weights = "Merged"
-    """Merged: the base model with the adapter merged into it. Adapter: the adapter alone, in PEFT's format."""
+    """Merged: the base model with the adapter merged into it, or with all weights trained. Adapter: the adapter alone,
+    in PEFT's format."""
 
     private: bool = True
     """Whether a repository that the push creates on a hub is private. One that exists stays as it is."""

@@ -31,8 +31,10 @@ def load_config(folder: Path, uri: str = "") -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
-def load_base(folder: Path, dtype: torch.dtype, uri: str = "") -> Any:
+def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -> Any:
     """Load a causal language model to the CPU, from safetensors files only; `uri` names it in errors.
+
+    `options` are more arguments of `from_pretrained`.
 
     Raises ConfigInvalid if the folder holds no such model, or if the weights do not match config.json.
     """
@@ -45,6 +47,7 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "") -> Any:
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            **options,
         )
     # transformers would only warn, and initialize these weights with random values.
     if loading_info["missing_keys"] or loading_info["mismatched_keys"]:

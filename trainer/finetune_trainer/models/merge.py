@@ -1,4 +1,4 @@
-"""The base model with its adapter: attached to it, or merged into its weights."""
+"""The trained model: the base model with its adapter attached or merged, or with all weights replaced."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,16 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
+from finetune_trainer.models.full_weights import FullWeights, stored_names
 from finetune_trainer.models.loading import load_base
-from finetune_trainer.models.merged_weights import MergedWeights, NotSeparable, mismatch, tied_layers
+from finetune_trainer.models.merged_weights import (
+    ADAPTER_WEIGHTS,
+    MergedWeights,
+    NotSeparable,
+    mismatch,
+    tied_layers,
+)
+from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
 
@@ -28,30 +36,44 @@ def with_adapter(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
         raise mismatch(model_folder, error) from error
 
 
-def load_merged(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
+def is_adapter(trained: Path) -> bool:
+    """Return whether the output of training is an adapter; else it is the weights of a whole model."""
+    return (trained / ADAPTER_WEIGHTS).exists()
+
+
+def load_merged(model_folder: Path, trained: Path, dtype: torch.dtype) -> Any:
     """Load the model that `save_merged` writes, without writing it: every weight has the same bytes."""
     try:
-        merged = MergedWeights(model_folder, adapter, dtype)
+        merged = _published(model_folder, trained, dtype)
     except NotSeparable as reason:
-        return _merge_whole(model_folder, adapter, dtype, reason)
+        return _merge_whole(model_folder, trained, dtype, reason)
     model = load_base(model_folder, dtype)
-    for stored_name, layer in merged.layers.items():
-        # A new parameter, not new values: a layer that shares the weight must keep the stored values.
-        weight = torch.nn.Parameter(merged.read(stored_name), requires_grad=False)
-        model.get_submodule(layer.name).weight = weight
+    if isinstance(merged, FullWeights):
+        for name, stored_name in stored_names(model, model_folder).items():
+            model.get_parameter(name).data = merged.read(stored_name)
+    else:
+        for stored_name, name in merged.changed.items():
+            # A new parameter, not new values: a layer that shares the weight must keep the stored values.
+            weight = torch.nn.Parameter(merged.read(stored_name), requires_grad=False)
+            model.get_submodule(name.removesuffix(".weight")).weight = weight
     model.config.dtype = dtype
     return model
 
 
-def save_merged(model_folder: Path, adapter: Path, dtype: torch.dtype, folder: Path) -> None:
-    """Write config.json and the merged weights, as safetensors files of at most SHARD, to an existing folder.
+def _published(model_folder: Path, trained: Path, dtype: torch.dtype) -> PublishedWeights:
+    kind = MergedWeights if is_adapter(trained) else FullWeights
+    return kind(model_folder, trained, dtype)
+
+
+def save_merged(model_folder: Path, trained: Path, dtype: torch.dtype, folder: Path) -> None:
+    """Write config.json and the weights, as safetensors files of at most SHARD, to an existing folder.
 
     Raises ConfigInvalid if the adapter does not match the model.
     """
     try:
-        merged = MergedWeights(model_folder, adapter, dtype)
+        merged = _published(model_folder, trained, dtype)
     except NotSeparable as reason:
-        _merge_whole(model_folder, adapter, dtype, reason).save_pretrained(folder, max_shard_size=SHARD)
+        _merge_whole(model_folder, trained, dtype, reason).save_pretrained(folder, max_shard_size=SHARD)
         return
     shards = split_torch_state_dict_into_shards(merged.meta, max_shard_size=SHARD)
     for file, names in shards.filename_to_tensors.items():

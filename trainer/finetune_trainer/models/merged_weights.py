@@ -1,12 +1,9 @@
-"""The weights of the merged model, each computed from the stored tensors of base model and adapter when it is read.
+"""The weights of a base model with an adapter merged into it.
 
-PEFT itself merges each layer, in fp32; the result is rounded once. Tensors that the adapter does not change keep their
-stored values. So memory holds one layer, whatever the size of the model.
+PEFT itself merges each layer, in fp32; the result is rounded once. Memory holds one layer, whatever the model's size.
 """
 
 import copy
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,9 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from typing_extensions import override
 
-from finetune_trainer.models.stored_weights import StoredWeights
+from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -43,67 +41,30 @@ class AdaptedLayer:
     """The adapter's tensors by PEFT's names, without the name of the layer."""
 
 
-class MergedWeights:
-    """The tensors of the merged model by their stored names.
+class MergedWeights(PublishedWeights):
+    """The base model with an adapter merged into it.
 
     Embedding and output head may share one weight. If the adapter changes one of them, the merged model has two.
     Raises NotSeparable, or ConfigInvalid if the adapter does not match the model.
     """
 
     def __init__(self, model_folder: Path, adapter: Path, dtype: torch.dtype) -> None:
-        self._folder, self._dtype = model_folder, dtype
+        super().__init__(model_folder, dtype)
         self._lora = _separable_config(adapter)
-        self._stored = StoredWeights(model_folder)
-        self._main_dtype = _main_dtype(self._stored.meta.values())
         with torch.device("meta"):
             self._model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder))
         layers = _adapted_layers(adapter)
-        self._sources = {name: name for name in self._stored.meta}
-        """Name in the merged model -> name in the base model."""
         embedding, head = tied_layers(self._model) or ("", "")
         self.is_untied = any(layer.name in {embedding, head} for layer in layers)
-        """Whether embedding and output head have different weights in the merged model only."""
         if self.is_untied:
             # A model may store a head of its own although its configuration ties it; transformers then uses that one.
             self._sources.setdefault(f"{head}.weight", self._stored_name(embedding))
-        self.layers = {self._stored_name(layer.name): layer for layer in layers}
-        """The layers that the adapter changes, by the names of their weights."""
+        self._layers = {self._stored_name(layer.name): layer for layer in layers}
+        self.changed = {name: f"{layer.name}.weight" for name, layer in self._layers.items()}
 
-    @property
-    def meta(self) -> dict[str, torch.Tensor]:
-        """Shape and dtype of every tensor, as tensors without storage."""
-        return {
-            name: torch.empty_like(self._stored.meta[source], dtype=self._dtype_of(name))
-            for name, source in sorted(self._sources.items())
-        }
-
-    def read(self, name: str) -> torch.Tensor:
-        """Return one tensor of the merged model."""
-        source = self._sources[name]
-        weight = self._stored.read(source)
-        if layer := self.layers.get(name):
-            weight = self._merge(layer, weight.float())
-        return weight.to(self._dtype_of(name)).contiguous()
-
-    def config(self) -> dict[str, Any]:
-        """Return the content of config.json: that of the base model with the new dtype, without code to execute."""
-        config: dict[str, Any] = json.loads((self._folder / "config.json").read_bytes())
-        config.pop("auto_map", None)
-        config["dtype"] = self._dtype_name
-        for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-            part |= {key: self._dtype_name for key in ("dtype", "torch_dtype") if key in part}
-            if self.is_untied and (part is config or "tie_word_embeddings" in part):
-                part["tie_word_embeddings"] = False
-        return config
-
-    @property
-    def _dtype_name(self) -> str:
-        return str(self._dtype).removeprefix("torch.")
-
-    def _dtype_of(self, name: str) -> torch.dtype:
-        """Return the published dtype of a tensor: `dtype`, unless the base model makes an exception of it."""
-        stored = self._stored.meta[self._sources[name]].dtype
-        return self._dtype if name in self.layers or stored == self._main_dtype else stored
+    @override
+    def _read_changed(self, name: str) -> torch.Tensor:
+        return self._merge(self._layers[name], self._stored.read(self._sources[name]).float())
 
     def _stored_name(self, layer: str) -> str:
         """Return the name under which the weight of a layer is stored, with or without the model's prefix."""
@@ -169,12 +130,3 @@ def _adapted_layers(adapter: Path) -> list[AdaptedLayer]:
         name, _, rest = key.removeprefix(PREFIX).partition(".lora_")
         layers.setdefault(name, AdaptedLayer(name, {})).tensors[f"lora_{rest}"] = tensor
     return list(layers.values())
-
-
-def _main_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
-    """Return the floating-point dtype of most weights. A base model may store a few tensors in fp32 on purpose."""
-    sizes: dict[torch.dtype, int] = {}
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
-    return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)

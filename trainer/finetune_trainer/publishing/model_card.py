@@ -28,36 +28,42 @@ from finetune_trainer.runtime.stage_folder import read_config, read_result
 LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
 
 
-def card(config: PushConfig, environment: Environment, form: str) -> str:
-    """Return README.md, built from the results and configs of earlier stages; omit what is missing."""
+def card(config: PushConfig, environment: Environment, form: str, *, has_adapter: bool = True) -> str:
+    """Return README.md, built from the results and configs of earlier stages; omit what is missing.
+
+    `has_adapter` says whether an adapter was trained, or all weights.
+    """
     name = config.lineage.pipeline.partition("/")[2]
     train_folder = environment.stage_dir("train", config.train)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     trained, train_config = read_result(train_folder), read_config(train_folder)
     evaluated = read_result(environment.stage_dir("evaluate", config.evaluate)) if config.evaluate else None
     scores = evaluated if isinstance(evaluated, EvaluateResult) else None
+    kind = _kind(form) if has_adapter else "A base model of which all weights were trained."
+    tags = ["lora", form.lower()] if has_adapter else ["full-fine-tuning"]
     sections = [
-        f"---\n{front_matter(config, name, form, scores, environment)}\n---",
+        f"---\n{front_matter(config, name, tags, scores, environment)}\n---",
         f"# {name}",
-        _origin(config, form, prepared, train_folder / "output"),
+        kind,
+        _origin(config, prepared, train_folder / "output"),
         _evaluation(scores),
         _training(config, trained),
-        _hyper_parameters(train_config, train_folder / "output"),
+        _hyper_parameters(train_config, train_folder / "output" if has_adapter else None),
         _versions(),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def front_matter(
-    config: PushConfig, name: str, form: str, scores: EvaluateResult | None, environment: Environment
+    config: PushConfig, name: str, tags: list[str], scores: EvaluateResult | None, environment: Environment
 ) -> str:
     """Return the card's metadata as YAML for the Hugging Face hub; the scores are its model-index."""
     data = ModelCardData(
         base_model=_hub_name(config.model.uri),
         datasets=list(dict.fromkeys(_hub_name(source.uri) for source in config.datasets)),
-        library_name="transformers" if form == "Merged" else "peft",
+        library_name="peft" if "adapter" in tags else "transformers",
         pipeline_tag="text-generation",
-        tags=["lora", form.lower()],
+        tags=tags,
         model_name=name if scores else None,
         eval_results=_eval_results(config, scores, environment) if scores else None,
     )
@@ -86,7 +92,7 @@ def _eval_results(config: PushConfig, scores: EvaluateResult, environment: Envir
     ]
 
 
-def _origin(config: PushConfig, form: str, prepared: AnyResult | None, adapter: Path) -> str:
+def _origin(config: PushConfig, prepared: AnyResult | None, trained: Path) -> str:
     # The last pin may be that of the data set to validate with, which the card does not list.
     pins = prepared.data_pins[: len(config.datasets)] if isinstance(prepared, PrepareResult) else ()
     rows = [
@@ -97,9 +103,12 @@ def _origin(config: PushConfig, form: str, prepared: AnyResult | None, adapter: 
         records = f"{prepared.records:,} read, {prepared.invalid:,} invalid, {prepared.dropped:,} too long"
         unused = f", {prepared.unused:,} left out by weight" if prepared.unused else ""
         rows += [("Data digest", f"`{prepared.data_digest}`"), ("Records", records + unused)]
-    rows.append(("Adapter digest", f"`{digest_of(adapter)}`"))
-    what = "A LoRA adapter, merged into its base model." if form == "Merged" else "A LoRA adapter for its base model."
-    return f"{what}\n\n" + _table(("", ""), rows)
+    rows.append(("Digest of the trained weights", f"`{digest_of(trained)}`"))
+    return _table(("", ""), rows)
+
+
+def _kind(form: str) -> str:
+    return "A LoRA adapter, merged into its base model." if form == "Merged" else "A LoRA adapter for its base model."
 
 
 def _data_set(source: DatasetSource, pin: str | None) -> str:
@@ -141,7 +150,7 @@ def _training(config: PushConfig, trained: AnyResult | None) -> str:
     rows = [("Pipeline", lineage.pipeline)]
     if isinstance(trained, TrainResult):
         rows += [
-            ("Optimizer steps", f"{trained.steps:,}; the adapter is that of step {trained.best_step:,}"),
+            ("Optimizer steps", f"{trained.steps:,}; the weights are those of step {trained.best_step:,}"),
             ("Tokens", f"{trained.tokens:,}"),
             ("Training loss", f"{trained.loss:.4f}"),
         ]
@@ -159,10 +168,12 @@ def _training(config: PushConfig, trained: AnyResult | None) -> str:
     return "## Training\n\n" + _table(("", ""), rows)
 
 
-def _hyper_parameters(config: object, adapter: Path) -> str:
+def _hyper_parameters(config: object, adapter: Path | None) -> str:
     if isinstance(config, TrainConfig):
         recipe = config.recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
         rows = [("seed", str(config.seed)), *_flatten(recipe)]
+    elif adapter is None:
+        return ""
     else:
         settings = json.loads((adapter / "adapter_config.json").read_text())
         rows = [(key, f"{settings[key]}") for key in ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")]

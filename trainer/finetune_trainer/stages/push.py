@@ -17,7 +17,7 @@ from finetune_trainer.contract import Environment, PrepareResult, PublishedTarge
 from finetune_trainer.data.chat import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import DTYPES, open_adapter
-from finetune_trainer.models.merge import merged_size, save_merged
+from finetune_trainer.models.merge import is_adapter, merged_size, save_merged
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
 from finetune_trainer.publishing.published_model import PublishedModel, describe, read_published
@@ -144,7 +144,8 @@ class Models:
                 for name in ADAPTER_FILES:
                     shutil.copyfile(self.adapter / name, temporary / name)
             save_tokenizer(self.config, environment, self.base.folder, temporary, is_merged=is_merged)
-            (temporary / CARD).write_text(card(self.config, environment, form))
+            readme = card(self.config, environment, form, has_adapter=is_adapter(self.adapter))
+            (temporary / CARD).write_text(readme)
             for path in files_in(temporary):
                 path.chmod(FILE_MODE)
             seal(temporary, about)

@@ -1,15 +1,11 @@
-"""Stage train: trains the adapter, from the start or from the latest valid checkpoint."""
+"""Stage train: trains an adapter or all weights, from the start or from the latest valid checkpoint."""
 
 from collections.abc import Iterable
-
-import torch
-from peft import PeftModel
 
 from finetune_trainer.contract import AnyResult, Environment, TrainConfig, TrainResult
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
-from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
-from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
+from finetune_trainer.models.loading import check_context_length
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
@@ -22,20 +18,14 @@ from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
 from finetune_trainer.training.determinism import numeric_environment, prepare_device, restore_thread_count
 from finetune_trainer.training.loop import TrainingRun, train
-from finetune_trainer.training.model import (
-    ADAPTER_CONFIG,
-    AdaptedModel,
-    adapter_config,
-    attach_adapter,
-    check_isolation,
-    save_tensors,
-)
+from finetune_trainer.training.methods import load_trainable
+from finetune_trainer.training.model import TrainedModel, check_isolation
 from finetune_trainer.training.optimizer import adamw
 from finetune_trainer.training.validation import Validator
 
 
 def run(config: TrainConfig, context: Context) -> TrainResult:
-    """Run the stage; write the adapter with the lowest validation loss to `output`, in PEFT's format.
+    """Run the stage; write the weights with the lowest validation loss to `output`, in the method's format.
 
     Raise ConfigInvalid, DataInvalid, SourceNotFound or Diverged. On a signal to stop, raise Interrupted, or
     ServiceUnavailable if the final checkpoint cannot be saved.
@@ -48,9 +38,8 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     source = open_base_model(config.model, context.environment, config.model_pin)
     source.require(config.model_digest, f"prepare/{config.prepare}")
     check_context_length(source, rows.context_length)
-    peft_model = load_with_new_adapter(config, source, (rows, validation_rows))
-    peft_config = adapter_config(peft_model)
-    model = AdaptedModel(peft_model, device, config.recipe)
+    model = TrainedModel(load_trainable(source, config, device), device, config.recipe)
+    check_tokens((rows, validation_rows), model.vocabulary)
     if rows.packed:
         check_isolation(model, source.uri)
     sampler = StepSampler.of(config.recipe, len(rows), config.seed)
@@ -74,7 +63,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
             config.checkpoint,
             source,
             metadata,
-            peft_config,
+            model.format,
             early_save=context.progress.early_save,
             fence=context.fence,
         ) as checkpoints,
@@ -83,15 +72,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     ):
         resume(run, checkpoints)
         train(run, checkpoints)
-        return publish(run, context, peft_config, source)
-
-
-def load_with_new_adapter(config: TrainConfig, source: BaseModel, splits: Iterable[PackedRows]) -> PeftModel:
-    """Load the base model with a new adapter; raise DataInvalid if a split does not fit the model's vocabulary."""
-    base = load_base(source.folder, dtype_of(config.recipe.dtype, source.folder), source.uri)
-    for rows in splits:
-        check_tokens(rows, base)
-    return attach_adapter(base, config.recipe.adapter, config.model, config.seed)
+        return publish(run, context, source)
 
 
 def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows, PackedRows, str]:
@@ -116,16 +97,16 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
     return rows, validation_rows, artifacts.digest_of(folder)
 
 
-def check_tokens(rows: PackedRows, base: torch.nn.Module) -> None:
+def check_tokens(splits: Iterable[PackedRows], vocabulary: int) -> None:
     """Raise DataInvalid if a token is not in the model's vocabulary, or if no token is a target of the loss."""
-    size = base.get_input_embeddings().num_embeddings
-    if len(rows) and not rows.target_count:
-        raise DataInvalid("no token of the packed rows is a target of the loss: add completions to the records")
-    if rows.largest_token >= size:
-        raise DataInvalid(
-            f"the packed rows contain token {rows.largest_token}, but the model's vocabulary is 0 to {size - 1}: "
-            "they may be from another model's tokenizer; run prepare with this model"
-        )
+    for rows in splits:
+        if len(rows) and not rows.target_count:
+            raise DataInvalid("no token of the packed rows is a target of the loss: add completions to the records")
+        if rows.largest_token >= vocabulary:
+            raise DataInvalid(
+                f"the packed rows contain token {rows.largest_token}, but the model's vocabulary is 0 to "
+                f"{vocabulary - 1}: they may be from another model's tokenizer; run prepare with this model"
+            )
 
 
 def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
@@ -146,12 +127,11 @@ def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
     run.state.numerics = current
 
 
-def publish(run: TrainingRun, context: Context, peft_config: bytes, source: BaseModel) -> TrainResult:
-    """Write the adapter with the lowest validation loss to `output`; without validation, the last one."""
+def publish(run: TrainingRun, context: Context, source: BaseModel) -> TrainResult:
+    """Write the weights with the lowest validation loss to `output`; without validation, the last ones."""
     output = context.folder / "output"
     with artifacts.atomic_folder(output, fence=context.fence) as temporary:
-        save_tensors(run.best if run.best is not None else run.model.adapter, temporary / ADAPTER_WEIGHTS)
-        (temporary / ADAPTER_CONFIG).write_bytes(peft_config)
+        run.model.format.write(run.model.weights if run.best is None else run.best, temporary)
         digest = artifacts.seal(temporary, {"identity": run.config.identity, "model": source.digest})
     state = run.state
     return TrainResult(
@@ -166,5 +146,5 @@ def publish(run: TrainingRun, context: Context, peft_config: bytes, source: Base
 
 
 def is_output_valid(result: AnyResult, config: TrainConfig, environment: Environment) -> bool:
-    """Return whether the adapter is intact; read every byte of it."""
+    """Return whether the trained weights are intact; read every byte of it."""
     return artifacts.matches_digest(environment.stage_dir("train", config.identity) / "output", result.digest)

@@ -1,14 +1,14 @@
 """The files of one checkpoint: the complete state of a run at a step boundary, without pickled code.
 
     adapter_model.safetensors   the adapter, in PEFT's format: a checkpoint can be served as it is
-    adapter_config.json
-    best_adapter.safetensors    the adapter with the lowest validation loss so far, after the first validation
+    adapter_config.json         (method Full: model.safetensors and config.json, the model in transformers' format)
+    best.safetensors            the weights with the lowest validation loss so far, after the first validation
     optimizer.safetensors       the optimizer state: both moments and the step of every parameter
     random.safetensors          the states of the random number generators
     state.json                  the counters
     manifest.json               sizes and SHA-256 of the files, and the run and step of the checkpoint
 
-Every checkpoint holds the best adapter, so none depends on another one.
+Every checkpoint holds the best weights, so none depends on another one.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,12 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.training.determinism import Tensors
-from finetune_trainer.training.model import ADAPTER_CONFIG, save_tensors
+from finetune_trainer.training.model import WeightsFormat, save_tensors
 from finetune_trainer.training.state import State
 
-BEST = "best_adapter.safetensors"
+BEST = "best.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 RANDOM = "random.safetensors"
 STATE = "state.json"
@@ -39,7 +38,7 @@ class Snapshot:
     """A copy of the state at a step boundary, in memory that training does not write to."""
 
     state: State
-    adapter: Tensors
+    weights: Tensors
     optimizer: Tensors
     random: Tensors
     best: Tensors | None
@@ -49,21 +48,22 @@ class Snapshot:
 class Layout:
     """The tensor names, shapes and dtypes that a checkpoint of this run must have; the values are ignored."""
 
-    adapter: Tensors
+    weights: Tensors
     optimizer: Tensors
     random: Tensors
     steps: int
     """Total number of optimizer steps of the run."""
+    format: WeightsFormat
+    """The files of the weights."""
 
 
-def write_files(folder: Path, snapshot: Snapshot, adapter_config: bytes) -> None:
+def write_files(folder: Path, snapshot: Snapshot, weights_format: WeightsFormat) -> None:
     """Write a snapshot into an empty folder; raise OSError if a file cannot be written."""
-    save_tensors(snapshot.adapter, folder / ADAPTER_WEIGHTS)
+    weights_format.write(snapshot.weights, folder)
     save_tensors(snapshot.optimizer, folder / OPTIMIZER)
     save_tensors(snapshot.random, folder / RANDOM)
     if snapshot.best is not None:
         save_tensors(snapshot.best, folder / BEST)
-    (folder / ADAPTER_CONFIG).write_bytes(adapter_config)
     (folder / STATE).write_text(snapshot.state.model_dump_json(indent=1))
 
 
@@ -76,10 +76,10 @@ def read_files(folder: Path, layout: Layout) -> Snapshot:
     # A parameter that never had a gradient has no optimizer state; any other one must have all its tensors.
     with_state = {name.rpartition(".")[0] for name in optimizer}
     expected = {name: like for name, like in layout.optimizer.items() if name.rpartition(".")[0] in with_state}
-    best = None if state.best_step is None else _checked(folder / BEST, layout.adapter)
+    best = None if state.best_step is None else _checked(folder / BEST, layout.weights)
     return Snapshot(
         state=state,
-        adapter=_checked(folder / ADAPTER_WEIGHTS, layout.adapter),
+        weights=_checked(folder / layout.format.file, layout.weights),
         optimizer=_checked(folder / OPTIMIZER, expected, optimizer),
         random=_generator_states(folder / RANDOM, layout.random),
         best=best,

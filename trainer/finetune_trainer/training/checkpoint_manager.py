@@ -16,6 +16,7 @@ from finetune_trainer.runtime.early_save import EarlySave
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot, read_files, write_files
+from finetune_trainer.training.model import WeightsFormat
 
 STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
 
@@ -41,12 +42,12 @@ class CheckpointManager:
         rule: Checkpoint,
         base: BaseModel,
         metadata: dict[str, str],
-        adapter_config: bytes,
+        weights_format: WeightsFormat,
         *,
         early_save: EarlySave | None = None,
         fence: Fence = UNFENCED,
     ) -> None:
-        self._folder, self._rule, self._base, self._adapter_config = folder, rule, base, adapter_config
+        self._folder, self._rule, self._base, self._format = folder, rule, base, weights_format
         self._early_save, self._fence = early_save or EarlySave(), fence
         self._metadata = {**metadata, "model": base.digest}
         self._executor = ThreadPoolExecutor(1, "checkpoint")
@@ -169,7 +170,7 @@ class CheckpointManager:
         folder = self._folder / f"step-{step:08d}"
         try:
             with artifacts.atomic_folder(folder, fence=self._fence) as temporary:
-                write_files(temporary, snapshot, self._adapter_config)
+                write_files(temporary, snapshot, self._format)
                 artifacts.seal(temporary, {**self._metadata, "step": step})
                 self._fence.check()
                 _remove(folder)  # only a corrupt checkpoint can have this name

@@ -17,7 +17,7 @@ from finetune_trainer.training.batches import Batch, StepSampler, batches
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.determinism import Tensors, random_state, restore_random_state
-from finetune_trainer.training.model import AdaptedModel, copy_to_cpu
+from finetune_trainer.training.model import TrainedModel, copy_to_cpu
 from finetune_trainer.training.non_finite import is_finite, non_finite
 from finetune_trainer.training.optimizer import (
     learning_rate,
@@ -37,7 +37,7 @@ class TrainingRun:
     config: TrainConfig
     rows: PackedRows
     sampler: StepSampler
-    model: AdaptedModel
+    model: TrainedModel
     optimizer: torch.optim.Optimizer
     validator: Validator
     progress: ProgressReporter
@@ -45,7 +45,7 @@ class TrainingRun:
     stop: StopSignal
     state: State = field(default_factory=State)
     best: Tensors | None = None
-    """The adapter with the lowest validation loss so far."""
+    """The weights with the lowest validation loss so far."""
 
     def snapshot(self, generators: Tensors) -> Snapshot:
         """Return a copy of the state at the current step boundary.
@@ -55,7 +55,7 @@ class TrainingRun:
         """
         return Snapshot(
             state=self.state.model_copy(deep=True),
-            adapter=copy_to_cpu(self.model.adapter),
+            weights=copy_to_cpu(self.model.weights),
             optimizer=copy_to_cpu(optimizer_tensors(self.optimizer, self.model.trainable)),
             random=generators,
             best=self.best,
@@ -63,11 +63,12 @@ class TrainingRun:
 
     def layout(self) -> Layout:
         """Return the tensor layout that a checkpoint of this run must have."""
-        return Layout(self.model.adapter, optimizer_layout(self.model.trainable), random_state(), self.sampler.steps)
+        optimizer = optimizer_layout(self.model.trainable)
+        return Layout(self.model.weights, optimizer, random_state(), self.sampler.steps, self.model.format)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state at a step boundary."""
-        self.model.load(snapshot.adapter)
+        self.model.load(snapshot.weights)
         restore_optimizer_tensors(self.optimizer, self.model.trainable, snapshot.optimizer)
         self.state, self.best = snapshot.state, snapshot.best
         restore_random_state(snapshot.random)
@@ -140,7 +141,7 @@ def compute_gradients(run: TrainingRun, micro_batches: list[Batch], targets: int
 
 
 def accumulate_gradients(
-    model: AdaptedModel, micro_batches: list[Batch], targets: int, raise_if_stop_requested: Callable[[], None]
+    model: TrainedModel, micro_batches: list[Batch], targets: int, raise_if_stop_requested: Callable[[], None]
 ) -> float:
     """Accumulate the gradient of the mean loss over `targets` tokens; return the loss sum."""
     loss_sum = torch.zeros((), device=model.device)
@@ -161,7 +162,7 @@ def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -
 
 
 def validate(run: TrainingRun) -> None:
-    """Compute the validation loss at this step boundary and keep the adapter if it is the best so far."""
+    """Compute the validation loss at this step boundary and keep the weights if they are the best so far."""
     run.progress.update(step=run.state.step, note="validating")
     loss = run.validator.loss(run.model, run.raise_if_stop_requested)
     if not is_finite(loss):
@@ -169,7 +170,7 @@ def validate(run: TrainingRun) -> None:
         raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
     run.metrics.record(run.state.step, {"validation_loss": loss})
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
-        run.best = copy_to_cpu(run.model.adapter)
+        run.best = copy_to_cpu(run.model.weights)
     stopped = "stopping early" if run.state.stopped_early else ""
     run.progress.update(step=run.state.step, validation_loss=loss, note=stopped)
 

@@ -7,7 +7,7 @@ import torch
 
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.training.batches import batches
-from finetune_trainer.training.model import AdaptedModel
+from finetune_trainer.training.model import TrainedModel
 from finetune_trainer.training.state import State
 
 
@@ -24,7 +24,7 @@ class Validator:
             return False
         return state.step == self._last_step or (self._every is not None and state.step % self._every == 0)
 
-    def loss(self, model: AdaptedModel, raise_if_stop_requested: Callable[[], None]) -> float:
+    def loss(self, model: TrainedModel, raise_if_stop_requested: Callable[[], None]) -> float:
         """Return the mean cross-entropy per target over all validation rows; uses no random numbers."""
         loss_sum, targets = 0.0, 0
         model.model.eval()

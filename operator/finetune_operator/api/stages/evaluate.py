@@ -9,6 +9,7 @@ from finetune_operator.api.gates import DISTINCT_GATES, Gate, compare
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
 from finetune_operator.api.stages.push import Push
+from finetune_operator.api.stages.train import Train
 from finetune_operator.api.status import GateStatus
 from finetune_trainer.contract import AnyResult, EvaluateConfig, EvaluateRecipe, EvaluateResult
 
@@ -49,7 +50,9 @@ class Evaluate(StageSpec, EvaluateRecipe):
     def config(self, context: ConfigContext) -> EvaluateConfig:
         push = context.specs.get(Push.name)
         merges = isinstance(push, Push) and push.has("Merged")
-        weights = self.weights or ("Merged" if merges else "Adapter")
+        train = context.specs.get(Train.name)
+        has_adapter = not isinstance(train, Train) or train.method != "Full"
+        weights = self.weights or ("Merged" if merges or not has_adapter else "Adapter")
         against_base = any(gate.against == "Base" for gate in self.gates)
         resolved = {"weights": weights, "compare_with_base": self.compare_with_base or against_base}
         return EvaluateConfig(

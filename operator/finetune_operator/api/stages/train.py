@@ -1,4 +1,4 @@
-"""The train stage: train the LoRA adapter."""
+"""The train stage: train an adapter, or all weights."""
 
 from datetime import timedelta
 from typing import ClassVar
@@ -12,7 +12,7 @@ from finetune_trainer.contract import Checkpoint, Lora, TrainConfig, TrainRecipe
 
 
 class Train(StageSpec, TrainRecipe):
-    """Trains the LoRA adapter. Resumes from a checkpoint after an interruption."""
+    """Trains an adapter, or all weights. Resumes from a checkpoint after an interruption."""
 
     name: ClassVar[str] = "train"
     condition: ClassVar[str] = "Trained"
@@ -27,6 +27,12 @@ class Train(StageSpec, TrainRecipe):
             message="set epochs or maxSteps, not both",
             cel="!(has(self.epochs) && has(self.maxSteps))",
             is_valid=lambda data: not ("epochs" in data and "maxSteps" in data),
+        ),
+        Rule(
+            field="lora",
+            message="method Full trains no adapter: remove lora, or set method to LoRA or QLoRA",
+            cel="!has(self.lora) || !has(self.method) || self.method != 'Full'",
+            is_valid=lambda data: "lora" not in data or data["method"] != "Full",
         ),
     )
 

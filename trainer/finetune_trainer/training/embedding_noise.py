@@ -1,0 +1,34 @@
+"""NEFTune: uniform noise on the embeddings of training (Jain et al. 2023, arXiv:2310.05914)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def embedding_noise(embedding: torch.nn.Module, positions: torch.Tensor, alpha: float) -> Iterator[None]:
+    """Add uniform noise to the output of the embedding while the context is open.
+
+    With L tokens in a document and d dimensions it lies within alpha / sqrt(L * d), in the embedding's dtype. So the
+    noise of a document does not depend on the documents that share its row. `positions` is [B, L], 0 at the first
+    token of every document.
+    """
+    lengths = document_lengths(positions)
+
+    def add(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        limits = alpha / torch.sqrt(lengths * output.shape[-1]).unsqueeze(-1)
+        return output + torch.empty_like(output).uniform_(-1, 1) * limits.to(output.dtype)
+
+    hook = embedding.register_forward_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def document_lengths(positions: torch.Tensor) -> torch.Tensor:
+    """Return [B, L] fp32: for every token the number of tokens of its document."""
+    documents = (positions == 0).flatten().cumsum(0)
+    return documents.bincount()[documents].view(positions.shape).float()
