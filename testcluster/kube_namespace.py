@@ -48,6 +48,20 @@ def until(
     return value
 
 
+def wait_until_established(kube: Kube, *crds: str, seconds: float = 30) -> None:
+    """Wait until CRDs are served. Raises TimedOut.
+
+    `kubectl wait` fails at once on a new CRD, which has no conditions until the API server has processed it.
+    """
+    until(lambda: all(crd_conditions(kube, crd).get("Established") == "True" for crd in crds), seconds)
+
+
+def crd_conditions(kube: Kube, crd: str) -> dict[str, str]:
+    """Return the status of each condition of a CRD; a new one has none."""
+    status = kube.json("get", "crd", crd).get("status", {})
+    return {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
+
+
 @dataclass(frozen=True)
 class KubeNamespace:
     """A namespace of a cluster."""

@@ -16,7 +16,7 @@ from support.stores import servers
 from testcluster import binaries
 from testcluster.commands import run_command
 from testcluster.kube import Kube
-from testcluster.kube_namespace import KubeNamespace
+from testcluster.kube_namespace import KubeNamespace, wait_until_established
 
 Object = dict[str, Any]
 NAMESPACE = "argocd"
@@ -131,8 +131,7 @@ def _install(argo_cd: ArgoCD) -> None:
     crds = programs.source("argocd") / "manifests" / "crds"
     for kind in KINDS:
         argo_cd.kube.apply((crds / f"{kind}-crd.yaml").read_text())
-    for kind in KINDS:
-        argo_cd.kube.run("wait", "--for=condition=Established", f"crd/{kind}s.argoproj.io", "--timeout=30s")
+    wait_until_established(argo_cd.kube, *(f"{kind}s.argoproj.io" for kind in KINDS))
     argo_cd.kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
     key = {"server.secretkey": base64.b64encode(b"secret").decode()}
     everywhere = {"sourceRepos": ["*"], "destinations": [{"server": "*", "namespace": "*"}]}

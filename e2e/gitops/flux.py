@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from support import programs
 from support.stores import servers
 
@@ -14,7 +15,7 @@ from e2e.gitops.git_http import serving
 from e2e.gitops.git_repository import BRANCH, GitRepository
 from e2e.pipelines.driver import PipelineDriver
 from testcluster.kube import Kube
-from testcluster.kube_namespace import KubeNamespace, until
+from testcluster.kube_namespace import KubeNamespace, until, wait_until_established
 
 Object = dict[str, Any]
 NAMESPACE = "flux-system"
@@ -168,8 +169,8 @@ def _environment(kube: Kube, folder: Path, name: str) -> dict[str, str]:
 
 
 def _install(kube: Kube) -> None:
-    for name in CONTROLLERS:
-        for file in sorted((programs.source(name) / "config" / "crd" / "bases").glob("*.yaml")):
-            kube.apply(file.read_text())
-    kube.run("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    files = [file for name in CONTROLLERS for file in (programs.source(name) / "config/crd/bases").glob("*.yaml")]
+    for file in files:
+        kube.apply(file.read_text())
+    wait_until_established(kube, *(yaml.safe_load(file.read_text())["metadata"]["name"] for file in files))
     kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])

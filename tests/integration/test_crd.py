@@ -9,13 +9,19 @@ import pytest
 import yaml
 
 from testcluster.errors import TimedOut
-from testcluster.kube import Kube
-from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
+from testcluster.kube_namespace import (
+    KubeNamespace,
+    crd_conditions,
+    temporary_namespace,
+    until,
+    wait_until_established,
+)
 from testcluster.provider import Provider
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_text())
 
+CRD = "finetunepipelines.finetune.dev"
 EXAMPLES = sorted((ROOT / "examples").glob("*/pipeline.yaml"))
 
 
@@ -23,16 +29,10 @@ EXAMPLES = sorted((ROOT / "examples").glob("*/pipeline.yaml"))
 def namespace(control_plane: Provider) -> Iterator[KubeNamespace]:
     """A namespace on an API server that serves the CRD."""
     control_plane.kube.apply((ROOT / "crds" / "finetunepipelines.yaml").read_text())
-    until(lambda: conditions(control_plane.kube).get("Established") == "True", 30)
+    wait_until_established(control_plane.kube, CRD)
     with temporary_namespace(control_plane.kube, "pipelines") as created:
         until(lambda: "finetunepipelines" in control_plane.kube.run("api-resources", "--api-group=finetune.dev"), 30)
         yield created
-
-
-def conditions(kube: Kube) -> dict[str, str]:
-    """Return the CRD's conditions: type and status. A new CRD has none until the API server has processed it."""
-    status = kube.json("get", "crd", "finetunepipelines.finetune.dev").get("status", {})
-    return {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
 
 
 FULL = {"method": "Full", "lora": None}
@@ -53,7 +53,7 @@ def variables(count: int) -> list[dict[str, str]]:
 
 
 def test_crd_is_established_with_a_structural_schema(namespace: KubeNamespace):
-    found = conditions(namespace.kube)
+    found = crd_conditions(namespace.kube, CRD)
     assert found["Established"] == "True"
     assert found["NamesAccepted"] == "True"
     assert found.get("NonStructuralSchema", "False") == "False"
