@@ -235,19 +235,3 @@ def test_rows_longer_than_model_positions_are_rejected(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20), context_length=1024)
     with pytest.raises(ConfigInvalid, match=r"set prepare.contextLength to 512 or less"):
         run_train(train_config(tiny_model), tmp_path)
-
-
-def test_compiled_model_has_the_same_loss(tmp_path, monkeypatch):
-    """The eager backend traces the model without the C++ compiler, which would run for half a minute."""
-    compile_module = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="eager"))
-    model = make_tiny_model(tmp_path / "model", layers=1)
-    write_rows(tmp_path, [document(0, 32)] * 2)
-    recipe = {
-        "max_steps": 1,
-        "lora": {"rank": 4, "dropout": 0, "target_modules": ["q_proj"]},
-        "gradient_accumulation_steps": 1,
-    }
-    plain = run_train(train_config(model, **recipe), tmp_path)
-    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
-    assert compiled.loss == pytest.approx(plain.loss, abs=1e-5)

@@ -14,6 +14,7 @@ from finetune_trainer.runtime.notices import watch_notices
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.tracking.registry import open_trackers
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
+from finetune_trainer.training import document_attention
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
 from finetune_trainer.training.determinism import numeric_environment, prepare_device, restore_thread_count
@@ -40,6 +41,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     check_context_length(source, rows.context_length)
     model = TrainedModel(load_trainable(source, config, device), device, config.recipe)
     check_tokens((rows, validation_rows), model.vocabulary)
+    document_attention.enable(model, config.recipe.dtype)
     if rows.packed:
         check_isolation(model, source.uri)
     sampler = StepSampler.of(config.recipe, len(rows), config.seed)

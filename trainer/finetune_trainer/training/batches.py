@@ -7,9 +7,11 @@ loader position.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.data.packing import PackedRows
@@ -21,7 +23,10 @@ LENGTH_MULTIPLE = 8
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of rows: B rows of L tokens, N of which are targets of the loss."""
+    """A micro-batch of rows: B rows of L tokens, N of which are targets of the loss.
+
+    A flat batch has one row: the documents of all rows, one after the other, without padding.
+    """
 
     tokens: torch.Tensor
     """[B, L] int64."""
@@ -33,6 +38,8 @@ class Batch:
     """[N] int64: these next tokens."""
     size: int
     """Number of tokens without padding."""
+    documents: "Documents | None" = None
+    """Where the documents of a flat batch lie."""
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
@@ -42,20 +49,46 @@ class Batch:
             self.target_positions.to(device),
             self.targets.to(device),
             self.size,
+            self.documents.to(device) if self.documents else None,
         )
 
 
-def load_batch(rows: PackedRows, indices: Indices) -> Batch:
+@dataclass(frozen=True)
+class Documents:
+    """Where the N documents of a flat batch lie."""
+
+    boundaries: torch.Tensor
+    """[N + 1] int32: the index of each document's first token, and the number of tokens."""
+    longest: int
+    """Number of tokens of the longest document."""
+
+    @classmethod
+    def at(cls, positions: NDArray[Any]) -> "Documents":
+        """Return the documents of tokens with these positions, 0 at the first token of every document."""
+        starts = np.flatnonzero(positions.reshape(-1) == 0)
+        boundaries = np.append(starts, positions.size).astype(np.int32)
+        return cls(torch.from_numpy(boundaries), int(np.diff(boundaries).max()))
+
+    def to(self, device: torch.device) -> "Documents":
+        """Return them with the boundaries on a device."""
+        return Documents(self.boundaries.to(device), self.longest)
+
+
+def load_batch(rows: PackedRows, indices: Indices, *, flat: bool = False) -> Batch:
     """Read the rows with these indices; raise DataInvalid if one of them is corrupt.
 
     Rows of one document are cut to the longest of these documents, so that little is computed for padding.
     """
     read = rows.read(indices)
     length = rows.context_length if rows.packed else cut_length(int(read.lengths.max()), rows.context_length)
-    tokens, positions = read.tokens[:, :length].astype(np.int64), read.positions[:, :length]
+    columns = (read.tokens[:, :length].astype(np.int64), read.positions[:, :length], read.loss_mask[:, :length])
+    if flat:
+        is_token = np.arange(length) < read.lengths[:, None]
+        columns = (columns[0][is_token][None], columns[1][is_token][None], columns[2][is_token][None])
+    tokens, positions, loss_mask = columns
     predicts = np.zeros(tokens.shape, dtype=bool)
     # A document's last token must not predict the first token of the next document (position 0).
-    predicts[:, :-1] = (read.loss_mask[:, 1:length] != 0) & (positions[:, 1:] != 0)
+    predicts[:, :-1] = (loss_mask[:, 1:] != 0) & (positions[:, 1:] != 0)
     target_positions = np.flatnonzero(predicts)
     return Batch(
         tokens=torch.from_numpy(tokens),
@@ -63,6 +96,7 @@ def load_batch(rows: PackedRows, indices: Indices) -> Batch:
         target_positions=torch.from_numpy(target_positions),
         targets=torch.from_numpy(tokens.reshape(-1)[target_positions + 1]),
         size=int(read.lengths.sum()),
+        documents=Documents.at(positions) if flat else None,
     )
 
 
@@ -71,10 +105,10 @@ def cut_length(longest: int, context_length: int) -> int:
     return min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, context_length)
 
 
-def batches(rows: PackedRows, indices: Indices, batch_size: int) -> Iterator[Batch]:
+def batches(rows: PackedRows, indices: Indices, batch_size: int, *, flat: bool = False) -> Iterator[Batch]:
     """Yield the rows with these indices in micro-batches of `batch_size`; the last one may be smaller."""
     for start in range(0, len(indices), batch_size):
-        yield load_batch(rows, indices[start : start + batch_size])
+        yield load_batch(rows, indices[start : start + batch_size], flat=flat)
 
 
 @dataclass(frozen=True)

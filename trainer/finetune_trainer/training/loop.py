@@ -120,7 +120,8 @@ def train_step(run: TrainingRun, generators: Tensors) -> dict[str, float]:
     therefore changes only the memory use.
     """
     recipe, step = run.config.recipe, run.state.step
-    micro_batches = list(batches(run.rows, run.sampler.rows_for_step(step), recipe.micro_batch_size))
+    rows = run.sampler.rows_for_step(step)
+    micro_batches = list(batches(run.rows, rows, recipe.micro_batch_size, flat=run.model.is_flat))
     targets = sum(len(batch.targets) for batch in micro_batches)
     loss_sum, norm = compute_gradients(run, micro_batches, targets)
     if not is_finite(loss_sum, norm):

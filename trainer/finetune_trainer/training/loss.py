@@ -1,9 +1,19 @@
-"""Compute the output head only at the positions that predict a target of the loss."""
+"""Compute the output head only at the positions that predict a target of the loss, and only so many at a time.
+
+Logits are the largest tensor of a step: 4,096 targets and a vocabulary of 128k are 2 GiB in fp32, and their gradient
+is as large.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_BYTES = 1 << 30
+"""Largest size of the logits in fp32 that are computed at once."""
 
 
 @contextmanager
@@ -28,3 +38,44 @@ def head_at_positions(
         yield lambda logits: logits.flatten(0, 1)
     finally:
         hook.remove()
+
+
+def chunk_size(vocabulary: int) -> int:
+    """Return the number of targets whose logits take CHUNK_BYTES."""
+    return max(1, CHUNK_BYTES // (4 * vocabulary))
+
+
+@contextmanager
+def captured_head_input(head: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Yield a list that gets the input of the head [B, L, D]; the head computes the first position only."""
+    captured: list[torch.Tensor] = []
+
+    def capture(_module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        captured.append(inputs[0])
+        return (inputs[0][:, :1],)
+
+    hook = head.register_forward_pre_hook(capture)
+    try:
+        yield captured
+    finally:
+        hook.remove()
+
+
+def chunked_cross_entropy(
+    head: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor, size: int
+) -> torch.Tensor:
+    """Return the cross-entropy summed over N targets, a scalar in fp32; `inputs` [N, D] are those of the head.
+
+    Only the logits of `size` targets exist at a time: the backward pass computes them again.
+    """
+    total = torch.zeros((), device=inputs.device)
+    for chunk, wanted in zip(inputs.split(size), targets.split(size), strict=True):
+        loss: Any = checkpoint(_cross_entropy, head, chunk, wanted, use_reentrant=False)
+        total = total + loss
+    return total
+
+
+def _cross_entropy(
+    head: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    return cross_entropy(head(inputs).float(), targets, reduction="sum")

@@ -1,5 +1,6 @@
 """The model in training: its loss, whatever the method of training."""
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,19 +12,28 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.training.batches import Batch
+from finetune_trainer.training.batches import Batch, Documents
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.embedding_noise import embedding_noise
-from finetune_trainer.training.loss import head_at_positions
+from finetune_trainer.training.loss import (
+    captured_head_input,
+    chunk_size,
+    chunked_cross_entropy,
+    head_at_positions,
+)
 
 ISOLATION_TOLERANCE = 0.05
 """Maximum difference as a share of the logits' standard deviation.
 
 It is larger than the rounding of bf16 and much smaller than the effect of one document on another.
 """
+
+PROBE_LENGTH = 8
+"""Tokens of each document that `probe` asks for."""
 
 FILE_MODE = 0o644
 """safetensors creates files readable by their owner only, but the serving container may run as another user."""
@@ -62,29 +72,49 @@ class TrainedModel:
     def __init__(self, trainable: Trainable, device: torch.device, recipe: TrainRecipe) -> None:
         self.model, self.weights, self.device = trainable.module, trainable.weights, device
         self.format = trainable.format
+        self.is_flat = False
+        """Whether batches are flat, because attention takes the boundaries of documents instead of a mask."""
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._autocast, self._noise = recipe.dtype == "BF16", recipe.neftune_noise_alpha
+        self.largest_loss = chunk_size(self.vocabulary) if has_plain_head(self) else math.inf
+        """Number of targets whose logits are computed at once."""
         if recipe.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if recipe.compile:
-            self.model.compile()
+            # Layer by layer: they are equal, so the compiler works once, and the selection of targets stays outside.
+            for layer in (each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer)):
+                layer.compile(dynamic=True)
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy summed over the targets of a micro-batch, a scalar in fp32.
 
         Documents packed into one row cannot attend to each other. Their positions restart at 0, and there is neither
-        an attention mask nor a cache. For such inputs transformers builds a block-diagonal causal mask.
+        an attention mask nor a cache. For such inputs transformers builds a block-diagonal causal mask, unless the
+        batch is flat.
         """
         batch = batch.to(self.device)
-        with self._noise_of(batch), head_at_positions(batch.target_positions, self._head) as select:
-            logits = select(self.logits(batch.tokens, batch.positions))
+        if len(batch.targets) > self.largest_loss:
+            return self._chunked_loss_sum(batch)
+        with self._noise_of(batch), head_at_positions(batch.target_positions, self.head) as select:
+            logits = select(self.logits(batch.tokens, batch.positions, batch.documents))
         return torch.nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
+
+    def _chunked_loss_sum(self, batch: Batch) -> torch.Tensor:
+        with self._noise_of(batch), captured_head_input(self.head) as captured:
+            self.logits(batch.tokens, batch.positions, batch.documents)
+        inputs = captured[0].flatten(0, 1).index_select(0, batch.target_positions)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            return chunked_cross_entropy(self.head, inputs, batch.targets, int(self.largest_loss))
 
     @property
     def architecture(self) -> str:
         """Name of the model's class in transformers."""
-        model = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        return type(model).__name__
+        return type(self.base).__name__
+
+    @property
+    def base(self) -> Any:
+        """The model of transformers, without PEFT's around it."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     @property
     def vocabulary(self) -> int:
@@ -92,7 +122,8 @@ class TrainedModel:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
-    def _head(self) -> Any:
+    def head(self) -> Any:
+        """The output head, or None."""
         return self.model.get_output_embeddings()
 
     def _noise_of(self, batch: Batch) -> AbstractContextManager[None]:
@@ -101,11 +132,12 @@ class TrainedModel:
             return nullcontext()
         return embedding_noise(self.model.get_input_embeddings(), batch.positions, self._noise)
 
-    def logits(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def logits(self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Return the model's logits of tokens [B, L], whose positions are 0 at the first token of every document."""
+        lengths = {"cu_seq_lens_q": documents.boundaries, "max_length_q": documents.longest} if documents else {}
         # What is trained is stored in fp32; autocast computes with it in bf16, too.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            output = self.model(input_ids=tokens, position_ids=positions, use_cache=False)
+            output = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **lengths)
         found: torch.Tensor = output.logits
         return found
 
@@ -115,25 +147,49 @@ class TrainedModel:
             tensor.detach().copy_(weights[name])
 
 
+def has_plain_head(model: TrainedModel) -> bool:
+    """Return whether the logits are the output of the head, neither scaled nor capped after it."""
+    if model.head is None:
+        return False
+    outputs: list[torch.Tensor] = []
+    hook = model.head.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    try:
+        logits = probe(model)
+    finally:
+        hook.remove()
+    return bool(torch.equal(outputs[0].float().view(logits.shape), logits))
+
+
 def check_isolation(model: TrainedModel, uri: str) -> None:
     """Raise ConfigInvalid if a packed document changes the logits of the document after it.
 
     Some architectures ignore restarting positions. The check runs two rows that differ only in their first
     document; the logits of their second document must be equal.
     """
-    length = 8
-    tokens = torch.arange(2 * length, device=model.device).repeat(2, 1)
-    tokens[1, :length] = tokens[0, :length].flip(0)
-    positions = (torch.arange(2 * length, device=model.device) % length).repeat(2, 1)
-    model.model.eval()
-    with torch.inference_mode():
-        logits = model.logits(tokens, positions).float()
-    first, second = logits[:, length:]
-    if (first - second).abs().max() > ISOLATION_TOLERANCE * first.std():
+    first, second = probe(model)[:, PROBE_LENGTH:]
+    if not are_close(first, second):
         raise ConfigInvalid(
             f"model {uri}: documents packed into one row attend to each other in this architecture "
             f"({model.architecture}): set prepare.packing to false"
         )
+
+
+def probe(model: TrainedModel) -> torch.Tensor:
+    """Return the logits of two rows of two documents each; the second documents are equal."""
+    tokens = torch.arange(2 * PROBE_LENGTH, device=model.device).repeat(2, 1)
+    tokens[1, :PROBE_LENGTH] = tokens[0, :PROBE_LENGTH].flip(0)
+    positions = (torch.arange(2 * PROBE_LENGTH) % PROBE_LENGTH).repeat(2, 1)
+    documents = Documents.at(positions.numpy()).to(model.device) if model.is_flat else None
+    shape = (1, -1) if model.is_flat else tokens.shape
+    model.model.eval()
+    with torch.inference_mode():
+        logits = model.logits(tokens.view(shape), positions.to(model.device).view(shape), documents)
+    return logits.float().view(*tokens.shape, -1)
+
+
+def are_close(logits: torch.Tensor, others: torch.Tensor) -> bool:
+    """Return whether logits differ by rounding only."""
+    return bool((logits - others).abs().max() <= ISOLATION_TOLERANCE * logits.std())
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:

@@ -30,7 +30,7 @@ class Validator:
         model.model.eval()
         try:
             with torch.inference_mode():
-                for batch in batches(self._rows, np.arange(len(self._rows)), self._batch_size):
+                for batch in batches(self._rows, np.arange(len(self._rows)), self._batch_size, flat=model.is_flat):
                     raise_if_stop_requested()
                     loss_sum += model.loss_sum(batch).item()
                     targets += len(batch.targets)

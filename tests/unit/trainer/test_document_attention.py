@@ -1,0 +1,145 @@
+"""Attention by the boundaries of documents: a row of many documents trains as one document a row does.
+
+The kernel needs a GPU. A function of PyTorch's operations stands in for it, with the same arguments.
+"""
+
+import itertools
+
+import pytest
+import torch
+from support.families import FAMILIES, make_family_model
+from support.training import documents, run_train, train_config, write_rows
+
+from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.training import document_attention
+from finetune_trainer.training.batches import Documents, load_batch
+from finetune_trainer.training.methods import load_trainable
+from finetune_trainer.training.model import TrainedModel, check_isolation, probe
+
+torch.set_num_threads(1)
+LORA = {"rank": 4, "dropout": 0.0}
+
+
+def attention_of_each_document(
+    query, key, value, starts, _starts, longest, _longest, *, scale, window_size, enable_gqa
+):
+    """Return [T, H, D]: each document's attention, computed alone."""
+    assert longest == int(starts.diff().max())
+    found = []
+    for start, end in itertools.pairwise(starts):
+        q, k, v = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
+        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
+        mask = (distance >= 0) & ((distance <= window_size[0]) | (window_size[0] < 0))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
+        )
+        found.append(attended[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(document_attention, "varlen_attn", attention_of_each_document)
+    monkeypatch.setattr(document_attention, "runs_on", lambda _device, _dtype: True)
+
+
+def trained_model(folder, **changes):
+    config = train_config(folder, lora=LORA, **changes)
+    torch.manual_seed(0)
+    model = TrainedModel(
+        load_trainable(BaseModel("m", folder, ""), config, torch.device("cpu")), torch.device("cpu"), config.recipe
+    )
+    for parameter in model.trainable.values():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def loss_and_gradients(model, batch):
+    model.model.train()
+    for parameter in model.trainable.values():
+        parameter.grad = None
+    loss = model.loss_sum(batch)
+    loss.backward()
+    return loss.item(), {name: parameter.grad.clone() for name, parameter in model.trainable.items()}
+
+
+@pytest.fixture(scope="module", params=["llama-untied", "qwen2.5", "gemma3", "mistral"])
+def folder(request, tmp_path_factory):
+    return make_family_model(FAMILIES[request.param], tmp_path_factory.mktemp("models") / request.param)
+
+
+def test_packed_documents_train_as_one_document_a_row(folder, tmp_path, kernel):
+    packed = PackedRows(write_rows(tmp_path, documents(24, longest=30)), "train")
+    alone = PackedRows(write_rows(tmp_path, documents(24, longest=30), prepared="q" * 16, packing=False), "train")
+    assert len(packed) < len(alone) == 24
+    model = trained_model(folder)
+    expected, gradients = loss_and_gradients(model, load_batch(alone, range(24)))
+    assert document_attention.enable(model, "FP32")
+    batch = load_batch(packed, range(len(packed)), flat=True)
+    assert batch.tokens.shape == (1, batch.size)
+    found, found_gradients = loss_and_gradients(model, batch)
+    assert found == pytest.approx(expected, rel=1e-5)
+    for name, gradient in gradients.items():
+        assert torch.allclose(found_gradients[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
+
+
+def test_sliding_window_is_that_of_the_mask(tmp_path, kernel):
+    family = FAMILIES["mistral"]
+    options = family.options | {"sliding_window": 4}
+    folder = make_family_model(type(family)(family.config, options), tmp_path / "model")
+    model = trained_model(folder)
+    with_mask = probe(model)
+    assert document_attention.enable(model, "FP32")
+    assert torch.allclose(probe(model), with_mask, atol=1e-4)
+
+
+def test_boundaries_are_where_positions_restart():
+    found = Documents.at(torch.tensor([[0, 1, 2, 0, 0, 1]]).numpy())
+    assert (found.boundaries.tolist(), found.boundaries.dtype, found.longest) == ([0, 3, 4, 6], torch.int32, 3)
+
+
+def test_flat_batch_leaves_out_padding(tmp_path):
+    rows = PackedRows(write_rows(tmp_path, documents(9), packing=False), "train")
+    padded, flat = load_batch(rows, range(9)), load_batch(rows, range(9), flat=True)
+    assert flat.tokens.shape == (1, flat.size)
+    assert flat.size == padded.size < padded.tokens.numel()
+    assert torch.equal(flat.targets, padded.targets)
+    assert torch.equal(flat.tokens[0, flat.target_positions + 1], flat.targets)
+    assert len(flat.documents.boundaries) == 10
+
+
+def test_model_with_other_attention_keeps_its_mask(tmp_path, kernel, capsys):
+    folder = make_family_model(FAMILIES["granite-hybrid"], tmp_path / "model")
+    model = trained_model(folder)
+    name = model.base.config._attn_implementation
+    assert not document_attention.enable(model, "FP32")
+    assert not model.is_flat
+    assert model.base.config._attn_implementation == name
+    assert "keeps attention with a mask: " in capsys.readouterr().out
+
+
+def test_kernel_that_fails_leaves_the_mask(tiny_model, kernel, monkeypatch, capsys):
+    def fail(*_arguments, **_options):
+        raise RuntimeError("no kernel image is available\nmore")
+
+    monkeypatch.setattr(document_attention, "varlen_attn", fail)
+    model = trained_model(tiny_model)
+    assert not document_attention.enable(model, "BF16")
+    check_isolation(model, "m")
+    assert "LlamaForCausalLM keeps attention with a mask: no kernel image is available\n" in capsys.readouterr().out
+
+
+def test_kernel_is_not_asked_for_on_a_cpu(tiny_model, monkeypatch):
+    monkeypatch.setattr(document_attention, "varlen_attn", None)
+    assert not document_attention.enable(trained_model(tiny_model), "BF16")
+
+
+def test_training_with_the_kernel_ends_as_without_it(tiny_model, tmp_path, monkeypatch):
+    write_rows(tmp_path, documents(60), documents(8, seed=5))
+    expected = run_train(train_config(tiny_model, lora=LORA), tmp_path)
+    monkeypatch.setattr(document_attention, "varlen_attn", attention_of_each_document)
+    monkeypatch.setattr(document_attention, "runs_on", lambda _device, _dtype: True)
+    found = run_train(train_config(tiny_model, lora=LORA, identity="k" * 16), tmp_path)
+    assert found.validation_loss == pytest.approx(expected.validation_loss, rel=1e-3)
+    assert (found.steps, found.tokens) == (expected.steps, expected.tokens)

@@ -1,0 +1,87 @@
+"""Attention within documents that lie one after the other, by a kernel that needs no mask.
+
+With a mask, a row of L tokens takes L² scores, whatever the documents in it, and no flash kernel can run. The kernel
+here takes the boundaries of the documents instead (`torch.nn.attention.varlen`), and there is no padding.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
+
+from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.training.model import TrainedModel, are_close, probe
+
+NAME = "documents"
+"""Name of this attention in the registry of transformers."""
+
+
+class Unsupported(Exception):
+    """The model's attention is more than this kernel can do; the message says what."""
+
+
+def attend_within_documents(
+    module: torch.nn.Module,  # noqa: ARG001  the signature of the registry
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    max_length_q: int,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return [1, T, H, D] for queries [1, H, T, D], and keys and values that may have fewer heads.
+
+    `cu_seq_lens_q` [N + 1] holds the start of every document, and the end. Raises Unsupported.
+    """
+    more = {name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None}
+    if dropout or attention_mask is not None or more:
+        raise Unsupported(f"attention with {', '.join(sorted(more)) or 'dropout or a mask'}")
+    query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    found: Any = varlen_attn(  # a tuple if more than the output is asked for
+        query,
+        key,
+        value,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return found.unsqueeze(0), None
+
+
+AttentionInterface.register(NAME, attend_within_documents)
+
+
+def runs_on(device: torch.device, dtype: str) -> bool:
+    """Return whether the kernel exists for a device, and for the data type of the forward pass."""
+    return device.type == "cuda" and dtype == "BF16"
+
+
+def enable(model: TrainedModel, dtype: str) -> bool:
+    """Let a model on a GPU attend by this kernel, if that gives the logits that it has with a mask.
+
+    Return whether it does. A model of which the attention is different keeps its mask, and the log says why.
+    """
+    if not runs_on(model.device, dtype):
+        return False
+    with_mask, name = probe(model), model.base.config._attn_implementation  # noqa: SLF001  there is no public name
+    try:
+        model.base.set_attn_implementation(NAME)
+        model.is_flat = True
+        problem = None if are_close(with_mask, probe(model)) else "its logits differ from those with a mask"
+    except (Unsupported, RuntimeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+        problem = str(error)
+    if problem:
+        model.base.set_attn_implementation(name)
+        model.is_flat = False
+        log_line(f"train: {model.architecture} keeps attention with a mask: {problem.splitlines()[0]}")
+    return model.is_flat
