@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from support.training import document, run_train, train_config, write_rows
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -229,6 +230,20 @@ def test_initial_adapter_depends_on_the_seed(tiny_model):
         return [p.sum().item() for name, p in model.named_parameters() if "lora_A" in name]
 
     assert weight_sums(1) == weight_sums(1) != weight_sums(2)
+
+
+def test_gradients_do_not_depend_on_copies_of_inputs_in_fp32(tiny_model, packed):
+    def gradients(*, copies):
+        model = adapted(tiny_model, dtype="BF16", lora={"rank": 4, "dropout": 0.0})
+        layers = [module for module in model.model.modules() if isinstance(module, LoraLayer)]
+        assert {layer.cast_input_dtype_enabled for layer in layers} == {False}
+        for layer in layers:
+            layer.cast_input_dtype_enabled = copies
+        model.loss_sum(load_batch(packed, [0])).backward()
+        return [parameter.grad for parameter in model.trainable.values()]
+
+    for ours, theirs in zip(gradients(copies=False), gradients(copies=True), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_untrained_dora_on_a_bf16_base_changes_no_logit(tiny_model):
