@@ -16,20 +16,17 @@ TRL runs with gradient_checkpointing=False, which is not its default, because th
 """
 
 import argparse
-import contextlib
-import io
 import json
 import logging
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -49,12 +46,11 @@ from trl import SFTConfig, SFTTrainer
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
+sys.path.insert(0, str(ROOT / "bench"))
 
 from finetune_trainer.contract import Environment, TrainConfig  # noqa: E402
-from finetune_trainer.data.packing import Document, PackedRows, PackedWriter  # noqa: E402
+from finetune_trainer.data.packing import PackedRows  # noqa: E402
 from finetune_trainer.models.loading import dtype_of, load_base  # noqa: E402
-from finetune_trainer.runtime import artifacts  # noqa: E402
-from finetune_trainer.runtime.progress import ProgressReporter  # noqa: E402
 from finetune_trainer.runtime.stage_folder import Context  # noqa: E402
 from finetune_trainer.stages import train  # noqa: E402
 from finetune_trainer.stop_signal import StopSignal  # noqa: E402
@@ -62,6 +58,7 @@ from finetune_trainer.training.batches import StepSampler  # noqa: E402
 from finetune_trainer.training.checkpoint_manager import CheckpointManager  # noqa: E402
 from finetune_trainer.training.loop import TrainingRun  # noqa: E402
 from finetune_trainer.training.lora import attach_adapter  # noqa: E402
+from train_bench.measuring import CLOCKS, StepTimes, make_rows, quietly, spread, timed  # noqa: E402
 
 VOCABULARY = 8192
 CONTEXT = 128
@@ -92,38 +89,6 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def make_rows(workspace: Path, count: int, target_fraction: float) -> Path:
-    """Write full rows of two documents each; the last `target_fraction` of each document is in the loss."""
-    random = np.random.Generator(np.random.Philox(1))
-    loss_mask = (np.arange(CONTEXT // 2) >= CONTEXT // 2 * (1 - target_fraction)).astype("u1")
-    loss_mask[0] = 0
-    output = workspace / "prepare" / "rows" / "output"
-    with artifacts.atomic_folder(output) as folder:
-        with PackedWriter(folder, CONTEXT, 0) as writer:
-            for _ in range(2 * count):
-                tokens = random.integers(2, VOCABULARY, CONTEXT // 2, dtype="<i4")
-                writer.add("train", Document(tokens, loss_mask))
-        artifacts.seal(folder, known_digests=writer.digests())
-    return output
-
-
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-
-
-class StepTimes(ProgressReporter):
-    """Records the time at the end of each step of our loop."""
-
-    def __init__(self, environment: Environment, clock: str) -> None:
-        super().__init__("train", environment)
-        self.clock = clock
-        self.ends: list[float] = []
-
-    def update(self, **fields: object) -> None:
-        """Record the time if a step has ended."""
-        if "loss" in fields:
-            self.ends.append(CLOCKS[self.clock]())
-
-
 class StepTimesCallback(TrainerCallback):
     """Records the time at the end of each step of HF's and TRL's trainers."""
 
@@ -142,7 +107,9 @@ class Benchmark:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
         self.model = make_model(folder / "model")
-        self.rows = PackedRows(make_rows(folder, 64, options.target_fraction), "train")
+        self.rows = PackedRows(
+            make_rows(folder, 64, options.target_fraction, context=CONTEXT, vocabulary=VOCABULARY), "train"
+        )
 
     def config(self, identity: str, *, steps: int, rank: int = 16, every: int = 10**6) -> TrainConfig:
         """Return the train config that all three follow."""
@@ -290,25 +257,6 @@ def pauses(benchmark: Benchmark, steps: int) -> None:
             print(f"  {name:15} {spread([1e3 * each for each in seconds], '.1f')} ms")
 
 
-@contextlib.contextmanager
-def timed(owner: type, name: str, seconds: list[float]) -> Iterator[None]:
-    """Append the duration of every call of a method to `seconds` while the context is open."""
-    original = getattr(owner, name)
-
-    def wrapped(*arguments: object, **named: object) -> object:
-        start = time.perf_counter()
-        try:
-            return original(*arguments, **named)
-        finally:
-            seconds.append(time.perf_counter() - start)
-
-    setattr(owner, name, wrapped)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
 def stopping(benchmark: Benchmark, repeats: int) -> None:
     """Print the time from SIGTERM to the exit of a real process, which saves the last step boundary first."""
     seconds = []
@@ -336,17 +284,6 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
         assert process.wait() == 75
         seconds.append(time.perf_counter() - signalled)
     print(f"SIGTERM to durable exit: {spread(seconds, '.2f')} s")
-
-
-def quietly(work: Callable[[], list[float]]) -> list[float]:
-    """Run a function and discard its output."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        return work()
-
-
-def spread(values: list[float], form: str) -> str:
-    """Return median, minimum and maximum."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Parts of bench/train.py and bench/gpu.py."""

@@ -1,0 +1,77 @@
+"""What the benchmarks of training share: packed rows, the times of steps and of calls, and how results are printed."""
+
+import contextlib
+import io
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from finetune_trainer.contract import Environment
+from finetune_trainer.data.packing import Document, PackedWriter
+from finetune_trainer.runtime import artifacts
+from finetune_trainer.runtime.progress import ProgressReporter
+
+
+def make_rows(workspace: Path, count: int, target_fraction: float, *, context: int, vocabulary: int) -> Path:
+    """Write full rows of two documents each; the last `target_fraction` of each document is in the loss."""
+    random = np.random.Generator(np.random.Philox(1))
+    loss_mask = (np.arange(context // 2) >= context // 2 * (1 - target_fraction)).astype("u1")
+    loss_mask[0] = 0
+    output = workspace / "prepare" / "rows" / "output"
+    with artifacts.atomic_folder(output) as folder:
+        with PackedWriter(folder, context, 0) as writer:
+            for _ in range(2 * count):
+                tokens = random.integers(2, vocabulary, context // 2, dtype="<i4")
+                writer.add("train", Document(tokens, loss_mask))
+        artifacts.seal(folder, known_digests=writer.digests())
+    return output
+
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+class StepTimes(ProgressReporter):
+    """Records the time at the end of each step of our loop."""
+
+    def __init__(self, environment: Environment, clock: str) -> None:
+        super().__init__("train", environment)
+        self.clock = clock
+        self.ends: list[float] = []
+
+    def update(self, **fields: object) -> None:
+        """Record the time if a step has ended."""
+        if "loss" in fields:
+            self.ends.append(CLOCKS[self.clock]())
+
+
+@contextlib.contextmanager
+def timed(owner: type, name: str, seconds: list[float]) -> Iterator[None]:
+    """Append the duration of every call of a method to `seconds` while the context is open."""
+    original = getattr(owner, name)
+
+    def wrapped(*arguments: object, **named: object) -> object:
+        start = time.perf_counter()
+        try:
+            return original(*arguments, **named)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    setattr(owner, name, wrapped)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def quietly(work: Callable[[], list[float]]) -> list[float]:
+    """Run a function and discard its output."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return work()
+
+
+def spread(values: list[float], form: str) -> str:
+    """Return median, minimum and maximum."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
