@@ -20,7 +20,7 @@ from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
-from finetune_trainer.training.optimizer import learning_rate
+from finetune_trainer.training.schedule import learning_rate
 from finetune_trainer.training.state import State
 
 torch.set_num_threads(1)

@@ -151,6 +151,7 @@ METHODS = {
     "LoRA-whole-layers-noise": lora(modules_to_save=["lm_head"]) | {"neftune_noise_alpha": 5},
     "QLoRA": {"method": "QLoRA", "dtype": "BF16"} | lora(),
     "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
+    "Full-8-bit": {"method": "Full", "lora": None, "optimizer": {"name": "AdamW8Bit", "learning_rate": 1e-3}},
 }
 
 

@@ -68,7 +68,11 @@ class Lora(ContractModel):
 
 
 class Optimizer(ContractModel):
-    """AdamW (arXiv:1711.05101) and its learning rate schedule."""
+    """The optimizer and its learning rate schedule."""
+
+    name: Literal["AdamW", "AdamW8Bit"] = "AdamW"
+    """AdamW (arXiv:1711.05101), or the same with moments of 8 bits, which take a quarter of the memory
+    (arXiv:2110.02861)."""
 
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     """Learning rate after warm-up."""

@@ -21,7 +21,7 @@ from finetune_trainer.training.determinism import numeric_environment, prepare_d
 from finetune_trainer.training.loop import TrainingRun, train
 from finetune_trainer.training.methods import load_trainable
 from finetune_trainer.training.model import TrainedModel, check_isolation
-from finetune_trainer.training.optimizer import adamw
+from finetune_trainer.training.optimizer import create_optimizer
 from finetune_trainer.training.validation import Validator
 
 
@@ -50,7 +50,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
         rows=rows,
         sampler=sampler,
         model=model,
-        optimizer=adamw(config.recipe.optimizer, model.trainable),
+        optimizer=create_optimizer(config.recipe.optimizer, model.trainable),
         validator=Validator(validation_rows, config.recipe.micro_batch_size, config.recipe.eval_steps, sampler.steps),
         progress=context.progress,
         metrics=TrainingMetrics(context.folder, trackers, sampler.steps, context.fence),

@@ -19,13 +19,8 @@ from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.determinism import Tensors, random_state, restore_random_state
 from finetune_trainer.training.model import TrainedModel, copy_to_cpu
 from finetune_trainer.training.non_finite import is_finite, non_finite
-from finetune_trainer.training.optimizer import (
-    learning_rate,
-    optimizer_layout,
-    optimizer_tensors,
-    restore_optimizer_tensors,
-    set_learning_rate,
-)
+from finetune_trainer.training.optimizer import NamedOptimizer
+from finetune_trainer.training.schedule import learning_rate
 from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
 
@@ -38,7 +33,7 @@ class TrainingRun:
     rows: PackedRows
     sampler: StepSampler
     model: TrainedModel
-    optimizer: torch.optim.Optimizer
+    optimizer: NamedOptimizer
     validator: Validator
     progress: ProgressReporter
     metrics: TrainingMetrics
@@ -56,20 +51,20 @@ class TrainingRun:
         return Snapshot(
             state=self.state.model_copy(deep=True),
             weights=copy_to_cpu(self.model.weights),
-            optimizer=copy_to_cpu(optimizer_tensors(self.optimizer, self.model.trainable)),
+            optimizer=copy_to_cpu(self.optimizer.tensors()),
             random=generators,
             best=self.best,
         )
 
     def layout(self) -> Layout:
         """Return the tensor layout that a checkpoint of this run must have."""
-        optimizer = optimizer_layout(self.model.trainable)
+        optimizer = self.optimizer.layout()
         return Layout(self.model.weights, optimizer, random_state(), self.sampler.steps, self.model.format)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state at a step boundary."""
         self.model.load(snapshot.weights)
-        restore_optimizer_tensors(self.optimizer, self.model.trainable, snapshot.optimizer)
+        self.optimizer.restore(snapshot.optimizer)
         self.state, self.best = snapshot.state, snapshot.best
         restore_random_state(snapshot.random)
 
@@ -129,8 +124,7 @@ def train_step(run: TrainingRun, generators: Tensors) -> dict[str, float]:
         again = compute_gradients(run, micro_batches, targets)
         raise non_finite(f"step {step + 1}", "the loss sum is {} and the gradient norm {}", (loss_sum, norm), again)
     rate = learning_rate(recipe.optimizer, step, run.sampler.steps)
-    set_learning_rate(run.optimizer, rate)
-    run.optimizer.step()
+    run.optimizer.step(rate)
     run.state.record_step(loss_sum, targets, sum(batch.size for batch in micro_batches))
     return {"loss": loss_sum / max(1, targets), "gradient_norm": norm, "learning_rate": rate}
 

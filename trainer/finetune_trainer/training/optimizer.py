@@ -1,88 +1,157 @@
-"""AdamW, the learning rate schedule, and the optimizer state as named tensors."""
+"""The optimizers, and their states as named tensors.
 
-import math
-from collections.abc import Mapping
+A new optimizer is a class here and a line in OPTIMIZERS, besides its name in the contract.
+"""
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
+from typing_extensions import override
 
 from finetune_trainer.contract import Optimizer
+from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.determinism import Tensors
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+BLOCK = 256
+"""Numbers that share a scale in the 8-bit state of bitsandbytes."""
+LEAST_8_BIT = 4096
+"""Parameters with fewer numbers keep their state in 32 bits."""
 
 
-def adamw(recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.AdamW:
-    """Return the AdamW of a recipe, without weight decay on vectors (DoRA's magnitudes), as is usual for biases."""
-    matrices = [p for p in parameters.values() if p.ndim > 1]
-    vectors = [p for p in parameters.values() if p.ndim <= 1]
-    return torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
-        lr=recipe.learning_rate,
-        betas=(recipe.beta1, recipe.beta2),
-        weight_decay=recipe.weight_decay,
-        fused=True,
-    )
+class NamedOptimizer(ABC):
+    """An optimizer of named parameters whose state can be saved and restored."""
+
+    def __init__(self, recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        matrices = [p for p in parameters.values() if p.ndim > 1]
+        vectors = [p for p in parameters.values() if p.ndim <= 1]
+        # No weight decay on vectors (DoRA's magnitudes), as is usual for biases.
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        options = {"lr": recipe.learning_rate, "betas": (recipe.beta1, recipe.beta2)}
+        self.torch = self._create(groups, **options, weight_decay=recipe.weight_decay)
+
+    @abstractmethod
+    def _create(self, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+
+    @abstractmethod
+    def _state_of(self, parameter: torch.nn.Parameter) -> Tensors:
+        """Return the tensors of a parameter's state, not copied; a number is a tensor of one."""
+
+    @abstractmethod
+    def _layout_of(self, parameter: torch.nn.Parameter) -> Tensors:
+        """Return meta tensors with the names and shapes of the parameter's state."""
+
+    @abstractmethod
+    def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
+        """Restore the state of a parameter, on its device, from tensors that must not be written to."""
+
+    def step(self, rate: float) -> None:
+        """Change the parameters by their gradients, with this learning rate."""
+        for group in self.torch.param_groups:
+            group["lr"] = rate
+        self.torch.step()
+
+    def tensors(self) -> Tensors:
+        """Return the state as named tensors, not copied; a parameter that never had a gradient has none."""
+        return {
+            f"{name}.{key}": tensor
+            for name, parameter in self._parameters.items()
+            if parameter in self.torch.state
+            for key, tensor in self._state_of(parameter).items()
+        }
+
+    def layout(self) -> Tensors:
+        """Return meta tensors with the names and shapes of the state of all parameters."""
+        return {
+            f"{name}.{key}": tensor
+            for name, parameter in self._parameters.items()
+            for key, tensor in self._layout_of(parameter).items()
+        }
+
+    def restore(self, saved: Tensors) -> None:
+        """Restore a state from `tensors`."""
+        for name, parameter in self._parameters.items():
+            state = {key: saved[f"{name}.{key}"] for key in self._layout_of(parameter) if f"{name}.{key}" in saved}
+            if state:
+                self._restore(parameter, state)
 
 
-def learning_rate(recipe: Optimizer, step: int, steps: int) -> float:
-    """Return the learning rate of a step, counted from 0, in a run of `steps` steps.
+class AdamW(NamedOptimizer):
+    """PyTorch's AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
 
-    The warm-up is linear, and its first step is already above zero. A decaying schedule reaches its end only after the
-    last step, so no step has a rate of zero.
-    """
-    warmup = math.ceil(recipe.warmup_fraction * steps)
-    if step < warmup:
-        return recipe.learning_rate * (step + 1) / (warmup + 1)
-    least, height = recipe.min_learning_rate_fraction, _height(recipe, step - warmup, steps - warmup, steps)
-    return recipe.learning_rate * (least + (1 - least) * height)
+    @override
+    def _create(self, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, fused=True, **options)
 
+    @override
+    def _state_of(self, parameter: torch.nn.Parameter) -> Tensors:
+        return dict(self.torch.state[parameter])
 
-def _height(recipe: Optimizer, done: int, after_warmup: int, steps: int) -> float:
-    """Return a point of the decay, from 1 to 0, after `done` of the steps that follow the warm-up."""
-    progress = done / after_warmup
-    match recipe.scheduler:
-        case "Cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        case "Linear":
-            return 1 - progress
-        case "Constant":
-            return 1.0
-        case "WarmupStableDecay":
-            # The warm-up comes first: where both do not fit, the decay is shorter.
-            return min(1.0, (after_warmup - done) / min(recipe.decay_fraction * steps, after_warmup))
+    @override
+    def _layout_of(self, parameter: torch.nn.Parameter) -> Tensors:
+        moments = {key: torch.empty_like(parameter, device="meta") for key in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.empty((), dtype=torch.float32, device="meta"), **moments}
+
+    @override
+    def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
+        self.torch.state[parameter] = {key: each.to(parameter.device, copy=True) for key, each in state.items()}
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups for the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+class AdamW8Bit(NamedOptimizer):
+    """AdamW whose moments take 8 bits each, of bitsandbytes (Dettmers et al. 2022, arXiv:2110.02861)."""
+
+    @override
+    def _create(self, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise ConfigInvalid(
+                "train.optimizer.name AdamW8Bit needs bitsandbytes: pip install 'finetune-operator[qlora]'"
+            )
+        from bitsandbytes.optim import AdamW8bit  # noqa: PLC0415  optional, and its import takes a second
+
+        self._library: Any = AdamW8bit(groups, min_8bit_size=LEAST_8_BIT, **options)
+        optimizer: torch.optim.Optimizer = self._library
+        return optimizer
+
+    @override
+    def _state_of(self, parameter: torch.nn.Parameter) -> Tensors:
+        state = self.torch.state[parameter]
+        step = torch.tensor(float(state["step"]))
+        return {"step": step, **{key: state[key] for key in self._layout_of(parameter) if key != "step"}}
+
+    @override
+    def _layout_of(self, parameter: torch.nn.Parameter) -> Tensors:
+        is_8_bit = parameter.numel() >= LEAST_8_BIT
+        moment = torch.empty_like(parameter, dtype=torch.uint8 if is_8_bit else torch.float32, device="meta")
+        scales = torch.empty(-(-parameter.numel() // BLOCK), dtype=torch.float32, device="meta")
+        layout = {"step": torch.empty((), dtype=torch.float32, device="meta"), "state1": moment, "state2": moment}
+        return {**layout, "absmax1": scales, "absmax2": scales} if is_8_bit else layout
+
+    @override
+    def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
+        group, number, index = next(each for each in self._places() if each[0]["params"][each[2]] is parameter)
+        self._library.init_state(group, parameter, number, index)
+        found = self.torch.state[parameter]
+        for key, tensor in state.items():
+            if key == "step":
+                found[key] = int(tensor)
+            else:
+                found[key].copy_(tensor)
+
+    def _places(self) -> Iterator[tuple[dict[str, Any], int, int]]:
+        """Yield the group of every parameter, the group's number, and the parameter's number in it."""
+        for number, group in enumerate(self.torch.param_groups):
+            for index in range(len(group["params"])):
+                yield group, number, index
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
-    """Return the optimizer state as named tensors, not copied; a parameter that never had a gradient has none."""
-    return {
-        f"{name}.{key}": optimizer.state[parameter][key]
-        for name, parameter in parameters.items()
-        if parameter in optimizer.state
-        for key in ("step", *MOMENTS)
-    }
+OPTIMIZERS: dict[str, type[NamedOptimizer]] = {"AdamW": AdamW, "AdamW8Bit": AdamW8Bit}
+"""By the name in `train.optimizer.name`."""
 
 
-def optimizer_layout(parameters: Mapping[str, torch.nn.Parameter]) -> Tensors:
-    """Return meta tensors with the names and shapes of the optimizer state of all parameters."""
-    layout: Tensors = {}
-    for name, parameter in parameters.items():
-        layout |= {f"{name}.{key}": torch.empty_like(parameter, device="meta") for key in MOMENTS}
-        layout[f"{name}.step"] = torch.empty((), dtype=torch.float32, device="meta")
-    return layout
-
-
-def restore_optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], saved: Tensors
-) -> None:
-    """Restore an optimizer state from `optimizer_tensors`."""
-    for name, parameter in parameters.items():
-        if f"{name}.step" in saved:
-            optimizer.state[parameter] = {
-                key: saved[f"{name}.{key}"].to(parameter.device, copy=True) for key in ("step", *MOMENTS)
-            }
+def create_optimizer(recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> NamedOptimizer:
+    """Return the optimizer of a recipe; raise ConfigInvalid if its library is missing."""
+    return OPTIMIZERS[recipe.name](recipe, parameters)
