@@ -3,7 +3,7 @@
     adapter_model.safetensors   the adapter, in PEFT's format: a checkpoint can be served as it is
     adapter_config.json         (method Full: model.safetensors and config.json, the model in transformers' format)
     best.safetensors            the weights with the lowest validation loss so far, after the first validation
-    optimizer.safetensors       the optimizer state: both moments and the step of every parameter
+    optimizer.safetensors       the optimizer state: moments and step of every parameter
     random.safetensors          the states of the random number generators
     state.json                  the counters
     manifest.json               sizes and SHA-256 of the files, and the run and step of the checkpoint

@@ -67,7 +67,7 @@ def runs_on(device: torch.device, dtype: str) -> bool:
 
 
 def enable(model: TrainedModel, dtype: str) -> bool:
-    """Let a model on a GPU attend by this kernel, if that gives the logits that it has with a mask.
+    """Set this attention for a model on a GPU, if that gives the logits that it has with a mask.
 
     Return whether it does. A model of which the attention is different keeps its mask, and the log says why.
     """

@@ -151,7 +151,7 @@ class TrainedModel:
 
 
 def _keep_input_dtype(model: torch.nn.Module) -> None:
-    """Let PEFT's layers take their input as it is: autocast would round a copy in fp32 to the same bf16 again.
+    """Set PEFT's layers to take their input as it is: autocast would round a copy in fp32 to the same bf16 again.
 
     Not those of DoRA, which computes in fp32.
     """
