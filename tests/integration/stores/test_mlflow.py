@@ -15,8 +15,9 @@ import pytest
 from support.programs import installed
 
 from finetune_trainer.contract import Environment, Mlflow
+from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.tracking.mlflow import MlflowTracker
-from finetune_trainer.tracking.port import Outcome, Row, TrackedRun
+from finetune_trainer.tracking.port import Outcome, TrackedRun
 
 pytestmark = pytest.mark.skipif(os.environ.get("STORES") != "all", reason="runs with STORES=all")
 VERSION = "3.17.2"

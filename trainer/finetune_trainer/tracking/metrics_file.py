@@ -7,48 +7,15 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from finetune_trainer.contract.metric_rows import Row, read_rows
 from finetune_trainer.files import remove_temporary_files, write_durably
 from finetune_trainer.runtime.errors import Replaced
 from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.runtime.progress import log_line
-from finetune_trainer.tracking.port import Row
-
-METRICS = "metrics.jsonl"
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file by ascending step; none if there is no file.
-
-    Lines of the same step are merged, and the first value of a name stays. Lines that are no row are left out: a kill
-    may tear the last one.
-    """
-    rows: dict[int, Row] = {}
-    for step, recorded, values in _parsed(path):
-        first = rows.get(step, Row(step, recorded, {}))
-        rows[step] = Row(step, first.time, values | first.values)
-    return [rows[step] for step in sorted(rows)]
-
-
-def _parsed(path: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            values: dict[str, Any] = json.loads(line)
-            step, recorded = int(values.pop("step")), float(values.pop("time"))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-        yield step, recorded, {name: float(value) for name, value in values.items() if _is_finite(value)}
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 class MetricsFile:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Mlflow
-from finetune_trainer.tracking.port import Outcome, Row, TrackedRun, Tracker
+from finetune_trainer.contract.metric_rows import Row
+from finetune_trainer.tracking.port import Outcome, TrackedRun, Tracker
 
 IDENTITY_TAG, DIGEST_TAG = "finetune.identity", "finetune.digest"
 ROWS_PER_BATCH = 100

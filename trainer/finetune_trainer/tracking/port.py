@@ -6,17 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-
-@dataclass(frozen=True)
-class Row:
-    """The metrics of one step."""
-
-    step: int
-    """Finished optimizer steps."""
-    time: float
-    """When the step was first recorded, in seconds since 1970."""
-    values: dict[str, float]
-    """Values by name; all are finite."""
+from finetune_trainer.contract.metric_rows import Row
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from finetune_trainer.contract import Environment, EvaluateConfig, PushConfig, Tracking, TrainConfig
+from finetune_trainer.contract.metric_rows import METRICS, Row, read_rows
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.stage_folder import Context, read_config
-from finetune_trainer.tracking.metrics_file import METRICS, read_rows
 from finetune_trainer.tracking.mlflow import MlflowTracker
-from finetune_trainer.tracking.port import Row, TrackedRun, Tracker
+from finetune_trainer.tracking.port import TrackedRun, Tracker
 from finetune_trainer.tracking.tensorboard import TensorBoardTracker
 from finetune_trainer.tracking.trackers import Trackers
 from finetune_trainer.tracking.wandb import WandbTracker

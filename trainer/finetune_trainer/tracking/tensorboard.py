@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, TensorBoard
+from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.sources import locate
-from finetune_trainer.tracking.port import Outcome, Row, TrackedRun, Tracker
+from finetune_trainer.tracking.port import Outcome, TrackedRun, Tracker
 
 
 class TensorBoardTracker(Tracker):

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
+from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.errors import Interrupted
 from finetune_trainer.runtime.progress import log_line
-from finetune_trainer.tracking.port import Outcome, Row, Tracker
+from finetune_trainer.tracking.port import Outcome, Tracker
 
 CLOSE_SECONDS = {Outcome.FINISHED: 15.0, Outcome.INTERRUPTED: 5.0, Outcome.FAILED: 5.0}
 """Time for all trackers together to receive what is left. An evicted pod has 30 s by default for everything."""

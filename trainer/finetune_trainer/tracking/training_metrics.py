@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from finetune_trainer.contract.metric_rows import METRICS
 from finetune_trainer.runtime.fence import UNFENCED, Fence
-from finetune_trainer.tracking.metrics_file import METRICS, MetricsFile
+from finetune_trainer.tracking.metrics_file import MetricsFile
 from finetune_trainer.tracking.trackers import Trackers
 
 MAX_ROWS = 10_000

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Wandb
-from finetune_trainer.tracking.port import Outcome, Row, TrackedRun, Tracker
+from finetune_trainer.contract.metric_rows import Row
+from finetune_trainer.tracking.port import Outcome, TrackedRun, Tracker
 
 INIT_SECONDS = 10.0
 """Time to wait for the server when a run is opened."""

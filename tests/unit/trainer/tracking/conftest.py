@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from support.mlflow_server import MlflowServer, serve_mlflow
 
-from finetune_trainer.tracking.port import Row, TrackedRun
+from finetune_trainer.contract.metric_rows import Row
+from finetune_trainer.tracking.port import TrackedRun
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from finetune_trainer.tracking.metrics_file import MetricsFile, read_rows
+from finetune_trainer.contract.metric_rows import read_rows
+from finetune_trainer.tracking.metrics_file import MetricsFile
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from finetune_trainer.contract import (
     TensorBoard,
     Tracking,
 )
+from finetune_trainer.contract.metric_rows import METRICS
 from finetune_trainer.runtime.stage_folder import write_config
-from finetune_trainer.tracking.metrics_file import METRICS, MetricsFile
+from finetune_trainer.tracking.metrics_file import MetricsFile
 
 TRAIN = "first"
 

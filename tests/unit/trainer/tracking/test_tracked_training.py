@@ -13,7 +13,7 @@ from support.tracker_files import event_points, wandb_runs
 from support.training import adapter_digest, documents, environment, stage_folder, train_config, write_rows
 
 from finetune_trainer.contract import ExitCode, Tracking
-from finetune_trainer.tracking.metrics_file import METRICS, read_rows
+from finetune_trainer.contract.metric_rows import METRICS, read_rows
 from finetune_trainer.tracking.port import Outcome
 
 STEPS = 24
@@ -79,8 +79,13 @@ def repeatable(points):
     return {name: points[name] for name in REPEATABLE}
 
 
+def lines_of(workspace):
+    """Return the lines of the file as they are: `read_rows` would merge two of the same step."""
+    return [json.loads(line) for line in (stage_folder(workspace) / METRICS).read_text().splitlines()]
+
+
 def test_metrics_of_a_finished_training_are_one_line_a_step(undisturbed):
-    lines = [json.loads(line) for line in (stage_folder(undisturbed) / METRICS).read_text().splitlines()]
+    lines = lines_of(undisturbed)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["step"] for line in lines if "validation_loss" in line] == [7, 14, 21, 24]
     assert all({"time", "loss", "learning_rate", "gradient_norm", "tokens_per_second"} <= line.keys() for line in lines)
@@ -113,6 +118,7 @@ def test_five_kills_leave_one_run_with_each_step_once(  # noqa: PLR0917
     expected = expected_points(undisturbed)
     assert adapter_digest(workspace) == adapter_digest(undisturbed)
     assert repeatable(expected_points(workspace)) == expected
+    assert [line["step"] for line in lines_of(workspace)] == list(range(1, STEPS + 1))
     [run] = [run for run in mlflow.runs.values() if run["experiment"] == mlflow.experiments[f"seed-{seed}"]]
     assert (run["status"], run["params"]["lora.rank"]) == ("FINISHED", "4")
     assert repeatable(mlflow.metrics(run)) == expected

@@ -7,10 +7,11 @@ import time
 import pytest
 
 from finetune_trainer.contract import Environment, ExitCode, Tracking
+from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted
 from finetune_trainer.tracking import trackers as module
 from finetune_trainer.tracking.mlflow import MlflowTracker
-from finetune_trainer.tracking.port import Outcome, Row
+from finetune_trainer.tracking.port import Outcome
 from finetune_trainer.tracking.registry import TRACKERS, _requested
 from finetune_trainer.tracking.trackers import Trackers
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
