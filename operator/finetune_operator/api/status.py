@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from finetune_operator.api.amounts import Amount, SignedAmount
 from finetune_operator.api.conditions import Condition, OpenEnum, Reason
-from finetune_trainer.contract import AnyResult, ExtensibleModel, MaybeProgress
+from finetune_trainer.contract import AnyResult, ExtensibleModel, MaybeLossCurve, MaybeProgress
 
 MESSAGE_LENGTH = 4096
 Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
@@ -210,7 +210,9 @@ class StageStatus(ExtensibleModel):
     finished_at: datetime | None = None
     """Time at which the stage succeeded."""
     progress: MaybeProgress = None
-    """Latest progress report of the current attempt."""
+    """Latest progress report of the current attempt, without its curve."""
+    loss_curve: MaybeLossCurve = None
+    """Loss of the whole training so far. Stays while the next attempt waits. Absent in stages without one."""
     result: StoredResult | None = None
     """Result of the stage. Absent until it succeeds."""
     model_digest: str | None = None

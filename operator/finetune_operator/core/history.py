@@ -16,7 +16,7 @@ from finetune_operator.api.status import (
 from finetune_operator.core.costs import drop_oldest, running_seconds, with_costs
 from finetune_operator.core.endings import result_of, update_attempt
 from finetune_operator.core.observation import ObservedJob, ObservedServer
-from finetune_trainer.contract import DeployResult, PrepareResult
+from finetune_trainer.contract import DeployResult, PrepareResult, Progress
 
 
 def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: datetime) -> StageStatus:
@@ -29,12 +29,22 @@ def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: d
     status = before.model_copy(
         update={
             "attempts": (*before.attempts[:-1], updated),
-            "progress": job.progress if job and job.progress else before.progress,
             "started_at": before.started_at or updated.started_at,
+            **(_progress(before, running, job.progress) if job and job.progress else {}),
         }
     )
     status = with_costs(_settle_lost_steps(status))
     return _count_outcome(status, updated, job) if updated.outcome is not Outcome.RUNNING else status
+
+
+def _progress(before: StageStatus, running: AttemptStatus, progress: Progress) -> dict[str, object]:
+    """Return the fields of a report: the curve apart, because it outlives the attempt."""
+    # The curve of an attempt that is being stopped, because the spec has changed, is that of another training.
+    curve = progress.loss_curve if running.identity == before.identity else None
+    return {
+        "progress": progress.model_copy(update={"loss_curve": None}),
+        "loss_curve": curve or before.loss_curve,
+    }
 
 
 def reset_if_changed(status: StageStatus, identity: str, execution: str) -> StageStatus:

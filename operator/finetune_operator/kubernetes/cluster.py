@@ -335,7 +335,8 @@ def _told(status: Object) -> tuple[object, list[str]]:
 
 def without_progress(status: PipelineStatus) -> PipelineStatus:
     """Return the status without progress, the only part taken unchanged from a process, which may be the user's own."""
-    stages = {name: stage.model_copy(update={"progress": None}) for name, stage in status.stages.items()}
+    nothing = {"progress": None, "loss_curve": None}
+    stages = {name: stage.model_copy(update=nothing) for name, stage in status.stages.items()}
     return status.model_copy(update={"stages": stages})
 
 

@@ -19,6 +19,7 @@ from finetune_trainer.contract.configs import (
 from finetune_trainer.contract.datasets import Columns, DataFormat, DatasetSource, DataSource, Validation
 from finetune_trainer.contract.engines import served_name
 from finetune_trainer.contract.environment import Environment
+from finetune_trainer.contract.loss_curve import LossCurve, MaybeLossCurve, ValidationPoint
 from finetune_trainer.contract.models import ContractModel, ExtensibleModel, ListMap, one_of
 from finetune_trainer.contract.recipes import (
     Checkpoint,
@@ -81,6 +82,8 @@ __all__ = [
     "Lineage",
     "ListMap",
     "Lora",
+    "LossCurve",
+    "MaybeLossCurve",
     "MaybeProgress",
     "Mlflow",
     "ModelSource",
@@ -106,6 +109,7 @@ __all__ = [
     "TrainRecipe",
     "TrainResult",
     "Validation",
+    "ValidationPoint",
     "Wandb",
     "one_of",
     "parse_config",

@@ -14,7 +14,9 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
+from finetune_trainer.contract.loss_curve import MaybeLossCurve
 from finetune_trainer.contract.models import ExtensibleModel
 
 TERMINATION_MESSAGE_BYTES = 4096
@@ -269,6 +271,8 @@ class Progress(ProcessOutput):
     """Current activity if it is not a step, such as loading the model or validating."""
     notice: ShortText | None = None
     """The last announcement that this machine will end, after which the process saves early; absent: none."""
+    loss_curve: SkipJsonSchema[MaybeLossCurve] = None  # in the status it is a field of the stage
+    """Loss of the whole training so far, also of earlier attempts. Absent in other stages."""
 
 
 def _none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:

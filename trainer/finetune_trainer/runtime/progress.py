@@ -26,7 +26,7 @@ TERMINAL_SECONDS = 0.2
 METRICS = {
     f"finetune_stage_{name}": " ".join((field.description or "").removesuffix(".").split())
     for name, field in Progress.model_fields.items()
-    if name not in {"stage", "updated_at", "note", "notice"}
+    if name not in {"stage", "updated_at", "note", "notice", "loss_curve"}
 }
 """Name and meaning of each metric: the fields of Progress that are numbers."""
 SAVE_REQUESTED = "the operator announces the end of this node"

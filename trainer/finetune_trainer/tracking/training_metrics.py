@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from finetune_trainer.contract import LossCurve
 from finetune_trainer.contract.metric_rows import METRICS
 from finetune_trainer.runtime.fence import UNFENCED, Fence
+from finetune_trainer.tracking.loss_curve import LossCurveBuilder
 from finetune_trainer.tracking.metrics_file import MetricsFile
 from finetune_trainer.tracking.trackers import Trackers
 
@@ -23,6 +25,7 @@ class TrainingMetrics:
     def __init__(self, folder: Path, trackers: Trackers, steps: int, fence: Fence = UNFENCED) -> None:
         self._file, self._trackers = MetricsFile(folder / METRICS, fence), trackers
         self._every = math.ceil(steps / MAX_ROWS)
+        self._curve = LossCurveBuilder(steps)
         self._sent_before = 0
 
     def __enter__(self) -> Self:
@@ -37,15 +40,21 @@ class TrainingMetrics:
     def resume(self, step: int) -> None:
         """Remove rows after the step that training resumes from, durably, before any of them is recorded again."""
         self._file.open(step)
+        self._curve.restart(self._file.rows())
 
     def record_step(self, step: int, values: Mapping[str, float]) -> None:
         """Record the values of a finished step, if it is one of those that are logged."""
         if step % self._every == 0:
-            self._file.record(step, values)
+            self.record(step, values)
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Record more values of a step."""
         self._file.record(step, values)
+        self._curve.add(step, values)
+
+    def loss_curve(self) -> LossCurve | None:
+        """Return the loss of all recorded steps, in few points."""
+        return self._curve.curve()
 
     def sync(self) -> None:
         """Make all rows durable. Call this before a checkpoint is written, so that no checkpoint lacks its rows."""

@@ -99,6 +99,7 @@ def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
             with throughput:
                 metrics = train_step(run, generators)
             run.metrics.record_step(run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second})
+            run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve())
             generators = random_state()
     except Interrupted:
         # The unfinished step is discarded: weights, optimizer state and `generators` are still those of the boundary.
@@ -167,7 +168,8 @@ def validate(run: TrainingRun) -> None:
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
         run.best = copy_to_cpu(run.model.weights)
     stopped = "stopping early" if run.state.stopped_early else ""
-    run.progress.update(step=run.state.step, validation_loss=loss, note=stopped)
+    curve = run.metrics.loss_curve()
+    run.progress.update(step=run.state.step, validation_loss=loss, note=stopped, loss_curve=curve)
 
 
 class ThroughputMeter:
@@ -185,6 +187,7 @@ class ThroughputMeter:
             total=run.sampler.steps,
             start_step=run.state.step,
             saved_step=checkpoints.saved_step,
+            loss_curve=run.metrics.loss_curve(),
             note="",
         )
 

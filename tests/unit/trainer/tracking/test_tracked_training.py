@@ -84,11 +84,19 @@ def lines_of(workspace):
     return [json.loads(line) for line in (stage_folder(workspace) / METRICS).read_text().splitlines()]
 
 
+def loss_curve(workspace):
+    """Return the curve of the last progress report."""
+    return json.loads((workspace / "progress.json").read_text())["lossCurve"]
+
+
 def test_metrics_of_a_finished_training_are_one_line_a_step(undisturbed):
     lines = lines_of(undisturbed)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["step"] for line in lines if "validation_loss" in line] == [7, 14, 21, 24]
     assert all({"time", "loss", "learning_rate", "gradient_norm", "tokens_per_second"} <= line.keys() for line in lines)
+    curve = loss_curve(undisturbed)
+    assert curve["losses"] == [float(f"{line['loss']:.5g}") for line in lines]
+    assert [point["step"] for point in curve["validations"]] == [7, 14, 21, 24]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -119,6 +127,7 @@ def test_five_kills_leave_one_run_with_each_step_once(  # noqa: PLR0917
     assert adapter_digest(workspace) == adapter_digest(undisturbed)
     assert repeatable(expected_points(workspace)) == expected
     assert [line["step"] for line in lines_of(workspace)] == list(range(1, STEPS + 1))
+    assert loss_curve(workspace) == loss_curve(undisturbed)
     [run] = [run for run in mlflow.runs.values() if run["experiment"] == mlflow.experiments[f"seed-{seed}"]]
     assert (run["status"], run["params"]["lora.rank"]) == ("FINISHED", "4")
     assert repeatable(mlflow.metrics(run)) == expected

@@ -1,0 +1,63 @@
+"""The loss of a whole training in so few points that the status of a pipeline can hold them."""
+
+import math
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from finetune_trainer.contract.models import ContractModel
+
+POINTS = 64
+"""Largest number of points of a curve."""
+MAX_LOSS = 1e15
+"""Limit of a loss; a larger one is cut to it."""
+LossValue = Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS, allow_inf_nan=False)]
+Step = Annotated[int, Field(ge=1, le=10**15)]
+
+
+class ValidationPoint(ContractModel):
+    """One validation."""
+
+    step: Step
+    """Step after which it ran."""
+    loss: LossValue
+    """Loss on the validation data, per token."""
+
+
+class LossCurve(ContractModel):
+    """Loss of the steps that count: steps that an interruption took are replaced by their repetition."""
+
+    every_steps: Step
+    """Steps of each point, the same in the whole training; the newest point may have fewer."""
+    step: Step
+    """Newest step of the curve."""
+    losses: tuple[LossValue, ...] = Field(min_length=1, max_length=POINTS)
+    """Training loss per token of each point: the mean of its steps."""
+    validations: tuple[ValidationPoint, ...] = Field(default=(), max_length=POINTS + 1)
+    """The newest validation of each point, and the best of all, by ascending step."""
+
+    @model_validator(mode="after")
+    def _check_points(self) -> Self:
+        if len(self.losses) != math.ceil(self.step / self.every_steps):
+            raise ValueError(f"{len(self.losses)} losses of {self.every_steps} steps each do not end at {self.step}")
+        return self
+
+    @property
+    def best(self) -> ValidationPoint | None:
+        """The validation with the lowest loss, the first of equal ones."""
+        return min(self.validations, key=lambda point: point.loss, default=None)
+
+    def last_step(self, point: int) -> int:
+        """Return the last step of a point, which has an index from 0."""
+        return min(self.step, (point + 1) * self.every_steps)
+
+
+def _none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
+
+
+MaybeLossCurve = Annotated[LossCurve | None, WrapValidator(_none_if_invalid)]
+"""A curve, or None if it is invalid, so that the rest of the progress remains usable."""
