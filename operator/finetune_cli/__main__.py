@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from finetune_cli.diagnostics import InvalidManifest, UsageError
+from finetune_cli.encoding import replace_unencodable
 from finetune_cli.exit_codes import FAILED, INTERRUPTED, INVALID, PIPE_CLOSED
 from finetune_operator.errors import ClusterError
 
@@ -24,6 +25,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, which is INVALID for wrong arguments and invalid manifests."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    replace_unencodable()
     try:
         code = _run(arguments)
         if sys.stdout is not None:  # None where the parent process closed it
