@@ -19,6 +19,7 @@ from finetune_cli.costs import attempt_cost, attempt_place
 from finetune_cli.diagnostics import UsageError, quoted
 from finetune_cli.failures import PIPELINE_FAILED, STAGE_FAILED, FailureLog
 from finetune_cli.forecast import Forecast
+from finetune_cli.loss_lines import loss_lines
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageState, StageStatus
@@ -165,6 +166,8 @@ def live_table(
 ) -> RenderableType:
     """Return the pipeline as a tree of stages and attempts, with the lines of `details` under each attempt.
 
+    A stage with a loss curve has it in a line below.
+
     An attempt that succeeded or runs, and did not resume earlier work, is left out unless it has details. Attempts
     that failed with the same error are one line. With `now`, what runs has its time so far.
     """
@@ -173,6 +176,7 @@ def live_table(
     for name in (kind.name for kind in STAGES if kind.name in status.stages):
         stage = status.stages[name]
         lines.append(_stage_line(name, stage, now, spinner))
+        lines += loss_lines(stage)
         for attempts in _same_failures(stage.attempts, details):
             details_lines = details(attempts[-1])
             if details_lines or _is_notable(attempts[-1]):
