@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from finetune_cli.cluster.pods import pod_of
 from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh, with_retries
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.display import attempt_line, no_attempt, print_attempt
+from finetune_cli.display import attempt_line, no_attempt, print_attempt, stage_summary
 from finetune_cli.exit_codes import FAILED
+from finetune_cli.metrics import TRAIN, print_rows, rows_of_curve
 from finetune_cli.pipeline_status import has_finished, is_up_to_date
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
-from finetune_operator.core.metadata import STAGE_CONTAINER
+from finetune_operator.core.metadata import STAGE_CONTAINER, workspace_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_trainer.contract.metric_rows import METRICS
 
 ENDED_STATES = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
 TIMESTAMPED_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ?(.*)", re.DOTALL)
@@ -34,6 +36,8 @@ async def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("name the pipeline before the stage, as in: finetune logs NAME train")
     async with connect(arguments) as session:
         pipeline = await session.get_pipeline()
+        if arguments.metrics:
+            return _print_metrics(pipeline, arguments.output)
         reader = _Reader(session, arguments.stage, arguments.attempt)
         if arguments.follow:
             return await reader.follow(pipeline)
@@ -41,6 +45,26 @@ async def _run(arguments: argparse.Namespace) -> int:
         if not chosen:
             raise no_attempt(arguments.stage, arguments.attempt, _stage(pipeline, arguments.stage).attempts)
         return 0 if await reader.print_newest(chosen[-1], pipeline) else FAILED
+
+
+def _print_metrics(pipeline: Pipeline, output: str | None) -> int:
+    """Print the points of the curve in the status; return FAILED where there is none."""
+    stage = _stage(pipeline, TRAIN)
+    if not stage.attempts:
+        raise no_attempt(TRAIN, None, ())
+    curve = stage.loss_curve
+    if curve is None:
+        print(f"train has reported no loss curve; its status: {stage_summary(stage)}", file=sys.stderr)
+        return FAILED
+    claim = pipeline.spec.workspace.existing_claim or workspace_name(pipeline.key.name)
+    mean = f", each the mean of {curve.every_steps} steps" if curve.every_steps > 1 else ""
+    print(
+        f"{len(curve.losses)} points up to step {curve.step}{mean}; "
+        f"every step is in {TRAIN}/{stage.identity}/{METRICS} on the claim {claim}",
+        file=sys.stderr,
+    )
+    print_rows(rows_of_curve(curve), output)
+    return 0
 
 
 def _stage(pipeline: Pipeline, name: str) -> StageStatus:

@@ -1,0 +1,50 @@
+"""Metrics of a training: every step from its file, or the points of the curve in the status."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from finetune_cli.listing import aligned
+from finetune_trainer.contract import LossCurve
+from finetune_trainer.contract.metric_rows import read_rows
+
+TRAIN = "train"
+"""The stage that has metrics."""
+Cells = dict[str, float | int]
+COLUMNS = ("step", "loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second")
+"""Order of the columns of a table; others follow, and the time is in JSON only."""
+
+
+def rows_of_file(path: Path) -> list[Cells]:
+    """Return a row for each step in metrics.jsonl; none if there is no file."""
+    return [{"step": row.step, "time": row.time, **row.values} for row in read_rows(path)]
+
+
+def rows_of_curve(curve: LossCurve) -> list[Cells]:
+    """Return a row for each point, at its last step, and for each validation; rows of the same step are one."""
+    rows: dict[int, Cells] = {}
+    for point, loss in enumerate(curve.losses):
+        step = curve.last_step(point)
+        rows[step] = {"step": step, "loss": loss}
+    for validation in curve.validations:
+        rows.setdefault(validation.step, {"step": validation.step})["validation_loss"] = validation.loss
+    return [rows[step] for step in sorted(rows)]
+
+
+def print_rows(rows: Sequence[Cells], output: str | None) -> None:
+    """Print the rows as `json`, one object a line, or as a `table`; without a choice, as a table on a terminal."""
+    if (output or ("table" if sys.stdout.isatty() else "json")) == "json":
+        sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
+        return
+    names = {name for row in rows for name in row} - {"time"}
+    columns = [*(name for name in COLUMNS if name in names), *sorted(names - {*COLUMNS})]
+    cells = [[_cell(row.get(name)) for name in columns] for row in rows]
+    for line in aligned([[name.upper() for name in columns], *cells]):
+        print(line)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.5g}"
