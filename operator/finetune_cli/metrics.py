@@ -1,13 +1,15 @@
-"""Metrics of a training: every step from its file, or the points of the curve in the status."""
+"""Metrics and samples of a training: from its files, or from the status and the logs of a cluster."""
 
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune_cli.diagnostics import quoted
 from finetune_cli.listing import aligned
 from finetune_trainer.contract import LossCurve
 from finetune_trainer.contract.metric_rows import read_rows
+from finetune_trainer.contract.sample_rows import SampleRow
 
 TRAIN = "train"
 """The stage that has metrics."""
@@ -34,7 +36,7 @@ def rows_of_curve(curve: LossCurve) -> list[Cells]:
 
 def print_rows(rows: Sequence[Cells], output: str | None) -> None:
     """Print the rows as `json`, one object a line, or as a `table`; without a choice, as a table on a terminal."""
-    if (output or ("table" if sys.stdout.isatty() else "json")) == "json":
+    if _is_json(output):
         sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
         return
     names = {name for row in rows for name in row} - {"time"}
@@ -42,6 +44,20 @@ def print_rows(rows: Sequence[Cells], output: str | None) -> None:
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     for line in aligned([[name.upper() for name in columns], *cells]):
         print(line)
+
+
+def print_samples(rows: Sequence[SampleRow], output: str | None) -> None:
+    """Print the rows as `json` or as a `table`, in which texts are in quotes."""
+    if _is_json(output):
+        sys.stdout.writelines(f"{row.to_json()}\n" for row in rows)
+        return
+    cells = [[str(row.step), quoted(row.prompt), quoted(row.text)] for row in rows]
+    for line in aligned([["STEP", "PROMPT", "TEXT"], *cells]):
+        print(line)
+
+
+def _is_json(output: str | None) -> bool:
+    return (output or ("table" if sys.stdout.isatty() else "json")) == "json"
 
 
 def _cell(value: float | None) -> str:

@@ -11,7 +11,7 @@ from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, 
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.display import attempt_line, no_attempt, print_attempt, stage_summary
 from finetune_cli.exit_codes import FAILED
-from finetune_cli.metrics import TRAIN, print_rows, rows_of_curve
+from finetune_cli.metrics import TRAIN, print_rows, print_samples, rows_of_curve
 from finetune_cli.pipeline_status import has_finished, is_up_to_date
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.core.metadata import STAGE_CONTAINER, workspace_name
@@ -20,6 +20,7 @@ from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract.metric_rows import METRICS
+from finetune_trainer.contract.sample_rows import LOG_PREFIX, parse_samples
 
 ENDED_STATES = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
 TIMESTAMPED_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ?(.*)", re.DOTALL)
@@ -38,6 +39,8 @@ async def _run(arguments: argparse.Namespace) -> int:
         pipeline = await session.get_pipeline()
         if arguments.metrics:
             return _print_metrics(pipeline, arguments.output)
+        if arguments.samples:
+            return await _print_samples(session, pipeline, arguments.output)
         reader = _Reader(session, arguments.stage, arguments.attempt)
         if arguments.follow:
             return await reader.follow(pipeline)
@@ -64,6 +67,29 @@ def _print_metrics(pipeline: Pipeline, output: str | None) -> int:
         file=sys.stderr,
     )
     print_rows(rows_of_curve(curve), output)
+    return 0
+
+
+async def _print_samples(session: ClusterSession, pipeline: Pipeline, output: str | None) -> int:
+    """Print the samples in the logs of all attempts whose pods exist; return FAILED where there is none."""
+    stage, lines = _stage(pipeline, TRAIN), list[str]()
+    if not stage.attempts:
+        raise no_attempt(TRAIN, None, ())
+    for attempt in stage.attempts:
+        pod = await pod_of(session, attempt)
+        if pod is None or not pod.started_at:
+            print(_no_log_message(attempt, pod, stage), file=sys.stderr)
+            continue
+        path = paths.pod_log(session.context.namespace, pod.name)
+        async for line in session.api.stream_lines(path, container=STAGE_CONTAINER, timestamps="true"):
+            found = TIMESTAMPED_LINE.fullmatch(line)
+            if found and found[2].startswith(LOG_PREFIX):
+                lines.append(found[2].removeprefix(LOG_PREFIX))
+    rows = parse_samples(lines)
+    if not rows:
+        print("no log has a sample: train.samples may not be set, or no validation has run yet", file=sys.stderr)
+        return FAILED
+    print_samples(rows, output)
     return 0
 
 

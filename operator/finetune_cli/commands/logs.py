@@ -10,7 +10,7 @@ from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.display import no_attempt, print_attempt
 from finetune_cli.exit_codes import FAILED
-from finetune_cli.metrics import TRAIN, print_rows, rows_of_file
+from finetune_cli.metrics import TRAIN, print_rows, print_samples, rows_of_file
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.local.cluster import Folders
@@ -18,6 +18,7 @@ from finetune_operator.local.job_folder import is_locked
 from finetune_operator.local.pipeline_file import PipelineFile
 from finetune_operator.local.runner import LOG
 from finetune_trainer.contract.metric_rows import METRICS
+from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
 
 DESCRIPTION = """\
 Print the log of a stage. On this machine (FILE, or the only run in .finetune): all attempts, oldest first; -f follows
@@ -33,12 +34,15 @@ def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("logs", help="print a stage's log", description=DESCRIPTION)
     add_run_arguments(parser)
-    text = "stage whose log is printed; not needed with --metrics"
+    text = "stage whose log is printed; not needed with --metrics and --samples"
     parser.add_argument("stage", nargs="?", choices=STAGE_NAMES, help=text)
     parser.add_argument("--attempt", type=int, metavar="N", help="print only attempt N")
     parser.add_argument("-f", "--follow", action="store_true", help="print new lines as they are written")
-    parser.add_argument("--metrics", action="store_true", help="print the metrics of training instead of a log")
-    text = "form of the metrics: one JSON object a line, or a table (default: a table on a terminal, else json)"
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--metrics", action="store_true", help="print the metrics of training instead of a log")
+    text = "print the texts that training generated for train.samples, on a cluster as far as its pods exist"
+    instead.add_argument("--samples", action="store_true", help=text)
+    text = "form of metrics and samples: one JSON object a line, or a table (default: a table on a terminal, else json)"
     parser.add_argument("-o", "--output", choices=["json", "table"], help=text)
     parser.set_defaults(run=run)
 
@@ -49,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     if targets_cluster(arguments.name, arguments):
         return run_on_cluster("logs", arguments)
     workdir = find_workdir(arguments.name, arguments.workdir)
-    if arguments.metrics:
-        return _print_metrics(workdir, arguments.output)
+    if arguments.metrics or arguments.samples:
+        return _print_rows(workdir, arguments.output, samples=arguments.samples)
     attempts = _attempts(workdir, arguments.stage)
     chosen = [attempt for attempt in attempts if arguments.attempt in {None, attempt.number}]
     if not chosen:
@@ -65,30 +69,39 @@ def _settle_arguments(arguments: argparse.Namespace) -> None:
     """Set the stage where it is the only positional argument; raise UsageError for what does not go together."""
     if arguments.stage is None and arguments.name in STAGE_NAMES:
         arguments.name, arguments.stage = None, arguments.name
-    if arguments.metrics:
+    if arguments.metrics or arguments.samples:
+        flag = "--metrics" if arguments.metrics else "--samples"
         if arguments.stage not in {None, TRAIN}:
-            raise UsageError(f"--metrics prints the metrics of train: leave out {arguments.stage}")
+            raise UsageError(f"{flag} prints the {flag[2:]} of train: leave out {arguments.stage}")
         if arguments.follow or arguments.attempt is not None:
-            raise UsageError("--metrics prints what all attempts have recorded so far: leave out -f and --attempt")
+            raise UsageError(f"{flag} prints what all attempts have recorded so far: leave out -f and --attempt")
         arguments.stage = TRAIN
     elif arguments.output:
-        raise UsageError("-o is the form of metrics: add --metrics, or leave out -o")
+        raise UsageError("-o is the form of metrics and samples: add --metrics or --samples, or leave out -o")
     elif arguments.stage is None:
         raise UsageError(f"name the stage whose log is printed: {', '.join(STAGE_NAMES)}")
 
 
-def _print_metrics(workdir: Path, output: str | None) -> int:
+def _print_rows(workdir: Path, output: str | None, *, samples: bool) -> int:
+    """Print a file of the train stage; return FAILED where it has no rows."""
     pipeline = PipelineFile(workdir).read()
     stage = pipeline.status.stages.get(TRAIN) if pipeline else None
     if pipeline is None or stage is None or not stage.attempts:
         raise no_attempt(TRAIN, None, ())
-    path = Folders.under(workdir, workdir).workspace(pipeline) / TRAIN / stage.identity / METRICS
-    rows = rows_of_file(path)
-    if not rows:
-        print(f"{path} has no rows: training may not have finished a step yet", file=sys.stderr)
-        return FAILED
-    print_rows(rows, output)
-    return 0
+    folder = Folders.under(workdir, workdir).workspace(pipeline) / TRAIN / stage.identity
+    if samples and (texts := read_samples(folder / SAMPLES)):
+        print_samples(texts, output)
+        return 0
+    if not samples and (rows := rows_of_file(folder / METRICS)):
+        print_rows(rows, output)
+        return 0
+    missing = (
+        f"{folder / SAMPLES} has no rows: train.samples may not be set, or no validation has run yet"
+        if samples
+        else f"{folder / METRICS} has no rows: training may not have finished a step yet"
+    )
+    print(missing, file=sys.stderr)
+    return FAILED
 
 
 def _attempts(workdir: Path, stage: str) -> tuple[AttemptStatus, ...]:

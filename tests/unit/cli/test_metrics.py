@@ -1,9 +1,10 @@
-"""`finetune logs --metrics`: every step of a local run, and the points of the status on a cluster."""
+"""`finetune logs` with --metrics and --samples, of a local run and on a cluster."""
 
 import json
 import sys
 
 import pytest
+from support.cli_session import TRAIN, interrupt_training
 from support.scenario import Scenario
 
 from finetune_cli.metrics import rows_of_curve
@@ -150,3 +151,42 @@ def test_arguments_that_contradict_are_refused(cli, metrics_file, arguments, mes
 
 def test_points_end_at_the_newest_step():
     assert [row["step"] for row in rows_of_curve(CURVE.model_copy(update={"validations": ()}))] == [6, 12, 14]
+
+
+# --samples
+
+SAMPLE_LINES = [
+    '{"step": 100, "prompt": "Name it:", "text": " a\\nb"}',
+    '{"step": 200, "prompt": "Name it:", "text": " c"}',
+]
+
+
+def test_local_samples_are_read_from_their_file(cli, metrics_file):
+    metrics_file.with_name("samples.jsonl").write_text("\n".join([*SAMPLE_LINES, '{"st']))
+    result = cli.run("logs", "mine", "--samples")
+    assert (result.code, result.out.splitlines()) == (0, SAMPLE_LINES)
+    table = cli.run("logs", "mine", "--samples", "-o", "table").out.splitlines()
+    assert table == ["STEP  PROMPT      TEXT", r"100   'Name it:'  ' a\nb'", "200   'Name it:'  ' c'"]
+
+
+def test_missing_local_samples_are_reported_with_the_path(cli, metrics_file):
+    result = cli.run("logs", "mine", "--samples")
+    assert (result.code, result.out) == (1, "")
+    assert "samples.jsonl has no rows: train.samples may not be set" in result.err
+
+
+def test_samples_of_a_cluster_are_in_the_logs_of_all_attempts(cli, scenario):
+    """A step that was repeated is there once; an attempt without a log is named."""
+    interrupt_training(scenario)
+    cli.api.logs = {
+        f"{TRAIN}1": ["train 41/100", f"sample {SAMPLE_LINES[0]}", "sample text of another program"],
+        f"{TRAIN}2": [f"sample {line}" for line in SAMPLE_LINES],
+    }
+    result = cli.run("logs", "demo", "--samples")
+    assert (result.code, result.out.splitlines(), result.err) == (0, SAMPLE_LINES, "")
+    cli.api.deleted_pods.add(f"{TRAIN}1")
+    assert cli.run("logs", "demo", "--samples").err.startswith("the pod of attempt 1 no longer exists")
+    cli.api.logs = {}
+    none = cli.run("logs", "demo", "--samples")
+    assert (none.code, none.out) == (1, "")
+    assert "no log has a sample" in none.err

@@ -82,3 +82,14 @@ def test_pin_of_the_model_reaches_later_stages_and_identities():
             scenario.run(stage)
     for stage in stages:
         assert identities["commit-1", stage] != identities["commit-2", stage]
+
+
+def test_samples_change_how_a_training_runs_and_not_its_identity():
+    plain, sampling = Scenario(), Scenario()
+    sampling.edit(train={"samples": {"prompts": ["What is new?"]}})
+    for scenario in (plain, sampling):
+        scenario.finish()
+    assert sampling.config("train").samples
+    for stage in ("train", "evaluate", "push", "deploy"):
+        assert plain.stage(stage).identity == sampling.stage(stage).identity
+    assert plain.stage("train").execution != sampling.stage("train").execution

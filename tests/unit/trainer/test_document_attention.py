@@ -10,12 +10,14 @@ import torch
 from support.families import FAMILIES, make_family_model
 from support.training import documents, run_train, train_config, write_rows
 
+from finetune_trainer.contract import Samples
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.training import document_attention
 from finetune_trainer.training.batches import Documents, load_batch
 from finetune_trainer.training.methods import load_trainable
 from finetune_trainer.training.model import TrainedModel, check_isolation, probe
+from finetune_trainer.training.samples import SampleGenerator
 
 torch.set_num_threads(1)
 LORA = {"rank": 4, "dropout": 0.0}
@@ -112,10 +114,10 @@ def test_flat_batch_leaves_out_padding(tmp_path):
 def test_model_with_other_attention_keeps_its_mask(tmp_path, kernel, capsys):
     folder = make_family_model(FAMILIES["granite-hybrid"], tmp_path / "model")
     model = trained_model(folder)
-    name = model.base.config._attn_implementation
+    name = document_attention.attention_of(model)
     assert not document_attention.enable(model, "FP32")
     assert not model.is_flat
-    assert model.base.config._attn_implementation == name
+    assert document_attention.attention_of(model) == name
     assert "keeps attention with a mask: " in capsys.readouterr().out
 
 
@@ -143,3 +145,12 @@ def test_training_with_the_kernel_ends_as_without_it(tiny_model, tmp_path, monke
     found = run_train(train_config(tiny_model, lora=LORA, identity="k" * 16), tmp_path)
     assert found.validation_loss == pytest.approx(expected.validation_loss, rel=1e-3)
     assert (found.steps, found.tokens) == (expected.steps, expected.tokens)
+
+
+def test_samples_are_those_of_a_model_with_a_mask(tiny_model, kernel):
+    model = trained_model(tiny_model)
+    generator = SampleGenerator(Samples(prompts=("w1 w2",), max_new_tokens=8), tiny_model, conversations=False)
+    expected = generator.texts(model, lambda: None)
+    assert document_attention.enable(model, "FP32")
+    assert generator.texts(model, lambda: None) == expected
+    assert document_attention.attention_of(model) == document_attention.NAME

@@ -295,7 +295,7 @@ FREEZES = {
     "after the lock": (f"{TRAINER}.runtime.stage_folder.take_token", 1, CHECKPOINTS),
     "before its token": (f"{TRAINER}.runtime.fence._create", 1, CHECKPOINTS),
     "before it cleans up": (f"{TRAINER}.training.checkpoint_manager._prepare_folder", 1, CHECKPOINTS),
-    "before it resumes metrics": (f"{TRAINER}.tracking.metrics_file.write_durably", 1, CHECKPOINTS),
+    "before it resumes metrics": (f"{TRAINER}.tracking.appended_file.write_durably", 1, CHECKPOINTS),
     "in a step": (f"{TRAINER}.training.loop.clip_gradients", 3, CHECKPOINTS),
     "before a save": (f"{TRAINER}.training.checkpoint_manager.write_files", 1, CHECKPOINTS),
     "in a save": (f"{TRAINER}.training.checkpoint_format.save_tensors", 2, CHECKPOINTS),

@@ -19,6 +19,7 @@ from finetune_trainer.contract.recipes import (
     ModelSource,
     PrepareRecipe,
     PushRecipe,
+    Samples,
     TrainRecipe,
 )
 from finetune_trainer.contract.tracking import Tracking
@@ -75,7 +76,7 @@ class PrepareConfig(StageConfig):
 class TrainConfig(StageConfig):
     """Config of the stage that trains the adapter on the packed rows of `prepare`."""
 
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint", "tracking"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint", "samples", "tracking"})
 
     stage: Literal["train"] = "train"
     prepare: str
@@ -87,6 +88,7 @@ class TrainConfig(StageConfig):
     """Digest of the base model, from the result of `prepare`; None: `prepare` has no result yet, or did not say."""
     recipe: TrainRecipe
     checkpoint: Checkpoint
+    samples: Samples | None = None
     tracking: Tracking | None = None
 
     @override

@@ -117,6 +117,18 @@ class Checkpoint(ContractModel):
     """Number of latest checkpoints to keep, besides the best one. At least 2, as a fallback for a corrupt one."""
 
 
+class Samples(ContractModel):
+    """Texts that the model generates at each validation, greedily. They do not change the result."""
+
+    prompts: tuple[Annotated[str, StringConstraints(min_length=1, max_length=4096)], ...] = Field(
+        min_length=1, max_length=8
+    )
+    """Prompts; where the training records are conversations, each is the first message of one."""
+
+    max_new_tokens: int = Field(default=64, ge=1, le=512)
+    """Maximum number of tokens of each text."""
+
+
 class EarlyStopping(ContractModel):
     """Ends training when the validation loss no longer improves."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from finetune_trainer.contract import AnyResult, Environment, TrainConfig, TrainResult
+from finetune_trainer.contract import AnyResult, Environment, PrepareResult, TrainConfig, TrainResult
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
@@ -11,7 +11,7 @@ from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.notices import watch_notices
-from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.tracking.registry import open_trackers
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training import document_attention
@@ -22,6 +22,7 @@ from finetune_trainer.training.loop import TrainingRun, train
 from finetune_trainer.training.methods import load_trainable
 from finetune_trainer.training.model import TrainedModel, check_isolation
 from finetune_trainer.training.optimizer import create_optimizer
+from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.validation import Validator
 
 
@@ -55,6 +56,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
         progress=context.progress,
         metrics=TrainingMetrics(context.folder, trackers, sampler.steps, context.fence),
         stop=context.stop,
+        samples=sample_generator(config, context.environment, source),
     )
     metadata = {"identity": config.identity, "rows": rows_digest}
     # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
@@ -75,6 +77,15 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
         resume(run, checkpoints)
         train(run, checkpoints)
         return publish(run, context, source)
+
+
+def sample_generator(config: TrainConfig, environment: Environment, source: BaseModel) -> SampleGenerator | None:
+    """Return what generates the texts that the config asks for, or None."""
+    if config.samples is None:
+        return None
+    prepared = read_result(environment.stage_dir("prepare", config.prepare))
+    conversations = isinstance(prepared, PrepareResult) and prepared.conversations
+    return SampleGenerator(config.samples, source.folder, conversations=conversations)
 
 
 def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows, PackedRows, str]:
@@ -118,7 +129,7 @@ def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
         restore_thread_count(snapshot.state.numerics.get("threads"))
         run.restore(snapshot)
         log_line(f"resumed from step {run.state.step} of {run.sampler.steps}")
-    run.metrics.resume(run.state.step)
+    run.metrics.resume(run.state.step, samples=run.samples is not None)
     saved, current = run.state.numerics, numeric_environment(run.model.device)
     for name in sorted(saved.keys() & current.keys()):
         if saved[name] != current[name]:

@@ -5,39 +5,26 @@ The file survives a kill at any moment. It is the truth: trackers receive copies
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
 
 from finetune_trainer.contract.metric_rows import Row, read_rows
-from finetune_trainer.files import remove_temporary_files, write_durably
-from finetune_trainer.runtime.errors import Replaced
 from finetune_trainer.runtime.fence import UNFENCED, Fence
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.tracking.appended_file import AppendedFile
 
 
 class MetricsFile:
-    """The rows of one training run, in memory and in the file.
-
-    Training depends on no method: an OSError, as on a full disk, is logged once and the rows stay in memory.
-    """
+    """The rows of one training run, in memory and in the file; on a full disk in memory only."""
 
     def __init__(self, path: Path, fence: Fence = UNFENCED) -> None:
-        self._path, self._fence = path, fence
+        self._file = AppendedFile(path, fence)
         self._rows: dict[int, Row] = {}
-        self._file: IO[bytes] | None = None
 
     def open(self, step: int) -> None:
         """Read the file and cut it back to the rows up to a step, durably. Rows recorded from now on are appended."""
-        self._rows = {row.step: row for row in read_rows(self._path) if row.step <= step}
-        try:
-            remove_temporary_files(self._path)
-            write_durably(self._path, _encoded(self._rows.values()), self._fence.check)
-            self._file = self._path.open("ab")
-        except OSError as error:
-            self._give_up(error)
+        self._rows = {row.step: row for row in read_rows(self._file.path) if row.step <= step}
+        self._file.restart(_encoded(self._rows.values()))
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         """Append values of a step that it does not have yet; repeated ones are left out."""
@@ -46,11 +33,11 @@ class MetricsFile:
         if not new:
             return
         self._rows[step] = Row(step, row.time, row.values | new)
-        self._try(lambda file: file.write(_encoded([Row(step, row.time, new)])), flush=True)
+        self._file.append(_encoded([Row(step, row.time, new)]))
 
     def sync(self) -> None:
         """Make all rows durable; call this before the checkpoint that they belong to."""
-        self._try(lambda file: os.fsync(file.fileno()))
+        self._file.sync()
 
     def rows(self, before: float = math.inf) -> list[Row]:
         """Return the rows before a step, by ascending step."""
@@ -58,30 +45,7 @@ class MetricsFile:
 
     def close(self) -> None:
         """Write one line for each step and close the file; a process that was replaced only closes it."""
-        file, self._file = self._file, None
-        if file is None:
-            return
-        try:
-            file.close()
-            write_durably(self._path, _encoded(self.rows()), self._fence.check)
-        except Replaced:
-            return
-        except OSError as error:
-            self._give_up(error)
-
-    def _try(self, write: Any, *, flush: bool = False) -> None:
-        if self._file is None:
-            return
-        try:
-            write(self._file)
-            if flush:
-                self._file.flush()  # into the page cache, which survives a kill of this process
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        self._file = None
-        log_line(f"train: {self._path} cannot be written: {error}; training continues without it")
+        self._file.close(_encoded(self.rows()))
 
 
 def _encoded(rows: Iterable[Row]) -> bytes:

@@ -1,15 +1,17 @@
 """The metrics of the training loop: recorded in the file at once, sent to the trackers when they are durable."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
 from finetune_trainer.contract import LossCurve
 from finetune_trainer.contract.metric_rows import METRICS
+from finetune_trainer.contract.sample_rows import SAMPLES, SampleRow
 from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.tracking.loss_curve import LossCurveBuilder
 from finetune_trainer.tracking.metrics_file import MetricsFile
+from finetune_trainer.tracking.samples_file import SamplesFile
 from finetune_trainer.tracking.trackers import Trackers
 
 MAX_ROWS = 10_000
@@ -24,6 +26,7 @@ class TrainingMetrics:
 
     def __init__(self, folder: Path, trackers: Trackers, steps: int, fence: Fence = UNFENCED) -> None:
         self._file, self._trackers = MetricsFile(folder / METRICS, fence), trackers
+        self._samples = SamplesFile(folder / SAMPLES, fence)
         self._every = math.ceil(steps / MAX_ROWS)
         self._curve = LossCurveBuilder(steps)
         self._sent_before = 0
@@ -35,12 +38,18 @@ class TrainingMetrics:
         if kind is None:
             self._trackers.log_all_rows(self._file.rows())
         self._file.close()
+        self._samples.close()
         self._trackers.__exit__(kind)
 
-    def resume(self, step: int) -> None:
-        """Remove rows after the step that training resumes from, durably, before any of them is recorded again."""
+    def resume(self, step: int, *, samples: bool = False) -> None:
+        """Remove rows after the step that training resumes from, durably, before any of them is recorded again.
+
+        Without `samples`, none are recorded and their file stays as it is.
+        """
         self._file.open(step)
         self._curve.restart(self._file.rows())
+        if samples:
+            self._samples.open(step)
 
     def record_step(self, step: int, values: Mapping[str, float]) -> None:
         """Record the values of a finished step, if it is one of those that are logged."""
@@ -52,6 +61,10 @@ class TrainingMetrics:
         self._file.record(step, values)
         self._curve.add(step, values)
 
+    def record_samples(self, rows: Iterable[SampleRow]) -> None:
+        """Record texts that were generated at a step, unless they are known from before an interruption."""
+        self._samples.record(rows)
+
     def loss_curve(self) -> LossCurve | None:
         """Return the loss of all recorded steps, in few points."""
         return self._curve.curve()
@@ -59,6 +72,7 @@ class TrainingMetrics:
     def sync(self) -> None:
         """Make all rows durable. Call this before a checkpoint is written, so that no checkpoint lacks its rows."""
         self._file.sync()
+        self._samples.sync()
 
     def send(self, saved_step: int | None) -> None:
         """Send the rows before the newest durable step, if there is a newer one; return at once.

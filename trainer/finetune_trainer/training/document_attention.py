@@ -4,6 +4,8 @@ With a mask, a row of L tokens takes L² scores, whatever the documents in it, a
 here takes the boundaries of the documents instead (`torch.nn.attention.varlen`), and there is no padding.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,7 +75,7 @@ def enable(model: TrainedModel, dtype: str) -> bool:
     """
     if not runs_on(model.device, dtype):
         return False
-    with_mask, name = probe(model), model.base.config._attn_implementation  # noqa: SLF001  there is no public name
+    with_mask, name = probe(model), attention_of(model)
     try:
         model.base.set_attn_implementation(NAME)
         model.is_flat = True
@@ -85,3 +87,21 @@ def enable(model: TrainedModel, dtype: str) -> bool:
         model.is_flat = False
         log_line(f"train: {model.architecture} keeps attention with a mask: {problem.splitlines()[0]}")
     return model.is_flat
+
+
+@contextmanager
+def attention_with_mask(model: TrainedModel) -> Iterator[None]:
+    """Set PyTorch's attention with a mask while the context is open, which generation needs for its cache."""
+    name = attention_of(model)
+    if name == NAME:
+        model.base.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        if name == NAME:
+            model.base.set_attn_implementation(NAME)
+
+
+def attention_of(model: TrainedModel) -> str:
+    """Return the name of the model's attention in the registry of transformers."""
+    return str(model.base.config._attn_implementation)  # noqa: SLF001  there is no public name

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from finetune_trainer.contract import TrainConfig
+from finetune_trainer.contract.sample_rows import SampleRow
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.runtime.errors import Interrupted
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training.batches import Batch, StepSampler, batches
@@ -20,6 +21,7 @@ from finetune_trainer.training.determinism import Tensors, random_state, restore
 from finetune_trainer.training.model import TrainedModel, copy_to_cpu
 from finetune_trainer.training.non_finite import is_finite, non_finite
 from finetune_trainer.training.optimizer import NamedOptimizer
+from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.schedule import learning_rate
 from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
@@ -39,6 +41,8 @@ class TrainingRun:
     metrics: TrainingMetrics
     stop: StopSignal
     state: State = field(default_factory=State)
+    samples: SampleGenerator | None = None
+    """Generates texts at validations; None: none are asked for."""
     best: Tensors | None = None
     """The weights with the lowest validation loss so far."""
 
@@ -164,12 +168,29 @@ def validate(run: TrainingRun) -> None:
     if not is_finite(loss):
         again = run.validator.loss(run.model, run.raise_if_stop_requested)
         raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
+    generate_samples(run)  # before the loss is recorded: a process that stops here validates again
     run.metrics.record(run.state.step, {"validation_loss": loss})
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
         run.best = copy_to_cpu(run.model.weights)
     stopped = "stopping early" if run.state.stopped_early else ""
     curve = run.metrics.loss_curve()
     run.progress.update(step=run.state.step, validation_loss=loss, note=stopped, loss_curve=curve)
+
+
+def generate_samples(run: TrainingRun) -> None:
+    """Generate and record texts, if there are prompts. Log an error: no training ends because of its samples."""
+    if run.samples is None:
+        return
+    run.progress.update(step=run.state.step, note="generating samples")
+    try:
+        texts = run.samples.texts(run.model, run.raise_if_stop_requested)
+    except Interrupted:
+        raise
+    except Exception as error:  # noqa: BLE001  generation of an architecture that only its own code knows
+        run.samples = None
+        log_line(f"train: no samples: {type(error).__name__}: {error}; training continues without them")
+        return
+    run.metrics.record_samples(SampleRow(run.state.step, prompt, text) for prompt, text in texts.items())
 
 
 class ThroughputMeter:

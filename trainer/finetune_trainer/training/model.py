@@ -106,7 +106,7 @@ class TrainedModel:
         with self._noise_of(batch), captured_head_input(self.head) as captured:
             self.logits(batch.tokens, batch.positions, batch.documents)
         inputs = captured[0].flatten(0, 1).index_select(0, batch.target_positions)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+        with self.autocast():
             return chunked_cross_entropy(self.head, inputs, batch.targets, int(self.largest_loss))
 
     @property
@@ -138,11 +138,14 @@ class TrainedModel:
     def logits(self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Return the model's logits of tokens [B, L], whose positions are 0 at the first token of every document."""
         lengths = {"cu_seq_lens_q": documents.boundaries, "max_length_q": documents.longest} if documents else {}
-        # What is trained is stored in fp32; autocast computes with it in bf16, too.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+        with self.autocast():
             output = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **lengths)
         found: torch.Tensor = output.logits
         return found
+
+    def autocast(self) -> torch.autocast:
+        """Return the context of every forward pass. What is trained is stored in fp32 and computed in bf16, too."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
 
     def load(self, weights: Tensors) -> None:
         """Copy weights with the same names and shapes into the parameters."""

@@ -8,7 +8,7 @@ from typing_extensions import override
 from finetune_operator.api.placement import TrainPlacement
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
-from finetune_trainer.contract import Checkpoint, Lora, TrainConfig, TrainRecipe
+from finetune_trainer.contract import Checkpoint, Lora, Samples, TrainConfig, TrainRecipe
 
 
 class Train(StageSpec, TrainRecipe):
@@ -18,7 +18,7 @@ class Train(StageSpec, TrainRecipe):
     condition: ClassVar[str] = "Trained"
     needs: ClassVar[tuple[str, ...]] = ("prepare",)
     pool: ClassVar[str] = "training"
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint", "samples"})
     rules: ClassVar[tuple[Rule, ...]] = (
         ARGS_NEED_COMMAND,
         ONE_GPU,
@@ -42,6 +42,9 @@ class Train(StageSpec, TrainRecipe):
     checkpoint: Checkpoint = Checkpoint()
     """When checkpoints are saved, and how many are kept."""
 
+    samples: Samples | None = None
+    """Texts to generate at each validation. Absent: none."""
+
     @property
     @override
     def checkpoint_interval(self) -> timedelta | None:
@@ -60,5 +63,6 @@ class Train(StageSpec, TrainRecipe):
             model_digest=context.statuses["prepare"].model_digest,
             recipe=recipe_from(self, TrainRecipe).model_copy(update={"lora": lora}),
             checkpoint=self.checkpoint,
+            samples=self.samples,
             tracking=context.tracking,
         )

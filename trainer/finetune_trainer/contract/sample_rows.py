@@ -1,0 +1,44 @@
+"""The rows of samples.jsonl in the folder of train: the trainer writes them, the command line reads them, too."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SAMPLES = "samples.jsonl"
+LOG_PREFIX = "sample "
+"""Begin of a log line that holds a row, where the file cannot be read."""
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """What the model generated from a prompt at a validation."""
+
+    step: int
+    prompt: str
+    text: str
+
+    def to_json(self) -> str:
+        """Return the row as a line without its end."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def read_samples(path: Path) -> list[SampleRow]:
+    """Return the rows of a file, each step and prompt once; none if there is no file."""
+    try:
+        return parse_samples(path.read_text("utf-8", errors="replace").split("\n"))
+    except OSError:
+        return []
+
+
+def parse_samples(lines: Iterable[str]) -> list[SampleRow]:
+    """Return the rows in these lines, by ascending step. Lines that are no row are left out: a kill may tear one."""
+    rows: dict[tuple[int, str], SampleRow] = {}
+    for line in lines:
+        try:
+            found = json.loads(line)
+            row = SampleRow(int(found["step"]), str(found["prompt"]), str(found["text"]))
+        except (ValueError, TypeError, KeyError):
+            continue
+        rows.setdefault((row.step, row.prompt), row)
+    return sorted(rows.values(), key=lambda row: row.step)

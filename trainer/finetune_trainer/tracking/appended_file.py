@@ -1,0 +1,67 @@
+"""A file of JSON lines that grows with the training and is cut back when a step is repeated."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from finetune_trainer.files import remove_temporary_files, write_durably
+from finetune_trainer.runtime.errors import Replaced
+from finetune_trainer.runtime.fence import UNFENCED, Fence
+from finetune_trainer.runtime.progress import log_line
+
+
+class AppendedFile:
+    """Training depends on no method: an OSError, as on a full disk, is logged once, and nothing more is written."""
+
+    def __init__(self, path: Path, fence: Fence = UNFENCED) -> None:
+        self.path, self._fence = path, fence
+        self._file: IO[bytes] | None = None
+
+    def restart(self, content: bytes) -> None:
+        """Replace the content, durably; more is appended from now on."""
+        try:
+            remove_temporary_files(self.path)
+            write_durably(self.path, content, self._fence.check)
+            self._file = self.path.open("ab")
+        except OSError as error:
+            self._give_up(error)
+
+    def append(self, content: bytes) -> None:
+        """Append to the file; the content survives a kill of this process."""
+
+        def write(file: IO[bytes]) -> None:
+            file.write(content)
+            file.flush()  # into the page cache, which survives a kill of this process
+
+        self._try(write)
+
+    def sync(self) -> None:
+        """Make the content durable."""
+        self._try(lambda file: os.fsync(file.fileno()))
+
+    def close(self, content: bytes | None = None) -> None:
+        """Close the file and replace its content; a process that was replaced only closes it."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+            if content is not None:
+                write_durably(self.path, content, self._fence.check)
+        except Replaced:
+            return
+        except OSError as error:
+            self._give_up(error)
+
+    def _try(self, write: Callable[[IO[bytes]], object]) -> None:
+        if self._file is None:
+            return
+        try:
+            write(self._file)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._file = None
+        log_line(f"train: {self.path} cannot be written: {error}; training continues without it")

@@ -1,0 +1,85 @@
+"""Texts that the model generates at validations, for people. Training gets the same bytes with them and without."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from typing_extensions import override
+
+from finetune_trainer.contract import Samples
+from finetune_trainer.data.chat import dated_template_of, end_tokens
+from finetune_trainer.publishing.generation_config import all_end_tokens
+from finetune_trainer.training.determinism import random_state, restore_random_state
+from finetune_trainer.training.document_attention import attention_with_mask
+from finetune_trainer.training.model import TrainedModel
+
+
+class SampleGenerator:
+    """Generates a text for each prompt, greedily and one after the other."""
+
+    def __init__(self, settings: Samples, base: Path, *, conversations: bool) -> None:
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
+        self._conversations = conversations
+        if conversations:
+            self._tokenizer.chat_template = dated_template_of(self._tokenizer)
+        self._prompts = {prompt: self._encoded(prompt) for prompt in settings.prompts}
+        self._max_new_tokens = settings.max_new_tokens
+
+    def texts(self, model: TrainedModel, raise_if_stop_requested: Callable[[], None]) -> dict[str, str]:
+        """Return the text of each prompt. The model is in training mode afterwards, with the random state of before."""
+        generators = random_state()
+        model.model.eval()
+        try:
+            with torch.inference_mode(), model.autocast(), attention_with_mask(model):
+                return {
+                    prompt: self._text(model, tokens, raise_if_stop_requested)
+                    for prompt, tokens in self._prompts.items()
+                }
+        finally:
+            model.model.train()
+            restore_random_state(generators)
+
+    def _text(self, model: TrainedModel, tokens: list[int], raise_if_stop_requested: Callable[[], None]) -> str:
+        ends = all_end_tokens(
+            model.model.generation_config.eos_token_id,
+            end_tokens(self._tokenizer, conversations=self._conversations),
+        )
+        padding = self._tokenizer.pad_token_id
+        config = GenerationConfig(
+            max_new_tokens=self._max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if padding is None and ends else padding,
+        )
+        given = torch.tensor([tokens], device=model.device)
+        found = model.model.generate(
+            input_ids=given,
+            attention_mask=torch.ones_like(given),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([_StopSignalCheck(raise_if_stop_requested)]),
+        )
+        return str(self._tokenizer.decode(found[0, len(tokens) :], skip_special_tokens=True))
+
+    def _encoded(self, prompt: str) -> list[int]:
+        """Return the prompt as training would have it before a completion: without EOS."""
+        if self._conversations:
+            message = [{"role": "user", "content": prompt}]
+            text = self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens = list(self._tokenizer(prompt)["input_ids"])
+        return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self._tokenizer.eos_token_id else tokens
+
+
+class _StopSignalCheck(StoppingCriteria):  # type: ignore[misc]  # the class has no types
+    """Ends nothing, but raises Interrupted between two tokens if the process is to stop."""
+
+    def __init__(self, raise_if_stop_requested: Callable[[], None]) -> None:
+        self._raise_if_stop_requested = raise_if_stop_requested
+
+    @override
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        self._raise_if_stop_requested()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
