@@ -70,6 +70,8 @@ def test_evicted_pipeline_publishes_the_reference_model(driver: PipelineDriver, 
     assert (first["outcome"], first["exitCode"], second["outcome"]) == ("Interrupted", 75, "Succeeded")
     assert second["startStep"] == first["lastStep"]  # no step is repeated
     assert status["interruptions"] == 1
+    curve = status["stages"]["train"]["lossCurve"]  # of both attempts
+    assert (curve["everySteps"], curve["step"], len(curve["losses"])) == (6, 342, 57)
     assert status["gatesPassed"]
     reference_run.run("push")
     expected = hashlib.sha256((reference_run.material / WEIGHTS).read_bytes()).hexdigest()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from finetune_trainer.contract import LossCurve, ValidationPoint
 from testcluster.errors import TimedOut
 from testcluster.kube_namespace import (
     KubeNamespace,
@@ -202,6 +203,16 @@ def test_status_accepts_reason_and_state_of_another_version(namespace: KubeNames
     newer = {"status": {"stages": [{"name": "train", "state": "Dreaming", "reason": "NodeDrained"}]}}
     namespace.run("patch", "ft", "rollback", "--subresource=status", "--type=merge", "-p", json.dumps(newer))
     assert namespace.get("ft", "rollback")["status"]["stages"] == newer["status"]["stages"]
+
+
+def test_status_stores_the_largest_loss_curve(namespace: KubeNamespace):
+    validations = tuple(ValidationPoint(step=step, loss=2.3456) for step in range(1, 66))
+    curve = LossCurve(every_steps=10**9, step=64 * 10**9, losses=(1.2345, *[1e15] * 63), validations=validations)
+    written = {"stages": [{"name": "train", "lossCurve": curve.model_dump(mode="json", by_alias=True)}]}
+    namespace.create(manifest_with("curve"))
+    namespace.run("patch", "ft", "curve", "--subresource=status", "--type=merge", "-p", json.dumps({"status": written}))
+    [stage] = namespace.get("ft", "curve")["status"]["stages"]
+    assert LossCurve.model_validate(stage["lossCurve"]) == curve
 
 
 def test_pipeline_is_listed_by_short_name_and_under_all(namespace: KubeNamespace):
