@@ -10,9 +10,11 @@ the completion's first token, and a model that is given the prompt alone never s
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from tokenizers.processors import Sequence
 
 from finetune_trainer.data.chat import ChatTemplate, Span
@@ -28,6 +30,10 @@ from finetune_trainer.data.records import (
     complete_shapes,
     text_of,
 )
+from finetune_trainer.data.token_bytes import TokenBytes
+
+Positions = NDArray[np.int64]
+_ZERO: Positions = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +111,12 @@ class Encoder:
     """Tokenizes text examples with a fast tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        _include_spaces_in_offsets(tokenizer.backend_tokenizer.post_processor)
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        _include_spaces_in_offsets(self._backend.post_processor)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = tokenizer.split_special_tokens
+        self._token_bytes = TokenBytes.of(self._backend)
         self._bos: int | None = tokenizer.bos_token_id
         self._eos: int | None = tokenizer.eos_token_id
         self.boundary_tokens = 0
@@ -114,39 +124,72 @@ class Encoder:
 
     def encode(self, examples: list[TextExample]) -> Iterator[Document]:
         """Yield one document for each example; either all of them have special tokens, or none has."""
-        encoded = self._tokenizer(
-            [example.text for example in examples],
-            add_special_tokens=not examples[0].has_special_tokens,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        for example, tokens, offsets in zip(examples, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            if not example.has_special_tokens:
-                self._normalize_special_tokens(tokens, offsets, len(example.text))
-            yield self._document(example, tokens, np.array(offsets, dtype=np.int64).reshape(-1, 2))
+        texts, adds = [example.text for example in examples], not examples[0].has_special_tokens
+        if self._token_bytes is None:
+            encodings = self._backend.encode_batch(texts, add_special_tokens=adds)
+            located = map(_with_offsets, encodings, examples)
+        else:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=adds)
+            located = map(self._with_bytes, encodings, examples)
+        for example, tokens in zip(examples, located, strict=True):
+            yield self._document(tokens if example.has_special_tokens else self._with_one_eos(tokens))
 
-    def _normalize_special_tokens(self, tokens: list[int], offsets: list[Span], length: int) -> None:
-        """Remove a second BOS and end with exactly one EOS, whose offset is the position after the text."""
+    def _with_bytes(self, encoding: Any, example: TextExample) -> "_Located":
+        """Return the tokens with positions in the text's bytes, or where they are not the text, in its characters."""
+        tokens, text, adds = encoding.ids, example.text.encode(), not example.has_special_tokens
+        ends = self._token_bytes.ends(tokens, text, has_added=adds) if self._token_bytes else None
+        if ends is None:
+            return _with_offsets(self._backend.encode(example.text, add_special_tokens=adds), example)
+        spans = example.loss_spans
+        if len(text) != len(example.text):
+            spans = tuple(_byte_span(example.text, span) for span in spans)
+        starts = np.concatenate((_ZERO, ends[:-1])) if len(ends) else ends
+        return _Located(tokens, starts, ends, len(text), spans)
+
+    def _with_one_eos(self, located: "_Located") -> "_Located":
+        """Remove a second BOS and end with exactly one EOS, whose position is the one after the text."""
+        tokens, starts, ends, length, spans = located
         if self._bos is not None and tokens[:2] == [self._bos, self._bos]:
-            del tokens[0], offsets[0]
+            tokens, starts, ends = tokens[1:], starts[1:], ends[1:]
         if self._eos is not None:
-            if tokens[-1:] == [self._eos]:
-                del tokens[-1], offsets[-1]
-            tokens.append(self._eos)
-            offsets.append((length, length + 1))
+            kept = len(tokens) - (tokens[-1:] == [self._eos])
+            tokens = [*tokens[:kept], self._eos]
+            starts, ends = np.append(starts[:kept], length), np.append(ends[:kept], length + 1)
+        return _Located(tokens, starts, ends, length, spans)
 
-    def _document(self, example: TextExample, tokens: list[int], offsets: np.ndarray[Any, Any]) -> Document:
-        starts, ends = offsets[:, 0], offsets[:, 1]
+    def _document(self, located: "_Located") -> Document:
+        tokens, starts, ends, _, spans = located
         loss_mask = np.zeros(len(tokens), dtype=np.uint8)
         crosses_boundary = False
-        for start, end in example.loss_spans:
+        for start, end in spans:
             loss_mask |= (ends > start) & (starts < end)
             crosses_boundary |= bool(((starts < start) & (ends > start)).any())
         self.boundary_tokens += crosses_boundary
         loss_mask[:1] = 0  # no earlier token predicts the first one
         return Document(np.array(tokens, dtype=np.int32), loss_mask)
+
+
+class _Located(NamedTuple):
+    """The tokens of one text, and where they are in it: all positions count its characters, or all its bytes."""
+
+    tokens: list[int]
+    starts: Positions
+    ends: Positions
+    length: int
+    """Length of the text."""
+    loss_spans: tuple[Span, ...]
+
+
+def _with_offsets(encoding: Any, example: TextExample) -> _Located:
+    """Return the tokens with the tokenizer's own offsets, which are in characters."""
+    offsets: Positions = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    return _Located(encoding.ids, offsets[:, 0], offsets[:, 1], len(example.text), example.loss_spans)
+
+
+def _byte_span(text: str, span: Span) -> Span:
+    """Return the range in the text's bytes for one in its characters. The position behind the text stands for EOS."""
+    start, end = (len(text[:position].encode()) + max(0, position - len(text)) for position in span)
+    return start, end
 
 
 def _include_spaces_in_offsets(processor: Any) -> None:
