@@ -42,6 +42,7 @@ class ForkServer:
         or a new link takes, `largest_file`, bytes, and `exchange=False`. `constants` sets module constants by their
         full names. `freeze`, a function's full name and a number, stops the process before that call of it.
         `locks=False` is a file system without locks. To the file `tokenized`, each tokenized text is appended.
+        `processes` is the number of those that tokenize, however little there is to do.
         """
         variables = environment.variables() | {"FINETUNE_CONFIG": config.model_dump_json(by_alias=True)}
         request = {"stage": config.stage, "variables": variables, "log": str(log), **options}

@@ -22,8 +22,10 @@ from support import fork_requests
 import finetune_trainer.stages.prepare  # so that no child imports them
 import finetune_trainer.stages.push
 import finetune_trainer.stages.train  # noqa: F401
+from finetune_trainer.data import batch_tokenizer
 from finetune_trainer.data.encoding import Encoder, TextExample
 from finetune_trainer.data.packing import Document
+from finetune_trainer.data.worker_pool import WorkerPool
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.entrypoint import main
 from finetune_trainer.stop_signal import stop
@@ -53,6 +55,8 @@ def run(request: dict[str, Any]) -> None:
     for name, value in request.get("constants", {}).items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)
+    if "processes" in request:
+        tokenize_in(request["processes"])
     if "freeze" in request:
         freeze_before(*request["freeze"])
     if not request.get("locks", True):
@@ -76,6 +80,13 @@ def log_tokenized_texts(path: Path) -> None:
         return encode(self, examples)
 
     Encoder.encode = logged  # type: ignore[method-assign]
+
+
+def tokenize_in(processes: int) -> None:
+    """Tokenize in that many processes from the first batch whose shape is known; wait for them to start."""
+    batch_tokenizer.usable_processors = lambda: processes
+    batch_tokenizer.POOL_CHARACTERS = 0
+    WorkerPool.is_ready = property(lambda pool: pool._ready.wait())  # type: ignore[method-assign,assignment]
 
 
 def slow_names(seconds: float) -> None:

@@ -19,7 +19,7 @@ from support.stages import run_to_failure
 from support.stores.hub_environment import hub_in
 
 from finetune_trainer.contract import Environment, ExitCode, PrepareConfig, PrepareResult
-from finetune_trainer.data import record_packer
+from finetune_trainer.data import record_batches
 from finetune_trainer.data.formats import read_records
 from finetune_trainer.data.row_format import Split
 from finetune_trainer.data.source import Source
@@ -227,8 +227,8 @@ def test_weights_that_leave_nothing_are_refused(model: Path, environment: Enviro
 def test_data_sets_of_different_shapes_train_together(
     model: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batches cross the borders of the data sets."""
-    monkeypatch.setattr(record_packer, "BATCH_RECORDS", 7)
+    """A batch ends with its data set."""
+    monkeypatch.setattr(record_batches, "BATCH_RECORDS", 7)
     kinds = {"chat": [{"messages": CHAT}] * 5, "prompts": prompt_records(10), "texts": texts(*range(5))}
     together: Counter[tuple[int, ...]] = Counter()
     for name, rows in kinds.items():

@@ -19,11 +19,10 @@ from support.prepared import IDENTITY, make_tokenizer, output_folder, prepare, p
 from support.stages import environment_in, read_termination_message, run_in_process
 
 from finetune_trainer.contract import Environment, ExitCode, PrepareConfig, PrepareResult
-from finetune_trainer.data import record_packer
 from finetune_trainer.data.encoding import Encoder
 from finetune_trainer.data.parts import PartFolder
 
-SMALL = {"BATCH_RECORDS": 20, "PART_TOKENS": 400, "PART_ROWS": 1}
+SMALL = {"record_batches.BATCH_RECORDS": 20, "record_packer.PART_TOKENS": 400, "record_packer.PART_ROWS": 1}
 RECORDS = 3000
 INVALID = {"max_invalid_fraction": 0.5}
 
@@ -68,7 +67,7 @@ class Attempts:
     def start(self) -> Any:
         self.complete_before.append(complete_records(self.environment))
         (self._folder / "tokenized").unlink(missing_ok=True)
-        constants = {f"finetune_trainer.data.record_packer.{name}": value for name, value in SMALL.items()}
+        constants = {f"finetune_trainer.data.{name}": value for name, value in SMALL.items()}
         log, tokenized = self._folder / "log", self._folder / "tokenized"
         return self._server.start(self._config, self.environment, log, constants=constants, tokenized=str(tokenized))
 
@@ -226,7 +225,7 @@ FORMATS: dict[str, Callable[[Path, list[dict[str, Any]]], object]] = {
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
-        monkeypatch.setattr(record_packer, name, value)
+        monkeypatch.setattr(f"finetune_trainer.data.{name}", value)
 
 
 def fail_after(batches: int, config: Any, environment: Environment) -> int:

@@ -1,63 +1,25 @@
-"""Format, tokenize and pack records in batches, and count what becomes of them."""
+"""Tokenize and pack records in batches, and count what becomes of them."""
 
-import hashlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
 
 from finetune_trainer.contract import PrepareConfig
-from finetune_trainer.data.chat import ChatTemplate
+from finetune_trainer.data.batch_tokenizer import BatchTokenizer
 from finetune_trainer.data.datasets import Dataset, NumberedRecord
-from finetune_trainer.data.encoding import Encoder, RecordFormatter, TextExample
 from finetune_trainer.data.packing import Document, PackedWriter
 from finetune_trainer.data.parts import Counts
-from finetune_trainer.data.records import InvalidRecord
-from finetune_trainer.data.row_format import Split
+from finetune_trainer.data.record_batches import Batch, Position, UsedRecord, batches_of
+from finetune_trainer.data.record_tokenizer import TokenizedBatch
 from finetune_trainer.runtime.errors import DataInvalid
 
 MAX_NAMED_RECORDS = 10
 """Number of invalid records that are reported one by one."""
 MAX_REASON_CHARACTERS = 160
 """Limit of one reason; ten of them fit into a termination message."""
-BATCH_RECORDS = 1000
-BATCH_CHARACTERS = 256 * 1024
-"""A batch ends with the record that reaches one of the two limits."""
 PART_TOKENS = 2**23
 PART_ROWS = 1000
 """A part ends with the batch that brings it to so many tokens and to the tokens of so many rows."""
-
-
-def split_of(seed: int, record: int, validation_fraction: float) -> Split:
-    """Return the split of a record, which depends only on the seed and the record's number in its data set.
-
-    So a record stays in its split when other records are appended, and no state is needed.
-    """
-    return "validation" if _is_drawn(f"{seed}:{record}", validation_fraction) else "train"
-
-
-def uses_of(seed: int, record: int, weight: float) -> int:
-    """Return how often a record is used: the weight, rounded up for a random part of the records, else rounded down.
-
-    Which ones depends only on the seed and the record's number in its data set. A larger weight never uses a record
-    less often.
-    """
-    whole = math.floor(weight)
-    return whole + (weight > whole and _is_drawn(f"{seed}:{record}:weight", weight - whole))
-
-
-def _is_drawn(text: str, fraction: float) -> bool:
-    """Return whether a text is among the fraction of all texts whose digests are the lowest."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < fraction * 2**64
-
-
-class _Example(NamedTuple):
-    """A record in a batch."""
-
-    record: NumberedRecord
-    split: Split
-    uses: int
-    text: TextExample
 
 
 class RecordPacker:
@@ -76,102 +38,91 @@ class RecordPacker:
     ) -> None:
         self.counts = counts
         self.writer = writer
-        self._config, self._recipe, self._datasets = config, config.recipe, datasets
-        self._formatter = RecordFormatter(ChatTemplate(tokenizer), counts.shape)
-        self._encoder = Encoder(tokenizer)
+        self._seed, self._datasets = config.seed, datasets
+        self._tokenizer = BatchTokenizer(tokenizer, config.recipe, counts)
         self._part_tokens = max(PART_TOKENS, PART_ROWS * config.recipe.context_length)
 
-    def pack(self, records: Iterator[NumberedRecord], end_part: Callable[[], None]) -> Iterator[int]:
+    def pack(
+        self,
+        records: Iterator[NumberedRecord],
+        position: Callable[[], Position],
+        end_part: Callable[[Position], None],
+    ) -> Generator[int, None, None]:
         """Pack all further records; yield the tokens of each batch. Call `end_part` where a part ends.
 
         A part ends at the end of a batch, and the next batch begins there. So the batches and the rows are the same
-        in a process that begins with this part.
+        in a process that begins with this part. Batches are read ahead: `position` is called when the last record of
+        a batch has been read, and `end_part` receives what it was at the end of the part.
         """
-        batch: list[_Example] = []
-        characters = 0
-        for record in records:
-            example = self._example(record)
-            if example:
-                batch.append(example)
-                characters += len(example.text.text)
-            self.counts.records += 1
-            if len(batch) == BATCH_RECORDS or characters >= BATCH_CHARACTERS:
-                yield self._pack_batch(batch)
-                batch, characters = [], 0
-                if self.writer.part_tokens >= self._part_tokens:
-                    end_part()
-        if batch:
-            yield self._pack_batch(batch)
-
-    def _example(self, record: NumberedRecord) -> _Example | None:
-        """Return the example of a record, or None if the record is not used or invalid."""
-        dataset, seed = self._datasets[record.dataset], self._config.seed
-        uses = uses_of(seed, record.number, dataset.weight)
-        if not uses:
-            self.counts.unused += 1
-            return None
-        if record.dataset != self.counts.dataset:
-            self.counts.dataset, self.counts.shape, self._formatter.shape = record.dataset, None, None
         try:
-            if isinstance(record.fields, InvalidRecord):
-                raise record.fields
-            text = self._formatter.format(record.fields)
-        except InvalidRecord as error:
-            self._reject(record, error)
-            return None
-        self.counts.shape = self._formatter.shape
-        self.counts.conversations |= self.counts.shape == "messages"
-        split = split_of(seed, record.number, dataset.validation_fraction)
-        return _Example(record, split, uses if split == "train" else 1, text)
+            for batch, tokenized in self._tokenized(batches_of(records, self._datasets, self._seed, position)):
+                yield self._pack_batch(batch, tokenized)
+                if batch.position and self.writer.part_tokens >= self._part_tokens:
+                    end_part(batch.position)
+        finally:
+            self._tokenizer.close()
 
-    def _reject(self, record: NumberedRecord, reason: InvalidRecord) -> None:
+    def _tokenized(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, TokenizedBatch]]:
+        """Yield all batches in order. An error of reading is raised behind the batches before it, as without others."""
+        pending: deque[tuple[Batch, Callable[[], TokenizedBatch]]] = deque()
+        failure: Exception | None = None
+        is_reading = True
+        while is_reading or pending:
+            batch = None
+            if is_reading:
+                try:
+                    batch = next(batches, None)
+                except Exception as error:  # noqa: BLE001  raised again below
+                    failure = error
+                is_reading = batch is not None
+            if batch is not None:
+                pending.append((batch, self._tokenizer.submit(batch)))
+            while len(pending) > (self._tokenizer.ahead if is_reading else 0):
+                first, result = pending.popleft()
+                yield first, result()
+        if failure is not None:
+            raise failure
+
+    def _pack_batch(self, batch: Batch, tokenized: TokenizedBatch) -> int:
+        """Add a batch to the counts and to the rows; return the number of tokens.
+
+        Records that are used again follow all records of the batch, so that a row seldom holds a record twice.
+        """
+        before = self.writer.part_tokens
+        self._count(batch, tokenized)
+        fitting = list(self._fitting(batch, tokenized))
+        for use in range(max((record.uses for record, _ in fitting), default=0)):
+            for record, document in fitting:
+                if use < record.uses:
+                    self.writer.add(record.split, document)
+        return self.writer.part_tokens - before
+
+    def _count(self, batch: Batch, tokenized: TokenizedBatch) -> None:
+        counts = self.counts
+        counts.records += batch.count
+        counts.unused += batch.count - len(batch.records)
+        counts.truncated += tokenized.truncated
+        counts.boundary_tokens += tokenized.boundary_tokens
+        if batch.records:
+            counts.dataset, counts.shape = batch.dataset, tokenized.shape
+            counts.conversations |= tokenized.shape == "messages"
+
+    def _fitting(self, batch: Batch, tokenized: TokenizedBatch) -> Iterator[tuple[UsedRecord, Document]]:
+        """Yield the records that can be trained on, as tokens."""
+        for record, outcome in zip(batch.records, tokenized.outcomes, strict=True):
+            if isinstance(outcome, str):
+                self._reject(record, outcome)
+            elif outcome is None:
+                self.counts.dropped += 1
+            else:
+                yield record, outcome
+
+    def _reject(self, record: UsedRecord, reason: str) -> None:
         """Count an invalid record; report it if it is among the first MAX_NAMED_RECORDS."""
         self.counts.invalid += 1
         if len(self.counts.reasons) < MAX_NAMED_RECORDS:
             self.counts.reasons.append(f"{record.file}:{record.line}: {reason}"[:MAX_REASON_CHARACTERS])
             print(self.counts.reasons[-1], flush=True)
-
-    def _pack_batch(self, batch: list[_Example]) -> int:
-        """Tokenize a batch and add it to the rows; return the number of tokens.
-
-        Records that are used again follow all records of the batch, so that a row seldom holds a record twice.
-        """
-        before = self.writer.part_tokens
-        fitting = list(self._fitting(batch))
-        for use in range(max((example.uses for example, _ in fitting), default=0)):
-            for example, document in fitting:
-                if use < example.uses:
-                    self.writer.add(example.split, document)
-        return self.writer.part_tokens - before
-
-    def _fitting(self, batch: list[_Example]) -> Iterator[tuple[_Example, Document]]:
-        """Yield the examples that can be trained on, as tokens."""
-        crossing = self._encoder.boundary_tokens
-        for example, document in self._encoded(batch):
-            if not document.loss_mask.any():
-                self._reject(example.record, InvalidRecord("has no token to train on"))
-            elif fitting := self._fit(document):
-                yield example, fitting
-        self.counts.boundary_tokens += self._encoder.boundary_tokens - crossing
-
-    def _encoded(self, batch: list[_Example]) -> Iterator[tuple[_Example, Document]]:
-        """Yield the examples as tokens. Neighbours that have special tokens, or have none, are tokenized together."""
-        for _, group in groupby(batch, key=lambda example: example.text.has_special_tokens):
-            examples = list(group)
-            yield from zip(examples, self._encoder.encode([example.text for example in examples]), strict=True)
-
-    def _fit(self, document: Document) -> Document | None:
-        """Return the document, truncated to the context length if necessary, or None if it is dropped."""
-        length = self._recipe.context_length
-        if len(document.tokens) <= length:
-            return document
-        truncated = Document(document.tokens[:length], document.loss_mask[:length])
-        # Without a token to train on, the truncated document would only take up space in a row.
-        if self._recipe.too_long == "Drop" or not truncated.loss_mask.any():
-            self.counts.dropped += 1
-            return None
-        self.counts.truncated += 1
-        return truncated
 
 
 class Summary:

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from finetune_trainer.data.chat import turn_end
 from finetune_trainer.data.datasets import NumberedRecord, RecordReader, fetch_datasets
 from finetune_trainer.data.packing import PackedWriter
 from finetune_trainer.data.parts import Counts, PartFolder, PartState
+from finetune_trainer.data.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
@@ -129,20 +131,23 @@ def pack(
     """Pack all records, saving each part when it is complete, and write the index of the rows."""
     writer = packer.writer
 
-    def end_part() -> None:
+    def position() -> Position:
+        return Position(reader.bytes_read, reader.digest())
+
+    def end_part(end: Position) -> None:
         rows = dict(writer.end_part())
         state = PartState(
             inputs=folder.inputs,
             counts=packer.counts,
-            source_bytes=reader.bytes_read,
-            source_digest=reader.digest(),
+            source_bytes=end.source_bytes,
+            source_digest=end.source_digest,
             rows=rows,
         )
         folder.save(len(writer.parts) - 1, state)
         meter.part_saved()
 
-    with writer:
-        for tokens in packer.pack(records, end_part):
+    with writer, closing(packer.pack(records, position, end_part)) as batches:
+        for tokens in batches:
             meter.add(tokens)
 
 

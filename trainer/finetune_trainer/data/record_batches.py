@@ -1,0 +1,120 @@
+"""Join records into batches, and decide for each record whether it is used, how often, and in which split."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from finetune_trainer.data.datasets import Dataset, NumberedRecord
+from finetune_trainer.data.records import FIELDS, Fields, InvalidRecord
+from finetune_trainer.data.row_format import Split
+
+BATCH_RECORDS = 1000
+BATCH_CHARACTERS = 256 * 1024
+"""A batch ends with the record that reaches one of the two limits, and with its data set."""
+
+
+def split_of(seed: int, record: int, validation_fraction: float) -> Split:
+    """Return the split of a record, which depends only on the seed and the record's number in its data set.
+
+    So a record stays in its split when other records are appended, and no state is needed.
+    """
+    return "validation" if _is_drawn(f"{seed}:{record}", validation_fraction) else "train"
+
+
+def uses_of(seed: int, record: int, weight: float) -> int:
+    """Return how often a record is used: the weight, rounded up for a random part of the records, else rounded down.
+
+    Which ones depends only on the seed and the record's number in its data set. A larger weight never uses a record
+    less often.
+    """
+    whole = math.floor(weight)
+    return whole + (weight > whole and _is_drawn(f"{seed}:{record}:weight", weight - whole))
+
+
+def _is_drawn(text: str, fraction: float) -> bool:
+    """Return whether a text is among the fraction of all texts whose digests are the lowest."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < fraction * 2**64
+
+
+class Position(NamedTuple):
+    """How far the data sets have been read."""
+
+    source_bytes: int
+    source_digest: str
+
+
+class UsedRecord(NamedTuple):
+    """A record of a batch without its fields."""
+
+    file: str
+    line: int
+    split: Split
+    uses: int
+
+
+@dataclass
+class Batch:
+    """Consecutive records of one data set."""
+
+    dataset: int
+    count: int = 0
+    """All its records, with those that are not used."""
+    records: list[UsedRecord] = field(default_factory=list)
+    fields: list[Fields | InvalidRecord] = field(default_factory=list)
+    """Those of `records`."""
+    characters: int = 0
+    position: Position | None = None
+    """How far the data sets had been read behind this batch; None where a data set ended, and more was read to know."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the batch has reached one of its limits."""
+        return len(self.records) == BATCH_RECORDS or self.characters >= BATCH_CHARACTERS
+
+
+def batches_of(
+    records: Iterator[NumberedRecord], datasets: Sequence[Dataset], seed: int, position: Callable[[], Position]
+) -> Iterator[Batch]:
+    """Yield all records in batches."""
+    batch: Batch | None = None
+    for record in records:
+        if batch is not None and batch.dataset != record.dataset:
+            yield batch
+            batch = None
+        batch = batch or Batch(record.dataset)
+        _add(batch, record, datasets[record.dataset], seed)
+        if batch.is_full:
+            batch.position = position()
+            yield batch
+            batch = None
+    if batch is not None:
+        yield batch
+
+
+def _add(batch: Batch, record: NumberedRecord, dataset: Dataset, seed: int) -> None:
+    batch.count += 1
+    uses = uses_of(seed, record.number, dataset.weight)
+    if not uses:
+        return
+    split = split_of(seed, record.number, dataset.validation_fraction)
+    batch.records.append(UsedRecord(record.file, record.line, split, uses if split == "train" else 1))
+    batch.fields.append(record.fields)
+    batch.characters += _characters(record.fields)
+
+
+def _characters(record: Fields | InvalidRecord) -> int:
+    """Return the length of all texts in a record's fields."""
+    if isinstance(record, InvalidRecord):
+        return 0
+    total, values = 0, [value for name, value in record.items() if name in FIELDS]
+    while values:
+        value: Any = values.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, dict):
+            values.extend(value.values())
+        elif isinstance(value, list):
+            values.extend(value)
+    return total

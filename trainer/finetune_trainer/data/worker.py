@@ -1,0 +1,50 @@
+"""A process that tokenizes: reads batches of records from stdin, and writes them tokenized to stdout, in order.
+
+It imports neither torch nor the model code of transformers: that would take seconds and half a gigabyte.
+"""
+
+import os
+import sys
+import traceback
+from typing import IO
+
+from finetune_trainer.data.batch_messages import batch_message, read_records, read_settings, receive, send
+from finetune_trainer.data.record_tokenizer import LoadedTokenizer, RecordTokenizer
+
+READY = b"ready"
+FAILED = b"failed"
+"""The answer to a batch at which this process met an error: the parent meets it, too, and reports it."""
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer every batch, until the parent closes its end."""
+    first = receive(requests)
+    if first is None:
+        return
+    settings, recipe = read_settings(first)
+    tokenizer = RecordTokenizer(LoadedTokenizer(settings), recipe)
+    send(answers, READY)
+    while (message := receive(requests)) is not None:
+        send(answers, _answer(tokenizer, message))
+
+
+def _answer(tokenizer: RecordTokenizer, message: bytes) -> bytes:
+    try:
+        return batch_message(tokenizer.tokenize(*read_records(message)))
+    except Exception:  # noqa: BLE001  whatever it is, the parent will raise it
+        traceback.print_exc()
+        return FAILED
+
+
+def main() -> None:
+    """Serve on stdin and stdout; what libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        serve(sys.stdin.buffer, answers)
+    except BrokenPipeError:  # the parent has ended
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
