@@ -1,29 +1,41 @@
-"""Measure whether the memory of the prepare stage depends on the size of the data set.
+"""Measure the speed of the prepare stage, and whether its memory depends on the size of the data set.
 
-    python bench/prepare.py [--records 10000 1000000] [--format jsonl]
+    python bench/prepare.py [--records 10000 1000000] [--format jsonl] [--tokens 320 [--chat]] [--processes 2]
+    python bench/prepare.py --turns 5 --records 10 20000 --tokens 320 [--other FOLDER]
 
-Prints peak memory, records and tokens per second for three sizes, and the ratio of the peaks of the last two.
+The first prints memory, records and tokens per second for three sizes, and the ratio of the memory of the last two.
+The second runs the last size in turns: as it is, with one process, and perhaps with the trainer of another checkout. It
+prints each one's tokens per second, and the ratios to the first of each turn.
 
 Each run is a process of its own, as in a pod. The peak is the kernel's VmHWM of that process. Most of it is the
-imports; the first run, with 10 records, shows how much. The seconds cover the whole stage without the imports:
-reading, tokenizing, packing, digests and fsync. The records are short: about 25 tokens each.
+imports; the first run, with 10 records, shows how much. "Together" is the largest sum of all processes' PSS, which
+counts shared memory once, sampled twice a second. The seconds cover the whole stage without the imports: reading,
+tokenizing, packing, digests and fsync. Without --tokens, records have about 25 tokens each.
 """
 
 import argparse
 import csv
 import json
 import os
+import random
+import re
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 from tokenizers import ByteLevelBPETokenizer
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
@@ -38,6 +50,33 @@ from finetune_trainer.contract import (  # noqa: E402
 )
 from finetune_trainer.contract.environment import CONFIG  # noqa: E402
 
+STARTS = [
+    "b",
+    "c",
+    "d",
+    "f",
+    "g",
+    "h",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "w",
+    "st",
+    "tr",
+    "pl",
+    "ch",
+    "sh",
+    "th",
+    "br",
+]
+VOWELS = ["a", "e", "i", "o", "u", "ea", "ou", "ai"]
+ENDS = ("", "n", "r", "s", "l", "t", "ng", "ck")
 VERBS = ("opens", "closes", "returns", "ignores")
 RUNNER = """
 import re, sys, time
@@ -45,10 +84,13 @@ from transformers import AutoTokenizer
 from finetune_trainer.runtime.entrypoint import main
 AutoTokenizer.from_pretrained(sys.argv[1])
 import finetune_trainer.stages.prepare
-start, cpu_start = time.perf_counter(), time.process_time()
+if int(sys.argv[2]):
+    from finetune_trainer.data import batch_tokenizer
+    batch_tokenizer.usable_processors = lambda: int(sys.argv[2])
+start = time.perf_counter()
 code = main(["prepare"])
 seconds = time.perf_counter() - start
-print(seconds, time.process_time() - cpu_start, re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+print(seconds, re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 sys.exit(code)
 """
 
@@ -64,6 +106,36 @@ def records() -> Iterator[dict[str, str]]:
             "completion": f" {verb}",
         }
         number += 1
+
+
+class Corpus:
+    """Sentences of invented words, of which some are frequent and most are rare."""
+
+    def __init__(self) -> None:
+        draw = random.Random(1)  # noqa: S311  text, no secret
+        syllables = [start + vowel + end for start in STARTS for vowel in VOWELS for end in ENDS]
+        words = ["".join(draw.choices(syllables, k=draw.choice((1, 1, 2, 2, 3)))) for _ in range(6000)]
+        weights = [1 / (rank + 3) for rank in range(len(words))]
+        self.sentences = [
+            " ".join(draw.choices(words, weights, k=draw.randint(6, 22))).capitalize() + draw.choice((".", "?", ":\n"))
+            for _ in range(8000)
+        ]
+
+    def records(self, tokens: int, tokenizer: Any, *, chat: bool) -> Iterator[dict[str, Any]]:
+        """Yield records of about so many tokens, without end: a prompt and its completion, or five exchanges."""
+        draw = random.Random(2)  # noqa: S311  # noqa: S311
+        lengths = tokenizer(self.sentences, add_special_tokens=False, return_attention_mask=False).input_ids
+        mean = statistics.fmean(map(len, lengths))
+        while True:
+            count = max(10 if chat else 2, round(tokens / mean * draw.uniform(0.6, 1.4)))
+            chosen = draw.choices(self.sentences, k=count)
+            if chat:
+                parts = [" ".join(chosen[turn::10]) for turn in range(10)]
+                roles = ("user", "assistant")
+                yield {"messages": [{"role": roles[at % 2], "content": part} for at, part in enumerate(parts)]}
+            else:
+                prompt = " ".join(chosen[: count * 3 // 4])
+                yield {"prompt": prompt, "completion": " " + " ".join(chosen[count * 3 // 4 :])}
 
 
 def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
@@ -88,55 +160,162 @@ def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def make_tokenizer(folder: Path) -> None:
-    """Train a byte-level BPE tokenizer on the first records and save it as a model folder without weights."""
+def make_tokenizer(folder: Path, texts: Iterable[str]) -> None:
+    """Train a byte-level BPE tokenizer and save it as a model folder without weights."""
     bpe = ByteLevelBPETokenizer()
-    texts = (row["prompt"] + row["completion"] for row in islice(records(), 2000))
-    bpe.train_from_iterator(texts, vocab_size=2048, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"])
+    bpe.train_from_iterator(texts, vocab_size=4096, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"])
     PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer,  # noqa: SLF001  tokenizers offers no public conversion
         pad_token="<pad>",  # noqa: S106  a token of text
         bos_token="<bos>",  # noqa: S106
         eos_token="<eos>",  # noqa: S106
     ).save_pretrained(folder)
-    LlamaConfig(vocab_size=2048).save_pretrained(folder)
+    LlamaConfig(vocab_size=4096).save_pretrained(folder)
 
 
-def measure(folder: Path, count: int, form: str) -> tuple[float, float, float, int]:
-    """Run the stage once; return peak memory in MiB, wall-clock seconds, CPU seconds and tokens."""
-    write(folder / f"data.{form}", islice(records(), count))
+class Memory(threading.Thread):
+    """Samples the memory of a process and of its children, in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.over = pid, threading.Event()
+        self.together = self.largest_child = 0
+
+    def run(self) -> None:
+        """Sample until the process has ended."""
+        while not self.over.wait(0.5):
+            try:
+                children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            except OSError:  # the process has ended
+                return
+            self.together = max(
+                self.together, sum(number_in(pid, "smaps_rollup", "Pss") for pid in (self.pid, *children))
+            )
+            self.largest_child = max([self.largest_child, *(number_in(pid, "status", "VmHWM") for pid in children)])
+
+
+def number_in(pid: str | int, file: str, name: str) -> int:
+    """Return a number of kilobytes in a file of /proc, in bytes; 0 if the process has ended."""
+    try:
+        return int(re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text())[1]) * 1024
+    except (OSError, TypeError):
+        return 0
+
+
+@dataclass
+class Run:
+    """One run of the stage: memory in MiB, seconds and tokens."""
+
+    peak: float
+    largest_child: float
+    together: float
+    seconds: float
+    tokens: int
+
+    @property
+    def speed(self) -> float:
+        """Return tokens per second."""
+        return self.tokens / self.seconds
+
+    def text(self, count: int) -> str:
+        """Return one line."""
+        child = f", of each other process {self.largest_child:,.0f}" if self.largest_child else ""
+        return (
+            f"{count:>9,} records: peak {self.peak:,.0f} MiB{child}, together {self.together:,.0f}; "
+            f"{self.seconds:.1f} s: {count / self.seconds:,.0f} records/s, {self.speed:,.0f} tokens/s"
+        )
+
+
+def measure(folder: Path, data: Path, processes: int, packages: Path) -> Run:
+    """Run the stage once."""
     config = PrepareConfig(
-        identity=f"{count}",
+        identity=f"{time.time_ns()}",
         model=ModelSource(uri="model"),
-        datasets=(DatasetSource(uri=f"data.{form}"),),
+        datasets=(DatasetSource(uri=data.name),),
         validation=Validation(fraction=0),
         recipe=PrepareRecipe(context_length=1024),
     )
     environment = Environment(folder / "workspace", manifest_dir=folder, termination_log=folder / "termination-log")
     variables = os.environ | environment.variables() | {CONFIG: config.model_dump_json(), "HF_HUB_OFFLINE": "1"}
-    variables["PYTHONPATH"] = str(ROOT / "trainer")
-    command = [sys.executable, "-c", RUNNER, str(folder / "model")]
-    completed = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
-    *_, seconds, cpu_seconds, peak = completed.stdout.split()
+    variables["PYTHONPATH"] = str(packages)
+    command = [sys.executable, "-c", RUNNER, str(folder / "model"), str(processes)]
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+    memory = Memory(process.pid)
+    memory.start()
+    output, _ = process.communicate()
+    memory.over.set()
+    assert process.returncode == 0
+    *_, seconds, peak = output.split()
     result = json.loads((environment.stage_dir("prepare", config.identity) / "result.json").read_bytes())
-    return int(peak) / 1024, float(seconds), float(cpu_seconds), result["trainTokens"]
+    shutil.rmtree(environment.workspace)
+    mib = 2**20
+    return Run(
+        int(peak) / 1024, memory.largest_child / mib, memory.together / mib, float(seconds), result["trainTokens"]
+    )
+
+
+def compare_sizes(folder: Path, options: argparse.Namespace, written: dict[int, Path]) -> None:
+    """Print memory and speed for each size, and the ratio of the memory of the last two."""
+    runs = []
+    for count, data in written.items():
+        runs.append(measure(folder, data, options.processes, ROOT / "trainer"))
+        print(runs[-1].text(count), flush=True)
+    small, large = runs[-2:]
+    print(f"peak memory: ratio {large.peak / small.peak:.3f}, difference {large.peak - small.peak:,.0f} MiB")
+    print(
+        f"together: ratio {large.together / small.together:.3f}, difference {large.together - small.together:,.0f} MiB"
+    )
+
+
+def compare_in_turns(folder: Path, options: argparse.Namespace, count: int, data: Path) -> None:
+    """Print the speed of each variant in each turn, and the ratios to the first."""
+    variants: dict[str, tuple[int, Path]] = {
+        "as it is": (options.processes, ROOT / "trainer"),
+        "one process": (1, ROOT / "trainer"),
+    }
+    if options.other:
+        variants[f"{options.other.name}"] = (0, options.other.absolute() / "trainer")
+    runs: dict[str, list[Run]] = {name: [] for name in variants}
+    for turn in range(options.turns):
+        names = list(variants)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            runs[name].append(measure(folder, data, *variants[name]))
+            print(f"{name:>12}: {runs[name][-1].text(count)}", flush=True)
+    first = runs["as it is"]
+    for name, measured in runs.items():
+        speeds = [run.speed for run in measured]
+        ratios = [one.speed / other.speed for one, other in zip(first, measured, strict=True)]
+        print(f"{name:>12}: median {statistics.median(speeds):,.0f} ({min(speeds):,.0f}-{max(speeds):,.0f}) tokens/s")
+        if name != "as it is":
+            middle = statistics.median(ratios)
+            print(f"  as it is / {name}: median {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, nargs=2, default=(10_000, 1_000_000), help="sizes to compare")
     parser.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), default="jsonl")
+    parser.add_argument("--tokens", type=int, help="tokens of a record, on average")
+    parser.add_argument("--chat", action="store_true", help="with --tokens: conversations of five exchanges, in jsonl")
+    parser.add_argument("--processes", type=int, default=0, help="processes that tokenize; 0: as the stage decides")
+    parser.add_argument("--turns", type=int, help="compare with one process, so many times")
+    parser.add_argument("--other", type=Path, help="with --turns: another checkout to compare with")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        make_tokenizer(Path(name) / "model")
-        peaks = []
-        for count in (10, *options.records):
-            peak, seconds, cpu_seconds, tokens = measure(Path(name), count, options.format)
-            peaks.append(peak)
-            rates = f"{count / seconds:,.0f} records/s, {tokens / seconds:,.0f} tokens/s"
-            rates += f", {tokens / cpu_seconds:,.0f} tokens per CPU second"
-            print(f"{count:>9,} records: peak {peak:,.0f} MiB, {seconds:.1f} s: {rates}", flush=True)
-        print(f"peak memory: ratio {peaks[2] / peaks[1]:.3f}, difference {peaks[2] - peaks[1]:,.0f} MiB")
+        folder = Path(name)
+        corpus = Corpus()
+        short = (row["prompt"] + row["completion"] for row in islice(records(), 2000))
+        make_tokenizer(folder / "model", corpus.sentences if options.tokens else short)
+        tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+        written = {}
+        for count in options.records[1:] if options.turns else (10, *options.records):
+            written[count] = folder / f"data-{count}.{options.format}"
+            rows = corpus.records(options.tokens, tokenizer, chat=options.chat) if options.tokens else records()
+            write(written[count], islice(rows, count))
+        if options.turns:
+            compare_in_turns(folder, options, *written.popitem())
+        else:
+            compare_sizes(folder, options, written)
 
 
 if __name__ == "__main__":
