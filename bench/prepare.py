@@ -79,7 +79,7 @@ VOWELS = ["a", "e", "i", "o", "u", "ea", "ou", "ai"]
 ENDS = ("", "n", "r", "s", "l", "t", "ng", "ck")
 VERBS = ("opens", "closes", "returns", "ignores")
 RUNNER = """
-import re, sys, time
+import os, re, sys, time
 from transformers import AutoTokenizer
 from finetune_trainer.runtime.entrypoint import main
 AutoTokenizer.from_pretrained(sys.argv[1])
@@ -87,10 +87,10 @@ import finetune_trainer.stages.prepare
 if int(sys.argv[2]):
     from finetune_trainer.data import batch_tokenizer
     batch_tokenizer.usable_processors = lambda: int(sys.argv[2])
-start = time.perf_counter()
+start, before = time.perf_counter(), sum(os.times()[:4])
 code = main(["prepare"])
-seconds = time.perf_counter() - start
-print(seconds, re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+seconds, cpu_seconds = time.perf_counter() - start, sum(os.times()[:4]) - before
+print(seconds, cpu_seconds, re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 sys.exit(code)
 """
 
@@ -210,6 +210,8 @@ class Run:
     largest_child: float
     together: float
     seconds: float
+    cpu_seconds: float
+    """Of all processes."""
     tokens: int
 
     @property
@@ -222,7 +224,8 @@ class Run:
         child = f", of each other process {self.largest_child:,.0f}" if self.largest_child else ""
         return (
             f"{count:>9,} records: peak {self.peak:,.0f} MiB{child}, together {self.together:,.0f}; "
-            f"{self.seconds:.1f} s: {count / self.seconds:,.0f} records/s, {self.speed:,.0f} tokens/s"
+            f"{self.seconds:.1f} s: {count / self.seconds:,.0f} records/s, {self.speed:,.0f} tokens/s, "
+            f"{self.tokens / self.cpu_seconds:,.0f} tokens per CPU second of all processes"
         )
 
 
@@ -245,12 +248,17 @@ def measure(folder: Path, data: Path, processes: int, packages: Path) -> Run:
     output, _ = process.communicate()
     memory.over.set()
     assert process.returncode == 0
-    *_, seconds, peak = output.split()
+    *_, seconds, cpu_seconds, peak = output.split()
     result = json.loads((environment.stage_dir("prepare", config.identity) / "result.json").read_bytes())
     shutil.rmtree(environment.workspace)
     mib = 2**20
     return Run(
-        int(peak) / 1024, memory.largest_child / mib, memory.together / mib, float(seconds), result["trainTokens"]
+        peak=int(peak) / 1024,
+        largest_child=memory.largest_child / mib,
+        together=memory.together / mib,
+        seconds=float(seconds),
+        cpu_seconds=float(cpu_seconds),
+        tokens=result["trainTokens"],
     )
 
 
