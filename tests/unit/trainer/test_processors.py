@@ -49,7 +49,7 @@ def test_quota_above_one_processor_is_rounded_up(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("usable", "spare", "expected"), [(1, None, 1), (4, None, 4), (64, None, 8), (4, 700, 2), (4, 100, 1)]
+    ("usable", "spare", "expected"), [(1, None, 1), (4, None, 4), (64, None, 8), (4, 900, 2), (4, 100, 1)]
 )
 def test_processes_fit_into_processors_and_memory(
     monkeypatch: pytest.MonkeyPatch, usable: int, spare: int | None, expected: int
