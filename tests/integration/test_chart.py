@@ -14,12 +14,14 @@ from support.charts import (
     VARIANTS,
     Object,
     container,
+    is_monitoring,
     of_kind,
     only,
     options,
     parsed_options,
     pod,
     render,
+    render_text,
 )
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
@@ -123,6 +125,26 @@ def test_user_labels_and_annotations_are_added_to_our_own():
             continue  # it is Argo CD's, not this release's
         labels = one["metadata"]["labels"]
         assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), one["kind"]
+
+
+def test_label_of_a_monitor_replaces_the_common_label():
+    """Flux refuses a manifest that has a key twice."""
+    parts = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
+    metrics = {part: {"enabled": True, "labels": {"team": "own"}} for part in parts}
+    for text in render_text({"commonLabels": {"team": "common"}, "metrics": metrics}).split("\n---\n"):
+        one = yaml.safe_load(text)
+        if one["kind"] == "ConfigMap" or is_monitoring(one):
+            assert re.findall(r"^    team: .*", text, re.MULTILINE) == ["    team: own"], text
+
+
+@pytest.mark.parametrize("word", ["123", "on", "null"])
+def test_name_that_yaml_takes_for_another_type_stays_text(word):
+    values = {"namespaces": [word], "serviceAccount": {"name": word}, "priorityClassName": word}
+    objects = render({**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}}, word, word)
+    assert {one["metadata"].get("namespace", word) for one in objects} == {word}
+    assert {pod(objects)["spec"][name] for name in ("serviceAccountName", "priorityClassName")} == {word}
+    assert pod(objects)["metadata"]["labels"]["app.kubernetes.io/instance"] == word
+    assert only(objects, "ServiceAccount")["metadata"]["name"] == word
 
 
 def test_argo_cds_config_map_gets_only_the_customizations():

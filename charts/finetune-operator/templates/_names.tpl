@@ -12,7 +12,7 @@ fullnameOverride likewise. */}}
 
 {{- define "finetune.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "finetune.labels" -}}
@@ -23,6 +23,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{- /* The labels of an object, and more of its own, which win. */}}
+{{- define "finetune.labelsWith" -}}
+{{ merge (dict) (.more | default dict) (include "finetune.labels" .root | fromYaml) | toYaml }}
 {{- end }}
 
 {{- define "finetune.image" -}}
