@@ -27,6 +27,7 @@ from support.charts import (
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
 from finetune_operator import __main__ as operator
 from finetune_operator.api.placement import PlacementDefaults
+from finetune_operator.core.metadata import job_labels
 from finetune_operator.crd import generate as crdgen
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -200,7 +201,10 @@ def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
     dns, api_server, stages = policy["egress"]
     assert {one["port"] for one in dns["ports"]} == {53}
     assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == ([443, 6443], False)
-    assert stages == {"to": [{"podSelector": {}, "namespaceSelector": selector}]}
+    [peer] = stages["to"]
+    assert peer["namespaceSelector"] == selector
+    assert peer["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    assert "ports" not in stages
 
 
 def test_network_policy_limits_who_reads_metrics():
