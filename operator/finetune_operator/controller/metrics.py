@@ -110,11 +110,18 @@ FINAL_PHASES = ("Succeeded", "BelowThreshold", "Failed", "Cancelled", "Degraded"
 
 
 def _create_series() -> None:
-    """Create the series that alerts compare with their past: `increase` does not see the step from none to 1."""
+    """Create the series that alerts and dashboards compare with their past.
+
+    `increase` does not see the step from no series to its first value.
+    """
     for phase in FINAL_PHASES:
         FINISHED.labels(phase)
     for kind in STAGES:
         ATTEMPTS.labels(kind.name, Outcome.INTERRUPTED, Reason.INTERRUPTED)
+        ATTEMPTS.labels(kind.name, Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED)
+        for capacity in ("", *CAPACITIES):
+            ATTEMPT_SECONDS.labels(kind.name, capacity)
+            SPENT.labels(kind.name, capacity)
         LOST_TO_INTERRUPTIONS.labels(kind.name)
         LOST_STEPS.labels(kind.name)
 

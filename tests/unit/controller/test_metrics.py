@@ -121,6 +121,9 @@ def test_series_of_alerts_exist_before_anything_ends():
         labels = {"stage": stage, "outcome": "Interrupted", "reason": "Interrupted"}
         assert REGISTRY.get_sample_value("finetune_attempts_total", labels) is not None
         assert REGISTRY.get_sample_value("finetune_lost_steps_total", {"stage": stage}) is not None
+        for capacity in ("", "OnDemand", "Spot"):
+            labels = {"stage": stage, "capacity": capacity}
+            assert REGISTRY.get_sample_value("finetune_spent_total", labels) is not None
 
 
 class StatusApi:
