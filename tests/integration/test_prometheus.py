@@ -16,6 +16,7 @@ from support.stores.servers import free_port
 from support.training import documents, environment, train_config, write_rows
 from support.volumes import GROWING, create_growing_class, create_volume
 
+from e2e.pipelines.chart import NAMESPACE
 from e2e.pipelines.driver import PipelineDriver
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.resources.job import build_job
@@ -83,7 +84,7 @@ def scene(control_plane, tmp_path_factory, tiny_model):
             prometheus(
                 folder,
                 alert_rules(waitingMinutes=1),
-                static("operator", port),
+                static("operator", port, namespace=NAMESPACE),
                 static("trainer", trainer, namespace="team", pod="p", pipeline="demo", attempt="1"),
                 discovered(monitor, kube.kubeconfig),
             ) as server,

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
+from e2e.pipelines.chart import NAMESPACE
+
 LEADER = 'finetune_leader{job="op", instance="a", namespace="sys"}'
 STANDBY = 'finetune_leader{job="op", instance="b", namespace="sys"}'
+OURS = (f'finetune_leader{{job="ours", instance="c", namespace="{NAMESPACE}"}}', "1x400")
+"""The leader of the release whose alerts these are; the other series are of an operator in another namespace."""
 LEADS = (LEADER, "1x400")
 ATTEMPTS = 'finetune_attempts_total{{job="op", instance="a", stage="{}", outcome="{}", reason="Interrupted"}}'
 FINISHED = 'finetune_pipelines_finished_total{{job="op", instance="a", phase="{}"}}'
@@ -36,7 +40,7 @@ CASES = (
     Case(
         "no replica leads",
         "FineTuneOperatorNotLeading",
-        ((LEADER, "1x9 0x20"), (STANDBY, "0x30")),
+        (OURS, (LEADER, "1x9 0x20"), (STANDBY, "0x30")),
         15,
         {"job": "op", "namespace": "sys"},
         "No replica of the operator leads.",
@@ -47,12 +51,23 @@ CASES = (
         "FineTuneOperatorNotLeading",
         (TRAINS,),
         15,
-        {},
+        {"namespace": NAMESPACE},
         "No replica of the operator leads.",
         "No pipeline is reconciled. Stages that run go on, and none starts.",
     ),
-    Case("another replica leads", "FineTuneOperatorNotLeading", ((LEADER, "1x9 0x20"), (STANDBY, "0x9 1x20")), 15),
-    Case("a minute without a leader", "FineTuneOperatorNotLeading", ((LEADER, "1x9 0 1x20"),), 11),
+    Case(
+        "another operator leads and this one is not scraped",
+        "FineTuneOperatorNotLeading",
+        ((LEADER, "1x400"),),
+        15,
+        {"namespace": NAMESPACE},
+        "No replica of the operator leads.",
+        "No pipeline is reconciled. Stages that run go on, and none starts.",
+    ),
+    Case(
+        "another replica leads", "FineTuneOperatorNotLeading", (OURS, (LEADER, "1x9 0x20"), (STANDBY, "0x9 1x20")), 15
+    ),
+    Case("a minute without a leader", "FineTuneOperatorNotLeading", (OURS, (LEADER, "1x9 0 1x20")), 11),
     Case(
         "a pipeline waits for a worker",
         "FineTuneQueueStuck",
