@@ -1,10 +1,11 @@
 """Compare this trainer's loop with HF's Trainer and TRL's SFTTrainer on this machine's CPU.
 
-    python bench/train.py [--repeats 5] [--steps 6] [--counted 0.25] [--dtype FP32] [--clock wall]
+    python bench/train.py [--repeats 5] [--steps 6] [--counted 0.25] [--dtype FP32] [--method LoRA]
+                          [--clock wall]
 
 All three train the same model (26 million parameters, initialized here) on the same packed rows in the same order,
-with the same batch size, data type, LoRA, optimizer and gradient clipping. They run in turns, so that other load on the
-machine slows all of them. A run is timed from the end of its first step to the end of its last.
+with the same batch size, data type, method, optimizer and gradient clipping. They run in turns, so that other load on
+the machine slows all of them. A run is timed from the end of its first step to the end of its last.
 
 Prints, each as median, minimum and maximum:
 
@@ -50,14 +51,14 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from finetune_trainer.contract import Environment, TrainConfig  # noqa: E402
 from finetune_trainer.data.packing import PackedRows  # noqa: E402
-from finetune_trainer.models.loading import dtype_of, load_base  # noqa: E402
+from finetune_trainer.models.base_model import BaseModel  # noqa: E402
 from finetune_trainer.runtime.stage_folder import Context  # noqa: E402
 from finetune_trainer.stages import train  # noqa: E402
 from finetune_trainer.stop_signal import StopSignal  # noqa: E402
 from finetune_trainer.training.batches import StepSampler  # noqa: E402
 from finetune_trainer.training.checkpoint_manager import CheckpointManager  # noqa: E402
 from finetune_trainer.training.loop import TrainingRun  # noqa: E402
-from finetune_trainer.training.lora import attach_adapter  # noqa: E402
+from finetune_trainer.training.methods import load_trainable  # noqa: E402
 from train_bench.measuring import CLOCKS, StepTimes, make_rows, quietly, spread, timed  # noqa: E402
 
 VOCABULARY = 8192
@@ -117,9 +118,11 @@ class Benchmark:
             "max_steps": steps,
             "micro_batch_size": BATCH,
             "dtype": self.options.dtype,
-            "lora": {"rank": rank, "alpha": 32, "dropout": 0.05, "target_modules": TARGETS},
+            "method": self.options.method,
             "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
         }
+        if self.options.method != "Full":
+            recipe["lora"] = {"rank": rank, "alpha": 32, "dropout": 0.05, "target_modules": TARGETS}
         return TrainConfig.model_validate(
             {
                 "identity": identity,
@@ -147,8 +150,7 @@ class Benchmark:
         """Train with HF's or TRL's trainer; return the times at which the steps ended."""
         rank = changes.pop("rank", 16)
         config = self.config("theirs", steps=steps, rank=rank)
-        base = load_base(self.model, dtype_of(config.recipe.dtype, self.model), config.model.uri)
-        model = attach_adapter(base, config.recipe.adapter, config.model, 0)
+        model = load_trainable(BaseModel("model", self.model, ""), config, torch.device("cpu")).module
         sampler = StepSampler.of(config.recipe, len(self.rows), 0)
         order = np.concatenate([sampler.rows_for_step(step) for step in range(steps)])
         times = StepTimesCallback(self.options.clock)
@@ -293,6 +295,7 @@ def main() -> None:
     parser.add_argument(
         "--counted", dest="target_fraction", type=float, default=0.25, help="fraction of the tokens in the loss"
     )
+    parser.add_argument("--method", choices=("LoRA", "QLoRA", "Full"), default="LoRA")
     parser.add_argument("--dtype", choices=("FP32", "BF16"), default="FP32")
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: CPU seconds, for a machine with other load"
@@ -300,7 +303,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.dtype}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.dtype}, {options.method}")
     print(f"{BATCH} rows of {CONTEXT} tokens per step, {options.target_fraction:.0%} of them in the loss")
     print(f"{options.repeats} turns, {options.clock} clock")
     with tempfile.TemporaryDirectory() as folder:
