@@ -22,7 +22,8 @@ class ForkServer:
 
     def __init__(self, *modules: str) -> None:
         """Start the prefork process, which also imports these modules."""
-        variables = os.environ | {
+        # Not the service of W&B that a test in this process has started, and that ends with it.
+        variables = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | {
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("trainer", "tests")),

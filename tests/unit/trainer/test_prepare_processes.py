@@ -22,6 +22,7 @@ from finetune_trainer.data.batch_messages import records_message, settings_messa
 from finetune_trainer.data.packing import Document
 from finetune_trainer.data.record_tokenizer import RecordTokenizer, TokenizerSettings
 from finetune_trainer.data.worker_pool import WorkerPool
+from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.stages.prepare import load_tokenizer
 
 SMALL = {"record_batches.BATCH_RECORDS": 20, "record_packer.PART_TOKENS": 400, "record_packer.PART_ROWS": 1}
@@ -228,6 +229,17 @@ def test_killed_process_is_retried_from_its_last_part(
     assert prepare(config, killed) == expected
     assert "prepare: continuing after record" in capsys.readouterr().out
     assert output_bytes(killed) == output_bytes(once)
+
+
+def test_pool_closes_where_a_message_was_not_sent() -> None:
+    """The message is larger than a pipe, and the process was killed before it read any of it."""
+    pool = WorkerPool(1, b"settings")
+    pool._processes[0].kill()
+    pool._processes[0].wait()
+    with pytest.raises(ServiceUnavailable, match="was killed by SIGKILL"):
+        pool.submit(bytes(1 << 20)).result()
+    pool.close()
+    assert not pool._processes[0].stdin or pool._processes[0].stdin.closed
 
 
 def test_process_needs_no_torch(tokenizer_folder: Path) -> None:

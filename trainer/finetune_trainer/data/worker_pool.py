@@ -4,6 +4,7 @@ They are new processes, no forks: libraries have started threads by now. They en
 ends: the kernel kills them, and their pipes close.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -61,7 +62,8 @@ class WorkerPool:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(BrokenPipeError):  # what was not sent to a process that was killed
+                        pipe.close()
 
     def _greet(self, process: Process, settings: bytes) -> None:
         try:
