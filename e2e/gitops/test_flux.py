@@ -84,6 +84,12 @@ def release(flux: Flux, **values: Any) -> None:
     until(lambda: flux.ready("helmrelease", "operator").get("status") == "True", 120, flux.logs)
 
 
+@pytest.mark.parametrize("name", ["operator", "pipelines"])
+def test_api_server_accepts_the_example(flux: Flux, name: str):
+    example = (chart.CHART.parents[1] / "deploy" / "flux" / f"{name}.yaml").read_text()
+    flux.kube.run("create", "--dry-run=server", "--validate=strict", "-f", "-", given=example)
+
+
 def test_kustomization_is_ready_when_pipeline_succeeded(kustomization: Kustomization):
     kustomization.repository.commit({"bot.yaml": pipeline("bot", steps={"train": 10})})
     kustomization.create()

@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support.families import FAMILIES, make_family_model
-from support.training import documents, run_train, stage_folder, train_config, write_rows
+from support.training import run_train, stage_folder, train_config
 from transformers import AutoModelForCausalLM
 
 from finetune_trainer.models.base_model import BaseModel
@@ -23,13 +23,6 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 FULL = {"method": "Full", "lora": None}
 SHORT = {"max_steps": 6, "eval_steps": 3}
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    workspace = tmp_path_factory.mktemp("packed")
-    write_rows(workspace, documents(60), documents(8, seed=5))
-    return workspace
 
 
 @pytest.fixture(scope="module")
