@@ -231,7 +231,15 @@ def test_chart_is_upgraded_with_its_crd(operator: Application):
     kube = operator.argo_cd.kube
     kinds = {resource["kind"] for resource in operator.status["resources"]}
     assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= kinds
-    crd = kube.json("get", "crd", "finetunepipelines.finetune.dev")["metadata"]["uid"]
+
+    def crd() -> Object:
+        return kube.json("get", "crd", "finetunepipelines.finetune.dev")
+
+    uid, file = crd()["metadata"]["uid"], "charts/finetune-operator/templates/crds.yaml"
+    old, new = "description: One-word summary\n", "description: The newer summary\n"
+    text = (operator.repository.folder / file).read_text()
+    assert text.count(old) == 1
+    operator.repository.commit({file: text.replace(old, new)})
     install(operator, replicaCount=1, graceSeconds=31)
 
     def arguments() -> list[str]:
@@ -240,7 +248,9 @@ def test_chart_is_upgraded_with_its_crd(operator: Application):
 
     until(lambda: "--grace-seconds=31" in arguments(), 60, operator.describe)
     operator.wait("Synced", "Healthy")
-    assert kube.json("get", "crd", "finetunepipelines.finetune.dev")["metadata"]["uid"] == crd
+    columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+    assert columns[0]["description"] == "The newer summary"
+    assert crd()["metadata"]["uid"] == uid
     assert ("OutOfSync", "Healthy") in operator.states  # the upgrade; that it is over is checked above
 
 
