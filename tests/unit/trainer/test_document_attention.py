@@ -132,6 +132,16 @@ def test_kernel_that_fails_leaves_the_mask(tiny_model, kernel, monkeypatch, caps
     assert "LlamaForCausalLM keeps attention with a mask: no kernel image is available\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("change", [lambda found: found * float("nan"), lambda found: found * 2], ids=["nan", "other"])
+def test_kernel_with_other_results_leaves_the_mask(tiny_model, kernel, monkeypatch, capsys, change):
+    def wrong(*arguments, **options):
+        return change(attention_of_each_document(*arguments, **options))
+
+    monkeypatch.setattr(document_attention, "varlen_attn", wrong)
+    assert not document_attention.enable(trained_model(tiny_model), "BF16")
+    assert "keeps attention with a mask: its logits differ from those with a mask" in capsys.readouterr().out
+
+
 def test_kernel_is_not_asked_for_on_a_cpu(tiny_model, monkeypatch):
     monkeypatch.setattr(document_attention, "varlen_attn", None)
     assert not document_attention.enable(trained_model(tiny_model), "BF16")
