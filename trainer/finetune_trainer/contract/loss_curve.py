@@ -1,11 +1,11 @@
 """The loss of a whole training in so few points that the status of a pipeline can hold them."""
 
 import math
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import Field, WrapValidator, model_validator
 
-from finetune_trainer.contract.models import ContractModel
+from finetune_trainer.contract.models import ContractModel, none_if_invalid
 
 POINTS = 64
 """Largest number of points of a curve."""
@@ -52,12 +52,5 @@ class LossCurve(ContractModel):
         return min(self.step, (point + 1) * self.every_steps)
 
 
-def _none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return handler(value)
-    except ValidationError:
-        return None
-
-
-MaybeLossCurve = Annotated[LossCurve | None, WrapValidator(_none_if_invalid)]
+MaybeLossCurve = Annotated[LossCurve | None, WrapValidator(none_if_invalid)]
 """A curve, or None if it is invalid, so that the rest of the progress remains usable."""

@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -34,6 +41,14 @@ class ExtensibleModel(ContractModel):
         """Return a copy with the unknown fields of another object, so that a new object does not lose them."""
         unknown = (other.model_extra or {}) if other else {}
         return self.model_copy(update=unknown) if unknown else self
+
+
+def none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Return the valid value, or None, so that the rest of the object remains usable; for a WrapValidator."""
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
 
 
 class ListMap:

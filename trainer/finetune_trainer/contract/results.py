@@ -9,15 +9,13 @@ from pydantic import (
     AfterValidator,
     Field,
     PlainSerializer,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 
 from finetune_trainer.contract.loss_curve import MaybeLossCurve
-from finetune_trainer.contract.models import ExtensibleModel
+from finetune_trainer.contract.models import ExtensibleModel, none_if_invalid
 
 TERMINATION_MESSAGE_BYTES = 4096
 """Size limit of a termination message; the kubelet discards the rest."""
@@ -275,14 +273,7 @@ class Progress(ProcessOutput):
     """Loss of the whole training so far, also of earlier attempts. Absent in other stages."""
 
 
-def _none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return handler(value)
-    except ValidationError:
-        return None
-
-
-MaybeProgress = Annotated[Progress | None, WrapValidator(_none_if_invalid)]
+MaybeProgress = Annotated[Progress | None, WrapValidator(none_if_invalid)]
 """Progress, or None if it is invalid, so that the rest of the message remains usable."""
 
 
