@@ -18,11 +18,16 @@ class FullWeights(PublishedWeights):
     def __init__(self, model_folder: Path, trained: Path, dtype: torch.dtype) -> None:
         super().__init__(model_folder, dtype)
         self._trained = StoredWeights(trained)
-        self.changed = {name: name for name in self._trained.meta}
+        self.changed = frozenset(self._trained.meta)
 
     @override
     def _read_changed(self, name: str) -> torch.Tensor:
         return self._trained.read(name)
+
+    @override
+    def load_into(self, model: Any) -> None:
+        for name, stored_name in stored_names(model, self._folder).items():
+            model.get_parameter(name).data = self.read(stored_name)  # layers that share it stay tied
 
 
 def stored_names(model: Any, folder: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from finetune_trainer.models.full_weights import FullWeights, stored_names
+from finetune_trainer.models.full_weights import FullWeights
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merged_weights import (
     ADAPTER_WEIGHTS,
@@ -48,14 +48,7 @@ def load_merged(model_folder: Path, trained: Path, dtype: torch.dtype) -> Any:
     except NotSeparable as reason:
         return _merge_whole(model_folder, trained, dtype, reason)
     model = load_base(model_folder, dtype)
-    if isinstance(merged, FullWeights):
-        for name, stored_name in stored_names(model, model_folder).items():
-            model.get_parameter(name).data = merged.read(stored_name)
-    else:
-        for stored_name, name in merged.changed.items():
-            # A new parameter, not new values: a layer that shares the weight must keep the stored values.
-            weight = torch.nn.Parameter(merged.read(stored_name), requires_grad=False)
-            model.get_submodule(name.removesuffix(".weight")).weight = weight
+    merged.load_into(model)
     model.config.dtype = dtype
     return model
 

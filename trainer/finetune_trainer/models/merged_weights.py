@@ -60,11 +60,18 @@ class MergedWeights(PublishedWeights):
             # A model may store a head of its own although its configuration ties it; transformers then uses that one.
             self._sources.setdefault(f"{head}.weight", self._stored_name(embedding))
         self._layers = {self._stored_name(layer.name): layer for layer in layers}
-        self.changed = {name: f"{layer.name}.weight" for name, layer in self._layers.items()}
+        self.changed = frozenset(self._layers)
 
     @override
     def _read_changed(self, name: str) -> torch.Tensor:
         return self._merge(self._layers[name], self._stored.read(self._sources[name]).float())
+
+    @override
+    def load_into(self, model: Any) -> None:
+        for stored_name, layer in self._layers.items():
+            # A new parameter, not new values: a layer that shares the weight must keep the stored values.
+            weight = torch.nn.Parameter(self.read(stored_name), requires_grad=False)
+            model.get_submodule(layer.name).weight = weight
 
     def _stored_name(self, layer: str) -> str:
         """Return the name under which the weight of a layer is stored, with or without the model's prefix."""

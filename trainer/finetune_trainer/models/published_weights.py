@@ -19,8 +19,8 @@ class PublishedWeights(ABC):
 
     is_untied = False
     """Whether embedding and output head have different weights, though not in the base model."""
-    changed: dict[str, str]
-    """The tensors that training changed: stored name -> name of the parameter in the model."""
+    changed: frozenset[str]
+    """Stored names of the tensors that training changed."""
 
     def __init__(self, model_folder: Path, dtype: torch.dtype) -> None:
         self._folder, self._dtype = model_folder, dtype
@@ -32,6 +32,10 @@ class PublishedWeights(ABC):
     @abstractmethod
     def _read_changed(self, name: str) -> torch.Tensor:
         """Return a tensor that training changed, in fp32."""
+
+    @abstractmethod
+    def load_into(self, model: Any) -> None:
+        """Set what training changed in the base model, which has the dtype to publish."""
 
     @property
     def meta(self) -> dict[str, torch.Tensor]:
