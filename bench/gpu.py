@@ -80,7 +80,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "activation checkpointing": {"gradient_checkpointing": True, "micro_batch_size": 4},
     "compiled layers": {"compile": True, "micro_batch_size": 2},
     "dropout 0.05": {"dropout": 0.05},
-    "QLoRA": {"method": "QLoRA"},
 }
 """What differs from the recipe in `Plan.config`."""
 
@@ -91,6 +90,7 @@ class Plan:
     def __init__(self, folder: Path, shape: str, device: str) -> None:
         options, self.context, self.steps = SHAPES[shape]
         self.folder, self.device = folder, device
+        self.rows_per_step = 16 if shape == "8b" else 4
         self.llama = LlamaConfig(**options, max_position_embeddings=self.context, dtype="bfloat16")
         self.weights = sum(p.numel() for p in self._meta().parameters())
         self.llama.save_pretrained(folder / "model")
@@ -100,28 +100,23 @@ class Plan:
         with torch.device("meta"):
             return LlamaForCausalLM(self.llama)
 
-    def load(self, *_: object, **options: object) -> Any:
+    def load(self, *_: object) -> Any:
         """Return the model with random weights, in place of reading 16 GB of files."""
-        if "quantization_config" in options:
-            raise NotImplementedError("4-bit weights are made from files only")
         torch.manual_seed(0)
         model = self._meta().to(torch.bfloat16).to_empty(device=self.device)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
-        fresh = LlamaForCausalLM.config_class(**self.llama.to_dict() | {"num_hidden_layers": 1})
         with torch.device(self.device):
-            rotary = type(model.model.rotary_emb)(fresh)
-        model.model.rotary_emb = rotary  # its frequencies are no parameters
+            model.model.rotary_emb = type(model.model.rotary_emb)(self.llama)  # its frequencies are no parameters
         return model.eval()
 
     def config(self, identity: str, *, every: int = 10**6, dropout: float = 0.0, **changes: Any) -> TrainConfig:
         """Return the config of a run: rank 16 on all linear layers, bf16, 16 rows a step."""
         micro_batch = changes.pop("micro_batch_size", 1)
-        rows = 16 if self.context > 1000 else 4
         recipe = {
             "max_steps": self.steps,
             "micro_batch_size": micro_batch,
-            "gradient_accumulation_steps": rows // micro_batch,
+            "gradient_accumulation_steps": self.rows_per_step // micro_batch,
             "lora": {"rank": 16, "alpha": 32, "dropout": dropout},
             "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
         }
@@ -161,8 +156,7 @@ class Plan:
             if all_logits:
                 stack.enter_context(replaced(loss, "CHUNK_BYTES", 1 << 60))
             found = self.run(self.config("speed", **changes))
-        rows = 16 if self.context > 1000 else 4
-        tokens = rows * self.context / found["seconds a step"]
+        tokens = self.rows_per_step * self.context / found["seconds a step"]
         flops = next((peak for chip, peak in PEAK_FLOPS.items() if chip in device_name(self.device)), None)
         return found | {"tokens/s": tokens, "MFU": 4 * self.weights * tokens / flops if flops else None}
 
@@ -244,9 +238,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
     options = parser.parse_args()
     began, results = time.monotonic(), {"device": device_name(options.device), "torch": torch.__version__}
-    with tempfile.TemporaryDirectory() as folder, replaced(methods, "load_base", None):
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         plan = Plan(Path(folder), options.shape, options.device)
-        methods.load_base = plan.load
+        stack.enter_context(replaced(methods, "load_base", plan.load))
         work = {"resumes": plan.resumes, "pauses": plan.pauses}
         names = ["all on", *work, *list(VARIANTS)[1:]]
         for name in names:

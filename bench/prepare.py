@@ -123,7 +123,7 @@ class Corpus:
 
     def records(self, tokens: int, tokenizer: Any, *, chat: bool) -> Iterator[dict[str, Any]]:
         """Yield records of about so many tokens, without end: a prompt and its completion, or five exchanges."""
-        draw = random.Random(2)  # noqa: S311  # noqa: S311
+        draw = random.Random(2)  # noqa: S311  text, no secret
         lengths = tokenizer(self.sentences, add_special_tokens=False, return_attention_mask=False).input_ids
         mean = statistics.fmean(map(len, lengths))
         while True:
