@@ -60,10 +60,10 @@ def observe_training() -> None:
 
     train_step, write_files = loop.train_step, checkpoint_manager.write_files
 
-    def observed_step(run: Any, generators: Any) -> Any:
+    def observed_step(run: Any) -> Any:
         hold(f"step-{POD}")
         eat()
-        metrics = train_step(run, generators)
+        metrics = train_step(run)
         record("step", run.state.step)
         pause()
         return metrics

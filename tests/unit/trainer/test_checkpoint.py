@@ -23,7 +23,6 @@ FILES = (
     "best.safetensors",
     "manifest.json",
     "optimizer.safetensors",
-    "random.safetensors",
     "state.json",
 )
 
@@ -130,7 +129,7 @@ def first_as(make):
     return change
 
 
-WEIGHTS, OPTIMIZER, GENERATORS = "adapter_model.safetensors", "optimizer.safetensors", "random.safetensors"
+WEIGHTS, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     **{f"{name} truncated": (truncate(name), rf"{name} (has \d+ bytes|cannot be read)") for name in FILES},
@@ -199,15 +198,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "lacks the tensor",
     ),
     "no optimizer state": (with_tensors(OPTIMIZER, lambda _tensors: {}), "has no optimizer state"),
-    "a generator state of another length": (
-        with_tensors(GENERATORS, first_as(lambda t: t[:-8].contiguous())),
-        "this run's",
-    ),
-    "an invalid generator state": (
-        with_tensors(GENERATORS, first_as(torch.zeros_like)),
-        "holds no valid generator state",
-    ),
-    "no generator state": (with_tensors(GENERATORS, lambda _tensors: {}), "lacks the tensor cpu"),
 }
 
 

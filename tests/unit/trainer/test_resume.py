@@ -29,7 +29,7 @@ STEPS = 24
 UNPACKED = "q" * 16
 """Identity of a prepare stage whose rows hold one document each."""
 SLOW_DISK = 0.01
-"""Seconds that each fsync takes. A checkpoint needs nine of them, so that kills hit unfinished checkpoints."""
+"""Seconds that each fsync takes. A checkpoint needs eight of them, so that kills hit unfinished checkpoints."""
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@
     adapter_config.json         (method Full: model.safetensors and config.json, the model in transformers' format)
     best.safetensors            the weights with the lowest validation loss so far, after the first validation
     optimizer.safetensors       the optimizer state: moments and step of every parameter
-    random.safetensors          the states of the random number generators
     state.json                  the counters
     manifest.json               sizes and SHA-256 of the files, and the run and step of the checkpoint
 
@@ -26,11 +25,7 @@ from finetune_trainer.training.state import State
 
 BEST = "best.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-RANDOM = "random.safetensors"
 STATE = "state.json"
-
-GPU = frozenset({"cuda"})
-"""Names of generator states that only a machine with an accelerator has."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,6 @@ class Snapshot:
     state: State
     weights: Tensors
     optimizer: Tensors
-    random: Tensors
     best: Tensors | None
 
 
@@ -50,7 +44,6 @@ class Layout:
 
     weights: Tensors
     optimizer: Tensors
-    random: Tensors
     steps: int
     """Total number of optimizer steps of the run."""
     format: WeightsFormat
@@ -61,7 +54,6 @@ def write_files(folder: Path, snapshot: Snapshot, weights_format: WeightsFormat)
     """Write a snapshot into an empty folder; raise OSError if a file cannot be written."""
     weights_format.write(snapshot.weights, folder)
     save_tensors(snapshot.optimizer, folder / OPTIMIZER)
-    save_tensors(snapshot.random, folder / RANDOM)
     if snapshot.best is not None:
         save_tensors(snapshot.best, folder / BEST)
     (folder / STATE).write_text(snapshot.state.model_dump_json(indent=1))
@@ -81,7 +73,6 @@ def read_files(folder: Path, layout: Layout) -> Snapshot:
         state=state,
         weights=_checked(folder / layout.format.file, layout.weights),
         optimizer=_checked(folder / OPTIMIZER, expected, optimizer),
-        random=_generator_states(folder / RANDOM, layout.random),
         best=best,
     )
 
@@ -125,18 +116,4 @@ def _checked(path: Path, layout: Tensors, found: Tensors | None = None) -> Tenso
             )
         if not torch.isfinite(found[name]).all():
             raise CorruptArtifact(f"{where}: {name} is not finite")
-    return found
-
-
-def _generator_states(path: Path, layout: Tensors) -> Tensors:
-    found = _tensors(path)
-    # A run may resume without the GPU it began with, or on a new one; `stages.train.resume` logs that.
-    common = {name: like for name, like in layout.items() if name == "cpu" or name in found}
-    found = _checked(
-        path, common, {name: tensor for name, tensor in found.items() if name not in GPU or name in common}
-    )
-    try:
-        torch.Generator().set_state(found["cpu"])
-    except (RuntimeError, TypeError) as error:
-        raise CorruptArtifact(f"{path.parent.name}/{path.name} holds no valid generator state: {error}") from None
     return found

@@ -17,7 +17,7 @@ from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training.batches import Batch, StepSampler, batches
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
-from finetune_trainer.training.determinism import Tensors, random_state, restore_random_state
+from finetune_trainer.training.determinism import Tensors, seed_generators
 from finetune_trainer.training.model import TrainedModel, copy_to_cpu
 from finetune_trainer.training.non_finite import is_finite, non_finite
 from finetune_trainer.training.optimizer import NamedOptimizer
@@ -46,31 +46,24 @@ class TrainingRun:
     best: Tensors | None = None
     """The weights with the lowest validation loss so far."""
 
-    def snapshot(self, generators: Tensors) -> Snapshot:
-        """Return a copy of the state at the current step boundary.
-
-        `generators` must have been copied at that boundary: dropout draws from them during a step. Everything else
-        changes only at the end of a step.
-        """
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the state at the last step boundary: it changes only at the end of a step."""
         return Snapshot(
             state=self.state.model_copy(deep=True),
             weights=copy_to_cpu(self.model.weights),
             optimizer=copy_to_cpu(self.optimizer.tensors()),
-            random=generators,
             best=self.best,
         )
 
     def layout(self) -> Layout:
         """Return the tensor layout that a checkpoint of this run must have."""
-        optimizer = self.optimizer.layout()
-        return Layout(self.model.weights, optimizer, random_state(), self.sampler.steps, self.model.format)
+        return Layout(self.model.weights, self.optimizer.layout(), self.sampler.steps, self.model.format)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state at a step boundary."""
         self.model.load(snapshot.weights)
         self.optimizer.restore(snapshot.optimizer)
         self.state, self.best = snapshot.state, snapshot.best
-        restore_random_state(snapshot.random)
 
     def is_finished(self) -> bool:
         """Return whether all steps are done or early stopping ended the run."""
@@ -88,33 +81,31 @@ def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
     Every decision depends only on `run.state` at a step boundary, so a resumed process makes the same decisions.
     """
     throughput = ThroughputMeter(run, checkpoints)
-    generators = random_state()
     run.model.model.train()
     try:
         while True:
             if checkpoints.should_save(run.state.step):
                 run.metrics.sync()
-                checkpoints.save(run.snapshot(generators))
+                checkpoints.save(run.snapshot())
             run.metrics.send(checkpoints.saved_step)
             if run.validator.should_validate(run.state):
                 validate(run)
             if run.is_finished():
                 return
             with throughput:
-                metrics = train_step(run, generators)
+                metrics = train_step(run)
             run.metrics.record_step(run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second})
             run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve())
-            generators = random_state()
     except Interrupted:
-        # The unfinished step is discarded: weights, optimizer state and `generators` are still those of the boundary.
+        # The unfinished step is discarded: weights and optimizer state are still those of the boundary.
         run.metrics.sync()
-        saved = checkpoints.save_blocking(run.state.step, lambda: run.snapshot(generators))
+        saved = checkpoints.save_blocking(run.state.step, run.snapshot)
         run.metrics.send(saved)
         raise Interrupted(run.state.step, saved) from None
 
 
-def train_step(run: TrainingRun, generators: Tensors) -> dict[str, float]:
-    """Run one optimizer step from the boundary with these random generators, and return its metrics.
+def train_step(run: TrainingRun) -> dict[str, float]:
+    """Run one optimizer step and return its metrics.
 
     The loss is the mean over all targets of the step, not a mean of the micro-batches' means. Gradient accumulation
     therefore changes only the memory use.
@@ -125,7 +116,6 @@ def train_step(run: TrainingRun, generators: Tensors) -> dict[str, float]:
     targets = sum(len(batch.targets) for batch in micro_batches)
     loss_sum, norm = compute_gradients(run, micro_batches, targets)
     if not is_finite(loss_sum, norm):
-        restore_random_state(generators)  # weights and optimizer are still those of the boundary
         again = compute_gradients(run, micro_batches, targets)
         raise non_finite(f"step {step + 1}", "the loss sum is {} and the gradient norm {}", (loss_sum, norm), again)
     rate = learning_rate(recipe.optimizer, step, run.sampler.steps)
@@ -135,7 +125,11 @@ def train_step(run: TrainingRun, generators: Tensors) -> dict[str, float]:
 
 
 def compute_gradients(run: TrainingRun, micro_batches: list[Batch], targets: int) -> tuple[float, float]:
-    """Leave the clipped gradient of the step in the parameters; return the loss sum and the norm before clipping."""
+    """Leave the clipped gradient of the step in the parameters; return the loss sum and the norm before clipping.
+
+    A second call computes the same again: the weights are those of the boundary, and so is what is drawn.
+    """
+    seed_generators(run.config.seed, run.state.step)
     loss_sum = accumulate_gradients(run.model, micro_batches, targets, run.raise_if_stop_requested)
     return loss_sum, clip_gradients(run.model.trainable, run.config.recipe.optimizer.max_grad_norm)
 

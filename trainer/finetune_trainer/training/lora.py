@@ -45,7 +45,7 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
         use_dora=lora.variant == "DoRA",
     )
     _check_modules_to_save(base, lora)
-    torch.manual_seed(seed)  # determines the adapter's initial weights, then all dropout
+    torch.manual_seed(seed)  # determines the adapter's initial weights
     try:
         model = get_peft_model(base, config, autocast_adapter_dtype=True)
     except ValueError as error:

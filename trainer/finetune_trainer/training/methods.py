@@ -56,7 +56,6 @@ def qlora(source: BaseModel, config: TrainConfig, device: torch.device) -> Train
 def full(source: BaseModel, config: TrainConfig, device: torch.device) -> Trainable:
     """Train all weights, which are kept in fp32 whatever the recipe's dtype: smaller updates would be lost in bf16."""
     model = load_base(source.folder, torch.float32, source.uri).to(device).requires_grad_(True)
-    torch.manual_seed(config.seed)  # determines all dropout
     names = stored_names(model, source.folder)
     weights = {names[name]: parameter.data for name, parameter in model.named_parameters()}
     return Trainable(model, weights, WeightsFormat(SAFE_WEIGHTS_NAME, {CONFIG_NAME: config_of(source.folder)}))

@@ -11,7 +11,6 @@ from typing_extensions import override
 from finetune_trainer.contract import Samples
 from finetune_trainer.data.chat import dated_template_of, end_tokens
 from finetune_trainer.publishing.generation_config import all_end_tokens
-from finetune_trainer.training.determinism import random_state, restore_random_state
 from finetune_trainer.training.document_attention import attention_with_mask
 from finetune_trainer.training.model import TrainedModel
 
@@ -28,8 +27,7 @@ class SampleGenerator:
         self._max_new_tokens = settings.max_new_tokens
 
     def texts(self, model: TrainedModel, raise_if_stop_requested: Callable[[], None]) -> dict[str, str]:
-        """Return the text of each prompt. The model is in training mode afterwards, with the random state of before."""
-        generators = random_state()
+        """Return the text of each prompt. The model is in training mode afterwards."""
         model.model.eval()
         try:
             with torch.inference_mode(), model.autocast(), attention_with_mask(model):
@@ -39,7 +37,6 @@ class SampleGenerator:
                 }
         finally:
             model.model.train()
-            restore_random_state(generators)
 
     def _text(self, model: TrainedModel, tokens: list[int], raise_if_stop_requested: Callable[[], None]) -> str:
         ends = all_end_tokens(
