@@ -22,6 +22,11 @@ INTERRUPTION_NOTICES = "FINETUNE_INTERRUPTION_NOTICES"
 METADATA_ENDPOINT = "FINETUNE_METADATA_ENDPOINT"
 PIPELINE_UID = "FINETUNE_PIPELINE_UID"
 ATTEMPT = "FINETUNE_ATTEMPT"
+NODE_RANK = "FINETUNE_NODE_RANK"
+MASTER_ADDRESS = "FINETUNE_MASTER_ADDRESS"
+
+RENDEZVOUS_PORT = 29500
+"""Port of the pod with index 0 where the processes of all nodes find each other; torchrun's default."""
 
 CLOUDS = ("EC2", "GCE", "Azure")
 """Clouds whose machines announce their end at a metadata endpoint."""
@@ -66,6 +71,10 @@ class Environment:
     """The pipeline that the attempt belongs to; empty: a process that no operator started."""
     attempt: int = 0
     """Number of the attempt; a later attempt of the stage has a larger one. 0: unknown."""
+    node_rank: int = 0
+    """Index of this pod among the nodes of the attempt; 0 is the first, which alone writes the stage's folder."""
+    master_address: str = ""
+    """DNS name of the pod with index 0. Empty: the processes of all nodes are started in this one place."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
@@ -92,6 +101,8 @@ class Environment:
             metadata_endpoint=variables.get(METADATA_ENDPOINT) or LINK_LOCAL_ENDPOINT,
             pipeline_uid=variables.get(PIPELINE_UID) or "",
             attempt=_number(variables, ATTEMPT, "the number of an attempt"),
+            node_rank=_number(variables, NODE_RANK, "the index of a pod"),
+            master_address=variables.get(MASTER_ADDRESS) or "",
         )
 
     def variables(self) -> dict[str, str]:
@@ -111,6 +122,8 @@ class Environment:
             METADATA_ENDPOINT: None if self.metadata_endpoint == LINK_LOCAL_ENDPOINT else self.metadata_endpoint,
             PIPELINE_UID: self.pipeline_uid or None,
             ATTEMPT: self.attempt or None,
+            NODE_RANK: self.node_rank or None,
+            MASTER_ADDRESS: self.master_address or None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -159,10 +159,18 @@ class TrainRecipe(ContractModel):
     """Total number of optimizer steps, instead of epochs."""
 
     micro_batch_size: int = Field(default=1, ge=1, le=4096)
-    """Packed rows per forward pass."""
+    """Packed rows per forward pass of one process. A step has microBatchSize x gradientAccumulationSteps x processes of
+    them."""
 
     gradient_accumulation_steps: int = Field(default=1, ge=1, le=4096)
-    """Forward passes per optimizer step."""
+    """Forward passes of each process per optimizer step."""
+
+    nodes: int = Field(default=1, ge=1, le=64)
+    """Pods that train together, each with the resources of pod: on Kubernetes one Indexed Job, in a local run processes
+    of this machine. More of them make a step larger, so this is part of the result."""
+
+    processes_per_node: int | None = Field(default=None, ge=1, le=64)
+    """Processes in each pod that train together. Absent: one for each accelerator of the pod, or one."""
 
     dtype: Literal["BF16", "FP32"] = "BF16"
     """Data type of the frozen base model and of the forward pass. The weights that are trained are always FP32."""
@@ -184,6 +192,11 @@ class TrainRecipe(ContractModel):
 
     compile: bool = False
     """Compile the model with torch.compile: starts slower, runs faster on a GPU."""
+
+    @property
+    def processes(self) -> int:
+        """The world size: the processes of all nodes that train together."""
+        return self.nodes * (self.processes_per_node or 1)
 
     @property
     def adapter(self) -> Lora:
