@@ -43,7 +43,7 @@ class ForkServer:
         or a new link takes, `largest_file`, bytes, and `exchange=False`. `constants` sets module constants by their
         full names. `freeze`, a function's full name and a number, stops the process before that call of it.
         `locks=False` is a file system without locks. To the file `tokenized`, each tokenized text is appended.
-        `processes` is the number of those that tokenize, however little there is to do.
+        `ranks` processes train together. `processes` is the number of those that tokenize, however little there is.
         """
         variables = environment.variables() | {"FINETUNE_CONFIG": config.model_dump_json(by_alias=True)}
         request = {"stage": config.stage, "variables": variables, "log": str(log), **options}
@@ -73,6 +73,13 @@ class ForkedStage:
             os.kill(self.pid, number)
         except ProcessLookupError:
             return
+
+    def other_ranks(self) -> list[int]:
+        """Return the pids of the processes that train beside this one."""
+        try:
+            return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        except OSError:
+            return []
 
     def wait(self) -> int:
         """Wait for the process to end; return its exit code, or the negative number of the signal that killed it."""

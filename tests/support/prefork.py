@@ -18,6 +18,7 @@ import transformers.integrations.sdpa_attention
 import transformers.models.auto.tokenization_auto
 import transformers.models.llama.modeling_llama  # noqa: F401  transformers loads it lazily
 from support import fork_requests
+from support.forked_ranks import fork_ranks
 
 import finetune_trainer.stages.prepare  # so that no child imports them
 import finetune_trainer.stages.push
@@ -46,28 +47,19 @@ def run(request: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request["variables"])
-    if "slow_disk" in request:
-        slow_fsync(request["slow_disk"])
-    if "largest_file" in request:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(request["largest_file"]),) * 2)
-    if "tokenized" in request:
-        log_tokenized_texts(Path(request["tokenized"]))
-    for name, value in request.get("constants", {}).items():
-        module, _, constant = name.rpartition(".")
-        setattr(importlib.import_module(module), constant, value)
-    if "processes" in request:
-        tokenize_in(request["processes"])
-    if "freeze" in request:
-        freeze_before(*request["freeze"])
-    if not request.get("locks", True):
-        fcntl.flock = no_locks
-    if not request.get("exchange", True):
-        artifacts._exchange = lambda _one, _other: False
-    if "slow_names" in request:
-        slow_names(request["slow_names"])
+    for option, set_option in OPTIONS.items():
+        if option in request:
+            set_option(request[option])
     code = main([request["stage"]])
     sys.stdout.flush()
     os._exit(code)
+
+
+def set_constants(constants: dict[str, Any]) -> None:
+    """Set module constants by their full names."""
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
 
 
 def log_tokenized_texts(path: Path) -> None:
@@ -135,6 +127,21 @@ def slow_fsync(seconds: float) -> None:
         fsync(descriptor)
 
     os.fsync = slow
+
+
+OPTIONS: dict[str, Callable[[Any], None]] = {
+    "slow_disk": slow_fsync,
+    "largest_file": lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    "tokenized": lambda path: log_tokenized_texts(Path(path)),
+    "constants": set_constants,
+    "processes": tokenize_in,
+    "ranks": fork_ranks,  # after the constants, which are then those of all of them
+    "freeze": lambda call: freeze_before(*call),
+    "locks": lambda exist: exist or setattr(fcntl, "flock", no_locks),
+    "exchange": lambda exists: exists or setattr(artifacts, "_exchange", lambda _one, _other: False),
+    "slow_names": slow_names,
+}
+"""What a request may set before the stage runs, in this order; `ForkServer.start` says what each does."""
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ PIPELINE_UID = "FINETUNE_PIPELINE_UID"
 ATTEMPT = "FINETUNE_ATTEMPT"
 NODE_RANK = "FINETUNE_NODE_RANK"
 MASTER_ADDRESS = "FINETUNE_MASTER_ADDRESS"
+LOCAL_RANK = "FINETUNE_LOCAL_RANK"
+"""Number of a process that trains among those of its pod; set by the first of them for the others."""
+MASTER_PORT = "FINETUNE_MASTER_PORT"
+"""Port of the first process; set by it for the others of its pod."""
 
 RENDEZVOUS_PORT = 29500
 """Port of the pod with index 0 where the processes of all nodes find each other; torchrun's default."""
@@ -75,6 +79,10 @@ class Environment:
     """Index of this pod among the nodes of the attempt; 0 is the first, which alone writes the stage's folder."""
     master_address: str = ""
     """DNS name of the pod with index 0. Empty: the processes of all nodes are started in this one place."""
+    local_rank: int = 0
+    """Number of this process among those of its pod that train together; 0: the one that the pod has started."""
+    master_port: int = 0
+    """Port of the first process of all; 0: RENDEZVOUS_PORT."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
@@ -103,6 +111,8 @@ class Environment:
             attempt=_number(variables, ATTEMPT, "the number of an attempt"),
             node_rank=_number(variables, NODE_RANK, "the index of a pod"),
             master_address=variables.get(MASTER_ADDRESS) or "",
+            local_rank=_number(variables, LOCAL_RANK, "the number of a process"),
+            master_port=_number(variables, MASTER_PORT, "a port number or 0"),
         )
 
     def variables(self) -> dict[str, str]:
@@ -124,8 +134,15 @@ class Environment:
             ATTEMPT: self.attempt or None,
             NODE_RANK: self.node_rank or None,
             MASTER_ADDRESS: self.master_address or None,
+            LOCAL_RANK: self.local_rank or None,
+            MASTER_PORT: self.master_port or None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first of the processes that run the stage together: it alone writes to the workspace."""
+        return not self.node_rank and not self.local_rank
 
     def stage_dir(self, stage: str, identity: str) -> Path:
         """Return the folder that belongs to the stage with this identity."""

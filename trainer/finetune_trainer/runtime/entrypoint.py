@@ -3,8 +3,11 @@
 import importlib
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 from pydantic import ValidationError
 
@@ -22,7 +25,7 @@ from finetune_trainer.contract import environment as names
 from finetune_trainer.runtime.device_errors import translate
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, Replaced, ServiceUnavailable, StageError
 from finetune_trainer.runtime.fence import Attempt
-from finetune_trainer.runtime.progress import ProgressReporter, log_line
+from finetune_trainer.runtime.progress import OtherRankProgress, ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import (
     Context,
     exclusive,
@@ -97,13 +100,17 @@ def read_config(stage: str) -> AnyConfig:
     return config
 
 
-def run_or_reuse(config: AnyConfig, environment: Environment, on_start: OnStart = lambda _: None) -> AnyResult:
+def run_or_reuse(config: AnyConfig, environment: Environment, on_start: OnStart = lambda _: None) -> AnyResult | None:
     """Return the existing result if its output is valid, else run the stage.
 
-    Before the stage runs, `on_start` receives the progress reporter.
+    Before the stage runs, `on_start` receives the progress reporter. Of several processes that run the stage together,
+    only the first has a result.
     """
     folder = environment.stage_dir(config.stage, config.identity)
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
+    if not environment.is_first:
+        take_part(config, environment, module)
+        return None
     attempt = Attempt(environment.pipeline_uid, environment.attempt)
     with exclusive(folder, attempt, lambda error: end_replaced(config.stage, environment, error)) as fence:
         existing = read_result(folder)
@@ -119,6 +126,18 @@ def run_or_reuse(config: AnyConfig, environment: Environment, on_start: OnStart 
             with stop.deferred():  # takes milliseconds, and leaves no unfinished file
                 write_result(folder, result, fence)
         return result
+
+
+def take_part(config: AnyConfig, environment: Environment, module: ModuleType) -> None:
+    """Run the stage together with the first process, which alone has the folder. What this one writes is dropped.
+
+    Return at once if the first process has nothing to run.
+    """
+    existing = read_result(environment.stage_dir(config.stage, config.identity))
+    if existing is not None and module.is_output_valid(existing, config, environment):
+        return
+    with tempfile.TemporaryDirectory(prefix="finetune-rank-") as folder:
+        module.run(config, Context(environment, Path(folder), OtherRankProgress(config.stage, environment), stop))
 
 
 def end_replaced(stage: str, environment: Environment, error: Replaced) -> None:

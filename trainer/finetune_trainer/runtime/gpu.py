@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
 
 DEVICES = Path("/dev")
 DEVICE_PATTERNS = ("nvidia*", "kfd", "dxg")
@@ -19,11 +19,17 @@ OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Major version of CUDA: the oldest driver for it, by NVIDIA's table of minor version compatibility."""
 
 
-def check_gpu(environment: Environment) -> None:
+def check_gpu(environment: Environment, processes: int = 1) -> None:
     """Raise ServiceUnavailable with the cause if the pod asked for a GPU that PyTorch cannot use.
 
     It is no permanent error: another node may have a newer driver. Without this check the stage would run on the CPU.
+    Raise ConfigInvalid if there are GPUs, but fewer than processes that use one each.
     """
+    if torch.cuda.is_available() and torch.cuda.device_count() < processes:
+        raise ConfigInvalid(
+            f"{processes} processes train in this place, but it has {torch.cuda.device_count()} GPUs: lower "
+            "train.processesPerNode, or raise train.pod.resources"
+        )
     if environment.gpus and not torch.cuda.is_available():
         raise ServiceUnavailable(f"pod.resources asks for a GPU, but {_cause()}")
 

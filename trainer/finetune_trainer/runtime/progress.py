@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,20 @@ class ProgressReporter:
         with contextlib.suppress(OSError):  # the log's disk may be full
             sys.stdout.write(f"\r\x1b[K{text}" if sys.stdout.isatty() else f"{text}\n")
             sys.stdout.flush()
+
+
+class OtherRankProgress(ProgressReporter):
+    """The progress of a process beside the first one, which publishes that of all: it only logs, once in each pod."""
+
+    def __init__(self, stage: str, environment: Environment) -> None:
+        super().__init__(stage, replace(environment, progress_file=None, metrics_port=0))
+        self._is_silent = bool(environment.local_rank)
+
+    @override
+    def log(self) -> None:
+        """Print the progress line if the log is that of no other process."""
+        if not self._is_silent:
+            super().log()
 
 
 def line(progress: Progress) -> str:

@@ -1,6 +1,7 @@
 """Stage train: trains an adapter or all weights, from the start or from the latest valid checkpoint."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from finetune_trainer.contract import AnyResult, Environment, PrepareResult, TrainConfig, TrainResult
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
@@ -13,28 +14,46 @@ from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.notices import watch_notices
 from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.tracking.registry import open_trackers
+from finetune_trainer.tracking.trackers import Trackers
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training import document_attention
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
-from finetune_trainer.training.determinism import numeric_environment, prepare_device, restore_thread_count
-from finetune_trainer.training.loop import TrainingRun, train
+from finetune_trainer.training.checkpoint_reader import CheckpointReader
+from finetune_trainer.training.determinism import (
+    numeric_environment,
+    prepare_device,
+    restore_thread_count,
+    share_processors,
+)
+from finetune_trainer.training.loop import Checkpoints, TrainingRun, train
 from finetune_trainer.training.methods import load_trainable
 from finetune_trainer.training.model import TrainedModel, check_isolation
 from finetune_trainer.training.optimizer import create_optimizer
+from finetune_trainer.training.rank_processes import RankProcesses, other_ranks
 from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.validation import Validator
 
+CHECKPOINTS = "checkpoints"
 
-def run(config: TrainConfig, context: Context) -> TrainResult:
+
+def run(config: TrainConfig, context: Context) -> TrainResult | None:
     """Run the stage; write the weights with the lowest validation loss to `output`, in the method's format.
 
-    Raise ConfigInvalid, DataInvalid, SourceNotFound or Diverged. On a signal to stop, raise Interrupted, or
-    ServiceUnavailable if the final checkpoint cannot be saved.
+    Of several processes, only the first writes and has a result. Raise ConfigInvalid, DataInvalid, SourceNotFound or
+    Diverged. On a signal to stop, raise Interrupted, or ServiceUnavailable if the final checkpoint cannot be saved.
     """
-    check_gpu(context.environment)
-    trackers = open_trackers(config, context)
-    device = prepare_device(strict=True)
+    with other_ranks(config.recipe, context) as others:
+        return run_with(others, config, context)
+
+
+def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> TrainResult | None:
+    """Run the stage in this process, together with the others."""
+    is_first = context.environment.is_first
+    check_gpu(context.environment, others.local_size)
+    trackers = open_trackers(config, context) if is_first else Trackers(config.stage)
+    share_processors(others.local_size)
+    device = prepare_device(strict=True, number=others.local_rank)
     context.progress.update(note="loading the model")
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
     source = open_base_model(config.model, context.environment, config.model_pin)
@@ -46,6 +65,7 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
     if rows.packed:
         check_isolation(model, source.uri)
     sampler = StepSampler.of(config.recipe, len(rows), config.seed)
+    ranks = others.join(context.progress)
     run = TrainingRun(
         config=config,
         rows=rows,
@@ -56,27 +76,37 @@ def run(config: TrainConfig, context: Context) -> TrainResult:
         progress=context.progress,
         metrics=TrainingMetrics(context.folder, trackers, sampler.steps, context.fence),
         stop=context.stop,
-        samples=sample_generator(config, context.environment, source),
+        ranks=ranks,
+        samples=sample_generator(config, context.environment, source) if is_first else None,
     )
-    metadata = {"identity": config.identity, "rows": rows_digest}
     # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
     with (
         context.stop.deferred(),
-        CheckpointManager(
-            context.folder / "checkpoints",
-            config.checkpoint,
-            source,
-            metadata,
-            model.format,
-            early_save=context.progress.early_save,
-            fence=context.fence,
-        ) as checkpoints,
+        open_checkpoints(run, context, source, rows_digest) as checkpoints,
         run.metrics,
-        watch_notices(context.environment, context.progress.announce),
+        watch_notices(context.environment, context.progress.announce) if is_first else nullcontext(),
     ):
         resume(run, checkpoints)
         train(run, checkpoints)
-        return publish(run, context, source)
+        return publish(run, context, source) if is_first else None
+
+
+def open_checkpoints(
+    run: TrainingRun, context: Context, source: BaseModel, rows_digest: str
+) -> AbstractContextManager[Checkpoints]:
+    """Return the checkpoint manager, or what the other processes have in its place."""
+    if not run.ranks.is_first:
+        folder = context.environment.stage_dir("train", run.config.identity)
+        return nullcontext(CheckpointReader(folder / CHECKPOINTS, run.ranks))
+    return CheckpointManager(
+        context.folder / CHECKPOINTS,
+        run.config.checkpoint,
+        source,
+        {"identity": run.config.identity, "rows": rows_digest},
+        run.model.format,
+        early_save=context.progress.early_save,
+        fence=context.fence,
+    )
 
 
 def sample_generator(config: TrainConfig, environment: Environment, source: BaseModel) -> SampleGenerator | None:
@@ -122,9 +152,11 @@ def check_tokens(splits: Iterable[PackedRows], vocabulary: int) -> None:
             )
 
 
-def resume(run: TrainingRun, checkpoints: CheckpointManager) -> None:
+def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
     """Restore the latest valid checkpoint if there is one, and log differences of the numeric environment."""
     snapshot = checkpoints.load_latest(run.layout())
+    if run.ranks.is_first:  # the others wait for the step in their load_latest
+        run.ranks.sum(snapshot.state.step if snapshot else 0)
     if snapshot is not None:
         restore_thread_count(snapshot.state.numerics.get("threads"))
         run.restore(snapshot)

@@ -6,7 +6,7 @@ loader position.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.data.sampling import Indices, permutation
+from finetune_trainer.training.ranks import ALONE, Ranks
 
 LENGTH_MULTIPLE = 8
 """Lengths of cut rows are multiples of this, which the matrix units of GPUs are fast for."""
@@ -40,6 +41,10 @@ class Batch:
     """Number of tokens without padding."""
     documents: "Documents | None" = None
     """Where the documents of a flat batch lie."""
+
+    def without_targets(self) -> "Batch":
+        """Return the batch with nothing to learn from and nothing to count."""
+        return replace(self, target_positions=self.target_positions[:0], targets=self.targets[:0], size=0)
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
@@ -105,10 +110,20 @@ def cut_length(longest: int, context_length: int) -> int:
     return min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, context_length)
 
 
-def batches(rows: PackedRows, indices: Indices, batch_size: int, *, flat: bool = False) -> Iterator[Batch]:
-    """Yield the rows with these indices in micro-batches of `batch_size`; the last one may be smaller."""
-    for start in range(0, len(indices), batch_size):
-        yield load_batch(rows, indices[start : start + batch_size], flat=flat)
+def batches(
+    rows: PackedRows, indices: Indices, batch_size: int, *, flat: bool = False, ranks: Ranks = ALONE
+) -> Iterator[Batch]:
+    """Yield the rows with these indices in micro-batches of `batch_size`; the last one may be smaller.
+
+    Several processes take turns. Each gets the same number, for they compute and stop together: what is missing is the
+    first batch without its targets.
+    """
+    starts = range(0, len(indices), batch_size)
+    rounds = -(-len(starts) // ranks.size)
+    for number in range(ranks.rank, rounds * ranks.size, ranks.size):
+        start = starts[number] if number < len(starts) else 0
+        batch = load_batch(rows, indices[start : start + batch_size], flat=flat)
+        yield batch if number < len(starts) else batch.without_targets()
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,7 @@ class StepSampler:
     @classmethod
     def of(cls, recipe: TrainRecipe, rows: int, seed: int) -> "StepSampler":
         """Return the sampler of a recipe."""
-        rows_per_step = recipe.micro_batch_size * recipe.gradient_accumulation_steps
+        rows_per_step = recipe.micro_batch_size * recipe.gradient_accumulation_steps * recipe.processes
         epochs = recipe.effective_epochs()
         samples = (recipe.max_steps or 0) * rows_per_step if epochs is None else max(1, round(epochs * rows))
         return cls(rows, seed, rows_per_step, samples)

@@ -167,7 +167,7 @@ class CheckpointManager:
 
     def _write(self, snapshot: Snapshot) -> None:
         step = snapshot.state.step
-        folder = self._folder / f"step-{step:08d}"
+        folder = folder_of(self._folder, step)
         try:
             with artifacts.atomic_folder(folder, fence=self._fence) as temporary:
                 write_files(temporary, snapshot, self._format)
@@ -189,6 +189,11 @@ class CheckpointManager:
         for folder in set(older) - set(intact[: self._rule.keep]):
             self._fence.check()
             _remove(folder)
+
+
+def folder_of(checkpoints: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of a step."""
+    return checkpoints / f"step-{step:08d}"
 
 
 def _step_of(folder: Path) -> int:

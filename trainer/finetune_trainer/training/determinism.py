@@ -9,12 +9,14 @@ import peft
 import torch
 import transformers
 
+from finetune_trainer.runtime.processors import usable_processors
+
 Tensors = dict[str, torch.Tensor]
 """Tensors by name."""
 
 
-def prepare_device(*, strict: bool = False) -> torch.device:
-    """Enable deterministic algorithms and return the CUDA device if there is one, else the CPU.
+def prepare_device(*, strict: bool = False, number: int = 0) -> torch.device:
+    """Enable deterministic algorithms and return the CUDA device with this number if there is one, else the CPU.
 
     An operation without a deterministic GPU kernel logs a warning and runs anyway; with `strict` it is an error.
     """
@@ -24,7 +26,10 @@ def prepare_device(*, strict: bool = False) -> torch.device:
     torch.use_deterministic_algorithms(True, warn_only=not strict)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that writes to every new tensor
     torch.backends.cudnn.benchmark = False  # benchmarking chooses kernels by measured time, which varies
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def numeric_environment(device: torch.device) -> dict[str, str]:
@@ -47,6 +52,12 @@ def processor() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+def share_processors(processes: int) -> None:
+    """Set the thread count of each of several processes, unless OMP_NUM_THREADS is set: the user has chosen a count."""
+    if processes > 1 and not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(max(1, usable_processors() // processes))
 
 
 def restore_thread_count(recorded: str | None) -> None:

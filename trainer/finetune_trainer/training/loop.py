@@ -17,10 +17,12 @@ from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training.batches import Batch, StepSampler, batches
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
+from finetune_trainer.training.checkpoint_reader import CheckpointReader
 from finetune_trainer.training.determinism import Tensors, seed_generators
 from finetune_trainer.training.model import TrainedModel, copy_to_cpu
 from finetune_trainer.training.non_finite import is_finite, non_finite
 from finetune_trainer.training.optimizer import NamedOptimizer
+from finetune_trainer.training.ranks import ALONE, Ranks
 from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.schedule import learning_rate
 from finetune_trainer.training.state import State
@@ -40,6 +42,8 @@ class TrainingRun:
     progress: ProgressReporter
     metrics: TrainingMetrics
     stop: StopSignal
+    ranks: Ranks = ALONE
+    """The processes that train together."""
     state: State = field(default_factory=State)
     samples: SampleGenerator | None = None
     """Generates texts at validations; None: none are asked for."""
@@ -70,12 +74,20 @@ class TrainingRun:
         return self.state.step >= self.sampler.steps or self.state.stopped_early
 
     def raise_if_stop_requested(self) -> None:
-        """Raise Interrupted if the process has received a stop signal."""
+        """Raise Interrupted if one of the processes has received a stop signal. All of them must call this together."""
+        if self.ranks.any(self.stop.requested):
+            raise Interrupted
+
+    def raise_if_stop_requested_here(self) -> None:
+        """Raise Interrupted if this process has received a stop signal, in work that the others take no part in."""
         if self.stop.requested:
             raise Interrupted
 
 
-def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
+Checkpoints = CheckpointManager | CheckpointReader
+
+
+def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
     """Train until the run is finished. On a stop signal, save the last step boundary and raise Interrupted.
 
     Every decision depends only on `run.state` at a step boundary, so a resumed process makes the same decisions.
@@ -96,12 +108,12 @@ def train(run: TrainingRun, checkpoints: CheckpointManager) -> None:
                 metrics = train_step(run)
             run.metrics.record_step(run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second})
             run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve())
-    except Interrupted:
+    except Interrupted as error:
         # The unfinished step is discarded: weights and optimizer state are still those of the boundary.
         run.metrics.sync()
         saved = checkpoints.save_blocking(run.state.step, run.snapshot)
         run.metrics.send(saved)
-        raise Interrupted(run.state.step, saved) from None
+        raise type(error)(run.state.step, saved) from None
 
 
 def train_step(run: TrainingRun) -> dict[str, float]:
@@ -112,15 +124,16 @@ def train_step(run: TrainingRun) -> dict[str, float]:
     """
     recipe, step = run.config.recipe, run.state.step
     rows = run.sampler.rows_for_step(step)
-    micro_batches = list(batches(run.rows, rows, recipe.micro_batch_size, flat=run.model.is_flat))
-    targets = sum(len(batch.targets) for batch in micro_batches)
+    micro_batches = list(batches(run.rows, rows, recipe.micro_batch_size, flat=run.model.is_flat, ranks=run.ranks))
+    own = sum(len(batch.targets) for batch in micro_batches), sum(batch.size for batch in micro_batches)
+    targets, tokens = (int(total) for total in run.ranks.sum(*own))
     loss_sum, norm = compute_gradients(run, micro_batches, targets)
     if not is_finite(loss_sum, norm):
         again = compute_gradients(run, micro_batches, targets)
         raise non_finite(f"step {step + 1}", "the loss sum is {} and the gradient norm {}", (loss_sum, norm), again)
     rate = learning_rate(recipe.optimizer, step, run.sampler.steps)
     run.optimizer.step(rate)
-    run.state.record_step(loss_sum, targets, sum(batch.size for batch in micro_batches))
+    run.state.record_step(loss_sum, targets, tokens)
     return {"loss": loss_sum / max(1, targets), "gradient_norm": norm, "learning_rate": rate}
 
 
@@ -129,8 +142,10 @@ def compute_gradients(run: TrainingRun, micro_batches: list[Batch], targets: int
 
     A second call computes the same again: the weights are those of the boundary, and so is what is drawn.
     """
-    seed_generators(run.config.seed, run.state.step)
-    loss_sum = accumulate_gradients(run.model, micro_batches, targets, run.raise_if_stop_requested)
+    seed_generators(run.config.seed, run.state.step, run.ranks.rank)
+    own_sum = accumulate_gradients(run.model, micro_batches, targets, run.raise_if_stop_requested)
+    (loss_sum,) = run.ranks.sum(own_sum)
+    run.ranks.sum_gradients(run.model.trainable.values())
     return loss_sum, clip_gradients(run.model.trainable, run.config.recipe.optimizer.max_grad_norm)
 
 
@@ -158,13 +173,13 @@ def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -
 def validate(run: TrainingRun) -> None:
     """Compute the validation loss at this step boundary and keep the weights if they are the best so far."""
     run.progress.update(step=run.state.step, note="validating")
-    loss = run.validator.loss(run.model, run.raise_if_stop_requested)
+    loss = run.validator.loss(run.model, run.ranks, run.raise_if_stop_requested)
     if not is_finite(loss):
-        again = run.validator.loss(run.model, run.raise_if_stop_requested)
+        again = run.validator.loss(run.model, run.ranks, run.raise_if_stop_requested)
         raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
     generate_samples(run)  # before the loss is recorded: a process that stops here validates again
     run.metrics.record(run.state.step, {"validation_loss": loss})
-    if run.state.record_validation(loss, run.config.recipe.early_stopping):
+    if run.state.record_validation(loss, run.config.recipe.early_stopping) and run.ranks.is_first:
         run.best = copy_to_cpu(run.model.weights)
     stopped = "stopping early" if run.state.stopped_early else ""
     curve = run.metrics.loss_curve()
@@ -177,7 +192,7 @@ def generate_samples(run: TrainingRun) -> None:
         return
     run.progress.update(step=run.state.step, note="generating samples")
     try:
-        texts = run.samples.texts(run.model, run.raise_if_stop_requested)
+        texts = run.samples.texts(run.model, run.raise_if_stop_requested_here)
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001  generation of an architecture that only its own code knows
@@ -190,7 +205,7 @@ def generate_samples(run: TrainingRun) -> None:
 class ThroughputMeter:
     """Measures the steps of this process and reports throughput and remaining time as progress."""
 
-    def __init__(self, run: TrainingRun, checkpoints: CheckpointManager) -> None:
+    def __init__(self, run: TrainingRun, checkpoints: Checkpoints) -> None:
         self._run, self._checkpoints = run, checkpoints
         self._started = self._seconds = 0.0
         self._start_step, self._start_tokens = run.state.step, run.state.tokens

@@ -53,7 +53,7 @@ def qlora(source: BaseModel, config: TrainConfig, device: torch.device) -> Train
     return trainable_adapter(base, config.recipe.adapter, config.model, config.seed)
 
 
-def full(source: BaseModel, config: TrainConfig, device: torch.device) -> Trainable:
+def full(source: BaseModel, _config: TrainConfig, device: torch.device) -> Trainable:
     """Train all weights, which are kept in fp32 whatever the recipe's dtype: smaller updates would be lost in bf16."""
     model = load_base(source.folder, torch.float32, source.uri).to(device).requires_grad_(True)
     names = stored_names(model, source.folder)

@@ -8,6 +8,7 @@ import torch
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.training.batches import batches
 from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.ranks import Ranks
 from finetune_trainer.training.state import State
 
 
@@ -24,16 +25,18 @@ class Validator:
             return False
         return state.step == self._last_step or (self._every is not None and state.step % self._every == 0)
 
-    def loss(self, model: TrainedModel, raise_if_stop_requested: Callable[[], None]) -> float:
+    def loss(self, model: TrainedModel, ranks: Ranks, raise_if_stop_requested: Callable[[], None]) -> float:
         """Return the mean cross-entropy per target over all validation rows; uses no random numbers."""
         loss_sum, targets = 0.0, 0
         model.model.eval()
         try:
             with torch.inference_mode():
-                for batch in batches(self._rows, np.arange(len(self._rows)), self._batch_size, flat=model.is_flat):
+                indices = np.arange(len(self._rows))
+                for batch in batches(self._rows, indices, self._batch_size, flat=model.is_flat, ranks=ranks):
                     raise_if_stop_requested()
                     loss_sum += model.loss_sum(batch).item()
                     targets += len(batch.targets)
         finally:
             model.model.train()
-        return loss_sum / max(1, targets)
+        loss_sum, all_targets = ranks.sum(loss_sum, targets)
+        return loss_sum / max(1, all_targets)

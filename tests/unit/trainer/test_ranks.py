@@ -1,0 +1,249 @@
+"""Several processes that train together: equal to one process, and exact however one of them is killed."""
+
+import json
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.training import adapter_digest, documents, environment, stage_folder, train_config, write_rows
+
+from finetune_trainer.contract import ExitCode, TerminationMessage
+from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.data.row_format import record_size
+from finetune_trainer.training.batches import StepSampler, batches
+from finetune_trainer.training.ranks import Ranks
+
+STEPS = 24
+LOG = "log"
+
+
+class Training:
+    """A train stage of several processes in a workspace of its own."""
+
+    def __init__(self, server, config, workspace, **options):
+        self.server, self.config, self.workspace, self.options = server, config, workspace, options
+
+    @classmethod
+    def new(cls, server, config, packed, folder, **options):
+        folder.mkdir()
+        (folder / "prepare").symlink_to(packed / "prepare")
+        return cls(server, config, folder, **options)
+
+    def start(self):
+        (self.workspace / "progress.json").unlink(missing_ok=True)
+        return self.server.start(
+            self.config,
+            environment(self.workspace),
+            self.workspace / LOG,
+            ranks=self.config.recipe.processes,
+            **self.options,
+        )
+
+    def step(self):
+        with suppress(OSError, ValueError):
+            return json.loads((self.workspace / "progress.json").read_text())["step"]
+        return 0
+
+    def run(self):
+        code = self.start().wait()
+        assert code == ExitCode.DONE, self.log
+        return self
+
+    @property
+    def log(self):
+        return (self.workspace / LOG).read_text()
+
+    @property
+    def digest(self):
+        return adapter_digest(self.workspace)
+
+    @property
+    def losses(self):
+        lines = (stage_folder(self.workspace) / "metrics.jsonl").read_text().splitlines()
+        return [row["loss"] for line in lines if "loss" in (row := json.loads(line))]
+
+    @property
+    def message(self):
+        return TerminationMessage.model_validate_json((self.workspace / "termination.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def new_training(fork_server, packed, tiny_model, tmp_path_factory):
+    def new(options=None, **changes):
+        recipe = {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | changes
+        config = train_config(tiny_model, **recipe)
+        return Training.new(fork_server, config, packed, tmp_path_factory.mktemp("ranks") / "w", **(options or {}))
+
+    return new
+
+
+PLAIN = {"lora": {"rank": 4, "alpha": 8}}
+"""A recipe that draws no random numbers: other processes draw others."""
+
+
+@pytest.fixture(scope="module")
+def one_process(new_training):
+    return new_training(gradient_accumulation_steps=4, **PLAIN).run()
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        {"processes_per_node": 2, "gradient_accumulation_steps": 2},
+        {"processes_per_node": 4, "gradient_accumulation_steps": 1},
+        {"nodes": 2, "processes_per_node": 2, "gradient_accumulation_steps": 1},
+    ],
+    ids=["2", "4", "2x2"],
+)
+def test_losses_of_several_processes_equal_those_of_one(new_training, one_process, processes):
+    several = new_training(**PLAIN, **processes).run()
+    assert several.losses == pytest.approx(one_process.losses, abs=1e-6)
+    assert len(several.losses) == STEPS
+    assert several.message.result.validation_loss == pytest.approx(one_process.message.result.validation_loss, abs=1e-6)
+    assert several.message.result.tokens == one_process.message.result.tokens
+
+
+METHODS = {
+    "LoRA": {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+    "QLoRA": {"method": "QLoRA", "dtype": "BF16", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+    "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
+}
+RUNS = [("LoRA", 2), ("LoRA", 4), ("QLoRA", 2), ("Full", 2)]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run[0]}-{run[1]}")
+def several(request, new_training):
+    """The recipe of several processes, and the digest of their weights after a training without kills."""
+    method, processes = request.param
+    recipe = METHODS[method] | {"processes_per_node": processes, "gradient_accumulation_steps": 2}
+    return recipe, new_training(**recipe).run().digest
+
+
+kills = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.floats(0, 0.3),
+        st.sampled_from([signal.SIGTERM, signal.SIGKILL]),
+    ),
+    min_size=5,
+    max_size=5,
+)
+
+
+@settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(kills=kills)
+def test_kills_of_any_process_do_not_change_the_weights(new_training, several, kills):
+    recipe, uninterrupted = several
+    training = new_training(**recipe)
+    for rank, after, number in kills:
+        process = training.start()
+        process.until(lambda: training.step() > 0)
+        time.sleep(after)
+        pids = [process.pid, *process.other_ranks()]
+        with suppress(ProcessLookupError):
+            os.kill(pids[rank % len(pids)], number)
+        code = process.wait()
+        assert code in {ExitCode.DONE, ExitCode.INTERRUPTED, ExitCode.UNAVAILABLE, -signal.SIGKILL}, training.log
+        # A lost process is a failure of its pod; all others are interruptions.
+        assert code != ExitCode.UNAVAILABLE or (number == signal.SIGKILL and rank % len(pids))
+    assert training.run().digest == uninterrupted
+    assert "corrupt" not in training.log
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_to_one_process_stops_all_at_one_step(new_training, rank):
+    training = new_training(processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000})
+    process = training.start()
+    process.until(lambda: training.step() > 5)
+    pids = [process.pid, *process.other_ranks()]
+    os.kill(pids[rank], signal.SIGTERM)
+    assert process.wait() == ExitCode.INTERRUPTED
+    interruption = training.message.interruption
+    assert interruption.step == interruption.saved_step > 5
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids[1:])
+
+
+def test_killed_process_costs_no_finished_step(new_training):
+    training = new_training(processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000})
+    process = training.start()
+    process.until(lambda: training.step() > 5)
+    os.kill(process.other_ranks()[0], signal.SIGKILL)
+    assert process.wait() == ExitCode.UNAVAILABLE
+    assert "process 1 of 2 was killed by SIGKILL" in training.message.failure.message
+    (folder,) = (stage_folder(training.workspace) / "checkpoints").glob("step-*")
+    assert int(folder.name.removeprefix("step-")) >= training.step() > 5
+
+
+def test_frozen_process_is_given_up_after_sigterm(new_training):
+    options = {"constants": {"finetune_trainer.training.ranks.ABANDON_SECONDS": 0.5}}
+    training = new_training(options, processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000})
+    process = training.start()
+    process.until(lambda: training.step() > 5)
+    os.kill(process.other_ranks()[0], signal.SIGSTOP)
+    process.kill(signal.SIGTERM)
+    assert process.wait() == ExitCode.INTERRUPTED
+    interruption = training.message.interruption
+    assert interruption.step == interruption.saved_step > 5
+
+
+def test_failure_of_another_process_is_that_of_the_stage(new_training):
+    training = new_training(processes_per_node=2, gradient_accumulation_steps=1, max_steps=4)
+    (training.workspace / "prepare").unlink()
+    path = write_rows(training.workspace, documents(60)) / "train-00000.rows"
+    recipe, rows = training.config.recipe, PackedRows(path.parent, "train")
+    # The first step's second micro-batch is that of process 1.
+    number = StepSampler.of(recipe, len(rows), training.config.seed).rows_for_step(0)[recipe.micro_batch_size]
+    content = bytearray(path.read_bytes())
+    content[int(number) * record_size(rows.context_length)] ^= 1
+    path.write_bytes(content)
+    assert training.start().wait() == ExitCode.DATA
+    assert (
+        f"process 1 of 2: the packed rows are corrupt: output/{path.name}: row {number}"
+        in training.message.failure.message
+    )
+
+
+def test_other_processes_write_nothing_to_the_workspace(new_training):
+    one, two = new_training(gradient_accumulation_steps=2).run(), new_training(processes_per_node=2).run()
+
+    def files(training):
+        paths = (path.relative_to(training.workspace) for path in training.workspace.rglob("*"))
+        return {re.sub(r"step-[0-9]+", "step", str(path)) for path in paths}
+
+    assert files(two) == files(one)
+
+
+class Share(Ranks):
+    """One of several processes, without the others."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(count=st.integers(1, 20), batch_size=st.integers(1, 4), size=st.integers(1, 5))
+def test_processes_share_every_row_in_equal_rounds(packed, count, batch_size, size):
+    rows = PackedRows(packed / "prepare" / ("p" * 16) / "output", "train")
+    indices = np.arange(min(count, len(rows)))
+    alone = list(batches(rows, indices, batch_size))
+    shares = [list(batches(rows, indices, batch_size, ranks=Share(rank, size))) for rank in range(size)]
+    assert len({len(share) for share in shares}) == 1
+    dealt = [share[number] for number in range(len(shares[0])) for share in shares]
+    assert sum(batch.size for batch in dealt) == sum(batch.size for batch in alone)
+    for mine, expected in zip(dealt, alone, strict=False):
+        assert torch.equal(mine.targets, expected.targets)
+    assert all(not len(batch.targets) and not batch.size for batch in dealt[len(alone) :])

@@ -1,0 +1,214 @@
+"""The processes of one pod that train together: the first starts the others, and all meet.
+
+Each is the program of the stage itself, with a local rank in its environment. The kernel kills the others when the
+first ends, however it ends. When another ends by its own fault, the first ends with that fault.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from signal import Signals
+
+import torch
+from pydantic import ValidationError
+from torch.distributed import TCPStore, init_process_group
+
+from finetune_trainer import parent_death
+from finetune_trainer.contract import Environment, TerminationMessage, TrainRecipe
+from finetune_trainer.contract.environment import RENDEZVOUS_PORT
+from finetune_trainer.exit_codes import ExitCode
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    CredentialsRejected,
+    DataInvalid,
+    Interrupted,
+    ServiceUnavailable,
+    SourceNotFound,
+    StageError,
+)
+from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.training.ranks import ALONE, TIMEOUT, PeerLost, RankGroup, Ranks
+
+PACKAGES = Path(parent_death.__file__).parent.parent
+"""The folder from which this process has its own code."""
+JOIN_SECONDS = 1800.0
+"""Limit of the time until all processes have met: the nodes of an attempt pull their images one after the other."""
+CONNECT_TIMEOUT = timedelta(seconds=10)
+"""Limit of one trial to connect to the first process."""
+END_SECONDS = 5.0
+"""Time in which the others end by themselves after the first has: they notice its closed connections."""
+POLL_SECONDS = 0.05
+HOST = "127.0.0.1"
+"""Where the processes of a single pod meet. Nothing outside it can connect."""
+FAILURES = (ConfigInvalid, DataInvalid, SourceNotFound, CredentialsRejected, ServiceUnavailable)
+"""What a process reports by its exit code; every other code is a bug."""
+
+Process = subprocess.Popen[bytes]
+
+
+def ranks_here(recipe: TrainRecipe, environment: Environment) -> int:
+    """Return the number of processes that are started in this place: those of one node, or of all in a local run."""
+    return (recipe.processes_per_node or 1) if environment.master_address else recipe.processes
+
+
+@contextlib.contextmanager
+def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesses"]:
+    """Start the other processes of this pod. At the end of the context wait for them, then kill those that are left.
+
+    Raise the failure of another process, if it is the reason that this one cannot continue.
+    """
+    processes = RankProcesses(recipe, context)
+    try:
+        yield processes
+        processes.end(END_SECONDS)
+    except Interrupted as error:
+        processes.end(END_SECONDS)
+        if isinstance(error, PeerLost) and (failure := processes.failure()):
+            raise failure from None
+        raise
+    finally:
+        processes.end(0)
+
+
+class RankProcesses:
+    """The other processes of this pod that train with this one; none in a process that another one has started."""
+
+    def __init__(self, recipe: TrainRecipe, context: Context) -> None:
+        environment = context.environment
+        self._stop, self._environment = context.stop, environment
+        self.local_rank, self.local_size = environment.local_rank, ranks_here(recipe, environment)
+        self.rank = environment.node_rank * self.local_size + environment.local_rank
+        self.size = recipe.processes
+        self._folder = tempfile.TemporaryDirectory(prefix="finetune-ranks-")
+        self._processes: dict[int, Process] = {}
+        """By local rank."""
+        self._own_store = self._listen() if self.size > 1 and self.rank == 0 else None
+        if not self.local_rank:
+            self._processes = {number: self._start(number) for number in range(1, self.local_size)}
+
+    def join(self, progress: ProgressReporter) -> Ranks:
+        """Wait until all processes have met; return their ranks.
+
+        Raise PeerLost if a process of this pod has ended, and ServiceUnavailable after JOIN_SECONDS. A signal to stop
+        is heard meanwhile: the waiting is done in a thread.
+        """
+        if self.size == 1:
+            return ALONE
+        progress.update(note=f"waiting for the other processes, {self.size} in all")
+        failures: list[BaseException] = []
+        thread = threading.Thread(target=self._meet, args=(failures,), daemon=True)
+        thread.start()
+        deadline = time.monotonic() + JOIN_SECONDS
+        while thread.is_alive():
+            thread.join(POLL_SECONDS)
+            if self.has_lost_one():
+                raise PeerLost
+            if time.monotonic() > deadline:
+                break
+        if thread.is_alive() or failures:
+            raise ServiceUnavailable(
+                f"the {self.size} processes of train.nodes and train.processesPerNode have not met within "
+                f"{JOIN_SECONDS:.0f} s: {failures[0] if failures else 'check the log of the other pods'}"
+            )
+        return RankGroup(self.rank, self.size, self._stop, self.has_lost_one)
+
+    def has_lost_one(self) -> bool:
+        """Return whether another process of this pod has ended before the training has."""
+        return any(process.poll() not in {None, ExitCode.DONE} for process in self._processes.values())
+
+    def end(self, seconds: float) -> None:
+        """Wait so long for the others to end by themselves; after 0 seconds, kill them and remove their files."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(process.poll() is None for process in self._processes.values()):
+            time.sleep(POLL_SECONDS)
+        if not seconds:
+            for process in self._processes.values():
+                process.kill()
+                process.wait()
+            self._folder.cleanup()
+
+    def failure(self) -> StageError | None:
+        """Return the failure of a process that ended by its own fault; None if there is none."""
+        found = (self._failure_of(number, process.poll()) for number, process in self._processes.items())
+        return next((failure for failure in found if failure), None)
+
+    def _failure_of(self, number: int, code: int | None) -> StageError | None:
+        if code is None or code in {ExitCode.DONE, ExitCode.INTERRUPTED}:
+            return None
+        if code < 0:
+            return ServiceUnavailable(
+                f"process {number} of {self.size} was killed by {Signals(-code).name}: the container may be out of "
+                "memory: raise train.pod.resources.limits.memory, or lower train.processesPerNode"
+            )
+        kind = next((kind for kind in FAILURES if kind.exit_code == code), StageError)
+        return kind(f"process {number} of {self.size}: {self._message_of(number)}")
+
+    def _message_of(self, number: int) -> str:
+        try:
+            message = TerminationMessage.model_validate_json(self._termination_log(number).read_bytes())
+        except (OSError, ValidationError):
+            return "it has left no message; the lines before this one may say why"
+        return message.failure.message if message.failure else "it has left no failure"
+
+    def _listen(self) -> TCPStore:
+        """Open the store by which all processes find each other: at a free port of HOST if all are in this pod."""
+        is_only_pod = not self._environment.master_address
+        server = socket.create_server((HOST, 0) if is_only_pod else ("", RENDEZVOUS_PORT))
+        port = server.getsockname()[1]
+        options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": server.detach()}
+        return TCPStore(HOST, port, timeout=TIMEOUT, **options)
+
+    def _start(self, number: int) -> Process:
+        """Start a process, in a session of its own: a signal to the group of this process is for this process alone."""
+        command = [sys.executable, "-P", "-m", "finetune_trainer", "train"]
+        return subprocess.Popen(
+            [sys.executable, "-P", parent_death.__file__, str(os.getpid()), *command],
+            env=os.environ | self._variables(number),
+            start_new_session=True,
+        )
+
+    def _variables(self, number: int) -> Mapping[str, str]:
+        paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = replace(
+            self._environment,
+            local_rank=number,
+            master_port=self._own_store.port if self._own_store else RENDEZVOUS_PORT,
+            termination_log=self._termination_log(number),
+        )
+        return {"PYTHONPATH": os.pathsep.join(paths), **environment.variables()}
+
+    def _termination_log(self, number: int) -> Path:
+        return Path(self._folder.name) / f"termination-{number}.json"
+
+    def _meet(self, failures: list[BaseException]) -> None:
+        try:
+            store = self._own_store or self._connect()
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            if not self._environment.master_address:
+                # The machine's own name may have no address.
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+            init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+        except Exception as error:  # noqa: BLE001  torch raises errors of many kinds
+            failures.append(error)
+
+    def _connect(self) -> TCPStore:
+        """Connect to the store of the first process. Its pod may have no address yet."""
+        host, port = self._environment.master_address or HOST, self._environment.master_port or RENDEZVOUS_PORT
+        deadline = time.monotonic() + JOIN_SECONDS
+        while True:
+            try:
+                return TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
+            except (RuntimeError, OSError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1)

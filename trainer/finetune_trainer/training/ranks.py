@@ -1,0 +1,120 @@
+"""The processes that train together. Each computes its share of every step; the first alone decides and writes.
+
+All have equal weights: the gradients are summed before each optimizer step, and a sum has the same bits in every
+process. So a checkpoint of the first is a checkpoint of all, and no process is needed to save it but the first.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from typing_extensions import override
+
+from finetune_trainer.runtime.errors import Interrupted
+from finetune_trainer.stop_signal import StopSignal
+
+BUCKET_BYTES = 256 << 20
+"""Size of the gradients that are summed at once; they are copied for that."""
+POLL_SECONDS = 1e-4
+"""Between two looks whether a sum has arrived. A process that waits in PyTorch instead would hear no signal."""
+ABANDON_SECONDS = 10.0
+"""Time after a request to stop in which the others must answer: those on a lost node never do."""
+TIMEOUT = timedelta(hours=1)
+"""Limit of each sum, which waits while another process saves, validates or generates samples."""
+
+
+class PeerLost(Interrupted):
+    """Another process that trains has ended or does not answer: the step cannot be finished."""
+
+
+class Ranks:
+    """The processes that train together: here one, which trains alone."""
+
+    rank: int = 0
+    """Number of this process."""
+    size: int = 1
+    """Number of processes: the world size."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process decides and writes."""
+        return self.rank == 0
+
+    def sum(self, *values: float) -> tuple[float, ...]:
+        """Return the sums of all processes' values; raise PeerLost if one has ended."""
+        return values
+
+    def any(self, flag: bool) -> bool:  # noqa: FBT001  the only argument
+        """Return whether the flag is set in any process; raise PeerLost if one has ended."""
+        return flag
+
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Replace each gradient by the sum of all processes' gradients; raise PeerLost if one has ended."""
+
+
+ALONE = Ranks()
+"""The ranks of a process that trains alone."""
+
+
+class RankGroup(Ranks):
+    """Several processes, connected by torch.distributed."""
+
+    def __init__(self, rank: int, size: int, stop: StopSignal, has_lost_a_peer: Callable[[], bool]) -> None:
+        """Use the default process group; `has_lost_a_peer` says whether a process of this pod has ended."""
+        self.rank, self.size = rank, size
+        self._stop, self._has_lost_a_peer = stop, has_lost_a_peer
+
+    @override
+    def sum(self, *values: float) -> tuple[float, ...]:
+        total = torch.tensor(values, dtype=torch.float64)  # on the CPU: the GPU need not finish its work for it
+        self._sum(total)
+        return tuple(total.tolist())
+
+    @override
+    def any(self, flag: bool) -> bool:
+        return self.sum(flag)[0] > 0
+
+    @override
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        parameters = list(parameters)
+        # A parameter without a gradient here may have one elsewhere, such as an expert that no token here chose.
+        counts = self.sum(*(float(each.grad is not None) for each in parameters))
+        used = [each for each, count in zip(parameters, counts, strict=True) if count]
+        for bucket in _buckets(used):
+            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            self._sum(flat)
+            for parameter, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+                parameter.grad = total.view_as(parameter)
+
+    def _sum(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by the sum of all processes' tensors."""
+        abandon_at: float | None = None
+        try:
+            work: Any = torch.distributed.all_reduce(tensor, async_op=True)
+            while not work.is_completed():
+                if self._stop.requested:
+                    abandon_at = abandon_at or time.monotonic() + ABANDON_SECONDS
+                if self._has_lost_a_peer() or (abandon_at and time.monotonic() > abandon_at):
+                    raise PeerLost
+                time.sleep(POLL_SECONDS)
+            work.wait()
+        except RuntimeError as error:  # a closed connection, or TIMEOUT
+            raise PeerLost from error
+
+
+def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    """Yield the parameters in order, in lists of at most BUCKET_BYTES, or of one that is larger."""
+    bucket: list[torch.nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        if bucket and size + parameter.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.nbytes
+    if bucket:
+        yield bucket
