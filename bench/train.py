@@ -10,6 +10,7 @@ the machine slows all of them. A run is timed from the end of its first step to 
 Prints, each as median, minimum and maximum:
 
 - throughput in tokens per second, and the ratio of ours to each of the others in the same turn;
+- the peak memory of a process that trains, which has the imports of all three trainers;
 - how long a checkpoint pauses training;
 - the time from SIGTERM until the process has saved a checkpoint and exited.
 
@@ -20,6 +21,7 @@ import argparse
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -106,11 +108,12 @@ class Benchmark:
     """The model, the rows and the options that all three trainers share."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.folder, self.options = folder, options
-        self.model = make_model(folder / "model")
-        self.rows = PackedRows(
-            make_rows(folder, 64, options.target_fraction, context=CONTEXT, vocabulary=VOCABULARY), "train"
-        )
+        self.folder, self.options, self.model = folder, options, folder / "model"
+        rows = folder / "prepare" / "rows" / "output"
+        if not rows.exists():
+            make_model(self.model)
+            make_rows(folder, 64, options.target_fraction, context=CONTEXT, vocabulary=VOCABULARY)
+        self.rows = PackedRows(rows, "train")
 
     def config(self, identity: str, *, steps: int, rank: int = 16, every: int = 10**6) -> TrainConfig:
         """Return the train config that all three follow."""
@@ -223,20 +226,37 @@ class InOrderSFT(SFTTrainer):
         return None
 
 
+TRAINERS: dict[str, Callable[[Benchmark, int], list[float]]] = {
+    "ours": Benchmark.ours,
+    "HF Trainer": Benchmark.hf,
+    "TRL SFTTrainer": Benchmark.trl,
+}
+
+
 def throughput(benchmark: Benchmark, repeats: int, steps: int) -> None:
     """Print tokens per second of each trainer and the ratios of ours to the others."""
-    trainers = {"ours": benchmark.ours, "HF Trainer": benchmark.hf, "TRL SFTTrainer": benchmark.trl}
-    names = list(trainers)
+    names = list(TRAINERS)
     speeds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
         for name in names[turn % 3 :] + names[: turn % 3]:
-            ends = quietly(lambda name=name: trainers[name](steps + 1))
+            ends = quietly(lambda name=name: TRAINERS[name](benchmark, steps + 1))
             speeds[name].append(steps * BATCH * CONTEXT / (ends[-1] - ends[0]))
     for name in names:
         print(f"{name:15} {spread(speeds[name], ',.0f')} tokens/s")
     for name in names[1:]:
         ratios = [ours / theirs for ours, theirs in zip(speeds["ours"], speeds[name], strict=True)]
         print(f"ours / {name:15} {spread(ratios, '.2f')}")
+
+
+def peaks(benchmark: Benchmark, steps: int) -> None:
+    """Print the peak memory of each trainer, in a process of its own."""
+    options = benchmark.options
+    for name in TRAINERS:
+        command = [sys.executable, __file__, "--peak-of", name, "--folder", str(benchmark.folder)]
+        recipe = ["--steps", str(steps), "--method", options.method, "--dtype", options.dtype]
+        environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+        output = subprocess.run([*command, *recipe], env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        print(f"{name:15} peak memory {int(output.stdout.split()[-1]):,} MiB")
 
 
 def pauses(benchmark: Benchmark, steps: int) -> None:
@@ -300,15 +320,23 @@ def main() -> None:
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: CPU seconds, for a machine with other load"
     )
+    parser.add_argument("--peak-of", choices=TRAINERS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    if options.peak_of:
+        benchmark = Benchmark(options.folder, options)
+        quietly(lambda: TRAINERS[options.peak_of](benchmark, options.steps))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+        return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.dtype}, {options.method}")
     print(f"{BATCH} rows of {CONTEXT} tokens per step, {options.target_fraction:.0%} of them in the loss")
     print(f"{options.repeats} turns, {options.clock} clock")
     with tempfile.TemporaryDirectory() as folder:
         benchmark = Benchmark(Path(folder), options)
         throughput(benchmark, options.repeats, options.steps)
+        peaks(benchmark, options.steps)
         pauses(benchmark, options.steps)
         stopping(benchmark, 3)
 

@@ -48,7 +48,7 @@ def test_page_lists_every_result_field(result):
 
 def test_page_lists_every_environment_variable():
     names = [value for value in vars(environment).values() if str(value).startswith("FINETUNE_")]
-    assert len(names) == 16
+    assert len(names) == 18
     assert [name for name in names if f"| `{name}` |" not in PAGE] == []
 
 

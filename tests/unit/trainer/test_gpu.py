@@ -9,7 +9,7 @@ from support.training import environment, train_config
 
 from finetune_trainer.contract import EvaluateConfig, EvaluateRecipe, ExitCode, Task
 from finetune_trainer.runtime import gpu
-from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC 12.2.0\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (builder@host)\n"
@@ -107,4 +107,12 @@ def test_without_a_request_the_cpu_is_used(node):
 
 def test_request_with_a_usable_gpu_passes(node, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    gpu.check_gpu(replace(environment(node), gpus=1))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpu.check_gpu(replace(environment(node), gpus=1), processes=2)
+
+
+def test_fewer_gpus_than_processes_are_a_config_error(node, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigInvalid, match="4 processes train in this place, but it has 2 GPUs"):
+        gpu.check_gpu(environment(node), processes=4)

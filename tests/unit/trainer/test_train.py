@@ -28,6 +28,7 @@ from finetune_trainer.stages import train
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.lora import trainable_adapter
 from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.ranks import ALONE
 from finetune_trainer.training.validation import Validator
 
 torch.set_num_threads(1)
@@ -154,7 +155,7 @@ def overfitting_recipe(tmp_path):
         "max_steps": 24,
         "gradient_accumulation_steps": 1,
         "eval_steps": 4,
-        "optimizer": {"learning_rate": 5e-2, "scheduler": "Constant"},
+        "optimizer": {"learning_rate": 1e-1, "scheduler": "Constant"},
     }
 
 
@@ -168,7 +169,7 @@ def test_adapter_with_lowest_validation_loss_is_the_result(tiny_model, tmp_path)
     )
     model.load(load_file(stage_folder(tmp_path) / "output" / "adapter_model.safetensors"))
     rows = PackedRows(tmp_path / "prepare" / PREPARED / "output", "validation")
-    loss = Validator(rows, 2, None, 24).loss(model, lambda: None)
+    loss = Validator(rows, 2, None, 24).loss(model, ALONE, lambda: None)
     assert loss == pytest.approx(result.validation_loss, abs=1e-6)
 
 
