@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch._inductor.config
 from support.stages import run_in_process, run_to_failure
 from support.training import PREPARED, adapter_digest, documents, environment, train_config, write_rows
 
@@ -195,3 +196,11 @@ def test_training_is_strictly_deterministic(tiny_model, workspace):
     run_in_process(config_for(tiny_model, max_steps=1), environment(workspace))
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_compile_without_a_compiler_names_the_fix(tiny_model, workspace, monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    torch.compiler.reset()
+    message, code = run_to_failure(config_for(tiny_model, compile=True), environment(workspace))
+    assert code == ExitCode.CONFIG
+    assert message.startswith("train.compile needs a C compiler, and this image has none: set train.pod.image")

@@ -191,7 +191,7 @@ class TrainRecipe(ContractModel):
     """Recompute activations in the backward pass: uses less memory and is about a third slower."""
 
     compile: bool = False
-    """Compile the model with torch.compile: starts slower, runs faster on a GPU."""
+    """Compile the model with torch.compile: starts slower, runs faster on a GPU. Needs a C compiler in the image."""
 
     @property
     def processes(self) -> int:

@@ -15,6 +15,8 @@ OWN_SHARE, OWN_BYTES = 0.05, GIB
 HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory")
 GPU_MEMORY = re.compile(r"(CUDA|HIP) (error: )?out of memory")
 NOT_DETERMINISTIC = re.compile(r"does not have a deterministic implementation|operation is not deterministic")
+NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C compiler")
+"""Messages of PyTorch on a CPU, and of Triton on a GPU."""
 GPU_ERROR = re.compile(r"(CUDA|HIP) error")
 
 
@@ -31,14 +33,23 @@ def translate(error: Exception, config: AnyConfig, environment: Environment) -> 
             + "".join(f", or {way}" for way in ways_to_save_memory(config, environment))
         )
     torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(error, RuntimeError):
-        return None
+    is_of_torch = torch is not None and isinstance(error, RuntimeError)
+    return _of_torch(torch, error, config, environment) if is_of_torch else None
+
+
+def _of_torch(torch: Any, error: Exception, config: AnyConfig, environment: Environment) -> StageError | None:
+    text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or GPU_MEMORY.search(text):
         return _gpu_memory(torch, text.partition(" If reserved but unallocated")[0], config, environment)
     if NOT_DETERMINISTIC.search(text):
         return ConfigInvalid(
             f"an operation of this model has no deterministic implementation on this device, so a resumed run could "
             f"not be exact: {_first_sentence(text)}: use another base model, or train it on another kind of device"
+        )
+    if NO_COMPILER.search(text):
+        return ConfigInvalid(
+            "train.compile needs a C compiler, and this image has none: set train.pod.image to an image that is "
+            "derived from the trainer's and has gcc, g++ and the headers of Python, or remove train.compile"
         )
     if isinstance(error, torch.AcceleratorError) or GPU_ERROR.search(text):
         return StageError(
