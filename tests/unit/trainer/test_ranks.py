@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from support.training import adapter_digest, documents, environment, stage_folder, train_config, write_rows
 
 from finetune_trainer.contract import ExitCode, TerminationMessage
@@ -100,8 +101,9 @@ def one_process(new_training):
         {"processes_per_node": 2, "gradient_accumulation_steps": 2},
         {"processes_per_node": 4, "gradient_accumulation_steps": 1},
         {"nodes": 2, "processes_per_node": 2, "gradient_accumulation_steps": 1},
+        {"processes_per_node": 2, "gradient_accumulation_steps": 2, "parallelism": "FSDP"},
     ],
-    ids=["2", "4", "2x2"],
+    ids=["2", "4", "2x2", "sharded"],
 )
 def test_losses_of_several_processes_equal_those_of_one(new_training, one_process, processes):
     several = new_training(**PLAIN, **processes).run()
@@ -111,12 +113,28 @@ def test_losses_of_several_processes_equal_those_of_one(new_training, one_proces
     assert several.message.result.tokens == one_process.message.result.tokens
 
 
+@pytest.mark.parametrize("recipe", [{}, {"gradient_checkpointing": True}, {"dtype": "BF16"}], ids=str)
+def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
+    """All weights are trained, tied ones too, with the logits of one target at a time."""
+    common = {"method": "Full", "lora": None, "optimizer": {"learning_rate": 1e-3}} | recipe
+    options = {"constants": {"finetune_trainer.training.loss.CHUNK_BYTES": 4 * 320}}
+    whole = new_training(options, processes_per_node=2, **common).run()
+    sharded = new_training(options, processes_per_node=2, parallelism="FSDP", **common).run()
+    assert sharded.losses == pytest.approx(whole.losses, abs=1e-3 if recipe.get("dtype") else 1e-6)
+    files = [stage_folder(each.workspace) / "output" / "model.safetensors" for each in (whole, sharded)]
+    expected, found = map(load_file, files)
+    assert found.keys() == expected.keys()
+    assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-3
+
+
 METHODS = {
     "LoRA": {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
     "QLoRA": {"method": "QLoRA", "dtype": "BF16", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
     "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
 }
-RUNS = [("LoRA", 2), ("LoRA", 4), ("QLoRA", 2), ("Full", 2)]
+METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP"}
+METHODS["Full, sharded"] = METHODS["Full"] | {"parallelism": "FSDP"}
+RUNS = [("LoRA", 2), ("LoRA", 4), ("QLoRA", 2), ("Full", 2), ("LoRA, sharded", 2), ("Full, sharded", 2)]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run[0]}-{run[1]}")

@@ -193,6 +193,10 @@ class TrainRecipe(ContractModel):
     compile: bool = False
     """Compile the model with torch.compile: starts slower, runs faster on a GPU. Needs a C compiler in the image."""
 
+    parallelism: Literal["DDP", "FSDP"] = "DDP"
+    """How several processes hold the model. DDP: each holds all of it. FSDP: its weights, their gradients and the
+    optimizer state are sharded over all processes, which gather a layer when it computes."""
+
     @property
     def processes(self) -> int:
         """The world size: the processes of all nodes that train together."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
+
 from finetune_trainer.contract import AnyResult, Environment, PrepareResult, TrainConfig, TrainResult
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
@@ -21,6 +23,7 @@ from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
 from finetune_trainer.training.checkpoint_reader import CheckpointReader
 from finetune_trainer.training.determinism import (
+    Tensors,
     numeric_environment,
     prepare_device,
     restore_thread_count,
@@ -32,6 +35,7 @@ from finetune_trainer.training.model import TrainedModel, check_isolation
 from finetune_trainer.training.optimizer import create_optimizer
 from finetune_trainer.training.rank_processes import RankProcesses, other_ranks
 from finetune_trainer.training.samples import SampleGenerator
+from finetune_trainer.training.sharding import shard
 from finetune_trainer.training.validation import Validator
 
 CHECKPOINTS = "checkpoints"
@@ -59,13 +63,15 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     source = open_base_model(config.model, context.environment, config.model_pin)
     source.require(config.model_digest, f"prepare/{config.prepare}")
     check_context_length(source, rows.context_length)
-    model = TrainedModel(load_trainable(source, config, device), device, config.recipe)
+    is_sharded = config.recipe.parallelism == "FSDP" and others.size > 1
+    trainable = load_trainable(source, config, torch.device("cpu") if is_sharded else device)
+    ranks = others.join(context.progress)
+    model = TrainedModel(shard(trainable, ranks, device) if is_sharded else trainable, device, config.recipe)
     check_tokens((rows, validation_rows), model.vocabulary)
     document_attention.enable(model, config.recipe.dtype)
     if rows.packed:
         check_isolation(model, source.uri)
     sampler = StepSampler.of(config.recipe, len(rows), config.seed)
-    ranks = others.join(context.progress)
     run = TrainingRun(
         config=config,
         rows=rows,
@@ -77,7 +83,7 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         metrics=TrainingMetrics(context.folder, trackers, sampler.steps, context.fence),
         stop=context.stop,
         ranks=ranks,
-        samples=sample_generator(config, context.environment, source) if is_first else None,
+        samples=sample_generator(config, context.environment, source) if is_first or ranks.is_sharded else None,
     )
     # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
     with (
@@ -88,7 +94,8 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     ):
         resume(run, checkpoints)
         train(run, checkpoints)
-        return publish(run, context, source) if is_first else None
+        weights = run.best or run.copy_weights()
+        return publish(run, weights, context, source) if weights else None
 
 
 def open_checkpoints(
@@ -172,11 +179,11 @@ def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
     run.state.numerics = current
 
 
-def publish(run: TrainingRun, context: Context, source: BaseModel) -> TrainResult:
-    """Write the weights with the lowest validation loss to `output`; without validation, the last ones."""
+def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseModel) -> TrainResult:
+    """Write the weights to `output`: those with the lowest validation loss, or without validation, the last ones."""
     output = context.folder / "output"
     with artifacts.atomic_folder(output, fence=context.fence) as temporary:
-        run.model.format.write(run.model.weights if run.best is None else run.best, temporary)
+        run.model.format.write(weights, temporary)
         digest = artifacts.seal(temporary, {"identity": run.config.identity, "model": source.digest})
     state = run.state
     return TrainResult(

@@ -20,8 +20,8 @@ from safetensors.torch import load
 
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.training.determinism import Tensors
-from finetune_trainer.training.model import WeightsFormat, save_tensors
 from finetune_trainer.training.state import State
+from finetune_trainer.training.trainable import WeightsFormat, save_tensors
 
 BEST = "best.safetensors"
 OPTIMIZER = "optimizer.safetensors"

@@ -19,12 +19,13 @@ from finetune_trainer.training.checkpoint_format import Layout, Snapshot
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.checkpoint_reader import CheckpointReader
 from finetune_trainer.training.determinism import Tensors, seed_generators
-from finetune_trainer.training.model import TrainedModel, copy_to_cpu
+from finetune_trainer.training.model import TrainedModel
 from finetune_trainer.training.non_finite import is_finite, non_finite
 from finetune_trainer.training.optimizer import NamedOptimizer
-from finetune_trainer.training.ranks import ALONE, Ranks
+from finetune_trainer.training.ranks import ALONE, PeerLost, Ranks
 from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.schedule import learning_rate
+from finetune_trainer.training.sharding import copy_to_cpu, whole
 from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
 
@@ -51,13 +52,22 @@ class TrainingRun:
     """The weights with the lowest validation loss so far."""
 
     def snapshot(self) -> Snapshot:
-        """Return a copy of the state at the last step boundary: it changes only at the end of a step."""
+        """Return a copy of the state at the last step boundary: it changes only at the end of a step.
+
+        Where the state is sharded, all processes must call this together, and only the first gets its tensors.
+        """
         return Snapshot(
             state=self.state.model_copy(deep=True),
-            weights=copy_to_cpu(self.model.weights),
-            optimizer=copy_to_cpu(self.optimizer.tensors()),
+            weights=copy_to_cpu(self.model.weights, keep=self.ranks.is_first),
+            optimizer=copy_to_cpu(self.optimizer.tensors(), keep=self.ranks.is_first),
             best=self.best,
         )
+
+    def copy_weights(self) -> Tensors | None:
+        """Return a copy of the weights, or None if this is not the first process; all of them must call this."""
+        if not self.ranks.is_first and not self.ranks.is_sharded:
+            return None
+        return copy_to_cpu(self.model.weights, keep=self.ranks.is_first) or None
 
     def layout(self) -> Layout:
         """Return the tensor layout that a checkpoint of this run must have."""
@@ -68,6 +78,23 @@ class TrainingRun:
         self.model.load(snapshot.weights)
         self.optimizer.restore(snapshot.optimizer)
         self.state, self.best = snapshot.state, snapshot.best
+
+    def should_save(self, checkpoints: "Checkpoints") -> bool:
+        """Return whether a checkpoint is due: by the decision of the first process, if all take part in saving."""
+        is_due = checkpoints.should_save(self.state.step)
+        return self.ranks.any(is_due) if self.ranks.is_sharded else is_due
+
+    def save_boundary(self, checkpoints: "Checkpoints", error: Interrupted) -> int | None:
+        """Make the last step boundary durable and return the newest durable step, or None before the first step.
+
+        A sharded boundary cannot be saved if it is another process that was lost.
+        """
+        if not self.ranks.is_sharded:
+            return checkpoints.save_blocking(self.state.step, self.snapshot)
+        if isinstance(error, PeerLost):
+            return checkpoints.saved_step
+        snapshot = self.snapshot()
+        return checkpoints.save_blocking(self.state.step, lambda: snapshot)
 
     def is_finished(self) -> bool:
         """Return whether all steps are done or early stopping ended the run."""
@@ -96,7 +123,7 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
     run.model.model.train()
     try:
         while True:
-            if checkpoints.should_save(run.state.step):
+            if run.should_save(checkpoints):
                 run.metrics.sync()
                 checkpoints.save(run.snapshot())
             run.metrics.send(checkpoints.saved_step)
@@ -111,7 +138,7 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
     except Interrupted as error:
         # The unfinished step is discarded: weights and optimizer state are still those of the boundary.
         run.metrics.sync()
-        saved = checkpoints.save_blocking(run.state.step, run.snapshot)
+        saved = run.save_boundary(checkpoints, error)
         run.metrics.send(saved)
         raise type(error)(run.state.step, saved) from None
 
@@ -167,7 +194,7 @@ def accumulate_gradients(
 def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -> float:
     """Clip the total gradient norm to `max_norm`, or not at all if it is 0; return the norm before clipping."""
     norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(list(parameters.values()), max_norm or math.inf)
-    return float(norm.item())
+    return float(whole(norm).item())
 
 
 def validate(run: TrainingRun) -> None:
@@ -179,8 +206,8 @@ def validate(run: TrainingRun) -> None:
         raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
     generate_samples(run)  # before the loss is recorded: a process that stops here validates again
     run.metrics.record(run.state.step, {"validation_loss": loss})
-    if run.state.record_validation(loss, run.config.recipe.early_stopping) and run.ranks.is_first:
-        run.best = copy_to_cpu(run.model.weights)
+    if run.state.record_validation(loss, run.config.recipe.early_stopping):
+        run.best = run.copy_weights()
     stopped = "stopping early" if run.state.stopped_early else ""
     curve = run.metrics.loss_curve()
     run.progress.update(step=run.state.step, validation_loss=loss, note=stopped, loss_curve=curve)
@@ -192,7 +219,9 @@ def generate_samples(run: TrainingRun) -> None:
         return
     run.progress.update(step=run.state.step, note="generating samples")
     try:
-        texts = run.samples.texts(run.model, run.raise_if_stop_requested_here)
+        together = run.ranks.is_sharded
+        stop = run.raise_if_stop_requested if together else run.raise_if_stop_requested_here
+        texts = run.samples.texts(run.model, stop)
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001  generation of an architecture that only its own code knows

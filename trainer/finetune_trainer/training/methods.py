@@ -16,7 +16,7 @@ from finetune_trainer.models.full_weights import config_of, stored_names
 from finetune_trainer.models.loading import dtype_of, load_base
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.lora import trainable_adapter
-from finetune_trainer.training.model import Trainable, WeightsFormat
+from finetune_trainer.training.trainable import Trainable, WeightsFormat
 
 Method = Callable[[BaseModel, TrainConfig, torch.device], Trainable]
 

@@ -1,18 +1,12 @@
 """The model in training: its loss, whatever the method of training."""
 
 import math
-import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from finetune_trainer.contract import TrainRecipe
@@ -26,6 +20,8 @@ from finetune_trainer.training.loss import (
     chunked_cross_entropy,
     head_at_positions,
 )
+from finetune_trainer.training.sharding import drop_gathered, sharded_like
+from finetune_trainer.training.trainable import Trainable
 
 ISOLATION_TOLERANCE = 0.05
 """Maximum difference as a share of the logits' standard deviation.
@@ -35,36 +31,6 @@ It is larger than the rounding of bf16 and much smaller than the effect of one d
 
 PROBE_LENGTH = 8
 """Tokens of each document that `probe` asks for."""
-
-FILE_MODE = 0o644
-"""safetensors creates files readable by their owner only, but the serving container may run as another user."""
-
-
-@dataclass(frozen=True)
-class WeightsFormat:
-    """The files from which PEFT or transformers loads trained weights."""
-
-    file: str
-    """Name of the safetensors file."""
-    others: Mapping[str, bytes]
-    """The files beside it, by name. Their bytes are the same in any process."""
-
-    def write(self, weights: Tensors, folder: Path) -> None:
-        """Write the files; raise OSError if that fails."""
-        save_tensors(weights, folder / self.file)
-        for name, content in self.others.items():
-            (folder / name).write_bytes(content)
-
-
-@dataclass(frozen=True)
-class Trainable:
-    """A loaded model, prepared by a method of training."""
-
-    module: Any
-    """A model of transformers, or PEFT's around one."""
-    weights: Tensors
-    """What is saved: tensors by their names in the file, which share memory with the parameters that are trained."""
-    format: WeightsFormat
 
 
 class TrainedModel:
@@ -149,8 +115,9 @@ class TrainedModel:
 
     def load(self, weights: Tensors) -> None:
         """Copy weights with the same names and shapes into the parameters."""
+        drop_gathered(self.model)
         for name, tensor in self.weights.items():
-            tensor.detach().copy_(weights[name])
+            tensor.detach().copy_(sharded_like(weights[name], tensor))
 
 
 def _keep_input_dtype(model: torch.nn.Module) -> None:
@@ -198,7 +165,7 @@ def probe(model: TrainedModel) -> torch.Tensor:
     documents = Documents.at(positions.numpy()).to(model.device) if model.is_flat else None
     shape = (1, -1) if model.is_flat else tokens.shape
     model.model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         logits = model.logits(tokens.view(shape), positions.to(model.device).view(shape), documents)
     return logits.float().view(*tokens.shape, -1)
 
@@ -208,17 +175,3 @@ def are_close(logits: torch.Tensor, others: torch.Tensor) -> bool:
     if not logits.isfinite().all():
         return True
     return bool((logits - others).abs().max() <= ISOLATION_TOLERANCE * logits.std())
-
-
-def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Write a safetensors file; raise OSError if that fails."""
-    try:
-        save_file(tensors, os.fspath(path), metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(f"{path.name}: {error}") from error
-    path.chmod(FILE_MODE)
-
-
-def copy_to_cpu(tensors: Tensors) -> Tensors:
-    """Return copies of the tensors in CPU memory, which training does not write to."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

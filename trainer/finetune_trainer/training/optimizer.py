@@ -14,6 +14,7 @@ from typing_extensions import override
 from finetune_trainer.contract import Optimizer
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.determinism import Tensors
+from finetune_trainer.training.sharding import sharded_like
 
 BLOCK = 256
 """Numbers that share a scale in the 8-bit state of bitsandbytes."""
@@ -93,12 +94,15 @@ class AdamW(NamedOptimizer):
 
     @override
     def _layout_of(self, parameter: torch.nn.Parameter) -> Tensors:
-        moments = {key: torch.empty_like(parameter, device="meta") for key in ("exp_avg", "exp_avg_sq")}
-        return {"step": torch.empty((), dtype=torch.float32, device="meta"), **moments}
+        moment = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        return {"step": torch.empty((), dtype=torch.float32, device="meta"), "exp_avg": moment, "exp_avg_sq": moment}
 
     @override
     def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
-        self.torch.state[parameter] = {key: each.to(parameter.device, copy=True) for key, each in state.items()}
+        self.torch.state[parameter] = {
+            "step": state["step"].to(parameter.device, copy=True),
+            **{key: sharded_like(state[key], parameter).clone() for key in state if key != "step"},
+        }
 
 
 class AdamW8Bit(NamedOptimizer):

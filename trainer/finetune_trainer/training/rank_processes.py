@@ -37,7 +37,15 @@ from finetune_trainer.runtime.errors import (
 )
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
-from finetune_trainer.training.ranks import ALONE, TIMEOUT, PeerLost, RankGroup, Ranks
+from finetune_trainer.training.ranks import (
+    ALONE,
+    TIMEOUT,
+    PeerLost,
+    RankGroup,
+    Ranks,
+    ShardedRankGroup,
+    is_loss_of_peer,
+)
 
 PACKAGES = Path(parent_death.__file__).parent.parent
 """The folder from which this process has its own code."""
@@ -76,6 +84,11 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
         if isinstance(error, PeerLost) and (failure := processes.failure()):
             raise failure from None
         raise
+    except RuntimeError as error:  # in the passes of a sharded model
+        processes.end(END_SECONDS if is_loss_of_peer(error) else 0)
+        if is_loss_of_peer(error):
+            raise (processes.failure() or PeerLost()) from error
+        raise
     finally:
         processes.end(0)
 
@@ -85,7 +98,7 @@ class RankProcesses:
 
     def __init__(self, recipe: TrainRecipe, context: Context) -> None:
         environment = context.environment
-        self._stop, self._environment = context.stop, environment
+        self._recipe, self._stop, self._environment = recipe, context.stop, environment
         self.local_rank, self.local_size = environment.local_rank, ranks_here(recipe, environment)
         self.rank = environment.node_rank * self.local_size + environment.local_rank
         self.size = recipe.processes
@@ -120,7 +133,8 @@ class RankProcesses:
                 f"the {self.size} processes of train.nodes and train.processesPerNode have not met within "
                 f"{JOIN_SECONDS:.0f} s: {failures[0] if failures else 'check the log of the other pods'}"
             )
-        return RankGroup(self.rank, self.size, self._stop, self.has_lost_one)
+        group = ShardedRankGroup if self._recipe.parallelism == "FSDP" else RankGroup
+        return group(self.rank, self.size, self._stop, self.has_lost_one)
 
     def has_lost_one(self) -> bool:
         """Return whether another process of this pod has ended before the training has."""

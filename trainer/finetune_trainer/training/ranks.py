@@ -4,6 +4,7 @@ All have equal weights: the gradients are summed before each optimizer step, and
 process. So a checkpoint of the first is a checkpoint of all, and no process is needed to save it but the first.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -22,6 +23,8 @@ POLL_SECONDS = 1e-4
 """Between two looks whether a sum has arrived. A process that waits in PyTorch instead would hear no signal."""
 ABANDON_SECONDS = 10.0
 """Time after a request to stop in which the others must answer: those on a lost node never do."""
+PEER_ERROR = re.compile(r"third_party/gloo|Connection (closed|reset) by peer|NCCL")
+"""Messages of gloo and NCCL when a connection ends."""
 TIMEOUT = timedelta(hours=1)
 """Limit of each sum, which waits while another process saves, validates or generates samples."""
 
@@ -37,6 +40,9 @@ class Ranks:
     """Number of this process."""
     size: int = 1
     """Number of processes: the world size."""
+
+    is_sharded: bool = False
+    """Whether weights and optimizer state are spread over the processes, so that all take part in saving."""
 
     @property
     def is_first(self) -> bool:
@@ -104,6 +110,21 @@ class RankGroup(Ranks):
             work.wait()
         except RuntimeError as error:  # a closed connection, or TIMEOUT
             raise PeerLost from error
+
+
+class ShardedRankGroup(RankGroup):
+    """Several processes over which weights, gradients and optimizer state are sharded."""
+
+    is_sharded = True
+
+    @override
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Do nothing: the backward pass has summed them."""
+
+
+def is_loss_of_peer(error: RuntimeError) -> bool:
+    """Return whether PyTorch raised an error because another process has ended."""
+    return isinstance(error, torch.distributed.DistError) or PEER_ERROR.search(str(error)) is not None
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

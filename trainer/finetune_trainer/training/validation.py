@@ -30,7 +30,7 @@ class Validator:
         loss_sum, targets = 0.0, 0
         model.model.eval()
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 indices = np.arange(len(self._rows))
                 for batch in batches(self._rows, indices, self._batch_size, flat=model.is_flat, ranks=ranks):
                     raise_if_stop_requested()

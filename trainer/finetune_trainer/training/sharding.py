@@ -1,0 +1,77 @@
+"""Shard a model over all processes with PyTorch's fully_shard (FSDP2), and gather its tensors for a checkpoint.
+
+Each process keeps one part of every weight, of its gradient and of its optimizer state. The weights of a layer are
+gathered while it computes. A checkpoint has whole tensors, as that of a single process has.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.training.determinism import Tensors
+from finetune_trainer.training.ranks import Ranks
+from finetune_trainer.training.trainable import Trainable
+
+
+def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable:
+    """Shard a model that lies in CPU memory, layer by layer, so that no device holds all of it.
+
+    Raise ConfigInvalid if its architecture has no layers that can be gathered one after the other.
+    """
+    module = trainable.module
+    layers = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigInvalid("train.parallelism FSDP: this architecture cannot be sharded by layers: set it to DDP")
+    names = {parameter.data_ptr(): name for name, parameter in module.named_parameters()}
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    for each in (*layers, module):
+        fully_shard(each, mesh=mesh)
+    for each in (each for each in module.modules() if isinstance(each, FSDPModule)):
+        # The sum, not the mean: each loss is divided by the targets of all processes already.
+        each.set_gradient_divide_factor(1.0)
+        each.set_force_sum_reduction_for_comms(True)
+    parameters = dict(module.named_parameters())
+    weights = {name: parameters[names[tensor.data_ptr()]].detach() for name, tensor in trainable.weights.items()}
+    return replace(trainable, weights=weights)
+
+
+def drop_gathered(module: torch.nn.Module) -> None:
+    """Drop the whole weights of a sharded model; those outside its layers stay gathered after a pass without gradients.
+
+    Call this before the shards change: the next pass would compute with the weights of before.
+    """
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            each.reshard()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of a tensor; one that is sharded is gathered, for which all processes must call this together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the part of a whole tensor that this process keeps, if `like` is sharded, on its device."""
+    tensor = tensor.to(like.device)
+    if not isinstance(like, DTensor):
+        return tensor
+    # No process sends its tensor to others: all have read the same file.
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def copy_to_cpu(tensors: Tensors, *, keep: bool = True) -> Tensors:
+    """Return copies of the whole tensors in CPU memory, which training does not write to.
+
+    A process that does not keep them takes part in the gathering of those that are sharded, and returns none.
+    """
+    copies: Tensors = {}
+    for name, tensor in tensors.items():
+        gathered = whole(tensor.detach())
+        if keep:
+            copies[name] = gathered.to("cpu", copy=True).contiguous()
+    return copies
