@@ -45,15 +45,16 @@ def _data_line(result: PrepareResult, work: Workload) -> str:
         )
         if count
     )
-    validation = f" and {result.validation_rows:,} for validation" if result.validation_rows else ""
+    validation = f" and {work.examples(result.validation_rows):,} for validation" if result.validation_rows else ""
+    length = f"{'rows of ' if work.pairs else ''}{work.context_length:,} tokens"
     records = f"data: {_count(result.records, 'record')}" + (f" ({left_out})" if left_out else "")
-    rows = f"{_count(result.train_rows, 'row')} of {work.context_length:,} tokens{validation}"
+    rows = f"{_count(work.examples(result.train_rows), work.example)} of {length}{validation}"
     return f"{records}, {rows}, {_count(result.train_tokens, 'token')} to train on"
 
 
 def _steps_line(work: Workload, steps: int) -> str:
     passes = f", {_count(work.epochs, 'epoch')}" if work.epochs is not None else ""
-    return f"train: {_count(steps, 'step')} of {_count(work.rows_per_step, 'row')}{passes}"
+    return f"train: {_count(steps, 'step')} of {_count(work.examples_per_step, work.example)}{passes}"
 
 
 def _count(number: float, noun: str) -> str:

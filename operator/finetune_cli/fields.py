@@ -18,8 +18,11 @@ Location = tuple[str | int, ...]
 """Keys and indexes below `spec`."""
 LOCAL_POD_FIELDS = frozenset({"command", "args", "env", "env_from"})
 """Fields of a pod that have an effect in a run on this machine."""
-CONFIG_FIELDS_OF_SPEC = frozenset({"seed", "model", "datasets", "validation"})
-"""Fields of a stage's config that are fields of the spec itself, and not of the stage."""
+PATHS_OF_CONFIG_FIELDS = {
+    **{name: f"spec.{name}" for name in ("seed", "model", "datasets", "validation")},
+    "objective": "spec.train.objective",
+}
+"""Fields of a stage's config that are fields of the spec itself or of another stage, by their paths in the manifest."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,25 @@ class Workload:
 
     epochs: float | None
     max_steps: int | None
-    rows_per_step: int
+    examples_per_step: int
     context_length: int
+    pairs: bool = False
+    """Whether an example is a pair of two rows, and not a row."""
+
+    @property
+    def example(self) -> str:
+        """What a step has several of."""
+        return "pair" if self.pairs else "row"
+
+    def examples(self, rows: int) -> int:
+        """Return the number of examples in so many rows of prepare."""
+        return rows // 2 if self.pairs else rows
 
     def steps(self, rows: int) -> int:
-        """Return the number of optimizer steps for so many packed rows, as the trainer computes it."""
+        """Return the number of optimizer steps for so many rows of prepare, as the trainer computes it."""
         if self.epochs is None:
             return self.max_steps or 0
-        return math.ceil(max(1, round(self.epochs * rows)) / self.rows_per_step)
+        return math.ceil(max(1, round(self.epochs * self.examples(rows))) / self.examples_per_step)
 
 
 def has_own_program(stage: StageSpec | None) -> bool:
@@ -156,8 +170,9 @@ def literal_variables(spec: PipelineSpec) -> Iterator[LiteralVariable]:
 def workload(spec: PipelineSpec) -> Workload:
     """Return what determines the number of optimizer steps."""
     train = spec.train
-    rows = train.micro_batch_size * train.gradient_accumulation_steps
-    return Workload(train.effective_epochs(), train.max_steps, rows, spec.prepare.context_length)
+    examples = train.micro_batch_size * train.gradient_accumulation_steps
+    length, pairs = spec.prepare.context_length, train.objective == "DPO"
+    return Workload(train.effective_epochs(), train.max_steps, examples, length, pairs)
 
 
 def without_effect(spec: PipelineSpec) -> list[str]:

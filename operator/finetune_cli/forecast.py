@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from finetune_cli.exit_codes import BELOW_GATE
-from finetune_cli.fields import CONFIG_FIELDS_OF_SPEC
+from finetune_cli.fields import PATHS_OF_CONFIG_FIELDS
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import Outcome, StageState
@@ -174,7 +174,7 @@ def _result_changes(name: str, now: StageAssessment, old: StageAssessment) -> It
     """Yield the changes of fields that determine the stage's result, by their paths in the manifest."""
     new_config, old_config = _result_fields(now), _result_fields(old)
     for key in sorted({*new_config, *old_config}):
-        path = f"spec.{name}" if key == "recipe" else f"spec.{key}" if key in CONFIG_FIELDS_OF_SPEC else f"{name}.{key}"
+        path = f"spec.{name}" if key == "recipe" else PATHS_OF_CONFIG_FIELDS.get(key, f"{name}.{key}")
         yield from _changes(path, new_config.get(key), old_config.get(key))
     if now.spec and old.spec and (now.spec.pod.command or old.spec.pod.command):
         yield from _changes(f"spec.{name}.pod", _program(now.spec), _program(old.spec))
@@ -194,7 +194,8 @@ def _result_fields(stage: StageAssessment) -> dict[str, Any]:
         excluded |= {"model", "location", "digest"}  # of the published model: push names its own changes
     config = stage.config
     if isinstance(config, TrainConfig):  # an absent block is that of the defaults
-        config = config.model_copy(update={"recipe": config.recipe.model_copy(update={"lora": config.recipe.adapter})})
+        blocks = {"lora": config.recipe.adapter, "dpo": config.recipe.preference}
+        config = config.model_copy(update={"recipe": config.recipe.model_copy(update=blocks)})
     return config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=excluded)
 
 

@@ -45,6 +45,7 @@ def prepare_config(
 ) -> PrepareConfig:
     """Return a config with rows of 64 tokens and no validation; `changes` are fields of data set and recipe."""
     recipe = {name: changes.pop(name) for name in RECIPE if name in changes}
+    objective = changes.pop("objective", "SFT")
     seed = changes.pop("seed", 5)
     validation = changes.pop("validation", {"fraction": changes.pop("validation_fraction", 0)})
     return PrepareConfig.model_validate(
@@ -54,6 +55,7 @@ def prepare_config(
             "model": {"uri": f"file://{model}"},
             "datasets": datasets or [{"uri": uri, **changes}],
             "validation": validation,
+            "objective": objective,
             "recipe": {"context_length": 64, **recipe},
         }
     )

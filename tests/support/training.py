@@ -37,6 +37,21 @@ def documents(count: int, *, seed: int = 0, longest: int = 20) -> list[Document]
     return [document(int(generator.integers(300)), int(generator.integers(6, longest))) for _ in range(count)]
 
 
+def pairs(count: int, *, seed: int = 0, longest: int = 20) -> list[Document]:
+    """Return the documents of seeded random pairs, one after the other: chosen is the pattern of `document`.
+
+    Both have the same first three tokens. The rejected one goes on with other tokens and another length.
+    """
+    generator = np.random.Generator(np.random.Philox(seed))
+    found = []
+    for _ in range(count):
+        chosen = document(int(generator.integers(300)), int(generator.integers(6, longest)))
+        rejected = document(int(chosen.tokens[2]) + 40, int(generator.integers(6, longest)))
+        rejected.tokens[:3] = chosen.tokens[:3]
+        found += [chosen, rejected]
+    return found
+
+
 def write_rows(
     workspace: Path,
     train: Iterable[Document],
@@ -45,11 +60,15 @@ def write_rows(
     context_length: int = 32,
     prepared: str = PREPARED,
     packing: bool = True,
+    pairs: bool = False,
 ) -> Path:
-    """Write packed rows into the output folder of a prepare stage and return that folder."""
+    """Write packed rows into the output folder of a prepare stage and return that folder.
+
+    With `pairs`, two documents at a time are a pair.
+    """
     output = workspace / "prepare" / prepared / "output"
     with artifacts.atomic_folder(output) as folder:
-        with PackedWriter(folder, context_length, 0, packing=packing) as writer:
+        with PackedWriter(folder, context_length, 0, packing=packing, pairs=pairs) as writer:
             for each in train:
                 writer.add("train", each)
             for each in validation:

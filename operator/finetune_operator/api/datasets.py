@@ -1,7 +1,7 @@
 """The data sets of a pipeline, and what it validates with, as users write them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from finetune_operator.api.rules import Rule, WithRules
@@ -14,10 +14,24 @@ def _is_repository(data: Mapping[str, Any]) -> bool:
     return REPOSITORY.fullmatch(data.get("uri", "")) is not None
 
 
-def _shapes_named(data: Mapping[str, Any]) -> int:
-    """Return of how many shapes of records the fields are that have a column."""
-    shapes = ({"messages", "tools"}, {"prompt", "completion"}, {"text"})
-    return sum(bool(shape & data["columns"].keys()) for shape in shapes)
+SHAPES = (("messages", "tools"), ("prompt", "completion"), ("text",), ("prompt", "chosen", "rejected", "tools"))
+"""The fields of each kind of record."""
+COLUMNS = tuple(dict.fromkeys(name for shape in SHAPES for name in shape))
+
+
+def _is_of_one_shape(columns: Mapping[str, Any]) -> bool:
+    """Return whether some fields have a column, all of the same kind of record."""
+    return bool(columns) and any(columns.keys() <= set(shape) for shape in SHAPES)
+
+
+def _names_any(names: Iterable[str]) -> str:
+    """Return CEL that is true where `columns` of a source, which is there, names any of these fields."""
+    return " || ".join(f"has(self.columns.{name})" for name in names)
+
+
+def _one_shape() -> str:
+    others = [[name for name in COLUMNS if name not in shape] for shape in SHAPES]
+    return f"({_names_any(COLUMNS)}) && (" + " || ".join(f"!({_names_any(names)})" for names in others) + ")"
 
 
 SOURCE_RULES = (
@@ -29,10 +43,10 @@ SOURCE_RULES = (
     ),
     Rule(
         field="columns",
-        message="must name fields of one kind of record: messages and tools, prompt and completion, or text",
-        cel="!has(self.columns) || [has(self.columns.messages) || has(self.columns.tools),"
-        " has(self.columns.prompt) || has(self.columns.completion), has(self.columns.text)].exists_one(named, named)",
-        is_valid=lambda data: "columns" not in data or _shapes_named(data) == 1,
+        message="must name fields of one kind of record: messages and tools, prompt and completion, text, or prompt, "
+        "chosen, rejected and tools",
+        cel=f"!has(self.columns) || ({_one_shape()})",
+        is_valid=lambda data: "columns" not in data or _is_of_one_shape(data["columns"]),
     ),
 )
 """Rules of every data set."""

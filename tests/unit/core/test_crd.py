@@ -252,7 +252,7 @@ INVALID = [
     ("train.lora.targetModules", ["a b"]),
     ("train.compile", "yes"),
     ("train.dtype", "FP8"),
-    ("train.objective", "DPO"),
+    ("train.objective", "PPO"),
     ("train.method", "lora"),
     ("train.optimizer.learningRate", 0),
     ("train.checkpoint.everySteps", True),

@@ -36,7 +36,7 @@ def test_tokens_are_those_of_the_evaluation(tokenizer: Any, prompt: str, complet
     from lm_eval.api.model import TemplateLM  # noqa: PLC0415  the import takes seconds
 
     assume(prompt.strip() and completion.strip())
-    example = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
+    (example,) = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
     [document] = Encoder(tokenizer).encode([example])
 
     evaluation = SimpleNamespace(backend="causal", tok_encode=tokenizer.encode)
@@ -50,7 +50,7 @@ def test_tokens_are_those_of_the_evaluation(tokenizer: Any, prompt: str, complet
 @given(prompt=texts, completion=texts)
 def test_loss_covers_tokens_with_a_character_of_the_completion(tokenizer: Any, prompt: str, completion: str) -> None:
     assume(completion.strip())
-    example = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
+    (example,) = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
     [document] = Encoder(tokenizer).encode([example])
 
     # With a byte-level tokenizer, each character of a token's name is one byte of the text.

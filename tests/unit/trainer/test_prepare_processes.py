@@ -19,7 +19,6 @@ from support.stages import environment_in, run_in_process
 from finetune_trainer.contract import Environment, ExitCode, PrepareRecipe
 from finetune_trainer.data import batch_tokenizer
 from finetune_trainer.data.batch_messages import records_message, settings_message
-from finetune_trainer.data.packing import Document
 from finetune_trainer.data.record_tokenizer import RecordTokenizer, TokenizerSettings
 from finetune_trainer.data.worker_pool import WorkerPool
 from finetune_trainer.runtime.errors import ServiceUnavailable
@@ -259,9 +258,10 @@ def test_process_needs_no_torch(tokenizer_folder: Path) -> None:
 
     assert batch
     expected = RecordTokenizer(tokenizer, recipe).tokenize(records, "text")
-    assert [type(one) for one in batch.outcomes] == [Document, str]
-    assert batch.outcomes[0][0].tolist() == expected.outcomes[0][0].tolist()
-    assert batch.outcomes[0][1].tolist() == expected.outcomes[0][1].tolist()
+    assert [type(one) for one in batch.outcomes] == [tuple, str]
+    (found,), (document,) = batch.outcomes[0], expected.outcomes[0]
+    assert found.tokens.tolist() == document.tokens.tolist()
+    assert found.loss_mask.tolist() == document.loss_mask.tolist()
     assert batch.outcomes[1] == expected.outcomes[1]
     assert "tokenizers" in libraries
     assert "libtorch" not in libraries

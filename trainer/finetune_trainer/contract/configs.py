@@ -17,6 +17,7 @@ from finetune_trainer.contract.recipes import (
     DeployRecipe,
     EvaluateRecipe,
     ModelSource,
+    Objective,
     PrepareRecipe,
     PushRecipe,
     Samples,
@@ -70,6 +71,8 @@ class PrepareConfig(StageConfig):
     model: ModelSource
     datasets: tuple[DatasetSource, ...] = Field(min_length=1)
     validation: Validation = Validation(fraction=0.05)
+    objective: Objective = "SFT"
+    """Objective of the training, which determines what records must have."""
     recipe: PrepareRecipe
 
 

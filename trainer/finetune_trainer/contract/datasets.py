@@ -27,13 +27,19 @@ class Columns(ContractModel):
     """Column with the function schemas of the tools that a conversation may call; absent: tools."""
 
     prompt: ColumnName | None = None
-    """Column with the prompt; absent: prompt."""
+    """Column with the prompt of a completion, or of a pair; absent: prompt."""
 
     completion: ColumnName | None = None
     """Column with the completion; absent: completion."""
 
     text: ColumnName | None = None
     """Column with the text; absent: text."""
+
+    chosen: ColumnName | None = None
+    """Column with the preferred completion of a pair, as text or messages; absent: chosen."""
+
+    rejected: ColumnName | None = None
+    """Column with the other completion of a pair; absent: rejected."""
 
 
 class DataSource(ContractModel):

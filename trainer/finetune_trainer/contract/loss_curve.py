@@ -21,7 +21,7 @@ class ValidationPoint(ContractModel):
     step: Step
     """Step after which it ran."""
     loss: LossValue
-    """Loss on the validation data, per token."""
+    """Loss on the validation data, per token; with objective DPO per pair."""
 
 
 class LossCurve(ContractModel):
@@ -32,7 +32,7 @@ class LossCurve(ContractModel):
     step: Step
     """Newest step of the curve."""
     losses: tuple[LossValue, ...] = Field(min_length=1, max_length=POINTS)
-    """Training loss per token of each point: the mean of its steps."""
+    """Training loss of each point, per token or with objective DPO per pair: the mean of its steps."""
     validations: tuple[ValidationPoint, ...] = Field(default=(), max_length=POINTS + 1)
     """The newest validation of each point, and the best of all, by ascending step."""
 

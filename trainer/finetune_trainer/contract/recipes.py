@@ -14,6 +14,7 @@ from finetune_trainer.contract.uris import ModelUri, TargetUri, TaskUri
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")]
 TaskName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Weights = Literal["Merged", "Adapter"]
+Objective = Literal["SFT", "DPO"]
 ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.*-]+$")]
 
 
@@ -35,10 +36,12 @@ class PrepareRecipe(ContractModel):
     """Tokens per packed row, and the length above which a record is too long."""
 
     too_long: Literal["Truncate", "Drop"] = "Truncate"
-    """Whether a record longer than contextLength is truncated or dropped; the stage's result counts both."""
+    """Whether a record longer than contextLength is truncated or dropped; the stage's result counts both. With
+    train.objective DPO a record is a pair of two completions, and contextLength is that of each with its prompt."""
 
     packing: bool = True
-    """Whether several records share a row. With false, every row has one record. Some architectures need that."""
+    """Whether several records share a row. With false, every row has one record. Some architectures need that. With
+    train.objective DPO, every row has one completion of a pair, whatever this says."""
 
     max_invalid_fraction: float = Field(default=0.0, ge=0, le=1)
     """Fraction of the records that may be invalid; above it the stage fails with exit code 65."""
@@ -129,6 +132,17 @@ class Samples(ContractModel):
     """Maximum number of tokens of each text."""
 
 
+class Dpo(ContractModel):
+    """The loss of the objective DPO (Rafailov et al. 2023, arXiv:2305.18290)."""
+
+    beta: float = Field(default=0.1, gt=0, le=100)
+    """How strongly the model is held to the reference, which is the model before training: a larger value holds it
+    closer."""
+
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Assumed probability that the two completions of a pair are in the wrong order (conservative DPO)."""
+
+
 class EarlyStopping(ContractModel):
     """Ends training when the validation loss no longer improves."""
 
@@ -142,8 +156,12 @@ class EarlyStopping(ContractModel):
 class TrainRecipe(ContractModel):
     """All settings that determine the trained weights."""
 
-    objective: Literal["SFT"] = "SFT"
-    """What is minimised. SFT: the cross-entropy of the completions (supervised fine-tuning)."""
+    objective: Objective = "SFT"
+    """What is minimised. SFT: the cross-entropy of the completions (supervised fine-tuning). DPO: the loss of Direct
+    Preference Optimization on pairs of a chosen and a rejected completion, set under dpo."""
+
+    dpo: Dpo | None = None
+    """The loss of the objective DPO. Absent: the defaults of its fields."""
 
     method: Literal["LoRA", "QLoRA", "Full"] = "LoRA"
     """Which weights are trained. LoRA: an adapter beside the frozen base model, set under lora. QLoRA: the same, with
@@ -153,14 +171,14 @@ class TrainRecipe(ContractModel):
     """The adapter of the methods LoRA and QLoRA. Absent: the defaults of its fields."""
 
     epochs: float | None = Field(default=None, gt=0, le=10000)
-    """Passes over the training rows; 1 if maxSteps is absent too."""
+    """Passes over the training rows or pairs; 1 if maxSteps is absent too."""
 
     max_steps: int | None = Field(default=None, ge=1, le=100_000_000)
     """Total number of optimizer steps, instead of epochs."""
 
     micro_batch_size: int = Field(default=1, ge=1, le=4096)
-    """Packed rows per forward pass of one process. A step has microBatchSize x gradientAccumulationSteps x processes of
-    them."""
+    """Packed rows per forward pass of one process, or pairs with objective DPO. A step has microBatchSize x
+    gradientAccumulationSteps x processes of them."""
 
     gradient_accumulation_steps: int = Field(default=1, ge=1, le=4096)
     """Forward passes of each process per optimizer step."""
@@ -206,6 +224,11 @@ class TrainRecipe(ContractModel):
     def adapter(self) -> Lora:
         """The settings of the adapter, with the defaults where the block is absent."""
         return self.lora or Lora()
+
+    @property
+    def preference(self) -> Dpo:
+        """The settings of DPO, with the defaults where the block is absent."""
+        return self.dpo or Dpo()
 
     def effective_epochs(self) -> float | None:
         """Return the epochs to train for, or None if maxSteps limits the training."""

@@ -124,9 +124,9 @@ class PrepareResult(StageResult):
     unused: BoundedInt = 0
     """Records left out by the weight of their data set."""
     train_rows: BoundedInt
-    """Packed rows for training."""
+    """Packed rows for training; two of each pair with objective DPO."""
     validation_rows: BoundedInt
-    """Packed rows for validation."""
+    """Packed rows for validation, counted in the same way."""
     train_tokens: BoundedInt
     """Tokens in the rows for training, without padding."""
     data_digest: str
@@ -149,7 +149,8 @@ class TrainResult(StageResult):
     steps: BoundedInt
     """Optimizer steps completed."""
     loss: JsonFloat
-    """Mean training loss of the last logging window: cross-entropy per token, natural logarithm."""
+    """Mean training loss of the last logging window: cross-entropy per token, natural logarithm; with objective DPO its
+    loss per pair."""
     validation_loss: JsonFloat | None = None
     """Validation loss of the resulting adapter; absent without validation rows."""
     best_step: BoundedInt
@@ -256,9 +257,13 @@ class Progress(ProcessOutput):
     saved_step: OptionalInt = None
     """Latest unit that is durable and survives a kill."""
     loss: OptionalFloat = None
-    """Training loss of the last step, per token."""
+    """Training loss of the last step, per token; with objective DPO per pair."""
     validation_loss: OptionalFloat = None
-    """Latest loss on the validation data, per token."""
+    """Latest loss on the validation data, per token; with objective DPO per pair."""
+    reward_margin: OptionalFloat = None
+    """With objective DPO, mean reward of the chosen completions of the last step minus that of the rejected ones."""
+    reward_accuracy: OptionalFloat = None
+    """With objective DPO, fraction of the pairs of the last step whose chosen completion has the higher reward."""
     tokens_per_second: OptionalFloat = None
     """Tokens that this process has handled, per second of work."""
     step_seconds: OptionalFloat = None

@@ -7,7 +7,7 @@ data set's records depends on earlier ones: until it is known, this process toke
 from collections.abc import Callable
 from typing import Any
 
-from finetune_trainer.contract import PrepareRecipe
+from finetune_trainer.contract import PrepareConfig
 from finetune_trainer.data.batch_messages import records_message, settings_message
 from finetune_trainer.data.parts import Counts
 from finetune_trainer.data.record_batches import Batch
@@ -34,9 +34,9 @@ def process_count() -> int:
 class BatchTokenizer:
     """Tokenizes batches that are given in order; `counts` has the shape of the records before the first one."""
 
-    def __init__(self, tokenizer: Any, recipe: PrepareRecipe, counts: Counts) -> None:
-        self._tokenizer, self._recipe = tokenizer, recipe
-        self._own = RecordTokenizer(tokenizer, recipe)
+    def __init__(self, tokenizer: Any, config: PrepareConfig, counts: Counts) -> None:
+        self._tokenizer, self._config = tokenizer, config
+        self._own = RecordTokenizer(tokenizer, config.recipe, config.objective)
         self._dataset, self._shape = counts.dataset, counts.shape
         self._characters = 0
         self._processes = process_count()
@@ -67,8 +67,9 @@ class BatchTokenizer:
         """Return the pool if it is ready; start it where there has been enough work."""
         self._characters += batch.characters
         if self._pool is None and self._processes > 1 and self._characters >= POOL_CHARACTERS:
-            settings = settings_message(TokenizerSettings.of(self._tokenizer), self._recipe)
-            self._pool = WorkerPool(self._processes, settings)
+            settings = TokenizerSettings.of(self._tokenizer)
+            message = settings_message(settings, self._config.recipe, self._config.objective)
+            self._pool = WorkerPool(self._processes, message)
         return self._pool if self._pool and self._pool.is_ready else None
 
     def close(self) -> None:

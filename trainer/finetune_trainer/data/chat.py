@@ -89,21 +89,27 @@ class ChatTemplate:
         self._has_generation_tag = re.search(r"{%-?\s*generation\s*-?%}", template) is not None
         self._special_tokens = dict(tokenizer.special_tokens_map)
 
-    def render(self, conversation: Conversation) -> tuple[str, tuple[Span, ...]]:
-        """Return the text and the spans of the assistant's turns, each with the tokens that end the turn.
+    def render(self, conversation: Conversation, first: int = 0) -> tuple[str, tuple[Span, ...]]:
+        """Return the text and the spans of the assistant's turns, those from message `first` on, with what ends them.
 
         The template's {% generation %} tags decide where there are any. Otherwise a turn is the text that a model
         would have to generate: from the end of the generation prompt to the end of the turn. Raises InvalidRecord,
         also for a part of the conversation that the template ignores.
         """
         if conversation.tools and self._for_tools:
-            return self._for_tools.render(conversation)
+            return self._for_tools.render(conversation, first)
         text, spans = self._render(conversation, return_assistant_tokens_mask=self._has_generation_tag)
         self._check_nothing_is_ignored(text, conversation)
         if self._has_generation_tag:
-            return text, tuple(spans)
+            return text, tuple(spans[self._tagged_turns(conversation.before(first)) :])
         turns = [index for index, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        return text, tuple(self._turn_span(text, conversation, index) for index in turns)
+        return text, tuple(self._turn_span(text, conversation, index) for index in turns if index >= first)
+
+    def _tagged_turns(self, conversation: Conversation) -> int:
+        """Return the number of spans that the template's tags mark in a conversation."""
+        if all(message["role"] != "assistant" for message in conversation.messages):
+            return 0
+        return len(self._render(conversation, return_assistant_tokens_mask=True)[1])
 
     def _check_nothing_is_ignored(self, text: str, conversation: Conversation) -> None:
         """Raise InvalidRecord if the text is the same without tools, without a tool call or without a tool's answer."""

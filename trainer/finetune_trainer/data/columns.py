@@ -3,19 +3,19 @@
 from collections.abc import Iterable
 from typing import Any
 
-from finetune_trainer.contract import Columns
+from finetune_trainer.contract import Columns, Objective
 from finetune_trainer.data.records import (
-    FIELDS,
+    OPTIONAL_FIELDS,
     SHAPES,
+    SHAPES_OF,
     SUPPORTED_SHAPES,
     Fields,
     InvalidRecord,
     complete_shapes,
+    fields_for,
     shortened,
 )
 
-OPTIONAL_FIELDS = {"messages": ("tools",)}
-"""Fields that a record of a shape may have besides its own."""
 _MISSING = object()
 
 
@@ -23,17 +23,24 @@ class FieldColumns:
     """The columns in which a data set has the fields of its records.
 
     Where the manifest names columns, it names those of one shape. Only the fields of that shape are read: each from
-    the column that the manifest names, or else from the column of its own name.
+    the column that the manifest names, or else from the column of its own name. Raises ValueError if it names one of a
+    field that is not read for the objective.
     """
 
-    def __init__(self, columns: Columns | None = None) -> None:
+    def __init__(self, columns: Columns | None = None, objective: Objective = "SFT") -> None:
         named = columns.model_dump(exclude_none=True) if columns else {}
+        self._objective = objective
+        if unread := sorted(named.keys() - fields_for(objective)):
+            supported = SUPPORTED_SHAPES[objective]
+            raise ValueError(f"names {unread[0]}, but train.objective {objective} reads {supported}: name its columns")
         self._required: dict[str, str] = {}
         self._optional: dict[str, str] = {}
         self._named = set(named.values())
-        for shape, fields in SHAPES.items():
-            optional = OPTIONAL_FIELDS.get(shape, ())
+        for shape in SHAPES_OF[objective]:
+            fields, optional = SHAPES[shape], OPTIONAL_FIELDS.get(shape, ())
             if named.keys() & {*fields, *optional}:
+                # Without the prompt that the manifest names, another text would be taken for it.
+                fields += tuple(field for field in optional if field == "prompt" and field in named)
                 self._required |= {field: named.get(field, field) for field in fields}
                 self._optional |= {field: named.get(field, field) for field in optional}
 
@@ -55,14 +62,15 @@ class FieldColumns:
         """Return what a table with these columns lacks, or an empty text."""
         present = set(names)
         if not self._required:
-            return "" if complete_shapes(present) else f"needs the columns {SUPPORTED_SHAPES}"
+            is_complete = complete_shapes(present, self._objective)
+            return "" if is_complete else f"needs the columns {SUPPORTED_SHAPES[self._objective]}"
         needed = {*self._required.values(), *self._named}
         missing = sorted(column for column in needed if column not in present and _outermost(column) not in present)
         return f"has no column {shortened(missing[0])}, which the manifest names under columns" if missing else ""
 
     def among(self, names: Iterable[str]) -> list[str]:
         """Return those of a table's columns that are read."""
-        columns = {*self._required.values(), *self._optional.values()} or FIELDS
+        columns = {*self._required.values(), *self._optional.values()} or fields_for(self._objective)
         wanted = columns | {_outermost(column) for column in columns}
         return [name for name in names if name in wanted]
 

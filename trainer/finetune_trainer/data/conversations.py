@@ -34,14 +34,23 @@ class Conversation:
 
 def conversation_of(fields: Fields) -> Conversation:
     """Return the conversation of a record; raise InvalidRecord if its messages or tools have another form."""
-    value = fields["messages"]
+    messages = messages_of(fields["messages"], "messages")
+    check_has_assistant(messages, "no message")
+    return Conversation(messages, tools_of(fields))
+
+
+def messages_of(value: object, name: str) -> list[Message]:
+    """Return the messages of a field; raise InvalidRecord if it is no list of them."""
     if not isinstance(value, list):
-        raise InvalidRecord(f"messages must be a list of {{role, content}}, it is {kind_of(value)}")
-    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+        raise InvalidRecord(f"{name} must be a list of {{role, content}}, it is {kind_of(value)}")
+    return [_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+
+
+def check_has_assistant(messages: list[Message], subject: str) -> None:
+    """Raise InvalidRecord if no message is the assistant's."""
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
-        raise InvalidRecord(f"no message has the role assistant (roles: {', '.join(roles)[:60] or 'none'})")
-    return Conversation(messages, _tools(fields.get("tools")))
+        raise InvalidRecord(f"{subject} has the role assistant (roles: {', '.join(roles)[:60] or 'none'})")
 
 
 def with_last_arguments(message: Message, text: str) -> Message:
@@ -124,7 +133,9 @@ def _arguments(value: object, where: str) -> dict[str, Any] | str:
             raise InvalidRecord(f"{where} must be an object or its JSON text, it is {kind_of(value)}")
 
 
-def _tools(value: object) -> list[Any] | None:
+def tools_of(fields: Fields) -> list[Any] | None:
+    """Return the function schemas of a record's tools, or None; raise InvalidRecord if they are no list of objects."""
+    value = fields.get("tools")
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None

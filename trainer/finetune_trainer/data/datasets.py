@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from finetune_trainer.contract import DatasetSource, DataSource, Environment, PrepareConfig
+from finetune_trainer.contract import DatasetSource, DataSource, Environment, Objective, PrepareConfig
 from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.data.columns import FieldColumns
 from finetune_trainer.data.formats import format_of, known_count, read_records
 from finetune_trainer.data.records import Fields, InvalidRecord
 from finetune_trainer.data.source import BUFFER_BYTES, Source
-from finetune_trainer.runtime.errors import DataInvalid
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 
 
@@ -84,11 +84,20 @@ def _distinct_names(names: set[str]) -> dict[str, str]:
         segments += 1
 
 
+def _columns_of(dataset: Dataset, objective: Objective) -> FieldColumns:
+    """Return where a data set has its fields; raise ConfigInvalid if it names columns of others only."""
+    try:
+        return FieldColumns(dataset.source.columns, objective)
+    except ValueError as error:
+        raise ConfigInvalid(f"{dataset.field}.columns {error}") from None
+
+
 class RecordReader:
     """Reads the records of all data sets, and computes a digest of the bytes that it reads."""
 
-    def __init__(self, datasets: Sequence[Dataset]) -> None:
+    def __init__(self, datasets: Sequence[Dataset], objective: Objective = "SFT") -> None:
         self._datasets = datasets
+        self._columns = [_columns_of(dataset, objective) for dataset in datasets]
         self._files = [(dataset, file) for dataset in datasets for file in dataset.files]
         self._formats = [format_of(file.path, dataset.source.format) for dataset, file in self._files]
         self._opened: list[Source] = []
@@ -106,7 +115,7 @@ class RecordReader:
         self._opened = []
         formats = iter(self._formats)
         for index, dataset in enumerate(self._datasets):
-            number, columns = 0, FieldColumns(dataset.source.columns)
+            number, columns = 0, self._columns[index]
             for file in dataset.files:
                 source = Source(file.path, file.name)
                 self._opened.append(source)

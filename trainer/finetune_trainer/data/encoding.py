@@ -55,7 +55,7 @@ class RecordFormatter:
         self.shape: Shape | None = shape
         """The shape of the records so far."""
 
-    def format(self, fields: Fields) -> TextExample:
+    def format(self, fields: Fields) -> tuple[TextExample]:
         """Return the text example of one record.
 
         Raises InvalidRecord if the fields do not have the data set's shape, or if there is nothing to learn.
@@ -74,8 +74,10 @@ class RecordFormatter:
                 text = text_of(fields, "text")
                 check_not_blank(text, "text")
                 example = TextExample(text, ((0, len(text) + 1),), has_special_tokens=False)
+            case _:
+                raise AssertionError(shape)
         self.shape = shape
-        return example
+        return (example,)
 
     def _conversation(self, fields: Fields) -> TextExample:
         text, spans = self._chat.render(conversation_of(fields))
@@ -84,7 +86,7 @@ class RecordFormatter:
 
     def _shape_of(self, fields: Fields) -> Shape:
         names = {name for name, value in fields.items() if value is not None}
-        found = complete_shapes(names)
+        found = complete_shapes(names, "SFT")
         if self.shape in found and len(found) == 1:
             return self.shape
         match found:
@@ -99,12 +101,16 @@ class RecordFormatter:
 
 
 def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str:
+    if names.issuperset(("chosen", "rejected")):
+        return (
+            f"has chosen and rejected, but no {SHAPES[shape][0] if shape else 'completion'}: set train.objective to DPO"
+        )
     if shape is None and "prompt" in names | fields.keys():
         shape = "prompt and completion"
     for name in SHAPES[shape] if shape else ():
         if name not in names:
             return f"{name} is {'null' if name in fields else 'missing'}"
-    return f"needs {SUPPORTED_SHAPES}; it has {', '.join(sorted(map(str, fields)))[:80] or 'nothing'}"
+    return f"needs {SUPPORTED_SHAPES['SFT']}; it has {', '.join(sorted(map(str, fields)))[:80] or 'nothing'}"
 
 
 class Encoder:

@@ -5,6 +5,8 @@ A folder holds a file for each split and part, `train-00000.rows`, with the rows
 has no file for it. `rows.json` holds all that train must know before it reads a row: numbers of rows, tokens and
 targets, and the largest token.
 
+For pairs, row 2 i of a split holds the chosen completion of pair i with its prompt, and row 2 i + 1 the rejected one.
+
 The rest of a row after its last document is padding. In packed rows padding is a document of its own, with positions
 from 0. In a row of one document its positions continue those of the document, so that they never restart.
 """
@@ -123,6 +125,9 @@ class PackedRows:
         self.pad_token_id: int = index["padTokenId"]
         self.packed: bool = index["packing"]
         """Whether a row may hold several documents."""
+        self.pairs: bool = index.get("pairs", False)
+        """Whether two rows at a time are a pair of a chosen and a rejected completion."""
+        self.split: Split = split
         self.token_count: int = index[split]["tokens"]
         """Tokens without padding."""
         self.target_count: int = index[split]["targets"]
@@ -197,6 +202,7 @@ class PackedWriter:
 
     Each document goes undivided into the open bin that it fills best (best fit, Johnson 1973). If it fits no
     bin and MAX_OPEN_BINS are open, the fullest bin is written. Without `packing`, every document has a row of its own.
+    The two documents of `pairs` are added one after the other, and their rows are in this order.
 
     `parts` are the parts that an earlier process wrote to the folder.
     """
@@ -208,12 +214,20 @@ class PackedWriter:
         pad_token_id: int,
         *,
         packing: bool = True,
+        pairs: bool = False,
         parts: Iterable[Part] = (),
     ) -> None:
+        packing = packing and not pairs
         self.parts: list[Part] = list(parts)
         """The complete parts."""
+        self.pairs = pairs
         self._folder = folder
-        self._index = {"contextLength": context_length, "padTokenId": pad_token_id, "packing": packing}
+        self._index: dict[str, object] = {
+            "contextLength": context_length,
+            "padTokenId": pad_token_id,
+            "packing": packing,
+            **({"pairs": True} if pairs else {}),
+        }
         self._row = _RowBuilder(context_length, pad_token_id, packing=packing)
         self._splits = self._new_part()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from finetune_trainer.data.datasets import Dataset, NumberedRecord
-from finetune_trainer.data.records import FIELDS, Fields, InvalidRecord
+from finetune_trainer.data.records import Fields, InvalidRecord
 from finetune_trainer.data.row_format import Split
 
 BATCH_RECORDS = 1000
@@ -75,16 +75,20 @@ class Batch:
 
 
 def batches_of(
-    records: Iterator[NumberedRecord], datasets: Sequence[Dataset], seed: int, position: Callable[[], Position]
+    records: Iterator[NumberedRecord],
+    datasets: Sequence[Dataset],
+    seed: int,
+    names: frozenset[str],
+    position: Callable[[], Position],
 ) -> Iterator[Batch]:
-    """Yield all records in batches."""
+    """Yield all records in batches; `names` are those of the fields that count for the size of a batch."""
     batch: Batch | None = None
     for record in records:
         if batch is not None and batch.dataset != record.dataset:
             yield batch
             batch = None
         batch = batch or Batch(record.dataset)
-        _add(batch, record, datasets[record.dataset], seed)
+        _add(batch, record, datasets[record.dataset], seed, names)
         if batch.is_full:
             batch.position = position()
             yield batch
@@ -93,7 +97,7 @@ def batches_of(
         yield batch
 
 
-def _add(batch: Batch, record: NumberedRecord, dataset: Dataset, seed: int) -> None:
+def _add(batch: Batch, record: NumberedRecord, dataset: Dataset, seed: int, names: frozenset[str]) -> None:
     batch.count += 1
     uses = uses_of(seed, record.number, dataset.weight)
     if not uses:
@@ -101,14 +105,14 @@ def _add(batch: Batch, record: NumberedRecord, dataset: Dataset, seed: int) -> N
     split = split_of(seed, record.number, dataset.validation_fraction)
     batch.records.append(UsedRecord(record.file, record.line, split, uses if split == "train" else 1))
     batch.fields.append(record.fields)
-    batch.characters += _characters(record.fields)
+    batch.characters += _characters(record.fields, names)
 
 
-def _characters(record: Fields | InvalidRecord) -> int:
-    """Return the length of all texts in a record's fields."""
+def _characters(record: Fields | InvalidRecord, names: frozenset[str]) -> int:
+    """Return the length of all texts in a record's fields of these names."""
     if isinstance(record, InvalidRecord):
         return 0
-    total, values = 0, [value for name, value in record.items() if name in FIELDS]
+    total, values = 0, [value for name, value in record.items() if name in names]
     while values:
         value: Any = values.pop()
         if isinstance(value, str):

@@ -7,10 +7,11 @@ from typing import Any
 from finetune_trainer.contract import PrepareConfig
 from finetune_trainer.data.batch_tokenizer import BatchTokenizer
 from finetune_trainer.data.datasets import Dataset, NumberedRecord
-from finetune_trainer.data.packing import Document, PackedWriter
+from finetune_trainer.data.packing import PackedWriter
 from finetune_trainer.data.parts import Counts
 from finetune_trainer.data.record_batches import Batch, Position, UsedRecord, batches_of
-from finetune_trainer.data.record_tokenizer import TokenizedBatch
+from finetune_trainer.data.record_tokenizer import Documents, TokenizedBatch
+from finetune_trainer.data.records import CONVERSATIONS, fields_for
 from finetune_trainer.runtime.errors import DataInvalid
 
 MAX_NAMED_RECORDS = 10
@@ -39,7 +40,8 @@ class RecordPacker:
         self.counts = counts
         self.writer = writer
         self._seed, self._datasets = config.seed, datasets
-        self._tokenizer = BatchTokenizer(tokenizer, config.recipe, counts)
+        self._names = fields_for(config.objective)
+        self._tokenizer = BatchTokenizer(tokenizer, config, counts)
         self._part_tokens = max(PART_TOKENS, PART_ROWS * config.recipe.context_length)
 
     def pack(
@@ -55,7 +57,8 @@ class RecordPacker:
         a batch has been read, and `end_part` receives what it was at the end of the part.
         """
         try:
-            for batch, tokenized in self._tokenized(batches_of(records, self._datasets, self._seed, position)):
+            batches = batches_of(records, self._datasets, self._seed, self._names, position)
+            for batch, tokenized in self._tokenized(batches):
                 yield self._pack_batch(batch, tokenized)
                 if batch.position and self.writer.part_tokens >= self._part_tokens:
                     end_part(batch.position)
@@ -92,8 +95,8 @@ class RecordPacker:
         self._count(batch, tokenized)
         fitting = list(self._fitting(batch, tokenized))
         for use in range(max((record.uses for record, _ in fitting), default=0)):
-            for record, document in fitting:
-                if use < record.uses:
+            for record, documents in fitting:
+                for document in documents if use < record.uses else ():
                     self.writer.add(record.split, document)
         return self.writer.part_tokens - before
 
@@ -105,9 +108,9 @@ class RecordPacker:
         counts.boundary_tokens += tokenized.boundary_tokens
         if batch.records:
             counts.dataset, counts.shape = batch.dataset, tokenized.shape
-            counts.conversations |= tokenized.shape == "messages"
+            counts.conversations |= tokenized.shape in CONVERSATIONS
 
-    def _fitting(self, batch: Batch, tokenized: TokenizedBatch) -> Iterator[tuple[UsedRecord, Document]]:
+    def _fitting(self, batch: Batch, tokenized: TokenizedBatch) -> Iterator[tuple[UsedRecord, Documents]]:
         """Yield the records that can be trained on, as tokens."""
         for record, outcome in zip(batch.records, tokenized.outcomes, strict=True):
             if isinstance(outcome, str):
@@ -167,9 +170,10 @@ class Summary:
         counts, length = self._counts, self._length
         tokens, rows = self._writer.tokens("train"), self._writer.rows("train")
         validation_rows = self._writer.rows("validation")
+        of, each = (2, "pairs of rows") if self._writer.pairs else (1, "rows")
         parts = [
-            f"{rows} training rows of {length} tokens ({tokens / rows / length:.0%} full)",
-            f"{validation_rows} validation rows" if validation_rows else self._no_validation_rows_message(),
+            f"{rows // of} training {each} of {length} tokens ({tokens / rows / length:.0%} full)",
+            f"{validation_rows // of} validation {each}" if validation_rows else self._no_validation_rows_message(),
             f"{counts.invalid} records invalid" if counts.invalid else "",
             f"{counts.truncated} truncated to {length} tokens" if counts.truncated else "",
             f"{counts.dropped} dropped as too long" if counts.dropped else "",

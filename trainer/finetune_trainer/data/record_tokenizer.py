@@ -4,15 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from finetune_trainer.contract import PrepareRecipe
+from finetune_trainer.contract import Objective, PrepareRecipe
 from finetune_trainer.data.chat import ChatTemplate, template_of
 from finetune_trainer.data.encoding import Encoder, RecordFormatter, TextExample
 from finetune_trainer.data.packing import Document
+from finetune_trainer.data.preferences import PreferenceFormatter
 from finetune_trainer.data.records import Fields, InvalidRecord, Shape
 
-Outcome = Document | str | None
+Formatter = RecordFormatter | PreferenceFormatter
+FORMATTERS: dict[Objective, type[Formatter]] = {"SFT": RecordFormatter, "DPO": PreferenceFormatter}
+"""What makes texts of a record, by the objective."""
+Documents = tuple[Document, ...]
+"""The documents of one record: one, or of a pair the chosen and the rejected one."""
+Outcome = Documents | str | None
 """A record as tokens, or why it is invalid, or None if it is dropped as too long."""
 
 
@@ -75,40 +82,51 @@ class LoadedTokenizer:
 class RecordTokenizer:
     """Formats records, tokenizes them, and truncates or drops those that are too long."""
 
-    def __init__(self, tokenizer: Any, recipe: PrepareRecipe) -> None:
+    def __init__(self, tokenizer: Any, recipe: PrepareRecipe, objective: Objective = "SFT") -> None:
         self._chat, self._recipe = ChatTemplate(tokenizer), recipe
+        self._formatter = FORMATTERS[objective]
         self._encoder = Encoder(tokenizer)
 
     def tokenize(self, records: Sequence[Fields | InvalidRecord], shape: Shape | None) -> TokenizedBatch:
         """Return what becomes of records of one data set; `shape` is that of its earlier records."""
-        formatter = RecordFormatter(self._chat, shape)
+        formatter = self._formatter(self._chat, shape)
         formatted = [_formatted(formatter, record) for record in records]
         batch = TokenizedBatch(formatter.shape)
-        texts = [text for text in formatted if isinstance(text, TextExample)]
+        texts = [text for one in formatted if not isinstance(one, str) for text in one]
         crossing = self._encoder.boundary_tokens
         documents = iter(self._encoder.encode(texts) if texts else ())
-        for text in formatted:
-            batch.outcomes.append(text if isinstance(text, str) else self._fitting(next(documents), batch))
+        for one in formatted:
+            batch.outcomes.append(
+                one if isinstance(one, str) else self._fitting(tuple(next(documents) for _ in one), batch)
+            )
         batch.boundary_tokens = self._encoder.boundary_tokens - crossing
         return batch
 
-    def _fitting(self, document: Document, batch: TokenizedBatch) -> Outcome:
-        """Return the document, truncated to the context length if necessary, or None if it is dropped."""
-        if not document.loss_mask.any():
+    def _fitting(self, documents: Documents, batch: TokenizedBatch) -> Outcome:
+        """Return the documents, truncated to the context length if necessary, or None if they are dropped."""
+        if not all(document.loss_mask.any() for document in documents):
             return "has no token to train on"
+        if _are_equal(documents):
+            return "chosen and rejected are the same tokens: there is nothing to prefer"
         length = self._recipe.context_length
-        if len(document.tokens) <= length:
-            return document
-        truncated = Document(document.tokens[:length], document.loss_mask[:length])
-        # Without a token to train on, the truncated document would only take up space in a row.
-        if self._recipe.too_long == "Drop" or not truncated.loss_mask.any():
+        if all(len(document.tokens) <= length for document in documents):
+            return documents
+        truncated = tuple(Document(each.tokens[:length], each.loss_mask[:length]) for each in documents)
+        # Without a token to train on, a truncated document would only take up space in a row.
+        has_targets = all(document.loss_mask.any() for document in truncated)
+        if self._recipe.too_long == "Drop" or not has_targets or _are_equal(truncated):
             return None
         batch.truncated += 1
         return truncated
 
 
-def _formatted(formatter: RecordFormatter, record: Fields | InvalidRecord) -> TextExample | str:
-    """Return a record's text, or why it is invalid."""
+def _are_equal(documents: Documents) -> bool:
+    """Return whether the two documents of a pair have the same tokens."""
+    return len(documents) > 1 and np.array_equal(documents[0].tokens, documents[1].tokens)
+
+
+def _formatted(formatter: Formatter, record: Fields | InvalidRecord) -> tuple[TextExample, ...] | str:
+    """Return the texts of a record, or why it is invalid."""
     if isinstance(record, InvalidRecord):
         return str(record)
     try:

@@ -2,18 +2,41 @@
 
 from typing import Any, Literal
 
-Shape = Literal["messages", "prompt and completion", "text"]
+from finetune_trainer.contract import Objective
+
+Shape = Literal[
+    "messages", "prompt and completion", "text", "chosen and rejected texts", "chosen and rejected messages"
+]
 Fields = dict[str, Any]
 
 SHAPES: dict[Shape, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt and completion": ("prompt", "completion"),
     "text": ("text",),
+    "chosen and rejected texts": ("chosen", "rejected"),
+    "chosen and rejected messages": ("chosen", "rejected"),
 }
-NESTED = ("messages", "tools")
-"""Fields that hold lists of objects; `tools` belongs to `messages`."""
-FIELDS = {name for names in SHAPES.values() for name in names} | set(NESTED)
-SUPPORTED_SHAPES = "messages, prompt and completion, or text"
+"""The fields that a record of a shape must have."""
+OPTIONAL_FIELDS: dict[Shape, tuple[str, ...]] = {
+    "messages": ("tools",),
+    "chosen and rejected texts": ("prompt",),
+    "chosen and rejected messages": ("prompt", "tools"),
+}
+"""Fields that a record of a shape may have besides these."""
+SHAPES_OF: dict[Objective, tuple[Shape, ...]] = {
+    "SFT": ("messages", "prompt and completion", "text"),
+    "DPO": ("chosen and rejected texts", "chosen and rejected messages"),
+}
+"""The shapes of records for an objective."""
+SUPPORTED_SHAPES: dict[Objective, str] = {
+    "SFT": "messages, prompt and completion, or text",
+    "DPO": "chosen and rejected, with or without prompt",
+}
+"""The same in words."""
+CONVERSATIONS: frozenset[Shape] = frozenset({"messages", "chosen and rejected messages"})
+"""Shapes that a chat template renders."""
+NESTED = ("messages", "tools", "prompt", "chosen", "rejected")
+"""Fields that may hold lists of objects."""
 
 KINDS: dict[type, str] = {
     type(None): "null",
@@ -30,9 +53,19 @@ class InvalidRecord(Exception):
     """A record cannot be used. The message holds the reason; the caller adds the file and the line."""
 
 
-def complete_shapes(names: set[str]) -> list[Shape]:
+def fields_of(shape: Shape) -> frozenset[str]:
+    """Return the names of all fields that are read of a record of this shape."""
+    return frozenset(SHAPES[shape] + OPTIONAL_FIELDS.get(shape, ()))
+
+
+def fields_for(objective: Objective) -> frozenset[str]:
+    """Return the names of all fields that are read for an objective."""
+    return frozenset[str]().union(*map(fields_of, SHAPES_OF[objective]))
+
+
+def complete_shapes(names: set[str], objective: Objective) -> list[Shape]:
     """Return the shapes whose fields are all present."""
-    return [shape for shape, fields in SHAPES.items() if names.issuperset(fields)]
+    return [shape for shape in SHAPES_OF[objective] if names.issuperset(SHAPES[shape])]
 
 
 def kind_of(value: object) -> str:

@@ -21,8 +21,8 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     first = receive(requests)
     if first is None:
         return
-    settings, recipe = read_settings(first)
-    tokenizer = RecordTokenizer(LoadedTokenizer(settings), recipe)
+    settings, recipe, objective = read_settings(first)
+    tokenizer = RecordTokenizer(LoadedTokenizer(settings), recipe, objective)
     send(answers, READY)
     while (message := receive(requests)) is not None:
         send(answers, _answer(tokenizer, message))

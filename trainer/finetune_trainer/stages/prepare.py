@@ -42,7 +42,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     Raise ConfigInvalid, SourceNotFound, DataInvalid, CredentialsRejected or ServiceUnavailable.
     """
     datasets = fetch_datasets(config, context.environment)
-    reader = RecordReader(datasets)
+    reader = RecordReader(datasets, config.objective)
     context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
@@ -116,6 +116,7 @@ def new_writer(config: PrepareConfig, tokenizer: Any, folder: PartFolder, parts:
         recipe.context_length,
         padding_token(tokenizer),
         packing=recipe.packing,
+        pairs=config.objective == "DPO",
         parts=[part.rows for part in parts],
     )
 

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
+from finetune_operator.api.stages.train import Train
 from finetune_trainer.contract import DatasetSource, PrepareConfig, PrepareRecipe, Validation
 
 
@@ -19,11 +20,13 @@ class Prepare(StageSpec, PrepareRecipe):
 
     @override
     def config(self, context: ConfigContext) -> PrepareConfig:
+        train = context.specs.get(Train.name)
         return PrepareConfig(
             identity="",
             seed=context.seed,
             model=context.model,
             datasets=tuple(recipe_from(dataset, DatasetSource) for dataset in context.datasets),
             validation=recipe_from(context.validation, Validation),
+            objective=train.objective if isinstance(train, Train) else "SFT",
             recipe=recipe_from(self, PrepareRecipe),
         )

@@ -8,7 +8,7 @@ from typing_extensions import override
 from finetune_operator.api.placement import TrainPlacement
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
-from finetune_trainer.contract import Checkpoint, Lora, Samples, TrainConfig, TrainRecipe
+from finetune_trainer.contract import Checkpoint, Dpo, Lora, Samples, TrainConfig, TrainRecipe
 
 
 class Train(StageSpec, TrainRecipe):
@@ -27,6 +27,12 @@ class Train(StageSpec, TrainRecipe):
             message="set epochs or maxSteps, not both",
             cel="!(has(self.epochs) && has(self.maxSteps))",
             is_valid=lambda data: not ("epochs" in data and "maxSteps" in data),
+        ),
+        Rule(
+            field="dpo",
+            message="is the loss of objective DPO: set objective to DPO, or remove dpo",
+            cel="!has(self.dpo) || (has(self.objective) && self.objective == 'DPO')",
+            is_valid=lambda data: "dpo" not in data or data["objective"] == "DPO",
         ),
         Rule(
             field="lora",
@@ -52,8 +58,11 @@ class Train(StageSpec, TrainRecipe):
 
     @override
     def config(self, context: ConfigContext) -> TrainConfig:
-        # The defaults, written out, are the same adapter as an absent block, and so the same identity.
-        lora = None if self.adapter == Lora() else self.lora
+        # The defaults, written out, are the same as an absent block, and so the same identity.
+        blocks = {
+            "lora": None if self.adapter == Lora() else self.lora,
+            "dpo": None if self.preference == Dpo() else self.dpo,
+        }
         return TrainConfig(
             identity="",
             seed=context.seed,
@@ -61,7 +70,7 @@ class Train(StageSpec, TrainRecipe):
             model=context.model,
             model_pin=context.statuses["prepare"].model_pin,
             model_digest=context.statuses["prepare"].model_digest,
-            recipe=recipe_from(self, TrainRecipe).model_copy(update={"lora": lora}),
+            recipe=recipe_from(self, TrainRecipe).model_copy(update=blocks),
             checkpoint=self.checkpoint,
             samples=self.samples,
             tracking=context.tracking,
