@@ -41,9 +41,9 @@ class LossSums:
         self.compute, self.replaced, self.returned = loop.accumulate_gradients, replaced, []
 
     def __call__(self, *arguments):
-        loss_sum = self.compute(*arguments)
+        loss_sum, *more = self.compute(*arguments)
         self.returned.append(self.replaced.get(len(self.returned), loss_sum))
-        return self.returned[-1]
+        return [self.returned[-1], *more]
 
 
 def test_step_that_is_finite_when_repeated_is_retried(tiny_model, workspace, monkeypatch):
@@ -75,7 +75,7 @@ def test_step_that_is_not_finite_twice_is_permanent(tiny_model, workspace, monke
 
 @pytest.mark.parametrize(("losses", "code"), [([math.nan] * 2, ExitCode.CONFIG), ([math.nan, 2.5], ExitCode.BUG)])
 def test_non_finite_validation_loss_is_computed_again(tiny_model, workspace, monkeypatch, losses, code):
-    monkeypatch.setattr(Validator, "loss", lambda *_: losses.pop(0))
+    monkeypatch.setattr(Validator, "means", lambda *_: {"loss": losses.pop(0)})
     message, found = run_to_failure(config_for(tiny_model), environment(workspace))
     assert "step 4: the validation loss is nan" in message
     assert found == code

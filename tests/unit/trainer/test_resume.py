@@ -18,6 +18,7 @@ from support.training import (
     adapter_digest,
     documents,
     environment,
+    pairs,
     stage_folder,
     train_config,
     write_rows,
@@ -26,8 +27,8 @@ from support.training import (
 from finetune_trainer.contract import ExitCode, TerminationMessage
 
 STEPS = 24
-UNPACKED = "q" * 16
-"""Identity of a prepare stage whose rows hold one document each."""
+UNPACKED, PAIRS = "q" * 16, "s" * 16
+"""Identities of prepare stages: of one whose rows hold one document each, and of one whose rows are pairs."""
 SLOW_DISK = 0.01
 """Seconds that each fsync takes. A checkpoint needs eight of them, so that kills hit unfinished checkpoints."""
 
@@ -37,6 +38,7 @@ def packed(tmp_path_factory):
     workspace = tmp_path_factory.mktemp("packed")
     write_rows(workspace, documents(60), documents(8, seed=5))
     write_rows(workspace, documents(60), documents(8, seed=5), prepared=UNPACKED, packing=False)
+    write_rows(workspace, pairs(60), pairs(8, seed=5), prepared=PAIRS, pairs=True)
     return workspace
 
 
@@ -92,10 +94,12 @@ class KilledTraining:
     def __init__(self, server: ForkServer, config, workspace: Path) -> None:
         self.server, self.config, self.workspace = server, config, workspace
         self.codes: list[int] = []
+        self.constants: dict[str, object] = {}
 
     def start(self):
         (self.workspace / "progress.json").unlink(missing_ok=True)
-        return self.server.start(self.config, environment(self.workspace), self.workspace / "log", slow_disk=SLOW_DISK)
+        options = {"slow_disk": SLOW_DISK, "constants": self.constants}
+        return self.server.start(self.config, environment(self.workspace), self.workspace / "log", **options)
 
     def kill(self, moment: str, after: float, number: int) -> int:
         """Start the stage, wait for a moment and `after` seconds more, send the signal; return the exit code.
@@ -145,6 +149,7 @@ def lora(**changes):
     return {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1} | changes}
 
 
+DPO = {"objective": "DPO", "dpo": {"beta": 0.5, "label_smoothing": 0.1}}
 METHODS = {
     **{variant: lora(variant=variant) for variant in ("LoRA", "RsLoRA", "DoRA")},
     **{f"{variant}-unpacked": lora(variant=variant) for variant in ("LoRA", "RsLoRA", "DoRA")},
@@ -152,6 +157,9 @@ METHODS = {
     "QLoRA": {"method": "QLoRA", "dtype": "BF16"} | lora(),
     "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
     "Full-8-bit": {"method": "Full", "lora": None, "optimizer": {"name": "AdamW8Bit", "learning_rate": 1e-3}},
+    "DPO-LoRA-noise": DPO | lora() | {"neftune_noise_alpha": 5},
+    "DPO-QLoRA": DPO | {"method": "QLoRA", "dtype": "BF16"} | lora(),
+    "DPO-Full": DPO | {"method": "Full", "dtype": "BF16", "lora": None},
 }
 
 
@@ -159,7 +167,8 @@ METHODS = {
 def method(request, tiny_model, train_uninterrupted):
     """The config of one method, and the digest of its weights after a training without kills."""
     changes = {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | METHODS[request.param]
-    prepared = UNPACKED if request.param.endswith("unpacked") else PREPARED
+    unpacked = UNPACKED if request.param.endswith("unpacked") else PREPARED
+    prepared = PAIRS if request.param.startswith("DPO") else unpacked
     config = train_config(tiny_model, **changes).model_copy(update={"prepare": prepared})
     return config, train_uninterrupted(config, request.param)
 
@@ -180,6 +189,23 @@ def test_random_kills_do_not_change_the_weights(new_training, method, kills):
         assert code in {ExitCode.DONE, ExitCode.INTERRUPTED, -signal.SIGKILL}
     assert training.finish() == uninterrupted
     assert "corrupt" not in (training.workspace / "log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_kills_in_the_reference_do_not_change_the_weights(tiny_model, new_training, train_uninterrupted, number):
+    config = train_config(tiny_model, max_steps=6, **DPO, **lora()).model_copy(update={"prepare": PAIRS})
+    training = new_training(config)
+    training.constants = {"finetune_trainer.training.reference.PART_ROWS": 8}
+    reference, counts = stage_folder(training.workspace) / "reference", [0]
+    for _ in range(3):
+        process = training.start()
+        assert process.until(lambda: len([*reference.glob("*-*.json")]) > counts[-1])
+        process.kill(number)
+        assert process.wait() == (ExitCode.INTERRUPTED if number == signal.SIGTERM else -signal.SIGKILL)
+        counts.append(len([*reference.glob("*-*.json")]))
+    assert 0 < counts[1] < counts[2] < counts[3] < 17
+    assert training.finish() == train_uninterrupted(config, f"reference-{number}")
+    assert len([*reference.glob("*-*.json")]) == 17
 
 
 def test_twelve_consecutive_kills_do_not_change_the_adapter(new_training, uninterrupted):

@@ -28,6 +28,7 @@ from finetune_trainer.stages import train
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.lora import trainable_adapter
 from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.objectives import objective_of
 from finetune_trainer.training.ranks import ALONE
 from finetune_trainer.training.validation import Validator
 
@@ -169,8 +170,8 @@ def test_adapter_with_lowest_validation_loss_is_the_result(tiny_model, tmp_path)
     )
     model.load(load_file(stage_folder(tmp_path) / "output" / "adapter_model.safetensors"))
     rows = PackedRows(tmp_path / "prepare" / PREPARED / "output", "validation")
-    loss = Validator(rows, 2, None, 24).loss(model, ALONE, lambda: None)
-    assert loss == pytest.approx(result.validation_loss, abs=1e-6)
+    means = Validator(objective_of(config.recipe, rows), None, 24).means(model, ALONE, lambda: None)
+    assert means["loss"] == pytest.approx(result.validation_loss, abs=1e-6)
 
 
 def test_early_stopping_ends_training(tiny_model, tmp_path):

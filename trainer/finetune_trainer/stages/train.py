@@ -32,8 +32,11 @@ from finetune_trainer.training.determinism import (
 from finetune_trainer.training.loop import Checkpoints, TrainingRun, train
 from finetune_trainer.training.methods import load_trainable
 from finetune_trainer.training.model import TrainedModel, check_isolation
+from finetune_trainer.training.objective import Objective, Start
+from finetune_trainer.training.objectives import objective_of
 from finetune_trainer.training.optimizer import create_optimizer
 from finetune_trainer.training.rank_processes import RankProcesses, other_ranks
+from finetune_trainer.training.ranks import Ranks
 from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.sharding import shard
 from finetune_trainer.training.validation import Validator
@@ -56,29 +59,25 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     is_first = context.environment.is_first
     check_gpu(context.environment, others.local_size)
     trackers = open_trackers(config, context) if is_first else Trackers(config.stage)
-    share_processors(others.local_size)
-    device = prepare_device(strict=True, number=others.local_rank)
-    context.progress.update(note="loading the model")
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
+    objective, validation = (objective_of(config.recipe, split) for split in (rows, validation_rows))
     source = open_base_model(config.model, context.environment, config.model_pin)
     source.require(config.model_digest, f"prepare/{config.prepare}")
     check_context_length(source, rows.context_length)
-    is_sharded = config.recipe.parallelism == "FSDP" and others.size > 1
-    trainable = load_trainable(source, config, torch.device("cpu") if is_sharded else device)
-    ranks = others.join(context.progress)
-    model = TrainedModel(shard(trainable, ranks, device) if is_sharded else trainable, device, config.recipe)
+    model, ranks = load_model(config, context, source, others)
     check_tokens((rows, validation_rows), model.vocabulary)
-    document_attention.enable(model, config.recipe.dtype)
     if rows.packed:
         check_isolation(model, source.uri)
-    sampler = StepSampler.of(config.recipe, len(rows), config.seed)
+    inputs = {"identity": config.identity, "rows": rows_digest, "model": source.digest}
+    begin((objective, validation), model, ranks, context, artifacts.digest_of_value(inputs))
+    sampler = StepSampler.of(config.recipe, len(objective), config.seed)
     run = TrainingRun(
         config=config,
-        rows=rows,
+        objective=objective,
         sampler=sampler,
         model=model,
         optimizer=create_optimizer(config.recipe.optimizer, model.trainable),
-        validator=Validator(validation_rows, config.recipe.micro_batch_size, config.recipe.eval_steps, sampler.steps),
+        validator=Validator(validation, config.recipe.eval_steps, sampler.steps),
         progress=context.progress,
         metrics=TrainingMetrics(context.folder, trackers, sampler.steps, context.fence),
         stop=context.stop,
@@ -98,6 +97,21 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         return publish(run, weights, context, source) if weights else None
 
 
+def load_model(
+    config: TrainConfig, context: Context, source: BaseModel, others: RankProcesses
+) -> tuple[TrainedModel, Ranks]:
+    """Load the model to this process's device and meet the other processes, over which it may be sharded."""
+    share_processors(others.local_size)
+    device = prepare_device(strict=True, number=others.local_rank)
+    is_sharded = config.recipe.parallelism == "FSDP" and others.size > 1
+    context.progress.update(note="loading the model")
+    trainable = load_trainable(source, config, torch.device("cpu") if is_sharded else device)
+    ranks = others.join(context.progress)
+    model = TrainedModel(shard(trainable, ranks, device) if is_sharded else trainable, device, config.recipe)
+    document_attention.enable(model, config.recipe.dtype)
+    return model, ranks
+
+
 def open_checkpoints(
     run: TrainingRun, context: Context, source: BaseModel, rows_digest: str
 ) -> AbstractContextManager[Checkpoints]:
@@ -114,6 +128,12 @@ def open_checkpoints(
         early_save=context.progress.early_save,
         fence=context.fence,
     )
+
+
+def begin(splits: Iterable[Objective], model: TrainedModel, ranks: Ranks, context: Context, inputs: str) -> None:
+    """Compute what the objectives need of the model before training, or read it from the stage's folder."""
+    for objective in splits:
+        objective.begin(Start(model, context.folder, inputs, context.progress, ranks, context.fence))
 
 
 def sample_generator(config: TrainConfig, environment: Environment, source: BaseModel) -> SampleGenerator | None:

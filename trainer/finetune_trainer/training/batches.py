@@ -46,6 +46,21 @@ class Batch:
         """Return the batch with nothing to learn from and nothing to count."""
         return replace(self, target_positions=self.target_positions[:0], targets=self.targets[:0], size=0)
 
+    @property
+    def weight(self) -> int:
+        """Number of targets: the loss of a step is the mean over them."""
+        return len(self.targets)
+
+    @property
+    def targets_per_row(self) -> list[int]:
+        """Numbers of targets of the rows, each of which has one document."""
+        rows = len(self.documents.boundaries) - 1 if self.documents else len(self.tokens)
+        if self.documents:
+            row_of = torch.bucketize(self.target_positions, self.documents.boundaries, right=True) - 1
+        else:
+            row_of = self.target_positions // self.tokens.shape[1]
+        return [int(count) for count in torch.bincount(row_of, minlength=rows)]
+
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
         return Batch(
@@ -115,20 +130,16 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield the rows with these indices in micro-batches of `batch_size`; the last one may be smaller.
 
-    Several processes take turns. Each gets the same number, for they compute and stop together: what is missing is the
-    first batch without its targets.
+    Several processes take turns. Each gets the same number: what is missing is the first one without its targets.
     """
-    starts = range(0, len(indices), batch_size)
-    rounds = -(-len(starts) // ranks.size)
-    for number in range(ranks.rank, rounds * ranks.size, ranks.size):
-        start = starts[number] if number < len(starts) else 0
-        batch = load_batch(rows, indices[start : start + batch_size], flat=flat)
-        yield batch if number < len(starts) else batch.without_targets()
+    for part, counts in ranks.micro_batches(indices, batch_size):
+        batch = load_batch(rows, part, flat=flat)
+        yield batch if counts else batch.without_targets()
 
 
 @dataclass(frozen=True)
 class StepSampler:
-    """The rows of every optimizer step.
+    """The rows of every optimizer step; with an objective on pairs, a row here is a pair.
 
     Epochs follow one another without a gap: a step may take rows of two epochs, and no row is dropped. Training
     sees exactly `epochs` times the number of rows. Only the very last step may have fewer rows than the others.

@@ -2,25 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from finetune_trainer.contract import TrainConfig
 from finetune_trainer.contract.sample_rows import SampleRow
-from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.runtime.errors import Interrupted
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
-from finetune_trainer.training.batches import Batch, StepSampler, batches
+from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.checkpoint_format import Layout, Snapshot
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.checkpoint_reader import CheckpointReader
 from finetune_trainer.training.determinism import Tensors, seed_generators
 from finetune_trainer.training.model import TrainedModel
 from finetune_trainer.training.non_finite import is_finite, non_finite
+from finetune_trainer.training.objective import LOSS, MicroBatch, Objective
 from finetune_trainer.training.optimizer import NamedOptimizer
 from finetune_trainer.training.ranks import ALONE, PeerLost, Ranks
 from finetune_trainer.training.samples import SampleGenerator
@@ -35,7 +35,7 @@ class TrainingRun:
     """Everything that one run of the training loop works with."""
 
     config: TrainConfig
-    rows: PackedRows
+    objective: Objective
     sampler: StepSampler
     model: TrainedModel
     optimizer: NamedOptimizer
@@ -134,7 +134,8 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
             with throughput:
                 metrics = train_step(run)
             run.metrics.record_step(run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second})
-            run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve())
+            more = run.objective.progress_of(metrics)
+            run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve(), **more)
     except Interrupted as error:
         # The unfinished step is discarded: weights and optimizer state are still those of the boundary.
         run.metrics.sync()
@@ -146,49 +147,54 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
 def train_step(run: TrainingRun) -> dict[str, float]:
     """Run one optimizer step and return its metrics.
 
-    The loss is the mean over all targets of the step, not a mean of the micro-batches' means. Gradient accumulation
-    therefore changes only the memory use.
+    The loss is the mean over all targets or pairs of the step, not a mean of the micro-batches' means. Gradient
+    accumulation therefore changes only the memory use.
     """
-    recipe, step = run.config.recipe, run.state.step
-    rows = run.sampler.rows_for_step(step)
-    micro_batches = list(batches(run.rows, rows, recipe.micro_batch_size, flat=run.model.is_flat, ranks=run.ranks))
-    own = sum(len(batch.targets) for batch in micro_batches), sum(batch.size for batch in micro_batches)
-    targets, tokens = (int(total) for total in run.ranks.sum(*own))
-    loss_sum, norm = compute_gradients(run, micro_batches, targets)
-    if not is_finite(loss_sum, norm):
-        again = compute_gradients(run, micro_batches, targets)
-        raise non_finite(f"step {step + 1}", "the loss sum is {} and the gradient norm {}", (loss_sum, norm), again)
-    rate = learning_rate(recipe.optimizer, step, run.sampler.steps)
+    step = run.state.step
+    examples = run.sampler.rows_for_step(step)
+    micro_batches = list(run.objective.batches(examples, flat=run.model.is_flat, ranks=run.ranks))
+    own = sum(batch.weight for batch in micro_batches), sum(batch.size for batch in micro_batches)
+    weight, tokens = (int(total) for total in run.ranks.sum(*own))
+    sums, norm = compute_gradients(run, micro_batches, weight)
+    if not is_finite(sums[0], norm):
+        (loss_sum, *_), norm_again = compute_gradients(run, micro_batches, weight)
+        values = (sums[0], norm), (loss_sum, norm_again)
+        raise non_finite(f"step {step + 1}", "the loss sum is {} and the gradient norm {}", *values)
+    rate = learning_rate(run.config.recipe.optimizer, step, run.sampler.steps)
     run.optimizer.step(rate)
-    run.state.record_step(loss_sum, targets, tokens)
-    return {"loss": loss_sum / max(1, targets), "gradient_norm": norm, "learning_rate": rate}
+    run.state.record_step(sums[0], weight, tokens)
+    return {**run.objective.means(sums, weight), "gradient_norm": norm, "learning_rate": rate}
 
 
-def compute_gradients(run: TrainingRun, micro_batches: list[Batch], targets: int) -> tuple[float, float]:
-    """Leave the clipped gradient of the step in the parameters; return the loss sum and the norm before clipping.
+def compute_gradients(run: TrainingRun, micro_batches: list[MicroBatch], weight: int) -> tuple[Sequence[float], float]:
+    """Leave the clipped gradient of the step in the parameters; return the sums and the norm before clipping.
 
     A second call computes the same again: the weights are those of the boundary, and so is what is drawn.
     """
     seed_generators(run.config.seed, run.state.step, run.ranks.rank)
-    own_sum = accumulate_gradients(run.model, micro_batches, targets, run.raise_if_stop_requested)
-    (loss_sum,) = run.ranks.sum(own_sum)
+    own = accumulate_gradients(run.objective, run.model, micro_batches, weight, run.raise_if_stop_requested)
+    sums = run.ranks.sum(*own)
     run.ranks.sum_gradients(run.model.trainable.values())
-    return loss_sum, clip_gradients(run.model.trainable, run.config.recipe.optimizer.max_grad_norm)
+    return sums, clip_gradients(run.model.trainable, run.config.recipe.optimizer.max_grad_norm)
 
 
 def accumulate_gradients(
-    model: TrainedModel, micro_batches: list[Batch], targets: int, raise_if_stop_requested: Callable[[], None]
-) -> float:
-    """Accumulate the gradient of the mean loss over `targets` tokens; return the loss sum."""
-    loss_sum = torch.zeros((), device=model.device)
+    objective: Objective,
+    model: TrainedModel,
+    micro_batches: list[MicroBatch],
+    weight: int,
+    raise_if_stop_requested: Callable[[], None],
+) -> list[float]:
+    """Accumulate the gradient of the loss, a mean over `weight`; return the sums of loss and metrics."""
+    sums = torch.zeros(1 + len(objective.metrics), device=model.device)
     for parameter in model.trainable.values():
         parameter.grad = None
     for batch in micro_batches:
         raise_if_stop_requested()
-        loss = model.loss_sum(batch)
-        (loss / max(1, targets)).backward()
-        loss_sum += loss.detach()
-    return float(loss_sum.item())
+        found = objective.sums(model, batch)
+        (found[0] / max(1, weight)).backward()
+        sums += found.detach()
+    return [float(value) for value in sums.tolist()]
 
 
 def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -> float:
@@ -200,12 +206,13 @@ def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -
 def validate(run: TrainingRun) -> None:
     """Compute the validation loss at this step boundary and keep the weights if they are the best so far."""
     run.progress.update(step=run.state.step, note="validating")
-    loss = run.validator.loss(run.model, run.ranks, run.raise_if_stop_requested)
+    means = run.validator.means(run.model, run.ranks, run.raise_if_stop_requested)
+    loss = means[LOSS]
     if not is_finite(loss):
-        again = run.validator.loss(run.model, run.ranks, run.raise_if_stop_requested)
+        again = run.validator.means(run.model, run.ranks, run.raise_if_stop_requested)[LOSS]
         raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
     generate_samples(run)  # before the loss is recorded: a process that stops here validates again
-    run.metrics.record(run.state.step, {"validation_loss": loss})
+    run.metrics.record(run.state.step, {f"validation_{name}": value for name, value in means.items()})
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
         run.best = run.copy_weights()
     stopped = "stopping early" if run.state.stopped_early else ""

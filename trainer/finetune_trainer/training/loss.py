@@ -6,11 +6,14 @@ is as large.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
+
+Reduction = Literal["sum", "none"]
+"""Whether the cross-entropy is summed over the targets, or returned for each."""
 
 CHUNK_BYTES = 1 << 30
 """Largest size of the logits in fp32 that are computed at once."""
@@ -62,20 +65,24 @@ def captured_head_input(head: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def chunked_cross_entropy(
-    head: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor, size: int
+    head: Callable[[torch.Tensor], torch.Tensor],
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    size: int,
+    reduction: Reduction = "sum",
 ) -> torch.Tensor:
-    """Return the cross-entropy summed over N targets, a scalar in fp32; `inputs` [N, D] are those of the head.
+    """Return the cross-entropy of N targets in fp32, their sum or each [N]; `inputs` [N, D] are those of the head.
 
     Only the logits of `size` targets exist at a time: the backward pass computes them again.
     """
-    total = torch.zeros((), device=inputs.device)
-    for chunk, wanted in zip(inputs.split(size), targets.split(size), strict=True):
-        loss: Any = checkpoint(_cross_entropy, head, chunk, wanted, use_reentrant=False)
-        total = total + loss
-    return total
+    losses: list[Any] = [
+        checkpoint(_cross_entropy, head, chunk, wanted, reduction, use_reentrant=False)
+        for chunk, wanted in zip(inputs.split(size), targets.split(size), strict=True)
+    ]
+    return torch.cat(losses) if reduction == "none" else sum(losses, torch.zeros((), device=inputs.device))
 
 
 def _cross_entropy(
-    head: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor
+    head: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor, reduction: Reduction
 ) -> torch.Tensor:
-    return cross_entropy(head(inputs).float(), targets, reduction="sum")
+    return cross_entropy(head(inputs).float(), targets, reduction=reduction)

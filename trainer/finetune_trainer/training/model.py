@@ -15,6 +15,7 @@ from finetune_trainer.training.batches import Batch, Documents
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.embedding_noise import embedding_noise
 from finetune_trainer.training.loss import (
+    Reduction,
     captured_head_input,
     chunk_size,
     chunked_cross_entropy,
@@ -55,7 +56,11 @@ class TrainedModel:
                 layer.compile(dynamic=True)
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
-        """Return the cross-entropy summed over the targets of a micro-batch, a scalar in fp32.
+        """Return the cross-entropy summed over the targets of a micro-batch, a scalar in fp32."""
+        return self.cross_entropy(batch, "sum")
+
+    def cross_entropy(self, batch: Batch, reduction: Reduction) -> torch.Tensor:
+        """Return the cross-entropy of the N targets of a micro-batch in fp32: their sum, or each [N].
 
         Documents packed into one row cannot attend to each other. Their positions restart at 0, and there is neither
         an attention mask nor a cache. For such inputs transformers builds a block-diagonal causal mask, unless the
@@ -63,17 +68,17 @@ class TrainedModel:
         """
         batch = batch.to(self.device)
         if len(batch.targets) > self.largest_loss:
-            return self._chunked_loss_sum(batch)
+            return self._chunked_cross_entropy(batch, reduction)
         with self._noise_of(batch), head_at_positions(batch.target_positions, self.head) as select:
             logits = select(self.logits(batch.tokens, batch.positions, batch.documents))
-        return torch.nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
+        return torch.nn.functional.cross_entropy(logits.float(), batch.targets, reduction=reduction)
 
-    def _chunked_loss_sum(self, batch: Batch) -> torch.Tensor:
+    def _chunked_cross_entropy(self, batch: Batch, reduction: Reduction) -> torch.Tensor:
         with self._noise_of(batch), captured_head_input(self.head) as captured:
             self.logits(batch.tokens, batch.positions, batch.documents)
         inputs = captured[0].flatten(0, 1).index_select(0, batch.target_positions)
         with self.autocast():
-            return chunked_cross_entropy(self.head, inputs, batch.targets, int(self.largest_loss))
+            return chunked_cross_entropy(self.head, inputs, batch.targets, int(self.largest_loss), reduction)
 
     @property
     def architecture(self) -> str:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed
 from typing_extensions import override
 
+from finetune_trainer.data.sampling import Indices
 from finetune_trainer.runtime.errors import Interrupted
 from finetune_trainer.stop_signal import StopSignal
 
@@ -56,6 +57,18 @@ class Ranks:
     def any(self, flag: bool) -> bool:  # noqa: FBT001  the only argument
         """Return whether the flag is set in any process; raise PeerLost if one has ended."""
         return flag
+
+    def micro_batches(self, indices: Indices, size: int) -> Iterator[tuple[Indices, bool]]:
+        """Yield the indices of each micro-batch of this process, and whether they count.
+
+        The processes take turns. Each gets the same number, for they compute and stop together: a process for which
+        there are too few gets those of the first once more, and they do not count.
+        """
+        starts = range(0, len(indices), size)
+        rounds = -(-len(starts) // self.size)
+        for number in range(self.rank, rounds * self.size, self.size):
+            start = starts[number] if number < len(starts) else 0
+            yield indices[start : start + size], number < len(starts)
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace each gradient by the sum of all processes' gradients; raise PeerLost if one has ended."""

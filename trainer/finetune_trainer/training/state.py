@@ -18,11 +18,11 @@ class State(BaseModel):
     tokens: int = Field(default=0, ge=0)
     """Tokens seen, without padding."""
     recent_losses: list[tuple[FiniteFloat, int]] = Field(default=[], max_length=LOSS_WINDOW)
-    """(loss sum, number of targets) of each of the last steps."""
+    """(loss sum, number of targets or of pairs) of each of the last steps."""
     validated_step: int | None = None
     """The step of the last validation."""
     validation_loss: FiniteFloat | None = None
-    """The loss of the last validation: cross-entropy per target, with the natural logarithm."""
+    """The loss of the last validation: cross-entropy per target, with the natural logarithm, or DPO's per pair."""
     best_step: int | None = None
     """The step of the adapter with the lowest validation loss so far."""
     best_loss: FiniteFloat | None = None
@@ -37,14 +37,14 @@ class State(BaseModel):
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy per target over the last steps."""
-        return sum(loss for loss, _ in self.recent_losses) / max(1, sum(targets for _, targets in self.recent_losses))
+        """Mean loss per target, or per pair, over the last steps."""
+        return sum(loss for loss, _ in self.recent_losses) / max(1, sum(weight for _, weight in self.recent_losses))
 
-    def record_step(self, loss_sum: float, targets: int, tokens: int) -> None:
-        """Count a finished step: its loss sum, its number of targets, and its tokens without padding."""
+    def record_step(self, loss_sum: float, weight: int, tokens: int) -> None:
+        """Count a finished step: its loss sum, its number of targets or pairs, and its tokens without padding."""
         self.step += 1
         self.tokens += tokens
-        self.recent_losses = [*self.recent_losses, (loss_sum, targets)][-LOSS_WINDOW:]
+        self.recent_losses = [*self.recent_losses, (loss_sum, weight)][-LOSS_WINDOW:]
 
     def record_validation(self, loss: float, rule: EarlyStopping | None) -> bool:
         """Record a validation loss and update early stopping; return whether the loss is the lowest so far."""

@@ -1,42 +1,44 @@
-"""The loss on the validation rows, which training never sees."""
+"""The loss on the validation examples, which training never sees."""
 
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from finetune_trainer.data.packing import PackedRows
-from finetune_trainer.training.batches import batches
 from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.objective import Objective
 from finetune_trainer.training.ranks import Ranks
 from finetune_trainer.training.state import State
 
 
 class Validator:
-    """Decides when a validation is due and computes its loss."""
+    """Decides when a validation is due and computes its loss and metrics."""
 
-    def __init__(self, rows: PackedRows, batch_size: int, every_steps: int | None, last_step: int) -> None:
-        self._rows, self._batch_size = rows, batch_size
+    def __init__(self, objective: Objective, every_steps: int | None, last_step: int) -> None:
+        self._objective = objective
         self._every, self._last_step = every_steps, last_step
 
     def should_validate(self, state: State) -> bool:
         """Return whether a validation is due at this step boundary and has not run yet."""
-        if not len(self._rows) or state.step in {0, state.validated_step}:
+        if not len(self._objective) or state.step in {0, state.validated_step}:
             return False
         return state.step == self._last_step or (self._every is not None and state.step % self._every == 0)
 
-    def loss(self, model: TrainedModel, ranks: Ranks, raise_if_stop_requested: Callable[[], None]) -> float:
-        """Return the mean cross-entropy per target over all validation rows; uses no random numbers."""
-        loss_sum, targets = 0.0, 0
+    def means(
+        self, model: TrainedModel, ranks: Ranks, raise_if_stop_requested: Callable[[], None]
+    ) -> dict[str, float]:
+        """Return the loss over all validation examples and the objective's metrics; uses no random numbers."""
+        sums, weight = [0.0] * (1 + len(self._objective.metrics)), 0
+        everything = np.arange(len(self._objective))
         model.model.eval()
         try:
             with torch.no_grad():
-                indices = np.arange(len(self._rows))
-                for batch in batches(self._rows, indices, self._batch_size, flat=model.is_flat, ranks=ranks):
+                for batch in self._objective.batches(everything, flat=model.is_flat, ranks=ranks):
                     raise_if_stop_requested()
-                    loss_sum += model.loss_sum(batch).item()
-                    targets += len(batch.targets)
+                    found: list[float] = self._objective.sums(model, batch).tolist()
+                    sums = [one + other for one, other in zip(sums, found, strict=True)]
+                    weight += batch.weight
         finally:
             model.model.train()
-        loss_sum, all_targets = ranks.sum(loss_sum, targets)
-        return loss_sum / max(1, all_targets)
+        *all_sums, all_weight = ranks.sum(*sums, weight)
+        return self._objective.means(all_sums, int(all_weight))
