@@ -1,6 +1,7 @@
 """Several processes that train together: equal to one process, and exact however one of them is killed."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from support.training import adapter_digest, documents, environment, stage_folder, train_config, write_rows
+from support.training import adapter_digest, documents, environment, pairs, stage_folder, train_config, write_rows
 
 from finetune_trainer.contract import ExitCode, TerminationMessage
 from finetune_trainer.data.packing import PackedRows
@@ -76,11 +77,26 @@ class Training:
         return TerminationMessage.model_validate_json((self.workspace / "termination.json").read_text())
 
 
+PAIRS = "d" * 16
+"""Identity of a prepare stage whose rows are pairs."""
+DPO = {"objective": "DPO", "optimizer": {"learning_rate": 1e-3}}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    workspace = tmp_path_factory.mktemp("packed")
+    write_rows(workspace, documents(60), documents(8, seed=5))
+    write_rows(workspace, pairs(30), pairs(5, seed=5), prepared=PAIRS, pairs=True)
+    return workspace
+
+
 @pytest.fixture(scope="module")
 def new_training(fork_server, packed, tiny_model, tmp_path_factory):
     def new(options=None, **changes):
         recipe = {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | changes
         config = train_config(tiny_model, **recipe)
+        if config.recipe.objective == "DPO":
+            config = config.model_copy(update={"prepare": PAIRS})
         return Training.new(fork_server, config, packed, tmp_path_factory.mktemp("ranks") / "w", **(options or {}))
 
     return new
@@ -113,6 +129,20 @@ def test_losses_of_several_processes_equal_those_of_one(new_training, one_proces
     assert several.message.result.tokens == one_process.message.result.tokens
 
 
+@pytest.mark.parametrize("parallelism", ["DDP", "FSDP"])
+def test_preference_losses_of_two_processes_equal_those_of_one(new_training, parallelism):
+    """The reference's parts have two rows, so that both processes compute some."""
+    options = {"constants": {"finetune_trainer.training.reference.PART_ROWS": 2}}
+    one = new_training(gradient_accumulation_steps=2, **DPO, **PLAIN).run()
+    two = new_training(
+        options, gradient_accumulation_steps=1, processes_per_node=2, parallelism=parallelism, **DPO, **PLAIN
+    ).run()
+    assert two.losses == pytest.approx(one.losses, abs=1e-6)
+    assert two.losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert two.losses[-1] < 0.69
+    assert two.message.result.validation_loss == pytest.approx(one.message.result.validation_loss, abs=1e-6)
+
+
 @pytest.mark.parametrize("recipe", [{}, {"gradient_checkpointing": True}, {"dtype": "BF16"}], ids=str)
 def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
     """All weights are trained, tied ones too, with the logits of one target at a time."""
@@ -133,8 +163,9 @@ METHODS = {
     "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
 }
 METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP"}
+METHODS["DPO"] = METHODS["LoRA"] | DPO
 METHODS["Full, sharded"] = METHODS["Full"] | {"parallelism": "FSDP"}
-RUNS = [("LoRA", 2), ("LoRA", 4), ("QLoRA", 2), ("Full", 2), ("LoRA, sharded", 2), ("Full, sharded", 2)]
+RUNS = [("LoRA", 2), ("LoRA", 4), ("QLoRA", 2), ("Full", 2), ("DPO", 2), ("LoRA, sharded", 2), ("Full, sharded", 2)]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run[0]}-{run[1]}")
