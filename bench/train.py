@@ -1,11 +1,14 @@
-"""Compare this trainer's loop with HF's Trainer and TRL's SFTTrainer on this machine's CPU.
+"""Compare this trainer's loop with HF's Trainer and TRL's trainers on this machine's CPU.
 
     python bench/train.py [--repeats 5] [--steps 6] [--counted 0.25] [--dtype FP32] [--method LoRA]
-                          [--clock wall]
+                          [--objective SFT] [--clock wall]
 
-All three train the same model (26 million parameters, initialized here) on the same packed rows in the same order,
-with the same batch size, data type, method, optimizer and gradient clipping. They run in turns, so that other load on
-the machine slows all of them. A run is timed from the end of its first step to the end of its last.
+With objective DPO it is compared with TRL's DPOTrainer, which has computed the reference's log-probabilities before the
+first step, as ours has.
+
+All train the same model (26 million parameters, initialized here) on the same rows in the same order, with the same
+batch size, data type, method, optimizer and gradient clipping. They run in turns, so that other load on the machine
+slows all of them. A run is timed from the end of its first step to the end of its last.
 
 Prints, each as median, minimum and maximum:
 
@@ -14,7 +17,8 @@ Prints, each as median, minimum and maximum:
 - how long a checkpoint pauses training;
 - the time from SIGTERM until the process has saved a checkpoint and exited.
 
-TRL runs with gradient_checkpointing=False, which is not its default, because the others run without it.
+TRL runs with gradient_checkpointing=False, which is not its default, because the others run without it. With DPO, a row
+is one completion of a pair, and TRL turns dropout off, so ours has none.
 """
 
 import argparse
@@ -31,6 +35,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +50,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from trl import SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
@@ -61,7 +66,7 @@ from finetune_trainer.training.batches import StepSampler  # noqa: E402
 from finetune_trainer.training.checkpoint_manager import CheckpointManager  # noqa: E402
 from finetune_trainer.training.loop import TrainingRun  # noqa: E402
 from finetune_trainer.training.methods import load_trainable  # noqa: E402
-from train_bench.measuring import CLOCKS, StepTimes, make_rows, quietly, spread, timed  # noqa: E402
+from train_bench.measuring import CLOCKS, StepTimes, make_pairs, make_rows, quietly, spread, timed  # noqa: E402
 
 VOCABULARY = 8192
 CONTEXT = 128
@@ -112,7 +117,8 @@ class Benchmark:
         rows = folder / "prepare" / "rows" / "output"
         if not rows.exists():
             make_model(self.model)
-            make_rows(folder, 64, options.target_fraction, context=CONTEXT, vocabulary=VOCABULARY)
+            make = make_pairs if options.objective == "DPO" else make_rows
+            make(folder, 64, options.target_fraction, context=CONTEXT, vocabulary=VOCABULARY)
         self.rows = PackedRows(rows, "train")
 
     def config(self, identity: str, *, steps: int, rank: int = 16, every: int = 10**6) -> TrainConfig:
@@ -122,10 +128,12 @@ class Benchmark:
             "micro_batch_size": BATCH,
             "dtype": self.options.dtype,
             "method": self.options.method,
+            "objective": self.options.objective,
             "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
         }
         if self.options.method != "Full":
-            recipe["lora"] = {"rank": rank, "alpha": 32, "dropout": 0.05, "target_modules": TARGETS}
+            dropout = 0.0 if self.options.objective == "DPO" else 0.05
+            recipe["lora"] = {"rank": rank, "alpha": 32, "dropout": dropout, "target_modules": TARGETS}
         return TrainConfig.model_validate(
             {
                 "identity": identity,
@@ -154,7 +162,8 @@ class Benchmark:
         rank = changes.pop("rank", 16)
         config = self.config("theirs", steps=steps, rank=rank)
         model = load_trainable(BaseModel("model", self.model, ""), config, torch.device("cpu")).module
-        sampler = StepSampler.of(config.recipe, len(self.rows), 0)
+        examples = len(self.rows) // 2 if self.options.objective == "DPO" else len(self.rows)
+        sampler = StepSampler.of(config.recipe, examples, 0)
         order = np.concatenate([sampler.rows_for_step(step) for step in range(steps)])
         times = StepTimesCallback(self.options.clock)
         settings = {
@@ -177,15 +186,23 @@ class Benchmark:
         trainer = make(
             model=model,
             args=arguments(**(settings | changes)),
-            train_dataset=[self.record(row) for row in order],
-            data_collator=lambda records: {k: torch.stack([r[k] for r in records]) for k in records[0]},
+            train_dataset=[self.record(example) for example in order],
             callbacks=[times],
         )
         trainer.train()
         return times.ends
 
-    def record(self, row: int) -> dict[str, torch.Tensor]:
-        """Return one of our rows in the format that HF's and TRL's trainers expect."""
+    def record(self, example: int) -> dict[str, Any]:
+        """Return one of our examples in the format that HF's and TRL's trainers expect."""
+        if self.options.objective == "DPO":
+            read = self.rows.read([2 * example, 2 * example + 1])
+            prompt = int(np.argmax(read.loss_mask[0] != 0))
+            chosen, rejected = (tokens.tolist() for tokens in read.tokens)
+            return {"prompt_ids": chosen[:prompt], "chosen_ids": chosen[prompt:], "rejected_ids": rejected[prompt:]}
+        return self.row(example)
+
+    def row(self, row: int) -> dict[str, torch.Tensor]:
+        """Return one of our rows."""
         read = self.rows.read([row])
         tokens = torch.from_numpy(read.tokens[0].astype(np.int64))
         labels = tokens.masked_fill(torch.from_numpy(read.loss_mask[0] == 0), -100)
@@ -194,7 +211,9 @@ class Benchmark:
 
     def hf(self, steps: int, **changes: object) -> list[float]:
         """Train with transformers.Trainer."""
-        return self.theirs(InOrder, TrainingArguments, steps, **changes)
+        return self.theirs(
+            lambda **arguments: InOrder(data_collator=stack_rows, **arguments), TrainingArguments, steps, **changes
+        )
 
     def trl(self, steps: int) -> list[float]:
         """Train with trl.SFTTrainer."""
@@ -203,6 +222,7 @@ class Benchmark:
             lambda train_dataset, **arguments: InOrderSFT(
                 train_dataset=Dataset.from_list(train_dataset).with_format("torch"),
                 processing_class=tokenizer,
+                data_collator=stack_rows,
                 **arguments,
             ),
             SFTConfig,
@@ -210,6 +230,24 @@ class Benchmark:
             dataset_kwargs={"skip_prepare_dataset": True},
             packing=False,
         )
+
+    def trl_dpo(self, steps: int) -> list[float]:
+        """Train with trl.DPOTrainer."""
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.model)
+        return self.theirs(
+            lambda train_dataset, **arguments: InOrderDPO(
+                train_dataset=Dataset.from_list(train_dataset), processing_class=tokenizer, **arguments
+            ),
+            DPOConfig,
+            steps,
+            precompute_ref_log_probs=True,
+            remove_unused_columns=True,
+        )
+
+
+def stack_rows(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return a batch of rows, which all have the same length."""
+    return {name: torch.stack([record[name] for record in records]) for name in records[0]}
 
 
 class InOrder(Trainer):
@@ -226,21 +264,35 @@ class InOrderSFT(SFTTrainer):
         return None
 
 
+class InOrderDPO(DPOTrainer):
+    """TRL's DPOTrainer without shuffling, on tokens."""
+
+    def _get_train_sampler(self, *_: object) -> None:
+        return None
+
+    def _prepare_dataset(self, dataset: Dataset, *_: object) -> Dataset:
+        return dataset
+
+
 TRAINERS: dict[str, Callable[[Benchmark, int], list[float]]] = {
     "ours": Benchmark.ours,
     "HF Trainer": Benchmark.hf,
     "TRL SFTTrainer": Benchmark.trl,
+    "TRL DPOTrainer": Benchmark.trl_dpo,
 }
+OBJECTIVES = {"SFT": ("ours", "HF Trainer", "TRL SFTTrainer"), "DPO": ("ours", "TRL DPOTrainer")}
+"""Objective -> the trainers that have it."""
 
 
 def throughput(benchmark: Benchmark, repeats: int, steps: int) -> None:
     """Print tokens per second of each trainer and the ratios of ours to the others."""
-    names = list(TRAINERS)
+    names = OBJECTIVES[benchmark.options.objective]
+    rows = BATCH * (2 if benchmark.options.objective == "DPO" else 1)
     speeds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
-        for name in names[turn % 3 :] + names[: turn % 3]:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             ends = quietly(lambda name=name: TRAINERS[name](benchmark, steps + 1))
-            speeds[name].append(steps * BATCH * CONTEXT / (ends[-1] - ends[0]))
+            speeds[name].append(steps * rows * CONTEXT / (ends[-1] - ends[0]))
     for name in names:
         print(f"{name:15} {spread(speeds[name], ',.0f')} tokens/s")
     for name in names[1:]:
@@ -251,9 +303,10 @@ def throughput(benchmark: Benchmark, repeats: int, steps: int) -> None:
 def peaks(benchmark: Benchmark, steps: int) -> None:
     """Print the peak memory of each trainer, in a process of its own."""
     options = benchmark.options
-    for name in TRAINERS:
+    for name in OBJECTIVES[options.objective]:
         command = [sys.executable, __file__, "--peak-of", name, "--folder", str(benchmark.folder)]
         recipe = ["--steps", str(steps), "--method", options.method, "--dtype", options.dtype]
+        recipe += ["--objective", options.objective]
         environment = os.environ | {"PYTHONWARNINGS": "ignore"}
         output = subprocess.run([*command, *recipe], env=environment, stdout=subprocess.PIPE, check=True, text=True)
         print(f"{name:15} peak memory {int(output.stdout.split()[-1]):,} MiB")
@@ -316,6 +369,7 @@ def main() -> None:
         "--counted", dest="target_fraction", type=float, default=0.25, help="fraction of the tokens in the loss"
     )
     parser.add_argument("--method", choices=("LoRA", "QLoRA", "Full"), default="LoRA")
+    parser.add_argument("--objective", choices=OBJECTIVES, default="SFT")
     parser.add_argument("--dtype", choices=("FP32", "BF16"), default="FP32")
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: CPU seconds, for a machine with other load"
@@ -330,14 +384,16 @@ def main() -> None:
         quietly(lambda: TRAINERS[options.peak_of](benchmark, options.steps))
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
         return
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.dtype}, {options.method}")
+    recipe = f"{options.dtype}, {options.method}, {options.objective}"
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {recipe}")
     print(f"{BATCH} rows of {CONTEXT} tokens per step, {options.target_fraction:.0%} of them in the loss")
     print(f"{options.repeats} turns, {options.clock} clock")
     with tempfile.TemporaryDirectory() as folder:
         benchmark = Benchmark(Path(folder), options)
         throughput(benchmark, options.repeats, options.steps)
         peaks(benchmark, options.steps)
-        pauses(benchmark, options.steps)
+        if options.objective == "SFT":
+            pauses(benchmark, options.steps)
         stopping(benchmark, 3)
 
 

@@ -30,6 +30,22 @@ def make_rows(workspace: Path, count: int, target_fraction: float, *, context: i
     return output
 
 
+def make_pairs(workspace: Path, count: int, target_fraction: float, *, context: int, vocabulary: int) -> Path:
+    """Write pairs of full rows with the same prompt; the last `target_fraction` of each row is the completion."""
+    random = np.random.Generator(np.random.Philox(1))
+    loss_mask = (np.arange(context) >= context * (1 - target_fraction)).astype("u1")
+    output = workspace / "prepare" / "rows" / "output"
+    with artifacts.atomic_folder(output) as folder:
+        with PackedWriter(folder, context, 0, pairs=True) as writer:
+            for _ in range(count):
+                prompt = random.integers(2, vocabulary, context, dtype="<i4")
+                for _ in range(2):
+                    tokens = np.where(loss_mask, random.integers(2, vocabulary, context, dtype="<i4"), prompt)
+                    writer.add("train", Document(tokens.astype("<i4"), loss_mask))
+        artifacts.seal(folder, known_digests=writer.digests())
+    return output
+
+
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
