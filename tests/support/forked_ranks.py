@@ -6,6 +6,8 @@ import signal
 import time
 from collections.abc import Mapping
 
+import torch
+
 from finetune_trainer.parent_death import die_with_parent
 from finetune_trainer.runtime.entrypoint import main
 from finetune_trainer.training.rank_processes import RankProcesses
@@ -31,6 +33,7 @@ class ForkedRank:
             with os.fdopen(read) as pipe:  # not to its end: later forks have the other end of it, too
                 os.environ.update(json.loads(pipe.readline()))
             os.setsid()
+            torch.set_num_threads(1)  # as in prefork.run
             os._exit(main(["train"]))
         os.close(read)
 

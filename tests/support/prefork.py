@@ -47,6 +47,8 @@ def run(request: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request["variables"])
+    # PyTorch replaces its pool of threads after a fork, and two threads that find the old one at once end the process.
+    torch.set_num_threads(1)
     for option, set_option in OPTIONS.items():
         if option in request:
             set_option(request[option])

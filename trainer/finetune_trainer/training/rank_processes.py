@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from signal import Signals
+from signal import SIGKILL, Signals
 
 import torch
 from pydantic import ValidationError
@@ -160,10 +160,13 @@ class RankProcesses:
         if code is None or code in {ExitCode.DONE, ExitCode.INTERRUPTED}:
             return None
         if code < 0:
-            return ServiceUnavailable(
-                f"process {number} of {self.size} was killed by {Signals(-code).name}: the container may be out of "
-                "memory: raise train.pod.resources.limits.memory, or lower train.processesPerNode"
+            cause = (
+                "the container may be out of memory: raise train.pod.resources.limits.memory, or lower "
+                "train.processesPerNode"
+                if -code == SIGKILL
+                else "the lines before this one may say why"
             )
+            return ServiceUnavailable(f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}")
         kind = next((kind for kind in FAILURES if kind.exit_code == code), StageError)
         return kind(f"process {number} of {self.size}: {self._message_of(number)}")
 
