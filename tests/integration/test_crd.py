@@ -112,6 +112,14 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
         ({"evaluate": {"gates": [{"task": "missing", "metric": "acc", "value": 0.5}]}}, "gates: every task must be"),
         ({"train": {"method": "Full", "lora": {"rank": 8}}}, "lora: method Full trains no adapter: remove lora"),
         (
+            {"train": {"parallelism": "FSDP", "method": "QLoRA"}},
+            "parallelism: FSDP shards no weights of 4 bits and no moments of 8: set method to LoRA or Full",
+        ),
+        (
+            {"train": {"parallelism": "FSDP", "optimizer": {"name": "AdamW8Bit"}}},
+            "parallelism: FSDP shards no weights of 4 bits and no moments of 8: set method to LoRA or Full",
+        ),
+        (
             {"train": FULL, "evaluate": {"weights": "Adapter"}},
             "evaluate.weights: train.method Full trains no adapter",
         ),
