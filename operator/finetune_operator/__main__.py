@@ -64,6 +64,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         poll_interval=timedelta(seconds=POLL_SECONDS),
         write_delay=timedelta(seconds=WRITE_DELAY_SECONDS),
         job_history=chosen.job_history,
+        troubleshooting_url=chosen.troubleshooting_url,
     )
     return Options(
         identity=chosen.identity,
@@ -112,6 +113,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--grace-seconds", type=int, default=30, help="time from SIGTERM to SIGKILL for a pod (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--troubleshooting-url",
+        default=Settings.troubleshooting_url,
+        help="address of your copy of docs/guides/troubleshooting.md, for messages (default: %(default)s)",
     )
     _add_notices(parser)
     _add_limits(parser)

@@ -54,7 +54,7 @@ async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetim
         # Events come after the status that they describe, and also after a failed action: the next call compares with
         # the status written above and would not find them again.
         if not wait:
-            await cluster.emit_events(pipeline, events_between(before, status))
+            await cluster.emit_events(pipeline, events_between(before, status, settings.troubleshooting_url))
     # A refusal is remembered in the status only: it is not an observed fact before the request is sent.
     told = with_refusals(pipeline.status, refused)
     if told != pipeline.status:
@@ -72,7 +72,7 @@ def _decide(
     settings = settings.below(observation.defaults)
     assessment = assess(pipeline, observation, now)  # the state of every stage and attempt
     plan = plan_next(pipeline, assessment, settings, now)
-    return plan, report(pipeline, assessment, plan, now)
+    return plan, report(pipeline, assessment, plan, now, settings.troubleshooting_url)
 
 
 def _times_after_end(

@@ -28,6 +28,7 @@ from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
 from finetune_operator import __main__ as operator
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.core.metadata import job_labels
+from finetune_operator.core.settings import Settings
 from finetune_operator.crd import generate as crdgen
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -182,37 +183,6 @@ def test_more_options_and_variables_reach_the_process():
     assert variables == {"POD_NAME": None, "POD_NAMESPACE": None, "HTTPS_PROXY": "http://proxy.example:3128"}
 
 
-@pytest.mark.parametrize(
-    ("namespaces", "selector"),
-    [
-        ([], {}),
-        (
-            ["a", "b"],
-            {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}]},
-        ),
-    ],
-)
-def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
-    objects = render({"networkPolicy": {"enabled": True}, "namespaces": namespaces})
-    policy = only(objects, "NetworkPolicy")["spec"]
-    assert policy["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
-    assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "http"}]}]
-    dns, api_server, stages = policy["egress"]
-    assert {one["port"] for one in dns["ports"]} == {53}
-    assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == ([443, 6443], False)
-    [peer] = stages["to"]
-    assert peer["namespaceSelector"] == selector
-    assert peer["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
-    assert "ports" not in stages
-
-
-def test_network_policy_limits_who_reads_metrics():
-    assert of_kind(render(CLUSTER_WIDE), "NetworkPolicy") == []
-    (rule,) = only(render(EVERYTHING), "NetworkPolicy")["spec"]["ingress"]
-    assert rule["from"] == [{"podSelector": {}}]
-
-
 # ---- arguments of the operator
 
 
@@ -223,6 +193,12 @@ def test_default_placement_equals_the_operators_default():
 @pytest.mark.parametrize(
     "label", ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"]
 )
+def test_address_of_troubleshooting_is_passed():
+    default, custom = (parsed_options(render(values)).settings for values in (CLUSTER_WIDE, EVERYTHING))
+    assert default.troubleshooting_url == Settings.troubleshooting_url
+    assert custom.troubleshooting_url == "https://wiki.example/troubleshooting"
+
+
 def test_placement_is_passed_unchanged(label):
     """Quoting in the template keeps every character of a label's value."""
     placement = {

@@ -109,6 +109,7 @@ def test_every_value_changes_the_manifests(path):
         ({"logging": {"level": "INFO"}}, "/logging/level'.*'info'"),
         ({"logging": {"format": "logfmt"}}, "/logging/format'.*'json'"),
         ({"admissionPolicy": {"enabled": "yes"}}, "/admissionPolicy/enabled'.*'auto'"),
+        ({"troubleshootingUrl": "page#a"}, "/troubleshootingUrl'.*does not match"),
         ({"admissionPolicy": {"deniedNamespaces": ["it's"]}}, "/admissionPolicy/deniedNamespaces/0'.*does not match"),
         ({"crds": {"enabled": "no"}}, "/crds/enabled': got string, want boolean"),
         ({"serviceAccount": {"create": "no"}}, "/serviceAccount/create': got string, want boolean"),

@@ -54,6 +54,7 @@ EVERYTHING: Object = {
     "workers": 15,
     "apiRateLimit": {"qps": 50.5, "burst": 70},
     "logging": {"level": "debug", "format": "text"},
+    "troubleshootingUrl": "https://wiki.example/troubleshooting",
     "crds": {"enabled": True, "keep": False},
     "argocd": {"customizations": True, "namespace": "gitops", "configMap": "gitops-cm"},
     "userRoles": {"create": False},

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from support.pipeline_objects import Object, stored_object
 from support.scenario import START, Scenario, a_pipeline, merged, scores
 
-from finetune_operator.api.conditions import READY, Reason
+from finetune_operator.api.conditions import READY, TROUBLESHOOTING_URL, Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.report import unreadable_status
@@ -104,7 +104,7 @@ def _server_down() -> Scenario:
 
 def _unreadable(message: str, *, stalled: bool) -> Object:
     found = stored_object(_running())
-    status = unreadable_status(message, found["metadata"]["generation"], START, stalled=stalled)
+    status = unreadable_status(message, found["metadata"]["generation"], START, TROUBLESHOOTING_URL, stalled=stalled)
     return merged(found, {"status": status})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_operator.api.conditions import Reason
+from finetune_operator.api.conditions import TROUBLESHOOTING_URL, Reason, link
 from finetune_operator.controller.metrics import FINAL_PHASES
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,16 @@ def test_every_reason_has_one_section_in_troubleshooting():
     sections = re.findall(r"^### (\w+)$", TROUBLESHOOTING, re.MULTILINE)
     assert sorted(sections) == REASONS
     assert {reason.lower() for reason in REASONS} <= set(anchors(TROUBLESHOOTING))
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_link_of_a_reason_leads_to_its_section(reason):
+    """Sections of "It waits", "It failed" and "… the server is down"; there is nothing to fix in the later ones."""
+    to_fix = TROUBLESHOOTING.partition("## Attempts that ended early")[0]
+    has_fix = f"### {reason}\n" in to_fix
+    page, _, anchor = link(reason, TROUBLESHOOTING_URL).removeprefix(" (see ").removesuffix(")").partition("#")
+    assert (page, anchor) == (("docs/guides/troubleshooting.md", reason.lower()) if has_fix else ("", ""))
+    assert not has_fix or anchor in anchors((ROOT / page).read_text())
 
 
 @pytest.mark.parametrize("reason", REASONS)

@@ -9,6 +9,7 @@ from finetune_cli.display import interruptions_line
 from finetune_cli.fields import gate_lines, is_below_a_gate
 from finetune_cli.pipeline_status import ready_message
 from finetune_cli.runs import RUNS, manifest_of
+from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
 from finetune_operator.api.status import ModelStatus, PipelineStatus, StageState
 from finetune_trainer.contract import DeployResult
 
@@ -37,7 +38,7 @@ def outcome_line(status: PipelineStatus) -> str:
     if status.finished_at is None:
         return ready_message(status)
     if failed:
-        return f"{status.phase} at {failed}"
+        return f"{status.phase} at {failed}{link(status.stages[failed].reason, TROUBLESHOOTING_URL)}"
     if is_below_a_gate(status) and status.phase == "Succeeded":
         return "Succeeded, but below the gate (exit code 3): all requested stages are done, and none of them runs again"
     return f"{status.phase}: {ready_message(status)}"

@@ -1,4 +1,4 @@
-"""Condition types and reasons (both closed sets), and the merge of old and new conditions."""
+"""Condition types and reasons (both closed sets), where reasons are explained, and the merge of conditions."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -83,6 +83,24 @@ class Reason(OpenEnum):
     WORKSPACE_IN_USE = "WorkspaceInUse"
 
 
+TROUBLESHOOTING_URL = "docs/guides/troubleshooting.md"
+"""Address of the page with a section for each reason; the platform team may set that of its own copy."""
+
+NOTHING_TO_FIX = frozenset(
+    {
+        Reason.ALL_STAGES_SUCCEEDED,
+        Reason.INTERRUPTED,
+        Reason.JOB_DISAPPEARED,
+        Reason.NOT_REQUESTED,
+        Reason.PLACEMENT_CHANGED,
+        Reason.PROGRESSING,
+        Reason.SPEC_CHANGED,
+        Reason.STAGE_SUCCEEDED,
+    }
+)
+"""Reasons of what succeeds or goes on by itself. For all others, a pipeline waits or has failed."""
+
+
 class Condition(ExtensibleModel):
     """One condition, in the standard form that kubectl and Flux read."""
 
@@ -98,6 +116,11 @@ class Condition(ExtensibleModel):
     """Generation of the spec that this condition describes."""
     last_transition_time: datetime
     """Time at which the status last changed."""
+
+
+def link(reason: Reason, url: str) -> str:
+    """Return the end of a message that names the section of its reason; empty where there is nothing to fix."""
+    return "" if reason in NOTHING_TO_FIX else f" (see {url}#{reason.lower()})"
 
 
 def merge_conditions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Condition, ...]:

@@ -117,6 +117,7 @@ class Manager:
             record_changes,
             enqueue=queue.add,
             notices=options.metadata_notices,
+            troubleshooting_url=options.settings.troubleshooting_url,
         )
         informers = Informers(api, cache, queue, signals, options.namespaces)
         saves = SaveSender(sessions[0], progress.poll_soon)

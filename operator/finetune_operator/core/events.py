@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from finetune_operator.api.conditions import FINISHED, READY, Reason
+from finetune_operator.api.conditions import FINISHED, READY, Reason, link
 from finetune_operator.api.status import Outcome, PipelineStatus, PlacementStatus, StageState, StageStatus
 from finetune_operator.core.auto import Cause
 from finetune_operator.core.report import ConditionStatus
@@ -17,19 +17,24 @@ class Event:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    link: str = ""
+    """End of the message that names the section of its reason in the documentation."""
     ordinary: bool = False
     """Whether conditions and other objects show it as well. A cluster stores no Kubernetes Event for it."""
 
 
-def events_between(before: PipelineStatus, after: PipelineStatus) -> tuple[Event, ...]:
-    """Return the events for all changes between two statuses; equal statuses have none."""
+def events_between(before: PipelineStatus, after: PipelineStatus, url: str) -> tuple[Event, ...]:
+    """Return the events for all changes between two statuses; equal statuses have none. They link to the page `url`."""
     events = [
-        event for name, stage in after.stages.items() for event in _stage_events(name, before.stages.get(name), stage)
+        event
+        for name, stage in after.stages.items()
+        for event in _stage_events(name, before.stages.get(name), stage, url)
     ]
     if after.finished_at and _finished_condition(before) != _finished_condition(after):
         kind: Literal["Normal", "Warning"] = "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
         ready = next(c for c in after.conditions if c.type == READY)
-        events.append(Event(kind, f"Pipeline{after.phase}", ready.message))
+        more = link(ready.reason, url)  # the condition's message has it
+        events.append(Event(kind, f"Pipeline{after.phase}", ready.message.removesuffix(more), more))
     return tuple(events)
 
 
@@ -50,7 +55,7 @@ def _finished_condition(status: PipelineStatus) -> tuple[ConditionStatus, Reason
     return next(((c.status, c.reason) for c in status.conditions if c.type == FINISHED), None)
 
 
-def _stage_events(name: str, before: StageStatus | None, after: StageStatus) -> Iterator[Event]:
+def _stage_events(name: str, before: StageStatus | None, after: StageStatus, url: str) -> Iterator[Event]:
     outcomes = {attempt.number: attempt.outcome for attempt in before.attempts} if before else {}
     for attempt in after.attempts:
         if outcomes.get(attempt.number) is attempt.outcome:
@@ -64,7 +69,8 @@ def _stage_events(name: str, before: StageStatus | None, after: StageStatus) -> 
             case Outcome.INTERRUPTED | Outcome.STOPPED:
                 yield Event("Normal", f"Attempt{attempt.outcome}", f"{subject}: {attempt.message or attempt.reason}")
             case Outcome.FAILED:
-                yield Event("Warning", "AttemptFailed", f"{subject}: {attempt.message or attempt.reason}")
+                message = f"{subject}: {attempt.message or attempt.reason}"
+                yield Event("Warning", "AttemptFailed", message, link(attempt.reason, url))
     if before and before.state is not after.state and after.state in {StageState.FAILED, StageState.SKIPPED}:
         kind: Literal["Normal", "Warning"] = "Warning" if after.state is StageState.FAILED else "Normal"
-        yield Event(kind, f"Stage{after.state}", f"{name}: {after.message or after.reason}")
+        yield Event(kind, f"Stage{after.state}", f"{name}: {after.message or after.reason}", link(after.reason, url))

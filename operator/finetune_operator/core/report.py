@@ -5,7 +5,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from finetune_operator.api.conditions import FINISHED, READY, RECONCILING, STALLED, Condition, Reason, merge_conditions
+from finetune_operator.api.conditions import (
+    FINISHED,
+    READY,
+    RECONCILING,
+    STALLED,
+    Condition,
+    Reason,
+    link,
+    merge_conditions,
+)
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
     GateStatus,
@@ -42,8 +51,8 @@ class Summary:
     finished: bool = False
 
 
-def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: datetime) -> PipelineStatus:
-    """Return the complete new status.
+def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: datetime, url: str) -> PipelineStatus:
+    """Return the complete new status; messages of conditions link to the page of `url`.
 
     From the last one, only times of earlier changes are taken, and what another version of the operator has written.
     """
@@ -52,7 +61,7 @@ def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: 
     summary = _add_workspace_warning(summarize(pipeline, assessment, plan), _workspace_warning(assessment))
     name = current_stage(stages)
     current, model = stages[name], _model(stages)
-    facts = [*_summary_facts(summary), *_stage_facts(stages)]
+    facts = [*_summary_facts(summary, url), *_stage_facts(stages)]
     return PipelineStatus(
         observed_generation=pipeline.generation,
         phase=summary.phase,
@@ -77,7 +86,7 @@ def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: 
     ).with_unknown_fields_of(before)
 
 
-def unreadable_status(message: str, generation: int, now: datetime, *, stalled: bool = True) -> dict[str, Any]:
+def unreadable_status(message: str, generation: int, now: datetime, url: str, *, stalled: bool) -> dict[str, Any]:
     """Return the fields to change in the status of an object that the operator cannot read.
 
     With observedGeneration, so that kstatus reads Stalled; without finishedAt, which is that of another spec. An object
@@ -85,7 +94,7 @@ def unreadable_status(message: str, generation: int, now: datetime, *, stalled: 
     """
     phase, text = "Failed" if stalled else "Pending", truncate_message(message)
     summary = Summary(phase, "False", Reason.SPEC_INVALID, text, stalled=stalled, reconciling=not stalled)
-    conditions = _conditions(_summary_facts(summary), generation, now)
+    conditions = _conditions(_summary_facts(summary, url), generation, now)
     told = [one.model_dump(mode="json", by_alias=True) for one in conditions]
     return {"conditions": told, "observedGeneration": generation, "phase": summary.phase, "finishedAt": None}
 
@@ -236,13 +245,14 @@ def _conditions(facts: Iterable[Fact], generation: int, now: datetime) -> Iterat
         )
 
 
-def _summary_facts(summary: Summary) -> Iterator[Fact]:
-    yield READY, summary.ready, summary.reason, summary.message
+def _summary_facts(summary: Summary, url: str) -> Iterator[Fact]:
+    message = summary.message + link(summary.reason, url)
+    yield READY, summary.ready, summary.reason, message
     if summary.reconciling:
-        yield RECONCILING, "True", summary.reason, summary.message
+        yield RECONCILING, "True", summary.reason, message
     if summary.stalled:
-        yield STALLED, "True", summary.reason, summary.message
-    yield FINISHED, "True" if summary.finished else "False", summary.reason, summary.message
+        yield STALLED, "True", summary.reason, message
+    yield FINISHED, "True" if summary.finished else "False", summary.reason, message
 
 
 def _stage_facts(stages: Mapping[str, StageStatus]) -> Iterator[Fact]:

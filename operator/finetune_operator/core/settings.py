@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from finetune_operator.api.conditions import TROUBLESHOOTING_URL
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.api.placement import PlacementDefaults
 
@@ -39,6 +40,8 @@ class Settings:
     """Time after the start of an attempt before its progress is worth a write of the status."""
     job_history: int = 2
     """Ended Jobs of each stage that are kept. A finished pipeline keeps one."""
+    troubleshooting_url: str = TROUBLESHOOTING_URL
+    """Address of docs/guides/troubleshooting.md, to which messages link."""
     until: str | None = None
     """Last stage to start, for `finetune run --until`. None: all stages."""
 

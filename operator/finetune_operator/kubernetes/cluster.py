@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
-from finetune_operator.api.conditions import READY, Reason
+from finetune_operator.api.conditions import READY, TROUBLESHOOTING_URL, Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
@@ -84,11 +84,13 @@ class KubernetesCluster:
         *,
         enqueue: Callable[[Key], None] = lambda _key: None,
         notices: str = "",
+        troubleshooting_url: str = TROUBLESHOOTING_URL,
     ) -> None:
         self.api, self.cache, self.progress, self.probes = api, cache, progress, probes
         self.on_status_written, self.enqueue = on_status_written, enqueue
         self.notices = notices
         """The cloud whose metadata endpoint training processes watch; empty: none."""
+        self.troubleshooting_url = troubleshooting_url
         self.servers = Servers(api, cache, probes)
         self.workspaces = Workspaces(api, cache)
         self.events = EventRecorder(api)
@@ -317,7 +319,7 @@ class KubernetesCluster:
         is_newer = isinstance(error, NewerObject)
         if is_newer and before.get("finishedAt") and before.get("observedGeneration") == generation:
             return
-        status = unreadable_status(str(error), generation, _now(), stalled=not is_newer)
+        status = unreadable_status(str(error), generation, _now(), self.troubleshooting_url, stalled=not is_newer)
         if _told(status) != _told(before):
             await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status})
 

@@ -20,6 +20,8 @@ Object = dict[str, Any]
 COMPONENT = "finetune-operator"
 MAX_WAITING = 200
 """Events of one namespace that wait to be created; more are dropped, as they would fill the operator's memory."""
+MESSAGE_LENGTH = 1024
+"""Bytes of the message of an Event that every version of its API takes."""
 log = logging.getLogger(__name__)
 
 
@@ -95,10 +97,18 @@ def _event_object(pipeline: Pipeline, event: Event) -> Object:
         },
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:1024],
+        "message": _message(event),
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
     }
+
+
+def _message(event: Event) -> str:
+    """Return the message, cut so that its link is whole."""
+    text, end = event.message.encode(), event.link
+    if len(text) + len(end.encode()) > MESSAGE_LENGTH:
+        end = f" …{end}"
+    return text[: MESSAGE_LENGTH - len(end.encode())].decode(errors="ignore") + end

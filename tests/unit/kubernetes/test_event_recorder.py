@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from unittest.mock import patch
 
+import pytest
 from support.cluster_objects import pipeline_object
 from support.fake_api import FakeApi
 
@@ -124,5 +125,15 @@ def test_events_beyond_the_limit_are_dropped(caplog):
     assert caplog.text.count("is dropped") == 2
 
 
-def test_long_message_is_cut_to_what_an_event_holds():
-    assert recorded([Event("Warning", "AttemptFailed", "x" * 5000)]) == ["x" * 1024]
+@pytest.mark.parametrize("link", ["", " (see docs/guides/troubleshooting.md#datainvalid)"])
+@pytest.mark.parametrize("character", ["x", "±"])
+def test_long_message_is_cut_and_keeps_its_link(character, link):
+    [message] = recorded([Event("Warning", "AttemptFailed", character * 5000, link)])
+    assert message.endswith(f"{character} …{link}")
+    assert 1022 <= len(message.encode()) <= 1024
+
+
+def test_message_that_fits_with_its_link_is_whole():
+    link = " (see page#anchor)"
+    for length in (10, 1024 - len(link)):
+        assert recorded([Event("Warning", "AttemptFailed", "x" * length, link)]) == ["x" * length + link]

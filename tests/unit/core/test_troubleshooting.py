@@ -1,0 +1,47 @@
+"""Messages of conditions and events name the section of the documentation that has the fix."""
+
+import pytest
+from support.pipeline_states import STATES
+from support.scenario import Scenario, a_pipeline
+
+from finetune_operator.api.conditions import NOTHING_TO_FIX
+from finetune_operator.core.settings import Settings
+
+PAGE = "https://wiki.example/finetune"
+SUMMARIES = ("Ready", "Reconciling", "Stalled", "Finished")
+
+
+def failed() -> Scenario:
+    scenario = Scenario(settings=Settings(troubleshooting_url=PAGE))
+    scenario.cluster.fail(scenario.start("prepare"), 65, "line 3 is not JSON")
+    return scenario.reconcile_until_stable()
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
+def test_condition_links_to_its_reason_if_there_is_a_fix(state):
+    conditions = state.object()["status"].get("conditions", [])
+    for condition in conditions:
+        linked = f"(see docs/guides/troubleshooting.md#{condition['reason'].lower()})" in condition["message"]
+        expected = condition["type"] in SUMMARIES and condition["reason"] not in NOTHING_TO_FIX
+        assert linked is expected, condition
+
+
+def test_condition_links_to_the_page_of_the_settings():
+    message = next(one.message for one in failed().status.conditions if one.type == "Ready")
+    assert message == f"prepare: line 3 is not JSON (see {PAGE}#datainvalid)"
+
+
+def test_events_of_a_failure_link_to_its_reason():
+    events = {one.reason: one for _, one in failed().cluster.emitted}
+    for reason in ("AttemptFailed", "StageFailed", "PipelineFailed"):
+        assert events[reason].link == f" (see {PAGE}#datainvalid)"
+        assert events[reason].message.endswith("line 3 is not JSON")
+    assert events["AttemptStarted"].link == ""
+
+
+def test_events_of_an_eviction_and_of_success_have_no_link():
+    scenario = Scenario(a_pipeline(push=None, deploy=None)).run("prepare")
+    scenario.cluster.evict(scenario.start("train"))
+    scenario.reconcile_until_stable().finish()
+    assert "AttemptInterrupted" in scenario.events
+    assert {one.link for _, one in scenario.cluster.emitted} == {""}
