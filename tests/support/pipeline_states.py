@@ -143,10 +143,20 @@ STATES: dict[str, PipelineState] = {
         lambda: _asked(_running(), CANCEL_ANNOTATION),
         IN_PROGRESS,
         PROGRESSING,
-        ("suspend",),
+        (),
         "cancel was requested",
     ),
-    "being cancelled": PipelineState(lambda: _running().cancel("now"), IN_PROGRESS, PROGRESSING, ("suspend",)),
+    "being cancelled": PipelineState(lambda: _running().cancel("now"), IN_PROGRESS, PROGRESSING),
+    "suspended while being cancelled": PipelineState(
+        lambda: _running().cancel("now").edit(suspend=True), IN_PROGRESS, PROGRESSING
+    ),
+    "asked to retry while being cancelled": PipelineState(
+        lambda: _asked(_running().cancel("now"), RETRY_ANNOTATION),
+        IN_PROGRESS,
+        PROGRESSING,
+        RUNNING,
+        "retry was requested",
+    ),
     "cancelled": PipelineState(lambda: _stopping(_running().cancel("now")), FAILED, DEGRADED, ("retry",)),
     "failed": PipelineState(_failed, FAILED, DEGRADED, ("retry",)),
     "asked to retry": PipelineState(

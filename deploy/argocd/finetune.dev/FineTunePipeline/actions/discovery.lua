@@ -37,9 +37,11 @@ end
 if current and ready.reason == "Retrying" and handled("retry") then
   actions["retry"] = { iconClass = "fa fa-fw fa-redo" }
 end
-if not status.cancelled and handled("cancel") then
-  actions["cancel"] = { iconClass = "fa fa-fw fa-ban" }
+-- A pipeline that is being cancelled stops in any case; only a retry lets it go on.
+if not handled("cancel") or (status.cancelled and handled("retry")) then
+  return actions
 end
+actions["cancel"] = { iconClass = "fa fa-fw fa-ban" }
 if obj.spec.suspend then
   actions["resume"] = { iconClass = "fa fa-fw fa-play" }
 else
