@@ -9,6 +9,7 @@ import yaml
 
 from e2e.gitops.argo_cd import EXAMPLES, ArgoCD
 from e2e.gitops.git_repository import BRANCH, GitRepository
+from e2e.pipelines import chart
 from e2e.pipelines.driver import PipelineDriver
 from testcluster.kube_namespace import KubeNamespace, until
 
@@ -16,9 +17,14 @@ Object = dict[str, Any]
 REFRESH = "argocd.argoproj.io/refresh"
 
 
+def examples(name: str) -> list[Object]:
+    """Return the manifests of a file in deploy/argocd/examples."""
+    return list(yaml.safe_load_all((EXAMPLES / "examples" / f"{name}.yaml").read_text()))
+
+
 def example(name: str) -> Object:
-    """Return a manifest of deploy/argocd/examples."""
-    manifest: Object = yaml.safe_load((EXAMPLES / "examples" / f"{name}.yaml").read_text())
+    """Return the only manifest of a file in deploy/argocd/examples."""
+    [manifest] = examples(name)
     return manifest
 
 
@@ -110,9 +116,9 @@ class Application:
         listed = self.argo_cd.command("app", "actions", "list", self.name, *_selected(pipeline), "-o", "json")
         return {action["Action"] for action in json.loads(listed) or () if not action["Disabled"]}
 
-    def act(self, action: str, pipeline: str) -> None:
-        """Run an action of a pipeline, as its button does."""
-        self.argo_cd.command("app", "actions", "run", self.name, action, *_selected(pipeline))
+    def act(self, action: str, name: str, kind: str = "FineTunePipeline") -> None:
+        """Run an action of a pipeline, or of another resource, as its button does."""
+        self.argo_cd.command("app", "actions", "run", self.name, action, *_selected(name, kind))
 
     def delete(self) -> None:
         """Delete the Application and its resources, and wait until they are gone.
@@ -130,5 +136,17 @@ class Application:
         return f"{self.states}\n{status}\n{objects}\n{self.argo_cd.logs()}"
 
 
-def _selected(pipeline: str) -> tuple[str, ...]:
-    return "--kind", "FineTunePipeline", "--resource-name", pipeline
+def install(operator: Application, **values: Any) -> None:
+    """Apply the example's Application of the chart, with the images of the cluster and more values."""
+    manifest = example("operator")
+    spec = manifest["spec"]
+    spec["source"]["repoURL"] = operator.repository.url
+    spec["source"]["helm"]["releaseName"] = chart.RELEASE
+    images: Object = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}}
+    spec["source"]["helm"]["valuesObject"] = {**images, **values}
+    manifest["metadata"]["name"] = operator.name
+    operator.argo_cd.kube.apply([manifest])
+
+
+def _selected(name: str, kind: str = "FineTunePipeline") -> tuple[str, ...]:
+    return "--kind", kind, "--resource-name", name

@@ -5,24 +5,21 @@ One cluster and one Argo CD for all tests, an Application for each. GITOPS=all w
 
 import itertools
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from e2e.gitops.application import Application, example
-from e2e.gitops.argo_cd import CUSTOMIZATIONS, LABELS, ArgoCD, running_argo_cd
-from e2e.gitops.git_repository import GitRepository
+from e2e.gitops.application import Application, example, examples, install
+from e2e.gitops.argo_cd import CUSTOMIZATIONS, LABELS
 from e2e.gitops.manifests import failing, failing_once, gated, in_wave, unreadable
 from e2e.pipelines import chart
 from e2e.pipelines.driver import pipeline
-from testcluster import fixtures
-from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
+from testcluster.images import image_layers, oci
+from testcluster.kube_namespace import until
 from testcluster.provider import Provider
 
 Object = dict[str, Any]
@@ -34,60 +31,7 @@ MODES = {
     "server": (("ServerSideApply=true",), {"argocd.argoproj.io/compare-options": "ServerSideDiff=true"}),
 }
 """How Argo CD compares: syncOptions and annotations of an Application."""
-LATER = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "later"}}
-
-
-@pytest.fixture(scope="module")
-def argo_cd(own_cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArgoCD]:
-    with running_argo_cd(own_cluster.kube, tmp_path_factory.mktemp("argo-cd")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def operator(argo_cd: ArgoCD) -> Application:
-    """The Application of the chart; every pipeline here is reconciled by what it installs."""
-    repository = GitRepository.create(argo_cd.folder / "charts")
-    shutil.copytree(chart.CHART, repository.folder / "charts" / chart.CHART.name)
-    repository.commit({})
-    application = Application(argo_cd, KubeNamespace(argo_cd.kube, chart.NAMESPACE), repository)
-    install(application, replicaCount=1)
-    application.wait("Synced", "Healthy", 300)
-    return application
-
-
-@pytest.fixture
-def new_application(
-    argo_cd: ArgoCD, operator: Application, request: pytest.FixtureRequest
-) -> Iterator[Callable[[str], Application]]:
-    """Return a new namespace with a repository for it; the caller creates the Application."""
-    with ExitStack() as stack:
-
-        def create(purpose: str = "") -> Application:
-            name = fixtures.namespace_name(request.node.name + purpose)
-            namespace = stack.enter_context(temporary_namespace(argo_cd.kube, name))
-            created = Application(argo_cd, namespace, GitRepository.create(argo_cd.folder / name))
-            stack.callback(created.delete)
-            return created
-
-        yield create
-
-
-@pytest.fixture
-def application(new_application: Callable[[], Application]) -> Application:
-    """A new namespace with a repository for it; the test creates the Application."""
-    return new_application()
-
-
-def install(operator: Application, **values: Any) -> None:
-    """Apply the example's Application of the chart, with the images of the cluster and more values."""
-    manifest = example("operator")
-    spec = manifest["spec"]
-    spec["source"]["repoURL"] = operator.repository.url
-    spec["source"]["helm"]["releaseName"] = chart.RELEASE
-    images: Object = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}}
-    spec["source"]["helm"]["valuesObject"] = {**images, **values}
-    manifest["metadata"]["name"] = operator.name
-    operator.argo_cd.kube.apply([manifest])
+LATER, OTHER = ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in ("later", "other"))
 
 
 def since_sync(application: Application) -> list[tuple[str, str]]:
@@ -218,13 +162,44 @@ def test_application_set_creates_an_application_per_run(application: Application
     until(lambda: namespace.run("get", "ft", "-o", "name") == "", 60)
 
 
-@pytest.mark.parametrize("name", ["application", "application-set", "operator", "post-sync-hook"])
+def test_trigger_creates_a_run_from_the_template(application: Application, own_cluster: Provider):
+    manifests = {manifest["kind"]: manifest for manifest in examples("template-with-trigger")}
+    data = manifests["ConfigMap"]["data"]
+    template = yaml.safe_load(data["pipeline.yaml"])
+    scripted = pipeline("unused", workspace=template["spec"]["workspace"])["spec"]
+    template["spec"] = {**scripted, "ttlSecondsAfterFinished": 5, "whenExpired": template["spec"]["whenExpired"]}
+    data["pipeline.yaml"] = yaml.safe_dump(template)
+    pods = manifests["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    pods["containers"][0]["image"] = kubectl_image(own_cluster)
+    application.repository.commit({f"{kind}.json": manifest for kind, manifest in manifests.items()})
+    application.create()
+    application.wait("Synced", "Healthy")
+
+    def phases() -> str:
+        return application.namespace.run("get", "ft", "-o", "jsonpath={.items[*].status.phase}")
+
+    assert phases() == ""
+    application.act("create-job", "support-bot", "CronJob")
+    until(lambda: phases() == "Succeeded", 60, application.describe)
+    until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
+    assert set(since_sync(application)) <= {("Synced", "Progressing"), ("Synced", "Healthy")}
+
+
+def kubectl_image(cluster: Provider) -> str:
+    """Push an image with the cluster's own kubectl to its registry, and return the image's name."""
+    layer = image_layers.layer({"bin/kubectl": cluster.kube.kubectl})
+    return oci.push(cluster.registry, "tools/kubectl", "1", image_layers.config([layer], ["/bin/kubectl"]), [layer])
+
+
+@pytest.mark.parametrize(
+    "name", ["application", "application-set", "operator", "post-sync-hook", "template-with-trigger"]
+)
 def test_api_server_accepts_the_example(operator: Application, name: str):
-    manifest = example(name)
-    manifest["metadata"].setdefault("namespace", "default")
-    operator.argo_cd.kube.run(
-        "create", "--dry-run=server", "--validate=strict", "-f", "-", given=yaml.safe_dump(manifest)
-    )
+    for manifest in examples(name):
+        manifest["metadata"].setdefault("namespace", "default")
+        operator.argo_cd.kube.run(
+            "create", "--dry-run=server", "--validate=strict", "-f", "-", given=yaml.safe_dump(manifest)
+        )
 
 
 def test_chart_is_upgraded_with_its_crd(operator: Application):

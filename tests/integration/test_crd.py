@@ -24,6 +24,7 @@ MANIFEST = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_te
 
 CRD = "finetunepipelines.finetune.dev"
 EXAMPLES = sorted((ROOT / "examples").glob("*/pipeline.yaml"))
+ARGOCD = ROOT / "deploy" / "argocd" / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,24 @@ def test_crd_is_established_with_a_structural_schema(namespace: KubeNamespace):
     assert found["Established"] == "True"
     assert found["NamesAccepted"] == "True"
     assert found.get("NonStructuralSchema", "False") == "False"
+
+
+@pytest.mark.parametrize("name", ["post-sync-hook", "template-with-trigger"])
+def test_api_server_accepts_pipelines_of_argo_cds_examples(namespace: KubeNamespace, name: str):
+    """A hook is a pipeline; a template is one in a ConfigMap."""
+    [pipeline] = pipelines(ARGOCD / f"{name}.yaml")
+    answer = namespace.run(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", "-o", "json", given=json.dumps(pipeline)
+    )
+    assert json.loads(answer)["metadata"]["name"].startswith(pipeline["metadata"]["generateName"])
+
+
+def pipelines(file: Path) -> Iterator[dict]:
+    for manifest in yaml.safe_load_all(file.read_text()):
+        if manifest["kind"] == "ConfigMap":
+            yield yaml.safe_load(manifest["data"]["pipeline.yaml"])
+        elif manifest["kind"] == "FineTunePipeline":
+            yield manifest
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.parent.name)
