@@ -88,6 +88,7 @@ def test_actions_suspend_and_resume_where_git_is_silent(application: Application
     application.repository.commit({"bot.json": pipeline("bot", steps={"train": 50})})
     application.create()
     application.pipeline("bot").wait_state("train", "Running")
+    assert application.operation["phase"] == "Succeeded"  # nothing waits for the last wave
     application.act("suspend", "bot")
     application.wait("Synced", "Suspended")
     assert application.actions("bot") == {"resume", "cancel"}
@@ -119,15 +120,97 @@ def test_suspend_in_git_wins_over_the_action(application: Application):
     application.wait("Synced", "Healthy")
 
 
-def test_prune_deletes_pipeline_and_keeps_the_claim(application: Application):
-    application.repository.commit({"bot.json": pipeline("bot", steps={"train": 900}), "later.json": LATER})
+def test_suspended_pipeline_holds_its_wave_until_resumed(application: Application):
+    bot = in_wave(0, pipeline("bot", steps={"train": 50}))
+    application.repository.commit({"bot.json": bot, "later.json": in_wave(1, LATER)})
     application.create()
     application.pipeline("bot").wait_state("train", "Running")
-    application.commit({"bot.json": None})
-    until(lambda: not application.namespace.get("ft", "bot"), 60, application.describe)
-    until(lambda: application.namespace.run("get", "jobs,pods", "-o", "name") == "", 60, application.describe)
+    application.act("suspend", "bot")
+    application.wait_health("bot", "Suspended")
+    application.commit({"other.json": OTHER})
+    time.sleep(8)  # longer than a comparison
+    assert application.operation["phase"] == "Running"
+    assert not application.namespace.get("configmap", "later")
+    assert not application.namespace.get("configmap", "other")
+    application.act("resume", "bot")
+    application.wait("Synced", "Healthy")
+    until(lambda: application.namespace.get("configmap", "other"), 30, application.describe)
+    assert application.namespace.get("configmap", "later")
+
+
+def test_application_is_deleted_when_its_operation_has_ended(application: Application):
+    bot = in_wave(0, pipeline("bot", suspend=True))
+    application.repository.commit({"bot.json": bot, "later.json": in_wave(1, LATER)})
+    application.create()
+    application.wait_health("bot", "Suspended")
+    application.argo_cd.objects.run("delete", "application", application.name, "--wait=false")
+    time.sleep(8)  # longer than a comparison
+    assert application.pipeline("bot").object
+    application.argo_cd.command("app", "terminate-op", application.name)
+    until(lambda: not application.object, 60, application.describe)
+    assert not application.pipeline("bot").object
+
+
+def test_retry_in_git_is_restored_after_the_button(application: Application):
+    bot = failing()
+    bot["metadata"]["annotations"] = {"finetune.dev/retry": "1"}
+    application.repository.commit({"bot.json": bot})
+    application.create()
+    application.wait_health("bot", "Degraded")
+    driver = application.pipeline("bot")
+
+    def handled() -> str:
+        return str(driver.status["observedAnnotations"]["retry"])
+
+    assert handled() == "1"
+    application.act("retry", "bot")
+    until(lambda: handled() != "1", 10, application.describe)
+    until(lambda: handled() == "1", 30, application.describe)
+    application.wait("Synced", "Degraded")
+
+
+def test_prune_deletes_pipelines_and_keeps_retained_claims(application: Application):
+    brief = pipeline("brief", steps={"train": 900}, workspace={"whenDeleted": "Delete"})
+    bot = pipeline("bot", steps={"train": 900})
+    application.repository.commit({"bot.json": bot, "brief.json": brief, "later.json": LATER})
+    application.create()
+    for name in ("bot", "brief"):
+        application.pipeline(name).wait_state("train", "Running")
+    application.commit({"bot.json": None, "brief.json": None})
+    until(lambda: application.namespace.run("get", "ft,jobs,pods", "-o", "name") == "", 60, application.describe)
+    until(lambda: not application.namespace.get("pvc", "brief-workspace"), 30, application.describe)
     application.wait("Synced", "Healthy")
     assert application.namespace.get("pvc", "bot-workspace")["metadata"].get("deletionTimestamp") is None
+
+
+def test_prune_with_confirm_asks_first(application: Application):
+    bot = pipeline("bot")
+    bot["metadata"]["annotations"] = {"argocd.argoproj.io/sync-options": "Prune=confirm"}
+    application.repository.commit({"bot.json": bot, "later.json": LATER})
+    application.create()
+    application.wait("Synced", "Healthy")
+    application.commit({"bot.json": None})
+    until(lambda: "confirmation" in application.operation.get("message", ""), 30, application.describe)
+    assert "deletionTimestamp" not in application.pipeline("bot").object["metadata"]
+    application.argo_cd.command("app", "confirm-deletion", application.name)
+    until(lambda: not application.pipeline("bot").object, 60, application.describe)
+    application.wait("Synced", "Healthy")
+
+
+def test_expired_pipeline_runs_again_only_if_it_deletes_itself(application: Application):
+    kept = pipeline("kept", ttlSecondsAfterFinished=3)
+    deleted = pipeline("deleted", ttlSecondsAfterFinished=3, whenExpired="Delete")
+    application.repository.commit({"kept.json": kept, "deleted.json": deleted})
+    application.create()
+    drivers = [application.pipeline(name) for name in ("kept", "deleted")]
+    for driver in drivers:
+        until(lambda driver=driver: driver.object, 60, application.describe)
+    before = [driver.object["metadata"]["uid"] for driver in drivers]
+    until(lambda: drivers[1].object.get("metadata", {}).get("uid", before[1]) != before[1], 60, application.describe)
+    drivers[1].wait_state("train", "Running", "Succeeded")
+    until(lambda: "kept" not in application.namespace.run("get", "jobs", "-o", "name"), 30, application.describe)
+    assert drivers[0].object["metadata"]["uid"] == before[0]
+    assert (drivers[0].status["phase"], application.health("kept")["status"]) == ("Succeeded", "Healthy")
 
 
 def test_hook_of_the_example_runs_after_each_sync(application: Application):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from e2e.gitops.flux import Flux, Kustomization, running_flux
-from e2e.gitops.manifests import failing, gated, unreadable
+from e2e.gitops.manifests import failing, failing_once, gated, unreadable
 from e2e.pipelines import chart
 from e2e.pipelines.driver import pipeline
 from testcluster import fixtures
@@ -160,6 +160,29 @@ def test_pipeline_is_not_changed_by_later_reconciliations(kustomization: Kustomi
     until(lambda: reconciled(kustomization) >= 3, 60, kustomization.describe)
     after = kustomization.pipeline("bot").object["metadata"]
     assert (before["generation"], before["resourceVersion"]) == (after["generation"], after["resourceVersion"])
+
+
+def test_change_by_kubectl_is_undone_and_retry_is_obeyed_first(kustomization: Kustomization):
+    kustomization.repository.commit({"bot.yaml": failing_once()})
+    kustomization.create(interval="5s", wait=False)
+    driver = kustomization.pipeline("bot")
+    until(lambda: driver.object, 30, kustomization.describe)
+    driver.wait_finished("Failed")
+    driver.annotate("retry", "now")
+    driver.until(lambda: driver.status["phase"] == "Succeeded")
+    until(lambda: "annotations" not in driver.object["metadata"], 30, kustomization.describe)
+    assert driver.status["observedAnnotations"]["retry"] == "now"
+    driver.patch(suspend=True)
+    assert driver.object["spec"]["suspend"]
+    until(lambda: not driver.object["spec"]["suspend"], 30, kustomization.describe)
+    assert driver.status["phase"] == "Succeeded"
+
+
+def test_suspended_pipeline_runs_into_the_timeout(kustomization: Kustomization):
+    kustomization.repository.commit({"bot.yaml": pipeline("bot", suspend=True)})
+    kustomization.create(timeout="10s")
+    message = kustomization.wait_failed(TIMEOUT)
+    assert f"FineTunePipeline/{kustomization.name}/bot status: 'InProgress'" in message
 
 
 def reconciled(kustomization: Kustomization) -> int:
