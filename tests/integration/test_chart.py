@@ -27,7 +27,6 @@ from support.charts import (
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
 from finetune_operator import __main__ as operator
 from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.core.metadata import job_labels
 from finetune_operator.core.settings import Settings
 from finetune_operator.crd import generate as crdgen
 
@@ -142,6 +141,7 @@ def test_label_of_a_monitor_replaces_the_common_label():
 @pytest.mark.parametrize("word", ["123", "on", "null"])
 def test_name_that_yaml_takes_for_another_type_stays_text(word):
     values = {"namespaces": [word], "serviceAccount": {"name": word}, "priorityClassName": word}
+    values["networkPolicy"] = {"stages": {"egress": [{}]}}
     objects = render({**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}}, word, word)
     assert {one["metadata"].get("namespace", word) for one in objects} == {word}
     assert {pod(objects)["spec"][name] for name in ("serviceAccountName", "priorityClassName")} == {word}
@@ -161,8 +161,8 @@ def test_argo_cds_config_map_gets_only_the_customizations():
 
 def test_all_objects_have_the_given_name():
     objects = render(EVERYTHING)
-    kinds = ("Deployment", "NetworkPolicy", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule")
-    assert names(objects, *kinds) == {"tuner"}
+    assert names(objects, "Deployment", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule") == {"tuner"}
+    assert names(objects, "NetworkPolicy") == {"tuner", "tuner-stages"}
     assert only(objects, "Service")["metadata"]["name"] == "tuner-metrics"
     assert parsed_options(objects).lease_name == "tuner"
     assert not [one for one in objects if one["metadata"]["name"].startswith(RELEASE)]
@@ -193,12 +193,6 @@ def test_default_placement_equals_the_operators_default():
 @pytest.mark.parametrize(
     "label", ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"]
 )
-def test_address_of_troubleshooting_is_passed():
-    default, custom = (parsed_options(render(values)).settings for values in (CLUSTER_WIDE, EVERYTHING))
-    assert default.troubleshooting_url == Settings.troubleshooting_url
-    assert custom.troubleshooting_url == "https://wiki.example/troubleshooting"
-
-
 def test_placement_is_passed_unchanged(label):
     """Quoting in the template keeps every character of a label's value."""
     placement = {
@@ -227,6 +221,12 @@ def test_notices_are_passed_and_decide_the_right_on_nodes():
     }
     for without in (custom, render(NAMESPACED)):
         assert not [one for one in grants(of_kind(without, "Role", "ClusterRole")) if one[1] == "nodes"]
+
+
+def test_address_of_troubleshooting_is_passed():
+    default, custom = (parsed_options(render(values)).settings for values in (CLUSTER_WIDE, EVERYTHING))
+    assert default.troubleshooting_url == Settings.troubleshooting_url
+    assert custom.troubleshooting_url == "https://wiki.example/troubleshooting"
 
 
 def test_limits_and_logging_are_passed_as_options():

@@ -90,7 +90,20 @@ EVERYTHING: Object = {
     "containerSecurityContext": RESTRICTED_CONTAINER,
     "extraArgs": ["--lease-namespace=leases"],
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
-    "networkPolicy": {"enabled": True, "metricsFrom": [{"podSelector": {}}], "apiServerPorts": [8443]},
+    "networkPolicy": {
+        "enabled": True,
+        "metricsFrom": [{"podSelector": {}}],
+        "apiServerPorts": [8443],
+        "stages": {
+            "egress": [
+                {
+                    "to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}],
+                    "ports": [{"protocol": "TCP", "port": 443}],
+                }
+            ],
+            "namespaces": ["team-b"],
+        },
+    },
     "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
 }
 """Every value of the chart, each different from its default, except where the default switches a part on."""

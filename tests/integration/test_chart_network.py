@@ -1,0 +1,68 @@
+"""The chart's network policies as Helm renders them; test_chart_dry_run.py sends them to an API server."""
+
+import pytest
+from support.charts import CLUSTER_WIDE, EVERYTHING, Object, of_kind, only, pod, render
+
+from finetune_operator.core.metadata import job_labels
+from testcluster.errors import TimedOut
+
+STORE: Object = {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"protocol": "TCP", "port": 443}]}
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "selector"),
+    [
+        ([], {}),
+        (
+            ["a", "b"],
+            {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}]},
+        ),
+    ],
+)
+def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
+    objects = render({"networkPolicy": {"enabled": True}, "namespaces": namespaces})
+    policy = only(objects, "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "http"}]}]
+    dns, api_server, stages = policy["egress"]
+    assert {one["port"] for one in dns["ports"]} == {53}
+    assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == ([443, 6443], False)
+    [peer] = stages["to"]
+    assert peer["namespaceSelector"] == selector
+    assert peer["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    assert "ports" not in stages
+
+
+def test_network_policy_limits_who_reads_metrics():
+    assert of_kind(render(CLUSTER_WIDE), "NetworkPolicy") == []
+    operators, _stages = of_kind(render(EVERYTHING), "NetworkPolicy")
+    (rule,) = operators["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {}}]
+
+
+def stage_policies(stages: Object, **values: object) -> list[Object]:
+    return of_kind(render({"networkPolicy": {"stages": stages}, **values}), "NetworkPolicy")
+
+
+def test_pods_of_stages_reach_dns_and_what_is_listed():
+    [policy] = stage_policies({"egress": [STORE], "namespaces": ["team-a"]})
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    dns, store = policy["spec"]["egress"]
+    assert {(one["protocol"], one["port"]) for one in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert store == STORE
+
+
+def test_each_namespace_of_pipelines_has_the_policy_of_stages():
+    def namespaces(stages: Object, **values: object) -> list[str]:
+        return [one["metadata"]["namespace"] for one in stage_policies(stages, **values)]
+
+    assert namespaces({"egress": [STORE]}, namespaces=["team-a", "team-b"]) == ["team-a", "team-b"]
+    assert namespaces({"egress": [STORE], "namespaces": ["team-c"]}, namespaces=["team-a"]) == ["team-c"]
+    assert namespaces({"namespaces": ["team-a"]}) == []
+
+
+def test_policy_of_stages_without_a_namespace_is_refused():
+    with pytest.raises(TimedOut, match=r"set networkPolicy\.stages\.namespaces"):
+        stage_policies({"egress": [STORE]})
