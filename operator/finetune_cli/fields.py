@@ -170,7 +170,7 @@ def literal_variables(spec: PipelineSpec) -> Iterator[LiteralVariable]:
 def workload(spec: PipelineSpec) -> Workload:
     """Return what determines the number of optimizer steps."""
     train = spec.train
-    examples = train.micro_batch_size * train.gradient_accumulation_steps
+    examples = train.micro_batch_size * train.gradient_accumulation_steps * train.processes
     length, pairs = spec.prepare.context_length, train.objective == "DPO"
     return Workload(train.effective_epochs(), train.max_steps, examples, length, pairs)
 

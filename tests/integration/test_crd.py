@@ -111,8 +111,8 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
         ({"train": {"lora": {"rank": 0}}}, "spec.train.lora.rank"),
         ({"push": {"placement": {"capacity": "Spot"}}}, "spec.push.*placement.capacity: must be OnDemand"),
         (
-            {"train": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 2}}}}},
-            "spec.train.*pod.resources.limits: has more than one accelerator",
+            {"prepare": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 2}}}}},
+            "spec.prepare.*pod.resources.limits: has more than one accelerator",
         ),
         (
             {"train": {"pod": {"resources": {"requests": {"memory": 16}}}}},

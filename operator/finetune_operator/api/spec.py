@@ -49,6 +49,21 @@ class Workspace(WithRules):
     reuses its results."""
 
 
+SHARED_WORKSPACE = Rule(
+    field="train.nodes",
+    message="all nodes mount the workspace: set workspace.accessMode to ReadWriteMany, or workspace.existingClaim to"
+    " a claim that has it",
+    cel="!has(self.train) || !has(self.train.nodes) || self.train.nodes == 1 || (has(self.workspace)"
+    " && (has(self.workspace.existingClaim)"
+    " || (has(self.workspace.accessMode) && self.workspace.accessMode == 'ReadWriteMany')))",
+    is_valid=lambda data: (
+        data["train"]["nodes"] == 1
+        or "existingClaim" in data["workspace"]
+        or data["workspace"]["accessMode"] == "ReadWriteMany"
+    ),
+)
+
+
 def _needs_gate(stage: str) -> Rule:
     return Rule(
         field=f"{stage}.when",
@@ -140,6 +155,7 @@ class PipelineSpec(WithRules):
             ),
         ),
         ONE_DEFAULT_GPU,
+        SHARED_WORKSPACE,
         _no_adapter(
             "evaluate.weights",
             "has(self.evaluate) && has(self.evaluate.weights) && self.evaluate.weights == 'Adapter'",

@@ -94,15 +94,15 @@ class AttemptStatus(ExtensibleModel):
     node_class: str | None = None
     """Name of its node class in the operator's configuration. Absent: any nodes of the capacity type."""
     node: str | None = None
-    """Name of the node on which the pod ran."""
+    """Name of the node on which the pod ran; of several pods, that with index 0."""
     price: Amount | None = None
-    """Price per hour of the pod when the attempt began. Absent: not known."""
+    """Price per hour of its pods together when the attempt began. Absent: not known."""
     on_demand_price: Amount | None = None
     """Price per hour that on-demand nodes had for it then. Absent: not known."""
     created_at: datetime | None = None
     """Time at which the Job was first observed."""
     started_at: datetime | None = None
-    """Time at which the process started."""
+    """Time at which the process started; with several pods, the last of them."""
     finished_at: datetime | None = None
     """Time at which the attempt ended."""
     start_step: int | None = None

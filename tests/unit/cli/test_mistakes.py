@@ -89,10 +89,24 @@ def validate(tmp_path, monkeypatch, capsys):
             ),
         ),
         (
-            "train: {pod: {resources: {limits: {nvidia.com/gpu: 2}}}}",
+            "prepare: {pod: {resources: {limits: {nvidia.com/gpu: 2}}}}",
             (
-                "spec.train.pod.resources.limits: has more than one accelerator, and the trainer uses one:"
+                "spec.prepare.pod.resources.limits: has more than one accelerator, and this stage uses one:"
                 " set 1, or add a command that uses more"
+            ),
+        ),
+        (
+            "train: {processesPerNode: 2, pod: {resources: {limits: {nvidia.com/gpu: 4}}}}",
+            (
+                "spec.train.processesPerNode: is not the number of accelerators in pod.resources.limits:"
+                " remove it, and each accelerator gets a process"
+            ),
+        ),
+        (
+            "train: {nodes: 2}",
+            (
+                "spec.train.nodes: all nodes mount the workspace: set workspace.accessMode to ReadWriteMany,"
+                " or workspace.existingClaim to a claim that has it"
             ),
         ),
         (

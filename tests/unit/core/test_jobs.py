@@ -112,7 +112,7 @@ def test_args_without_command_are_rejected(stage):
         a_pipeline(**{stage: {"pod": {"args": ["--fast"]}}})
 
 
-@pytest.mark.parametrize("stage", ["prepare", "train", "evaluate", "push"])
+@pytest.mark.parametrize("stage", ["prepare", "evaluate", "push"])
 @pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/mig-3g.40gb", "amd.com/gpu"])
 def test_more_gpus_than_the_trainer_uses_are_rejected(stage, name):
     several = {"resources": {"limits": {name: 2}}}

@@ -74,12 +74,12 @@ ARGS_NEED_COMMAND = Rule(
 """Applies to stages that run to completion. A server passes `args` to its engine instead."""
 
 
-def _one_accelerator(pod: str, fix: str, exempt: str = "") -> Rule:
+def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
     """Return the rule that no limit of this pod asks for several accelerators. `exempt` is more of it in CEL."""
     limits = f"self.{pod}.resources.limits"
     return Rule(
         field=f"{pod}.resources.limits",
-        message=f"has more than one accelerator, and the trainer uses one: set 1, or {fix}",
+        message=f"has more than one accelerator, and {users} one: set 1, or {fix}",
         cel=f"!has(self.{pod}) || !has(self.{pod}.resources) || !has({limits}){exempt}"
         f" || {limits}.all(name, !name.matches('^{ACCELERATOR.pattern}$') || string({limits}[name]) in ['0', '1'])",
         is_valid=lambda data: (
@@ -93,10 +93,10 @@ def _one_accelerator(pod: str, fix: str, exempt: str = "") -> Rule:
     )
 
 
-ONE_GPU = _one_accelerator("pod", "add a command that uses more", exempt=f" || ({HAS_COMMAND})")
-"""Applies to stages that run to completion. The engine of `deploy` may use several."""
+ONE_GPU = _one_accelerator("pod", "this stage uses", "add a command that uses more", exempt=f" || ({HAS_COMMAND})")
+"""Applies to stages of one process. `train` starts one for each, and the engine of `deploy` may use several."""
 
-ONE_DEFAULT_GPU = _one_accelerator("podDefaults", "set more in the pod of a stage that uses more")
+ONE_DEFAULT_GPU = _one_accelerator("podDefaults", "most stages use", "set more in the pod of a stage that uses more")
 """The same for the defaults, which lie below stages without a command."""
 
 
@@ -142,6 +142,11 @@ class StageSpec(WithRules):
     def serving(self, config: StageConfig) -> Serving | None:  # noqa: ARG002  for overrides
         """Return the server that the stage leaves running on a cluster, or None."""
         return None
+
+    @property
+    def pods(self) -> int:
+        """Pods of an attempt. Several start and end together: all or none of them."""
+        return 1
 
     @property
     def checkpoint_interval(self) -> timedelta | None:

@@ -7,8 +7,34 @@ from typing_extensions import override
 
 from finetune_operator.api.placement import TrainPlacement
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
+from finetune_operator.api.stages.base import (
+    ARGS_NEED_COMMAND,
+    HAS_COMMAND,
+    ConfigContext,
+    StageSpec,
+    recipe_from,
+)
+from finetune_operator.api.stages.pod import ACCELERATOR
 from finetune_trainer.contract import Checkpoint, Dpo, Lora, Samples, TrainConfig, TrainRecipe
+
+LIMITS = "self.pod.resources.limits"
+
+ONE_PROCESS_PER_GPU = Rule(
+    field="processesPerNode",
+    message="is not the number of accelerators in pod.resources.limits: remove it, and each accelerator gets a process",
+    cel=f"!has(self.processesPerNode) || !has(self.pod) || !has(self.pod.resources) || !has({LIMITS})"
+    f" || ({HAS_COMMAND}) || {LIMITS}.all(name, !name.matches('^{ACCELERATOR.pattern}$')"
+    f" || string({LIMITS}[name]) in ['0', string(self.processesPerNode)])",
+    is_valid=lambda data: (
+        "processesPerNode" not in data
+        or bool(data["pod"].get("command"))
+        or all(
+            str(count) in {"0", str(data["processesPerNode"])}
+            for name, count in data["pod"].get("resources", {}).get("limits", {}).items()
+            if ACCELERATOR.fullmatch(name)
+        )
+    ),
+)
 
 
 class Train(StageSpec, TrainRecipe):
@@ -21,7 +47,7 @@ class Train(StageSpec, TrainRecipe):
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint", "samples"})
     rules: ClassVar[tuple[Rule, ...]] = (
         ARGS_NEED_COMMAND,
-        ONE_GPU,
+        ONE_PROCESS_PER_GPU,
         Rule(
             field="maxSteps",
             message="set epochs or maxSteps, not both",
@@ -64,6 +90,23 @@ class Train(StageSpec, TrainRecipe):
 
     @property
     @override
+    def pods(self) -> int:
+        return self.nodes
+
+    @property
+    @override
+    def processes(self) -> int:
+        return self.nodes * (self._processes_per_node or 1)
+
+    @property
+    def _processes_per_node(self) -> int | None:
+        """The processes of each pod. None for one, so that one accelerator, 1 and an absent field are one identity."""
+        per_accelerator = 1 if self.pod.command else self.pod.resources.accelerators
+        count = self.processes_per_node or per_accelerator
+        return count if count > 1 else None
+
+    @property
+    @override
     def checkpoint_interval(self) -> timedelta | None:
         return timedelta(seconds=self.checkpoint.every_seconds)
 
@@ -73,6 +116,8 @@ class Train(StageSpec, TrainRecipe):
         blocks = {
             "lora": None if self.adapter == Lora() else self.lora,
             "dpo": None if self.preference == Dpo() else self.dpo,
+            "processes_per_node": self._processes_per_node,
+            "parallelism": self.parallelism if self.processes > 1 else "DDP",
         }
         return TrainConfig(
             identity="",
