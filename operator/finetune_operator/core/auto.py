@@ -70,7 +70,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """A node class on which the stage can run, and its price per hour for the stage's pod."""
+    """A node class on which the stage can run, and its price per hour for the stage's pods."""
 
     node_class: str
     price: Decimal | None = None

@@ -78,12 +78,15 @@ class CapacityChoice:
             return None
         if any(time <= timedelta() for time in self._pending_times(attempt, job)):
             return Reason.WAITING_FOR_CAPACITY
+        if any(time <= timedelta() for time in self._incomplete_times(attempt, job)):
+            return job.blocker.reason if job.blocker else Reason.WAITING_FOR_CAPACITY
         due = any(time <= timedelta() for time in self._return_times(attempt))
         return Reason.PLACEMENT_CHANGED if due and self._pays_to_return() else None
 
     def review_times(self, attempt: AttemptStatus, job: ObservedJob | None) -> Iterator[timedelta]:
         """Yield the times after which the running attempt may have to move."""
         yield from self._pending_times(attempt, job)
+        yield from self._incomplete_times(attempt, job)
         # What is due and did not pay may pay later; it is looked at again whenever the pipeline is.
         yield from (time for time in self._return_times(attempt) if time > timedelta())
 
@@ -97,6 +100,16 @@ class CapacityChoice:
         experience = self._experience_without_node(attempt, waited)
         if self._has_alternative(attempt, experience):
             yield self._pending_limit(attempt, experience) - waited
+
+    def _incomplete_times(self, attempt: AttemptStatus, job: ObservedJob | None) -> Iterator[timedelta]:
+        """Yield the time after which an attempt gives up the nodes of some of its pods, because others have none.
+
+        It does so also where it can only start again on the same nodes: two such attempts would wait for each other.
+        """
+        if job is None or job.incomplete_since is None or attempt.started_at or _is_ending(job):
+            return
+        waited = self.now - job.incomplete_since
+        yield self._pending_limit(attempt, self._experience_without_node(attempt, waited)) - waited
 
     def _experience_without_node(self, attempt: AttemptStatus, waited: timedelta) -> Experience:
         """Return the experience by which an attempt waits for a node: that of the time when it began to wait.

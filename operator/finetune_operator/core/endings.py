@@ -2,7 +2,7 @@
 
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
@@ -51,7 +51,8 @@ def update_attempt(attempt: AttemptStatus, job: ObservedJob | None, now: datetim
 def classify_ending(attempt: AttemptStatus, job: ObservedJob) -> Ending:
     """Return the ending of a finished Job, from the first rule in ENDING_RULES that matches."""
     endings = (rule(attempt, job) for rule in ENDING_RULES)
-    return next(ending for ending in endings if ending)
+    ending = next(ending for ending in endings if ending)
+    return replace(ending, message=f"{job.pod}: {ending.message}") if job.pod and ending.message else ending
 
 
 def _succeeded(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:

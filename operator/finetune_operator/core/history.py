@@ -18,6 +18,17 @@ from finetune_operator.core.endings import result_of, update_attempt
 from finetune_operator.core.observation import ObservedJob, ObservedServer
 from finetune_trainer.contract import DeployResult, PrepareResult, Progress
 
+REQUESTED = frozenset(
+    {
+        Reason.CANCELLED,
+        Reason.DEADLINE_EXCEEDED,
+        Reason.PLACEMENT_CHANGED,
+        Reason.SPEC_CHANGED,
+        Reason.SUSPENDED,
+    }
+)
+"""Why an attempt is stopped whose pods could start."""
+
 
 def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: datetime) -> StageStatus:
     """Update the running attempt from its observed Job. Count its outcome once, at the moment when it ends."""
@@ -107,6 +118,13 @@ def fruitless_interruptions(status: StageStatus) -> int:
     """
     counted = [one for one in status.attempts if status.counts(one)]
     return interrupted_in_a_row(counted, lambda one: not made_durable_step(one, status.attempts))
+
+
+def releases_in_a_row(status: StageStatus) -> int:
+    """Return how many of the newest attempts in a row were stopped because not all of their pods could start."""
+    counted = (one for one in reversed(status.attempts) if status.counts(one))
+    run = takewhile(lambda one: one.stopping and one.stopping not in REQUESTED and one.started_at is None, counted)
+    return sum(1 for _ in run)
 
 
 def interrupted_in_a_row(attempts: Sequence[AttemptStatus], matches: Callable[[AttemptStatus], bool]) -> int:

@@ -41,6 +41,8 @@ class JobTemplate:
     """Claims that the config references, besides the workspace."""
     written_claims: tuple[str, ...]
     """Those of them that the stage writes to. The others are mounted read-only."""
+    pods: int
+    """Pods of the attempt."""
     pod: Pod
     """The user's pod. Image, command, args, labels and placement above and below are made from it."""
     placement: PodPlacement
@@ -76,6 +78,7 @@ def job_template(
         env={**pod.literal_env(), names.CONFIG: config_json},  # last, so that the user's variables cannot replace it
         claims=referenced_claims(config),
         written_claims=claims_of(config.written_uris()),
+        pods=spec.pods,
         pod=pod,
         placement=_placement(spec, attempt, settings),
         grace=settings.grace_period,

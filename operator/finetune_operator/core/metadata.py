@@ -12,6 +12,8 @@ PIPELINE = f"{GROUP}/pipeline"
 STAGE = f"{GROUP}/stage"
 ATTEMPT = f"{GROUP}/attempt"
 IDENTITY = f"{GROUP}/identity"
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Label and annotation of Kubernetes' own: the index of a pod in its Indexed Job."""
 SERVER = f"{GROUP}/server"
 """Name of the attempt that started the server. The Service selects by this label."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -25,22 +27,33 @@ STAGE_CONTAINER = "stage"
 """The container of a pod in which a stage or its server runs."""
 
 
-def job_name(pipeline: str, uid: str, stage: str, attempt: int) -> str:
+def job_name(pipeline: str, uid: str, stage: str, attempt: int, pods: int = 1) -> str:
     """Return <pipeline>-<uid8>-<stage>-a<attempt>. A long pipeline name is cut and ends with a hash of the full name.
 
-    The uid keeps the Jobs of a deleted pipeline apart from those of a new one with the same name.
+    The uid keeps the Jobs of a deleted pipeline apart from those of a new one with the same name. The host names of
+    several pods end with the index of each.
     """
     tail = f"-{uid.replace('-', '')[:8]}-{stage}-a{attempt}"
-    return _truncate_with_hash(pipeline.replace(".", "-"), MAX_LABEL_LENGTH - len(tail)) + tail
+    index = len(f"-{pods - 1}") if pods > 1 else 0
+    return _truncate_with_hash(pipeline.replace(".", "-"), MAX_LABEL_LENGTH - len(tail) - index) + tail
 
 
 def service_name(pipeline: str) -> str:
-    """Return <pipeline>-deploy, without uid and attempt, so that the address stays the same for clients.
+    """Return <pipeline>-deploy, without uid and attempt, so that the address stays the same for clients."""
+    return _service_name(pipeline, "-deploy")
+
+
+def headless_service_name(pipeline: str, stage: str) -> str:
+    """Return <pipeline>-<stage>, the Service that names the pods of all attempts of a stage."""
+    return _service_name(pipeline, f"-{stage}")
+
+
+def _service_name(pipeline: str, tail: str) -> str:
+    """Return a name that begins with the pipeline's.
 
     A Service's name has no dots and begins with a letter. A name that must be changed for that gets a hash, so that two
     pipelines never share one Service.
     """
-    tail = "-deploy"
     if "." not in pipeline and pipeline[0].isalpha():
         return _truncate_with_hash(pipeline, MAX_LABEL_LENGTH - len(tail)) + tail
     plain = f"p-{pipeline}".replace(".", "-")[: MAX_LABEL_LENGTH - len(tail) - 7].rstrip("-")
@@ -60,11 +73,16 @@ def _truncate_with_hash(name: str, max_length: int) -> str:
     return f"{name[: max_length - 7].rstrip('-.')}-{digest}"
 
 
+def pipeline_label(pipeline: str) -> str:
+    """Return the pipeline's name, cut to 63 characters, the limit for label values."""
+    return pipeline[:MAX_LABEL_LENGTH].rstrip("-.")
+
+
 def job_labels(pipeline: str, stage: str, attempt: int, identity: str) -> dict[str, str]:
-    """Return the labels of one attempt. The pipeline's name is cut to 63 characters, the limit for label values."""
+    """Return the labels of one attempt."""
     return {
         MANAGED_BY: MANAGED_BY_VALUE,
-        PIPELINE: pipeline[:MAX_LABEL_LENGTH].rstrip("-."),
+        PIPELINE: pipeline_label(pipeline),
         STAGE: stage,
         ATTEMPT: str(attempt),
         IDENTITY: identity,

@@ -53,9 +53,13 @@ class ObservedJob:
     blocker: Blocker | None = None
     """Why its process has not started or cannot end, if known."""
     node: str = ""
-    """Name of the node of its pod; empty before it is scheduled."""
+    """Name of the node of its pod; empty before it is scheduled. Of several pods, that with index 0."""
     unschedulable_since: datetime | None = None
-    """Time since which no node accepts its pod. None: a node does, or it is not known."""
+    """Time since which no node accepts its pod, or one of them. None: a node does, or it is not known."""
+    incomplete_since: datetime | None = None
+    """Time since which some of its pods have nodes and others have none. None: all of them have, or none."""
+    pod: str = ""
+    """Which of several pods has ended it, such as pod 3. Empty: its only pod, or all alike."""
     awaits_probe: bool = False
     """Whether it is a server that is ready and has not been probed yet."""
 

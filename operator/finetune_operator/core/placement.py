@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from finetune_operator.api.placement import CAPACITIES, ON_DEMAND, NodeClass, Nodes, PlacementDefaults, Toleration
 from finetune_operator.api.stages.base import StageSpec
-from finetune_operator.core.auto import Offer
+from finetune_operator.core.auto import PRIOR_RATE, Offer
 
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
 
@@ -27,10 +27,11 @@ class PodPlacement:
 def offers(spec: StageSpec, capacity: str, defaults: PlacementDefaults) -> Sequence[Offer]:
     """Return the node classes of a capacity type on which the stage can run, at least one.
 
-    Without a configured class it is any node of the capacity type, at an unknown price.
+    Without a configured class it is any node of the capacity type, at an unknown price. An attempt has the price of
+    all of its pods, and the interruptions of all of their nodes.
     """
     found = [
-        Offer(one.name, _pod_price(one, spec), one.interruptions_per_hour)
+        Offer(one.name, _price(one, spec), _interruptions_per_hour(one, spec))
         for one in _suitable_classes(spec, capacity, defaults)
     ]
     return found or [Offer(any_nodes(capacity))]
@@ -61,8 +62,14 @@ def _suitable_classes(spec: StageSpec, capacity: str, defaults: PlacementDefault
             yield one
 
 
-def _pod_price(one: NodeClass, spec: StageSpec) -> Decimal | None:
-    return None if one.price is None else one.price * max(1, spec.pod.resources.accelerators)
+def _price(one: NodeClass, spec: StageSpec) -> Decimal | None:
+    return None if one.price is None else one.price * max(1, spec.pod.resources.accelerators) * spec.pods
+
+
+def _interruptions_per_hour(one: NodeClass, spec: StageSpec) -> float | None:
+    if spec.pods == 1:
+        return one.interruptions_per_hour
+    return spec.pods * (PRIOR_RATE if one.interruptions_per_hour is None else one.interruptions_per_hour)
 
 
 def pod_placement(spec: StageSpec, capacity: str, node_class: str, defaults: PlacementDefaults) -> PodPlacement:

@@ -17,6 +17,7 @@ from finetune_operator.core.history import (
     fruitless_interruptions,
     mark_stopping,
     next_attempt_number,
+    releases_in_a_row,
     server_job,
     start_attempt,
 )
@@ -214,7 +215,7 @@ class _Planner:
 
     def _next_attempt(self, spec: StageSpec, status: StageStatus) -> tuple[AttemptStatus, PlacementStatus | None]:
         number = next_attempt_number(status)
-        name = job_name(self.pipeline.key.name, self.pipeline.uid, spec.name, number)
+        name = job_name(self.pipeline.key.name, self.pipeline.uid, spec.name, number, spec.pods)
         attempt = AttemptStatus(number=number, job=name, identity=status.identity, execution=status.execution)
         choice = self.capacity.get(spec.name)
         return (choice.place(attempt), choice.placement) if choice else (attempt, None)
@@ -360,6 +361,8 @@ class _Planner:
             return timedelta()
         if last.outcome is Outcome.FAILED:
             backoff = self.settings.backoff(stage.status.failures_counted)
+        elif stage.spec and stage.spec.pods > 1 and (count := releases_in_a_row(stage.status)):
+            backoff = self.settings.backoff(count)  # another attempt may wait for just the nodes that this one had
         else:
             backoff = self.settings.interruption_backoff(fruitless_interruptions(stage.status))
         return (last.finished_at or self.now) + backoff - self.now if backoff else timedelta()
