@@ -10,6 +10,7 @@ import yaml
 from support.built_objects import MANIFESTS, ROOT, Object, built_objects, load_manifest
 from support.charts import CLUSTER_WIDE, of_kind, render
 from support.operator_process import install_crd
+from support.scenario import merged
 from support.volumes import GROWING, create_growing_class, create_volume, wait_bound
 
 from e2e.pipelines.chart import RELEASE
@@ -23,6 +24,7 @@ POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding
 POLICIES = {f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")}
 INSTALLED = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", POLICY, BINDING)
 DEMO = load_manifest(ROOT / "examples" / "demo" / "pipeline.yaml")
+ON_TWO_NODES = merged(DEMO, {"spec": {"train": {"nodes": 2}, "workspace": {"accessMode": "ReadWriteMany"}}})
 PIPELINE = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "name": "p", "uid": "1"}
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "name": "missing", "uid": "2"}
 LABEL = {"app.kubernetes.io/managed-by": "finetune-operator"}
@@ -88,9 +90,10 @@ def answer(account: Account, manifest: Object) -> str:
 
 
 def built(which: str, namespace: str = "policy-team") -> Object:
-    """Return one object of the demo: the claim, the service, or what runs a stage."""
-    objects = built_objects(DEMO, namespace)
-    found = {"claim": objects.claim, "service": objects.service, **objects.workloads}[which]
+    """Return one object of the demo on two nodes: the claim, a Service, or what runs a stage."""
+    objects = built_objects(ON_TWO_NODES, namespace)
+    services = {"service": objects.service, "headless": objects.headless_service}
+    found = {"claim": objects.claim, **services, **objects.workloads}[which]
     assert found
     return copy.deepcopy(found)
 
@@ -221,6 +224,8 @@ HOSTILE_OBJECTS: dict[str, tuple[str, str, Change]] = {
     "service for the outside": ("service", "service", lambda one: one["spec"].update(type="LoadBalancer")),
     "service with a foreign ip": ("service", "service", lambda one: one["spec"].update(externalIPs=["8.8.8.8"])),
     "service of all pods": ("service", "selector", lambda one: one["spec"].update(selector={"app": "database"})),
+    "name of all pods": ("headless", "selector", lambda one: one["spec"].update(selector={"app": "database"})),
+    "address of a stage": ("headless", "selector", lambda one: one["spec"].pop("clusterIP")),
     "claim of a volume": ("claim", "content", lambda one: one["spec"].update(volumeName="of-another")),
     "claim with content": (
         "claim",

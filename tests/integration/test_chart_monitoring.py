@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -59,12 +60,21 @@ def test_pod_monitor_selects_pods_of_stages():
 def test_pod_monitor_names_pipeline_and_attempt():
     """Prometheus writes other characters than letters, digits and underscores as underscores."""
     [endpoint] = only(render(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
-    sources = {one["targetLabel"]: one["sourceLabels"] for one in endpoint["relabelings"]}
+    sources = {one["targetLabel"]: one["sourceLabels"] for one in endpoint["relabelings"] if "targetLabel" in one}
     annotation = PIPELINE_NAME.replace(".", "_").replace("/", "_").replace("-", "_")
     assert sources == {
         "pipeline": [f"__meta_kubernetes_pod_annotation_{annotation}"],
         "attempt": ["__meta_kubernetes_pod_label_finetune_dev_attempt"],
     }
+
+
+def test_pod_monitor_reads_only_the_first_of_several_pods():
+    """The others serve no metrics, and would count as down."""
+    [endpoint] = only(render(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    [dropped] = [one for one in endpoint["relabelings"] if one.get("action") == "drop"]
+    assert dropped["sourceLabels"] == ["__meta_kubernetes_pod_label_batch_kubernetes_io_job_completion_index"]
+    indexes = ["", *map(str, range(64))]  # a pod of another Job has no index
+    assert [one for one in indexes if not re.fullmatch(dropped["regex"], one)] == ["", "0"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from finetune_operator.core.metadata import job_name
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.resources.claim import build_claim
+from finetune_operator.kubernetes.resources.headless_service import build_headless_service
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_operator.kubernetes.resources.server import build_deployment, build_service
 
@@ -37,6 +38,8 @@ class BuiltObjects:
     jobs: dict[str, Object]
     deployment: Object | None
     service: Object | None
+    headless_service: Object | None = None
+    """The Service of a stage with several pods."""
 
     @property
     def workloads(self) -> dict[str, Object]:
@@ -46,12 +49,11 @@ class BuiltObjects:
     def __iter__(self) -> Iterator[Object]:
         yield self.claim
         yield from self.workloads.values()
-        if self.service:
-            yield self.service
+        yield from (one for one in (self.service, self.headless_service) if one)
 
 
 def built_objects(manifest: Object, namespace: str, settings: Settings | None = None) -> BuiltObjects:
-    """Return the objects of a manifest: the claim, each stage's Job or Deployment, the Service.
+    """Return the objects of a manifest: the claim, each stage's Job or Deployment, the Services.
 
     Raises ValidationError or Blocked where the operator would refuse the manifest.
     """
@@ -60,11 +62,14 @@ def built_objects(manifest: Object, namespace: str, settings: Settings | None = 
     templates = {name: _template(pipeline, name, settings or Settings()) for name in spec.stages()}
     jobs = {name: _as_json(build_job(pipeline, one)) for name, one in templates.items() if not one.serving}
     claim = _as_json(build_claim(pipeline))
+    several = [_as_json(build_headless_service(pipeline, name)) for name, one in templates.items() if one.pods > 1]
+    headless = several[0] if several else None
     server = next((one for one in templates.values() if one.serving), None)
     if server is None or server.serving is None:
-        return BuiltObjects(claim, jobs, None, None)
+        return BuiltObjects(claim, jobs, None, None, headless)
     deployment = _as_json(build_deployment(pipeline, server, server.serving))
-    return BuiltObjects(claim, jobs, deployment, _as_json(build_service(pipeline, server.stage, server.name)))
+    service = _as_json(build_service(pipeline, server.stage, server.name))
+    return BuiltObjects(claim, jobs, deployment, service, headless)
 
 
 def _as_json(built: Object) -> Object:
@@ -93,7 +98,7 @@ def _template(pipeline: Pipeline, stage: str, settings: Settings) -> JobTemplate
 
 def _attempt(pipeline: Pipeline, spec: StageSpec, settings: Settings) -> AttemptStatus:
     """Return the stage's first attempt, placed as the operator places it."""
-    name = job_name(pipeline.key.name, pipeline.uid, spec.name, 1)
+    name = job_name(pipeline.key.name, pipeline.uid, spec.name, 1, spec.pods)
     attempt = AttemptStatus(number=1, job=name, identity=IDENTITY, execution="")
     defaults = settings.placement_defaults
     if defaults is None:

@@ -52,6 +52,9 @@ class Prometheus:
         return [one for one in self.ask("targets", state="active")["activeTargets"] if one["scrapePool"] == pool]
 
 
+PROMETHEUS_NAMES = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+
+
 def static(job: str, port: int, **labels: str) -> Object:
     """Return the scrape configuration of a process on this machine."""
     return {"job_name": job, "static_configs": [{"targets": [f"{LOOPBACK}:{port}"], "labels": labels}]}
@@ -65,9 +68,7 @@ def discovered(monitor: Object, kubeconfig: Path) -> Object:
     selector, [endpoint] = monitor["spec"]["selector"], monitor["spec"]["podMetricsEndpoints"]
     labels = {**selector["matchLabels"], **{one["key"]: ".+" for one in selector["matchExpressions"]}}
     kept = [_keep(f"label_{_name(key)}", value) for key, value in labels.items()]
-    own = [
-        {"source_labels": one["sourceLabels"], "target_label": one["targetLabel"]} for one in endpoint["relabelings"]
-    ]
+    own = [{PROMETHEUS_NAMES.get(key, key): value for key, value in one.items()} for one in endpoint["relabelings"]]
     usual = [
         {"source_labels": [f"__meta_kubernetes_{source}"], "target_label": target}
         for source, target in (("namespace", "namespace"), ("pod_name", "pod"))

@@ -14,12 +14,15 @@ MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGED_BY_VALUE}"
 
 
 async def list_pods(session: ClusterSession, job: str | None = None) -> dict[str, Pod]:
-    """Return the youngest pod of each attempt, by its Job or server; without `job`, of all in the namespace."""
+    """Return the youngest pod of each attempt, by its Job or server; without `job`, of all in the namespace.
+
+    Of several pods of an attempt, it is the first: that with index 0 has the progress and the result.
+    """
     selectors = (f"{JOB_NAME}={job}", f"{SERVER}={job}") if job else (MANAGED_SELECTOR,)
     found: list[Object] = []
     for selector in selectors:
         found += [pod async for pod in session.api.list(paths.pods(session.context.namespace), labelSelector=selector)]
-    by_age = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    by_age = sorted(found, key=lambda pod: (-Pod(pod).index, str(pod["metadata"].get("creationTimestamp"))))
     labels = ((pod["metadata"].get("labels") or {}, pod) for pod in by_age)
     return {of[SERVER] if SERVER in of else of.get(JOB_NAME, ""): Pod(pod) for of, pod in labels}
 

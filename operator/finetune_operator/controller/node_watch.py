@@ -97,9 +97,17 @@ class NodeWatch:
     def _ask_to_save(self, node: str, notice: str) -> None:
         pods = list(self.pods())
         self.saves.retain({pod.uid for pod in pods})
-        for pod in pods:
-            if pod.node == node and _runs_stage(pod):
-                self.saves.send(pod, notice)
+        running = [pod for pod in pods if _runs_stage(pod)]
+        # Of several pods of an attempt, the first saves: they end together, whichever of their nodes ends.
+        first = {_job_of(pod): pod for pod in running if pod.index == 0}
+        for pod in running:
+            saving = first.get(_job_of(pod)) if pod.index else pod
+            if pod.node == node and saving:
+                self.saves.send(saving, notice, node)
+
+
+def _job_of(pod: Pod) -> tuple[str, str]:
+    return pod.raw["metadata"]["namespace"], pod.raw["metadata"]["labels"].get(JOB_NAME, "")
 
 
 def _runs_stage(pod: Pod) -> bool:

@@ -17,6 +17,7 @@ from finetune_operator.kubernetes.cached_pipeline import CachedPipeline, Waiting
 from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
 from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
 from finetune_operator.kubernetes.store import Entry, NamespacedName, Store, namespaced_name, version_of
+from finetune_operator.kubernetes.translate.attempt_pods import completions_of
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
 from finetune_operator.kubernetes.translate.defaults import NONE, NamespaceDefaults, read_defaults
 from finetune_operator.kubernetes.translate.diagnose import STARTING
@@ -81,8 +82,8 @@ class ResourceCache:
         }
         self._lost_jobs: OrderedDict[NamespacedName, tuple[str, ...]] = OrderedDict()
         """Claim -> its deleted Jobs whose pods no watch has shown. A pod may run: a watch may be behind another."""
-        self._succeeded: dict[str, str] = {}
-        """uid of a Job that is not Complete yet, although its pod has succeeded -> the pod's name."""
+        self._ended: dict[str, tuple[int, ...]] = {}
+        """uid of a Job that is not Complete yet -> indexes of its ended pods; the first one only if it succeeded."""
 
     def update(self, kind: str, found: Object) -> Change:
         """Store what a list, a watch or an answer delivered, unless it is older than what is stored."""
@@ -120,7 +121,7 @@ class ResourceCache:
             return Change((Key(*name), *self._sharing(Key(*name), before)), Urgency.NOW)
         if kind == JOBS and before:
             self._note_lost_job(before)
-            self._succeeded.pop(before["metadata"]["uid"], None)
+            self._ended.pop(before["metadata"]["uid"], None)
         if kind == CLAIMS:
             self.forget_lost_jobs(*name)  # a claim goes only after the last pod that uses it
         return self._changed(kind, before, None) if before else NO_CHANGE
@@ -153,17 +154,18 @@ class ResourceCache:
     # Reads.
 
     def is_over(self, job: Object) -> bool:
-        """Return whether no process of the Job is left: it has ended, or its only pod has succeeded.
+        """Return whether no process of the Job is left: it has ended, or its pods have and the first one succeeded.
 
         The Job controller needs a second or more until a Job with a succeeded pod is Complete.
         """
-        return is_finished(job) or job["metadata"]["uid"] in self._succeeded
+        return is_finished(job) or len(self._ended.get(job["metadata"]["uid"], ())) >= completions_of(job)
 
-    def pod_of(self, namespace: str, job: str, uid: str | None = None) -> Pod | None:
-        """Return the pod of a Job, of two the younger; with the Job's uid, only a pod that this Job has created."""
+    def pods_of(self, namespace: str, job: str, uid: str | None = None) -> list[Pod]:
+        """Return the pods of a Job by their index, of two the younger; with the Job's uid, only pods of this Job."""
         pods = self.pods.select("job", (namespace, job))
         found = [one for one in pods if uid is None or uid in _owner_uids(one)]
-        return _pod(max(found, key=_created_at)) if found else None
+        by_index = {pod.index: pod for pod in map(_pod, sorted(found, key=_created_at))}
+        return [by_index[index] for index in sorted(by_index)]
 
     def server_pods(self, namespace: str, server: str) -> list[Pod]:
         """Return the pods of an attempt's servers, the oldest first."""
@@ -238,7 +240,7 @@ class ResourceCache:
             return NO_CHANGE
         after = _with_known_end(before, found)
         pod = _pod(after)
-        self._note_success(after, pod)
+        self._note_end(after, pod)
         entry = Entry(after["metadata"]["uid"], version, after)
         if (gone and SERVER in labels) or (
             pod.finished and JOB_NAME in labels and labels[JOB_NAME] not in self._running(key)
@@ -260,11 +262,12 @@ class ResourceCache:
         while len(self._lost_jobs) > LOST_CLAIMS_KEPT:
             self._lost_jobs.popitem(last=False)
 
-    def _note_success(self, raw: Object, pod: Pod) -> None:
+    def _note_end(self, raw: Object, pod: Pod) -> None:
         owner = next((ref["uid"] for ref in raw["metadata"]["ownerReferences"] if ref.get("controller")), "")
         job = self.jobs.get((raw["metadata"]["namespace"], raw["metadata"]["labels"].get(JOB_NAME, "")))
-        if pod.succeeded and job and job["metadata"]["uid"] == owner and not is_finished(job):
-            self._succeeded[owner] = pod.name
+        has_ended = pod.finished if pod.index else pod.succeeded
+        if has_ended and job and job["metadata"]["uid"] == owner and not is_finished(job):
+            self._ended[owner] = tuple({*self._ended.get(owner, ()), pod.index})
 
     def _update_warning(self, event: Object) -> Change:
         involved = event.get("involvedObject") or {}

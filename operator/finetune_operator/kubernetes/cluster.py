@@ -38,6 +38,7 @@ from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.event_recorder import EventRecorder
+from finetune_operator.kubernetes.headless_service import create_headless_service
 from finetune_operator.kubernetes.pods.probe import NoProbe, ServerProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
 from finetune_operator.kubernetes.resources.claim import claim_name
@@ -53,6 +54,7 @@ from finetune_operator.kubernetes.translate.api_errors import (
     describe_unknown_fields,
     describe_validation_error,
 )
+from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_operator.kubernetes.trim import JOB_NAME
@@ -164,9 +166,10 @@ class KubernetesCluster:
         # A Job that was seen and is not in the cache was deleted, or has lost the operator's label.
         if attempt.created_at and self.cache.jobs.get((namespace, name)) is None:
             await self._read_job(pipeline, name)
-        job, pod = self.cache.jobs.get((namespace, name)), self.cache.pod_of(namespace, name)
-        # Only the pod has the exit code and the termination message, and its watch may be behind that of the Job.
-        unread = pod is None or (pod.exit_code is None and not pod.gone)
+        job = self.cache.jobs.get((namespace, name))
+        pods = AttemptPods.of(job, self.cache.pods_of(namespace, name))
+        # Only a pod has its exit code and its termination message, and its watch may be behind that of the Job.
+        unread = pods.absent or any(pod.exit_code is None and not pod.gone for pod in pods.pods)
         if unread and ((job and is_finished(job)) or (job is None and attempt.created_at)):
             await self._read_pods(namespace, name)
         return self._observe_job(pipeline, name)
@@ -184,17 +187,16 @@ class KubernetesCluster:
         job = self.cache.jobs.get((namespace, name))
         if job and not is_owned_by(pipeline, job):
             return None  # the creation of the pipeline's own Job is refused, and that is told
-        pod = self.cache.pod_of(namespace, name, job["metadata"]["uid"] if job else None)
-        if job and pod is None and self.cache.is_over(job) and not is_finished(job):
-            return ObservedJob(name, JobState.COMPLETE)  # its attempt has ended, and its pod is forgotten
-        warning = self._warning(namespace, name, pod)
-        return observe_job(name, job, pod, _now(), progress=self.progress.latest(pod), warning=warning)
+        pods = self.cache.pods_of(namespace, name, job["metadata"]["uid"] if job else None)
+        if job and not pods and self.cache.is_over(job) and not is_finished(job):
+            return ObservedJob(name, JobState.COMPLETE)  # its attempt has ended, and its pods are forgotten
+        progress = self.progress.latest(next((pod for pod in pods if pod.index == 0), None))
+        return observe_job(name, job, pods, _now(), progress=progress, warnings=self._warnings(namespace, name, pods))
 
-    def _warning(self, namespace: str, job: str, pod: Pod | None) -> str:
-        """Return why a process has not started: neither the status of the Job nor that of its pod has the reason."""
-        if pod and pod.started_at:
-            return ""
-        return self.cache.warning(namespace, "Pod", pod.name) if pod else self.cache.warning(namespace, "Job", job)
+    def _warnings(self, namespace: str, job: str, pods: Sequence[Pod]) -> dict[str, str]:
+        """Return why processes have not started: no status of the Job or of a pod has the reason."""
+        found = {pod.name: self.cache.warning(namespace, "Pod", pod.name) for pod in pods if not pod.started_at}
+        return found | {job: self.cache.warning(namespace, "Job", job)}
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         """Replace the status and return the pipeline with it. Raises Conflict where another client has changed it."""
@@ -287,6 +289,8 @@ class KubernetesCluster:
                 )
 
     async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
+        if template.pods > 1:
+            await create_headless_service(self.api, self.cache, pipeline, template.stage)
         try:
             job = build_job(pipeline, template, self.notices)
             created = await self.api.create(paths.jobs(pipeline.key.namespace), job)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from finetune_operator.api.group import GROUP
-from finetune_operator.core.metadata import IDENTITY, SERVER, STAGE, STAGE_CONTAINER
+from finetune_operator.core.metadata import COMPLETION_INDEX, IDENTITY, SERVER, STAGE, STAGE_CONTAINER
 from finetune_trainer.contract.environment import METRICS_PORT
 
 Object = dict[str, Any]
 JOB_NAME = "batch.kubernetes.io/job-name"
-_LABELS = (SERVER, STAGE, IDENTITY, JOB_NAME)
+_LABELS = (SERVER, STAGE, IDENTITY, JOB_NAME, COMPLETION_INDEX)
 _METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
 _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 _JOB_CONDITIONS = frozenset({"Complete", "Failed"})
@@ -21,12 +21,14 @@ _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 
 def trim_job(found: Object) -> Object:
-    """Return a Job's owner, claims, and the conditions that show that it has ended."""
+    """Return a Job's owner, claims, number of pods, and the conditions that show that it has ended."""
     ended = (one for one in _conditions(found, _JOB_CONDITIONS) if one["status"] == "True")
-    template = (found.get("spec") or {}).get("template") or {}
+    spec = found.get("spec") or {}
+    template = spec.get("template") or {}
     return {
         "metadata": trim_metadata(found),
         "claims": claims_of(template.get("spec") or {}),
+        "spec": _pick(spec, ("completions",)),
         "status": {"conditions": list(ended)},
     }
 

@@ -33,7 +33,7 @@ class Workspaces:
         if found is None:
             blocker = _missing(pipeline) if _starts_on_own_claim(pipeline) else None
             return replace(workspace, missing=not pipeline.spec.workspace.existing_claim, blocker=blocker)
-        if message := claim.ownership_error(pipeline, found):
+        if message := claim.ownership_error(pipeline, found) or claim.sharing_error(pipeline, found):
             return replace(workspace, blocker=Blocker(Reason.VOLUME_NOT_READY, message))
         if pipeline.spec.workspace.existing_claim:
             return workspace

@@ -84,7 +84,7 @@ class InformerScenario:
 
     @property
     def pod(self):
-        return self.cache.pod_of("team", NAME)
+        return next(iter(self.cache.pods_of("team", NAME)), None)
 
 
 def ended_pod():
@@ -220,7 +220,7 @@ def test_lost_namespace_keeps_its_cache_and_spares_others(status, caplog):
     del scenario.api.objects[PATHS[JOBS].format("team") + f"/{NAME}"]
     assert scenario.list() == [DEMO]
     assert set(scenario.cache.jobs.entries) == {("other", NAME)}
-    assert not scenario.cache.pod_of("other", NAME).gone
+    assert not scenario.cache.pods_of("other", NAME)[0].gone
     assert ("other", "demo") in scenario.cache.pipelines.entries
     assert scenario.informers.synced_at is not None
     assert "cannot list namespace other" in caplog.text

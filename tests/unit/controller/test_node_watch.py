@@ -195,7 +195,25 @@ def test_later_notice_of_the_same_node_asks_again():
                 await until(lambda: len(saves.sent) == 2 and not saves.requests.tasks)
         return saves.sent
 
-    assert run(scenario) == {("one", REBALANCE), ("one", SPOT_ITN)}
+    assert run(scenario) == {("one", "spot-1", REBALANCE), ("one", "spot-1", SPOT_ITN)}
+
+
+def test_first_pod_saves_for_the_nodes_of_all():
+    """Only it can save, and the attempt ends with any of its nodes."""
+
+    async def scenario():
+        api, trainers, others = FakeApi(), Trainers(202), Trainers(202)
+        async with serve_http(trainers.answer) as port, serve_http(others.answer) as other:
+            index = {"batch.kubernetes.io/job-completion-index": "1"}
+            second = stage_pod(other, "two", "spot-2")
+            second.raw["metadata"]["labels"] |= index
+            tainted = [event("MODIFIED", node(name, SPOT_ITN, version=300)) for name in ("spot-2", "spot-1")]
+            api.watches[PATH] = [tainted]
+            async with watching(api, [stage_pod(port), second]) as (_, saves):
+                await until(lambda: len(saves.sent) == 2 and not saves.requests.tasks)
+        return saves.sent, others.requests
+
+    assert run(scenario) == ({("one", "spot-1", SPOT_ITN), ("one", "spot-2", SPOT_ITN)}, [])
 
 
 def test_notice_found_by_the_first_list_counts():
@@ -268,7 +286,7 @@ def test_progress_is_polled_soon_after_the_request():
                 task = asyncio.create_task(poller.run())
                 await asyncio.sleep(0)
                 poller.states = {pod.uid: progress_module._PodProgress(1e12, 60.0)}
-                SaveSender(session, poller.poll_soon).send(pod, SPOT_ITN)
+                SaveSender(session, poller.poll_soon).send(pod, SPOT_ITN, pod.node)
                 await until(lambda: poller.latest(pod))
                 task.cancel()
             return poller.latest(pod).saved_step

@@ -196,24 +196,24 @@ def test_end_of_a_deleted_pod_is_kept_while_its_attempt_runs():
     cache = training()
     cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
     cache.remove(PODS, pod_of(state=running(), version=11))
-    pod = cache.pod_of("team", JOB)
+    [pod] = cache.pods_of("team", JOB)
     assert (pod.gone, pod.exit_code, pod.termination_message.interruption.saved_step) == (True, 75, 40)
     end_attempt(cache)
-    assert cache.pod_of("team", JOB) is None
+    assert cache.pods_of("team", JOB) == []
 
 
 def test_finished_pod_of_an_ended_attempt_is_not_kept():
     cache = training()
     end_attempt(cache)
     cache.update(PODS, pod_status(pod_of(state=terminated(1), version=30), "Failed"))
-    assert cache.pod_of("team", JOB) is None
+    assert cache.pods_of("team", JOB) == []
 
 
 def test_running_pod_outlasts_the_end_of_its_attempt():
     """Its process still writes to the claim."""
     cache = training()
     end_attempt(cache)
-    assert cache.pod_of("team", JOB).started_at
+    assert cache.pods_of("team", JOB)[0].started_at
     assert len(cache.writers("team", "demo-workspace")) == 2
 
 
@@ -221,7 +221,7 @@ def test_late_version_of_a_deleted_pod_is_dropped():
     cache = training()
     cache.remove(PODS, pod_of(state=terminated(75), version=11))
     assert cache.update(PODS, pod_of(state=running(), version=10)) == NO_CHANGE
-    assert cache.pod_of("team", JOB).gone
+    assert cache.pods_of("team", JOB)[0].gone
 
 
 def test_younger_pod_of_a_job_counts():
@@ -230,7 +230,7 @@ def test_younger_pod_of_a_job_counts():
         PODS, pod_of(state=running(), version=10, name="younger", uid="u2", creationTimestamp="2030-01-01T00:01:00Z")
     )
     cache.remove(PODS, pod_of(state=terminated(137), version=11))
-    assert cache.pod_of("team", JOB).name == "younger"
+    assert cache.pods_of("team", JOB)[0].name == "younger"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_sweep_keeps_the_end_of_a_missing_pod():
     cache = training()
     cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
     list(cache.sweep(PODS, set(), 20, None))
-    pod = cache.pod_of("team", JOB)
+    [pod] = cache.pods_of("team", JOB)
     assert (pod.gone, pod.exit_code) == (True, 75)
     assert list(cache.sweep(PODS, set(), 30, None)) == [], "it is swept once"
 
@@ -280,7 +280,7 @@ def test_sweep_keeps_the_end_of_a_missing_pod():
 def test_sweep_of_a_running_pod_wakes_the_waiting_pipeline():
     cache = sharing()
     assert list(cache.sweep(PODS, set(), 20, None)) == [Change((DEMO, OTHER), Urgency.NOW)]
-    assert cache.pod_of("team", JOB).gone
+    assert cache.pods_of("team", JOB)[0].gone
 
 
 def test_sweep_spares_objects_newer_than_the_list():

@@ -60,11 +60,11 @@ def test_trimmed_job_and_pod_give_the_same_observation():
     status = running_status(name)
     cache.update(PIPELINES, pipeline_object(status=status))
     cache.update(PODS, pod)
-    stored_job, stored_pod = cache.jobs.get(("team", name)), cache.pod_of("team", name)
+    stored_job, [stored_pod] = cache.jobs.get(("team", name)), cache.pods_of("team", name)
     assert max(length(stored_job), length(stored_pod.raw)) < MAX_STORED < length(job)
     assert is_owned_by(PIPELINE, stored_job)
     assert metrics_port(stored_pod) == metrics_port(Pod(pod)) > 0
-    assert observe_job(name, stored_job, stored_pod, None) == observe_job(name, job, Pod(pod), None)
+    assert observe_job(name, stored_job, [stored_pod], None) == observe_job(name, job, [Pod(pod)], None)
 
 
 def test_trimmed_deployment_keeps_serving_replicas_and_labels():

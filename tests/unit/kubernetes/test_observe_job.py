@@ -92,7 +92,7 @@ ENDINGS = {
 def test_ending_is_classified(case):
     condition, state, more, outcome, text, code = case
     pod = Pod(a_pod(state, phase="Failed", **more)) if state else None
-    job = observe_job(NAME, a_job(condition), pod, NOW)
+    job = observe_job(NAME, a_job(condition), [pod] if pod else [], NOW)
     ending = classify_ending(ATTEMPT, job)
     assert (ending.outcome, job.exit_code) == (outcome, code)
     assert text in ending.message
@@ -103,39 +103,39 @@ def test_out_of_memory_pod_names_its_own_limit():
     pod = a_pod(terminated(137, reason="OOMKilled"), phase="Failed")
     pod["metadata"]["labels"]["finetune.dev/stage"] = "train"
     pod["spec"]["containers"] = [{"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}]
-    ending = classify_ending(ATTEMPT, observe_job(NAME, a_job(FAILED), Pod(pod), NOW))
+    ending = classify_ending(ATTEMPT, observe_job(NAME, a_job(FAILED), [Pod(pod)], NOW))
     assert ending.message == "killed at its limit 256Mi: raise train.pod.resources.limits.memory to 512Mi"
 
 
 def test_disruption_names_the_cause_and_the_node():
     pod = Pod(a_pod(terminated(75), disrupted("EvictionByEvictionAPI", "Eviction API: evicting"), phase="Failed"))
-    assert observe_job(NAME, a_job(FAILED), pod, NOW).disruption == (
+    assert observe_job(NAME, a_job(FAILED), [pod], NOW).disruption == (
         "EvictionByEvictionAPI on spot-1: Eviction API: evicting"
     )
 
 
 def test_deleted_job_runs_until_its_pod_is_gone():
-    assert observe_job(NAME, None, Pod(a_pod(running())), NOW).state is JobState.RUNNING
+    assert observe_job(NAME, None, [Pod(a_pod(running()))], NOW).state is JobState.RUNNING
     ended = Pod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True)
-    assert observe_job(NAME, None, ended, NOW).exit_code == 75
+    assert observe_job(NAME, None, [ended], NOW).exit_code == 75
 
 
 def test_pods_result_completes_a_job_without_conditions():
     succeeded = a_pod(terminated(0, DONE, "Completed"), phase="Succeeded")
-    assert observe_job(NAME, a_job(), Pod(succeeded), NOW).state is JobState.COMPLETE
+    assert observe_job(NAME, a_job(), [Pod(succeeded)], NOW).state is JobState.COMPLETE
     without_result = a_pod(terminated(0, "", "Completed"), phase="Succeeded")
-    assert observe_job(NAME, a_job(), Pod(without_result), NOW).state is JobState.RUNNING
+    assert observe_job(NAME, a_job(), [Pod(without_result)], NOW).state is JobState.RUNNING
 
 
 def test_job_deleted_after_success_has_succeeded():
     pod = Pod(a_pod(terminated(0, DONE, "Completed"), phase="Succeeded"), gone=True)
-    job = observe_job(NAME, None, pod, NOW)
+    job = observe_job(NAME, None, [pod], NOW)
     assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
 
 
 def test_deleted_job_without_evidence_is_none():
-    assert observe_job(NAME, None, None, NOW) is None
-    assert observe_job(NAME, None, Pod(a_pod(running()), gone=True), NOW) is None
+    assert observe_job(NAME, None, [], NOW) is None
+    assert observe_job(NAME, None, [Pod(a_pod(running()), gone=True)], NOW) is None
 
 
 BLOCKERS = {
@@ -194,20 +194,21 @@ BLOCKERS = {
 
 @pytest.mark.parametrize(("pod", "warning", "reason", "text"), BLOCKERS.values(), ids=BLOCKERS)
 def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
-    job = observe_job(NAME, a_job(), Pod(pod) if pod else None, NOW, warning=warning)
+    warnings = {pod["metadata"]["name"] if pod else NAME: warning}
+    job = observe_job(NAME, a_job(), [Pod(pod)] if pod else [], NOW, warnings=warnings)
     assert job.blocker.reason is reason
     assert text in job.blocker.message
 
 
 def test_starting_pod_has_no_blocker():
-    assert observe_job(NAME, a_job(), Pod(a_pod(waiting("ContainerCreating"), phase="Pending")), NOW).blocker is None
-    assert observe_job(NAME, a_job(), None, NOW).blocker is None
-    assert observe_job(NAME, a_job(), Pod(a_pod(running())), NOW).blocker is None
+    assert observe_job(NAME, a_job(), [Pod(a_pod(waiting("ContainerCreating"), phase="Pending"))], NOW).blocker is None
+    assert observe_job(NAME, a_job(), [], NOW).blocker is None
+    assert observe_job(NAME, a_job(), [Pod(a_pod(running()))], NOW).blocker is None
 
 
 def test_terminating_pod_in_its_grace_period_has_no_blocker():
     soon = (NOW + timedelta(seconds=10)).isoformat()
-    assert observe_job(NAME, a_job(), Pod(a_pod(running(), deletionTimestamp=soon)), NOW).blocker is None
+    assert observe_job(NAME, a_job(), [Pod(a_pod(running(), deletionTimestamp=soon))], NOW).blocker is None
 
 
 def test_final_progress_wins_over_the_polled_progress():
@@ -215,10 +216,14 @@ def test_final_progress_wins_over_the_polled_progress():
     message = json.dumps({"interruption": {"step": 41, "savedStep": 41}, "progress": progress})
     polled = Progress(stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30)
     job = observe_job(
-        NAME, a_job(job_condition("Failed")), Pod(a_pod(terminated(75, message), phase="Failed")), NOW, progress=polled
+        NAME,
+        a_job(job_condition("Failed")),
+        [Pod(a_pod(terminated(75, message), phase="Failed"))],
+        NOW,
+        progress=polled,
     )
     assert (job.progress.step, job.progress.start_step) == (41, 7)
     without = observe_job(
-        NAME, a_job(job_condition("Failed")), Pod(a_pod(terminated(75, SAVED), phase="Failed")), NOW, progress=polled
+        NAME, a_job(job_condition("Failed")), [Pod(a_pod(terminated(75, SAVED), phase="Failed"))], NOW, progress=polled
     )
     assert without.progress == polled

@@ -49,8 +49,8 @@ class _PodProgress:
 class ProgressPoller:
     """Polls pods in the background and keeps the latest progress of each; `enqueue` is called when it changes.
 
-    `pods` returns the pods of all attempts whose progress may be read. A finished pod is not polled, and its progress
-    stays until `pods` no longer returns it.
+    `pods` returns the pods of all attempts. Of several pods of one attempt, the first has the progress. A finished pod
+    is not polled, and its progress stays until `pods` no longer returns it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ProgressPoller:
         for uid in self.states.keys() - pods.keys():
             del self.states[uid]
         for pod in pods.values():
-            if not pod.finished and pod.address and pod.started_at:
+            if not pod.finished and pod.address and pod.started_at and pod.index == 0:
                 self._poll_if_due(pod, pod.started_at)
 
     def _poll_if_due(self, pod: Pod, started_at: datetime) -> None:

@@ -33,20 +33,23 @@ class SaveSender:
     def __init__(self, session: aiohttp.ClientSession, on_accepted: Callable[[Pod], None]) -> None:
         self.session, self.on_accepted = session, on_accepted
         self.requests = BackgroundRequests(REQUESTS_PER_NAMESPACE, ignore)
-        self.sent: set[tuple[str, str]] = set()
-        """Pod's uid and notice of each request that was started."""
+        self.sent: set[tuple[str, str, str]] = set()
+        """Pod's uid, node and notice of each request that was started."""
 
-    def send(self, pod: Pod, notice: str) -> None:
-        """Ask a pod to save, unless it was asked because of this notice. A request under way stands for a new one."""
-        if (pod.uid, notice) in self.sent or not metrics_port(pod):
+    def send(self, pod: Pod, notice: str, node: str) -> None:
+        """Ask a pod to save, unless it was asked because of this notice. A request under way stands for a new one.
+
+        The notice may be on the node of another pod of the attempt, which ends with it.
+        """
+        if (pod.uid, node, notice) in self.sent or not metrics_port(pod):
             return
-        self.sent.add((pod.uid, notice))
+        self.sent.add((pod.uid, node, notice))
         key = owner_key(pod.raw)
         log.info(
             "%s: %s announces the end of node %s; pod %s is asked to save",
             key,
             notice,
-            pod.node,
+            node,
             pod.name,
             extra={"pipeline": key},
         )

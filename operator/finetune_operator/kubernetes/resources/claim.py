@@ -14,6 +14,7 @@ from finetune_operator.kubernetes.resources.owner_references import owner_refere
 
 WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator created the claim for."""
+SHARED = "ReadWriteMany"
 WHEN_DELETED, SIZE = "workspace.whenDeleted", "workspace.size"
 """Fields of the pipeline's spec."""
 
@@ -65,6 +66,19 @@ def ownership_error(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
     if meta.get("deletionTimestamp"):
         return f"the claim {meta['name']} is being deleted; the operator creates a new one once it is gone"
     return None
+
+
+def sharing_error(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
+    """Return why the pods of an attempt cannot all mount the claim; None where they can."""
+    pods = {name: stage.pods for name, stage in pipeline.spec.stages().items() if stage.pods > 1}
+    modes = (found.get("spec") or {}).get("accessModes") or []
+    if not pods or SHARED in modes:
+        return None
+    [(stage, count), *_] = pods.items()
+    return (
+        f"the claim {found['metadata']['name']} has {', '.join(modes)}, and {stage} runs on {count} nodes, which need "
+        f"{SHARED}: use a claim that has it as workspace.existingClaim, or set {stage}.nodes to 1"
+    )
 
 
 def pending_changes(pipeline: Pipeline, found: dict[str, Any]) -> list[ClaimChange]:

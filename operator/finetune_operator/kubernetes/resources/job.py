@@ -11,7 +11,7 @@ from finetune_operator.api.group import GROUP
 from finetune_operator.api.stages.pod import Resources
 from finetune_operator.api.stages.train import Train
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.metadata import STAGE_CONTAINER
+from finetune_operator.core.metadata import COMPLETION_INDEX, STAGE_CONTAINER, headless_service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.affinity import affinity_without
 from finetune_operator.kubernetes.resources.claim import claim_name
@@ -28,6 +28,8 @@ TERMINATION_LOG = "/dev/termination-log"
 METRICS_PORT = 8080
 """Port of /metrics and /progress, unless the stage's env sets another; 0: none."""
 MAX_PORT = 1 << 16
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  inside the pod
+SEVERAL = 2
 USER = 65532
 """uid and gid of all containers: neither root nor an existing account. Volumes are group-writable through fsGroup."""
 UNREACHABLE_SECONDS = 30
@@ -40,7 +42,7 @@ RESTRICTED_SECURITY_CONTEXT: Object = {
 
 
 def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> Object:
-    """Build the Job: one pod, one attempt; a disruption fails it at once and leaves its evidence in a condition.
+    """Build the Job of one attempt; a disruption of a pod fails it at once and leaves its evidence in a condition.
 
     `notices` is the cloud whose metadata endpoint a training process watches; empty: it watches none.
     """
@@ -57,8 +59,7 @@ def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> O
         },
         "spec": {
             "backoffLimit": 0,
-            "completions": 1,
-            "parallelism": 1,
+            **_completion(template),
             "podReplacementPolicy": "Failed",
             # The Job's condition names the rule that matched, and outlives the pod.
             "podFailurePolicy": {
@@ -85,11 +86,22 @@ def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> O
     }
 
 
+def _completion(template: JobTemplate) -> Object:
+    """Build the number of pods. The success of the first of several is that of the Job, and ends the others."""
+    count = {"completions": template.pods, "parallelism": template.pods}
+    if template.pods == 1:
+        return count
+    return {**count, "completionMode": "Indexed", "successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
+
+
 def pod_spec(pipeline: Pipeline, template: JobTemplate, notices: str) -> Object:
     """Build the spec of the attempt's pod."""
     return {
         "restartPolicy": "Never",
         **common_pod_spec(template),
+        **_without_empty(
+            subdomain=headless_service_name(pipeline.key.name, template.stage) if template.pods > 1 else ""
+        ),
         "containers": [_container(pipeline, template, notices)],
         "volumes": _volumes(pipeline, template),
     }
@@ -135,9 +147,12 @@ def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Objec
     if gpus := template.pod.resources.accelerators:
         # Without it the trainer would use the CPU where the GPU cannot be used, and say nothing.
         own[names.GPUS] = str(gpus)
+    if template.pods > 1:
+        own[names.MASTER_ADDRESS] = f"{template.name}-0.{headless_service_name(pipeline.key.name, template.stage)}"
     mounts: list[Object] = [
         {"name": "workspace", "mountPath": str(WORKSPACE)},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        *shared_memory_mounts(template, SEVERAL),
     ]
     mounts += [
         {"name": _volume_of(claim, pipeline, number), "mountPath": str(CLAIMS / claim)}
@@ -148,7 +163,7 @@ def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Objec
         "name": STAGE_CONTAINER,
         **image_of(template),
         "command": [escape_expansion(word) for word in template.command],
-        **environment_of(template, defaults, own),
+        **_with_node_rank(template, environment_of(template, defaults, own)),
         "ports": _ports(template),
         "resources": resources_of(template.pod.resources),
         "securityContext": RESTRICTED_SECURITY_CONTEXT,
@@ -156,6 +171,29 @@ def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Objec
         "terminationMessagePolicy": "File",
         "volumeMounts": mounts,
     }
+
+
+def _with_node_rank(template: JobTemplate, environment: Object) -> Object:
+    """Return the environment with the pod's index, which only Kubernetes knows."""
+    if template.pods == 1:
+        return environment
+    index = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
+    return {**environment, "env": [*environment["env"], {"name": names.NODE_RANK, "valueFrom": index}]}
+
+
+def shared_memory_volumes(template: JobTemplate, accelerators: int) -> list[Object]:
+    """Return the volume for /dev/shm of a pod with at least so many accelerators, as large as the pod's memory.
+
+    The processes of several GPUs exchange tensors there, and a container runtime gives it 64 MiB. What they write
+    counts against the memory limit of the container.
+    """
+    has_them = template.pod.resources.accelerators >= accelerators
+    return [{"name": "shm", "emptyDir": {"medium": "Memory"}}] if has_them else []
+
+
+def shared_memory_mounts(template: JobTemplate, accelerators: int) -> list[Object]:
+    """Return the mount of that volume."""
+    return [{"name": one["name"], "mountPath": SHARED_MEMORY} for one in shared_memory_volumes(template, accelerators)]
 
 
 def _ports(template: JobTemplate) -> list[Object]:
@@ -207,7 +245,7 @@ def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
         {"name": volume, "persistentVolumeClaim": {"claimName": claim} | _read_only(claim, pipeline, template)}
         for volume, claim in claims.items()
     ]
-    return [*volumes, {"name": "tmp", "emptyDir": {}}]
+    return [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory_volumes(template, SEVERAL)]
 
 
 def _read_only(claim: str, pipeline: Pipeline, template: JobTemplate) -> Object:

@@ -19,6 +19,7 @@ from finetune_operator.core.metadata import (
     SERVER,
     STAGE,
     STAGE_CONTAINER,
+    pipeline_label,
     service_name,
 )
 from finetune_operator.core.pipeline import Pipeline
@@ -31,6 +32,8 @@ from finetune_operator.kubernetes.resources.job import (
     escape_expansion,
     image_of,
     resources_of,
+    shared_memory_mounts,
+    shared_memory_volumes,
 )
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 from finetune_operator.kubernetes.translate.api_errors import Blocked
@@ -56,7 +59,6 @@ NEVER = 2**31 - 1
 HANG_SECONDS = 300
 """Time without an answer after which a server counts as hanging and is restarted. It is long, because a restart loads
 the model again, and a server under load may answer late."""
-SHARED_MEMORY = "/dev/shm"  # noqa: S108  inside the pod
 DRAIN_SECONDS = 5
 """Time for which a stopping server still answers: nodes learn only gradually that it leaves the Service."""
 
@@ -100,7 +102,7 @@ def build_service(pipeline: Pipeline, stage: str, job: str) -> Object:
         "metadata": {
             "name": service_name(pipeline.key.name),
             "namespace": pipeline.key.namespace,
-            "labels": {MANAGED_BY: MANAGED_BY_VALUE, PIPELINE: pipeline.key.name[:63].rstrip("-."), STAGE: stage},
+            "labels": {MANAGED_BY: MANAGED_BY_VALUE, PIPELINE: pipeline_label(pipeline.key.name), STAGE: stage},
             "annotations": {PIPELINE_NAME: pipeline.key.name},
             "ownerReferences": owner_references(pipeline),
         },
@@ -170,7 +172,7 @@ def _pod(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> 
         **pod,
         "initContainers": [_init_container(template, serving, model)],
         "containers": [_server_container(template, serving, model)],
-        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}, *_shared_memory_volumes(template)],
+        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory_volumes(template, 1)],
     }
 
 
@@ -182,20 +184,11 @@ def _model_mounts(serving: Serving, model: ModelVolume | None, *, read_only: boo
     return [mount | sub_path | ({"readOnly": True} if read_only else {})]
 
 
-def _shared_memory_volumes(template: JobTemplate) -> list[Object]:
-    """Return the volume for /dev/shm of a server with GPUs, as large as the pod's memory.
-
-    The processes of several GPUs exchange tensors there, and a container runtime gives it 64 MiB. What they write
-    counts against the memory limit of the container.
-    """
-    return [{"name": "shm", "emptyDir": {"medium": "Memory"}}] if template.pod.resources.accelerators else []
-
-
 def _server_container(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
     launch, folder = launch_of(serving), folder_of(serving.model)
     command = (*launch.command, *template.args) if _is_trainer(template) else template.command
     defaults = _container_defaults(template)
-    shared_memory = [{"name": one["name"], "mountPath": SHARED_MEMORY} for one in _shared_memory_volumes(template)]
+    shared_memory = shared_memory_mounts(template, 1)
     variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env}  # noqa: S108
     return {
         **defaults,

@@ -1,10 +1,12 @@
 """Why an attempt's process has not started or cannot end, and how to fix it: pure."""
 
 import re
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker
+from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.pod import Pod
 
 NODE_LOST_AFTER = timedelta(seconds=60)
@@ -14,6 +16,28 @@ _IMAGE_ERRORS = frozenset(
 )
 STARTING = frozenset({"ContainerCreating", "PodInitializing", "", None})
 """Reasons of a container that waits for nothing special."""
+
+
+PASSES = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA})
+"""Reasons that may pass without people."""
+
+
+def worst_blocker(job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime) -> Blocker | None:
+    """Return what blocks the attempt: of several pods, what blocks one of them and needs people first."""
+    if pods.count == 1:
+        pod = next(iter(pods.pods), None)
+        return diagnose(pod, warnings.get(pod.name if pod else job, ""), now)
+    return min(_blockers(job, pods, warnings, now), key=lambda one: one.reason in PASSES, default=None)
+
+
+def _blockers(job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime) -> Iterator[Blocker]:
+    for pod in (one for one in pods.pods if not one.finished):
+        if found := diagnose(pod, warnings.get(pod.name, ""), now):
+            without_node = found.reason is Reason.WAITING_FOR_CAPACITY and len(pods.unplaced) + pods.absent
+            share = f"{without_node} of {pods.count} pods have no node; " if without_node else ""
+            yield Blocker(found.reason, f"{share}pod {pod.index}: {found.message}")
+    if pods.absent and (found := diagnose(None, warnings.get(job, ""), now)):
+        yield Blocker(found.reason, f"{pods.absent} of {pods.count} pods do not exist: {found.message}")
 
 
 def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:

@@ -1,63 +1,77 @@
-"""A Job and its pod as an ObservedJob: pure."""
+"""A Job and its pods as an ObservedJob: pure."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 from finetune_operator.core.observation import JobState, ObservedJob
-from finetune_operator.kubernetes.translate.diagnose import diagnose
+from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
+from finetune_operator.kubernetes.translate.diagnose import worst_blocker
 from finetune_operator.kubernetes.translate.pod import Object, Pod, time_of
 from finetune_trainer.contract import Progress
+
+NO_WARNINGS: Mapping[str, str] = MappingProxyType({})
 
 
 def observe_job(
     name: str,
     job: Object | None,
-    pod: Pod | None,
+    pods: Sequence[Pod],
     now: datetime,
     *,
     progress: Progress | None = None,
-    warning: str = "",
+    warnings: Mapping[str, str] = NO_WARNINGS,
 ) -> ObservedJob | None:
     """Return the attempt as observed; None where the Job does not exist and how its process ended is unknown.
 
     A Job has a condition Complete or Failed only when none of its processes is left. The Job controller sets it a
-    second or more after the pod has succeeded, so a succeeded pod with a result is believed at once (ADR 14).
-    A deleted Job may leave its pod behind for a while: the attempt runs until that pod has finished.
+    second or more after the pods have succeeded, so a succeeded first pod with a result is believed once all others
+    have ended (ADR 14). A deleted Job may leave its pods behind for a while: the attempt runs until they have finished.
+
+    `warnings` has the newest Warning event by the name of the Job or a pod.
     """
-    state, message = _state(job, pod), pod.termination_message if pod else None
+    all_pods = AttemptPods.of(job, pods)
+    state = _state(job, all_pods)
     if state is None:
         return None
+    is_over = state in {JobState.COMPLETE, JobState.FAILED}
+    # A result is that of the first pod. Otherwise one pod has ended the attempt, and the others because of it.
+    pod = all_pods.first if state is JobState.COMPLETE else all_pods.ended_by or all_pods.first
+    message = all_pods.message_of(pod)
     return ObservedJob(
         name=name,
         state=state,
         created_at=time_of(job["metadata"].get("creationTimestamp")) if job else None,
-        started_at=pod.started_at if pod else None,
-        finished_at=_finished_at(job, pod),
+        started_at=all_pods.started_at(is_over=is_over),
+        finished_at=all_pods.finished_at or _finished_at(job),
         exit_code=pod.exit_code if pod else None,
         disruption=_disruption(job, pod),
-        out_of_memory=pod is not None and pod.terminated.get("reason") == "OOMKilled",
+        out_of_memory=pod is not None and pod.is_out_of_memory,
         memory_limit=pod.memory_limit if pod else "",
         stage=pod.stage if pod else "",
         message=message,
         # The termination message is newer than the progress that the pod was last polled for.
         progress=(message.progress if message else None) or progress,
-        node=pod.node if pod else "",
-        unschedulable_since=pod.unschedulable_since if pod else None,
-        blocker=diagnose(pod, warning, now) if state in {JobState.WAITING, JobState.RUNNING} else None,
+        node=all_pods.first.node if all_pods.first else "",
+        pod=all_pods.culprit if state is JobState.FAILED else "",
+        unschedulable_since=all_pods.unschedulable_since,
+        incomplete_since=all_pods.incomplete_since(job),
+        blocker=None if is_over else worst_blocker(name, all_pods, warnings, now),
     )
 
 
-def _state(job: Object | None, pod: Pod | None) -> JobState | None:
+def _state(job: Object | None, pods: AttemptPods) -> JobState | None:
     if _has_condition(job, "Complete"):
+        return JobState.COMPLETE
+    if job is not None and pods.has_result and (pods.has_ended or is_finished(job)):
         return JobState.COMPLETE
     if _has_condition(job, "Failed"):
         return JobState.FAILED
-    if job is not None and pod and pod.has_result:
-        return JobState.COMPLETE
-    if job is not None or (pod and not pod.finished):
-        return JobState.RUNNING if pod and pod.started_at else JobState.WAITING
-    if pod and pod.exit_code is not None:
-        return JobState.COMPLETE if pod.exit_code == 0 else JobState.FAILED
-    return JobState.FAILED if pod and pod.disruption else None
+    if job is not None or pods.live:
+        return JobState.RUNNING if pods.started_at(is_over=False) else JobState.WAITING
+    if (code := pods.ended_by.exit_code if pods.ended_by else None) is not None:
+        return JobState.COMPLETE if code == 0 else JobState.FAILED
+    return JobState.FAILED if pods.ended_by else None
 
 
 def is_finished(job: Object | None) -> bool:
@@ -74,10 +88,9 @@ def _condition(job: Object | None, kind: str) -> Object:
     return next((one for one in conditions if one["type"] == kind), {})
 
 
-def _finished_at(job: Object | None, pod: Pod | None) -> datetime | None:
-    terminated_at = time_of(pod.terminated.get("finishedAt")) if pod else None
+def _finished_at(job: Object | None) -> datetime | None:
     transitions = (_condition(job, kind).get("lastTransitionTime") for kind in ("Complete", "Failed"))
-    return terminated_at or next((time for text in transitions if (time := time_of(text))), None)
+    return next((time for text in transitions if (time := time_of(text))), None)
 
 
 def _disruption(job: Object | None, pod: Pod | None) -> str | None:

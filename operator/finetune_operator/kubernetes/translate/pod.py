@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_operator.core.metadata import STAGE, STAGE_CONTAINER
+from finetune_operator.core.metadata import COMPLETION_INDEX, STAGE, STAGE_CONTAINER
 from finetune_trainer.contract import Failure, TerminationMessage
 
 Object = dict[str, Any]
@@ -36,6 +36,12 @@ class Pod:
     def stage(self) -> str:
         """The stage; empty for a pod without its label."""
         return str((self.raw["metadata"].get("labels") or {}).get(STAGE) or "")
+
+    @property
+    def index(self) -> int:
+        """The index in an Indexed Job; 0 for the pod of another Job."""
+        text = str((self.raw["metadata"].get("labels") or {}).get(COMPLETION_INDEX) or "")
+        return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
     def memory_limit(self) -> str:
@@ -149,8 +155,23 @@ class Pod:
         return time_of(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "False" else None
 
     @property
+    def finished_at(self) -> datetime | None:
+        """The time when the process ended."""
+        return time_of(self.terminated.get("finishedAt"))
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the process was killed for memory."""
+        return self.terminated.get("reason") == "OOMKilled"
+
+    @property
     def disruption(self) -> str | None:
         """The evidence that the pod was evicted, rejected or deleted, or that its node was lost."""
+        return self.eviction or self._deletion
+
+    @property
+    def eviction(self) -> str | None:
+        """The evidence that the pod was evicted or rejected, or that its node was lost."""
         found = self.condition("DisruptionTarget")
         where = f" on {self.node}" if self.node else ""
         if found.get("status") == "True":
@@ -160,8 +181,13 @@ class Pod:
             return f"{reason}{where}: {message}".rstrip(": ")
         if self.terminated.get("reason") in STATUS_UNKNOWN_REASONS:
             return f"the kubelet lost track of the container{where}; the machine may have restarted"
+        return None
+
+    @property
+    def _deletion(self) -> str | None:
+        """The evidence that a client deleted the pod. The Job controller does, too, after another pod has failed."""
         if self.deleted_at and self.exit_code in {None, 137, 143}:
-            return f"the pod was deleted{where}"
+            return "the pod was deleted" + (f" on {self.node}" if self.node else "")
         return None
 
     @property
