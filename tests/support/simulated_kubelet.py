@@ -14,6 +14,7 @@ from typing import Any
 
 from support.scenario import a_result
 
+from finetune_operator.core.metadata import COMPLETION_INDEX
 from finetune_trainer.contract import TerminationMessage, parse_config
 from testcluster.errors import TimedOut
 from testcluster.kube_namespace import KubeNamespace, until
@@ -53,10 +54,19 @@ class SimulatedKubelet:
         found: list[Object] = json.loads(self.namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
         return found
 
-    def evict(self, stage: str) -> None:
-        """End the running pod of a held stage as an eviction does."""
-        until(lambda: [pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running"], 60)
-        [pod] = [pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running"]
+    def running(self, stage: str, index: int = 0) -> list[Object]:
+        """Return the running pods of a stage with this index; the pods of one without indexes have the index 0."""
+        found = (pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running")
+        return [pod for pod in found if int(pod["metadata"]["labels"].get(COMPLETION_INDEX) or 0) == index]
+
+    def succeed(self, stage: str, index: int = 0) -> None:
+        """End a running pod of a stage with a result."""
+        [pod] = until(lambda: self.running(stage, index), 60)
+        self._write(pod["metadata"]["name"], _ended(pod, 0, _termination_message(pod, stage)))
+
+    def evict(self, stage: str, index: int = 0) -> None:
+        """End a running pod of a held stage as an eviction does."""
+        [pod] = until(lambda: self.running(stage, index), 60)
         disruption = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
         ended = _ended(pod, 143, "", "Failed")
         conditions = [{**disruption, "lastTransitionTime": _now()}]
