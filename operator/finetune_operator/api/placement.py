@@ -175,7 +175,8 @@ class Fallback(ContractModel):
     no limit, because the time to spare is one."""
     after_pending_seconds: int | None = Field(default=None, ge=1, le=604_800)
     """Time for which a pod has found no node. Absent: ten minutes; with a deadline most of the time to spare. It
-    doubles where all classes were full."""
+    doubles where all classes were full. An attempt of several pods, of which some have nodes, waits 20 minutes at
+    most, and then gives these up."""
     after_fruitless_attempts: int | None = Field(default=None, ge=1, le=10)
     """Interruptions in a row without a new durable step. Absent: three; with a deadline no limit."""
 

@@ -23,6 +23,9 @@ MIN_PENDING = timedelta(minutes=3)
 """Least time for which a pod waits, if there is as much to spare: an autoscaler needs it for a node that there is."""
 LONGEST_PENDING = timedelta(hours=2)
 """Longest time for which a pod waits when all classes were full, one after the other."""
+LONGEST_INCOMPLETE = timedelta(minutes=20)
+"""Longest time for which some pods of an attempt hold nodes while others have none. The processes of those that run
+wait half an hour for the others."""
 PENDING_SHARE = 0.9
 """Part of the spare time that one wait for spot nodes may take. `bench/spot.py`: more or less costs more."""
 SIMILAR_COST = Decimal("1.2")

@@ -11,6 +11,7 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import AttemptStatus, PlacementStatus, StageStatus, truncate_message
 from finetune_operator.core.auto import (
+    LONGEST_INCOMPLETE,
     LONGEST_PENDING,
     Cause,
     Decision,
@@ -109,7 +110,8 @@ class CapacityChoice:
         if job is None or job.incomplete_since is None or attempt.started_at or _is_ending(job):
             return
         waited = self.now - job.incomplete_since
-        yield self._pending_limit(attempt, self._experience_without_node(attempt, waited)) - waited
+        limit = self._pending_limit(attempt, self._experience_without_node(attempt, waited))
+        yield min(limit, LONGEST_INCOMPLETE) - waited
 
     def _experience_without_node(self, attempt: AttemptStatus, waited: timedelta) -> Experience:
         """Return the experience by which an attempt waits for a node: that of the time when it began to wait.
