@@ -26,13 +26,22 @@ NOT_COUNTED = "records not counted"
 def count_lines(spec: PipelineSpec, prepared: PrepareResult | None, environment: Environment | None) -> list[str]:
     """Return what is known of data and steps: by the result of prepare, else by the files on this machine."""
     work = workload(spec)
+    together = list(_processes_lines(work, environment))
     if prepared:
-        return [_data_line(prepared, work), _steps_line(work, work.steps(prepared.train_rows))]
+        return [_data_line(prepared, work), _steps_line(work, work.steps(prepared.train_rows)), *together]
     data = [f"data: {text}" for text in _records(spec, environment)]
     if work.epochs is None:
-        return [*data, _steps_line(work, work.max_steps or 0)]
+        return [*data, _steps_line(work, work.max_steps or 0), *together]
     unknown = "rows, tokens and steps: known when prepare is done (`finetune run --until prepare`)"
-    return [*data, unknown]
+    return [*data, unknown, *together]
+
+
+def _processes_lines(work: Workload, environment: Environment | None) -> Iterator[str]:
+    """Yield how many processes train together, and where, if there are several."""
+    if work.processes > 1:
+        nodes = f"on {_count(work.nodes, 'node')}" if environment is None else "on this machine"
+        rows = f"a step has {_count(work.rows_per_step, 'row')}"
+        yield f"train: {work.processes} processes {nodes}, {rows}"
 
 
 def _data_line(result: PrepareResult, work: Workload) -> str:

@@ -82,6 +82,9 @@ class Workload:
     context_length: int
     pairs: bool = False
     """Whether an example is a pair of two rows, and not a row."""
+    nodes: int = 1
+    processes: int = 1
+    """Processes of all nodes."""
 
     @property
     def example(self) -> str:
@@ -171,8 +174,15 @@ def workload(spec: PipelineSpec) -> Workload:
     """Return what determines the number of optimizer steps."""
     train = spec.train
     examples = train.micro_batch_size * train.gradient_accumulation_steps * train.processes
-    length, pairs = spec.prepare.context_length, train.objective == "DPO"
-    return Workload(train.effective_epochs(), train.max_steps, examples, length, pairs)
+    return Workload(
+        epochs=train.effective_epochs(),
+        max_steps=train.max_steps,
+        examples_per_step=examples,
+        context_length=spec.prepare.context_length,
+        pairs=train.objective == "DPO",
+        nodes=train.nodes,
+        processes=train.processes,
+    )
 
 
 def without_effect(spec: PipelineSpec) -> list[str]:
@@ -181,15 +191,16 @@ def without_effect(spec: PipelineSpec) -> list[str]:
     found += _cluster_only("spec.podDefaults", spec.pod_defaults)
     for name in spec.stages():
         stage: StageSpec = getattr(spec, name)  # as in the manifest, without the defaults
-        found += _cluster_only(f"spec.{name}.pod", stage.pod)
+        counted = frozenset({"resources"} if stage.pod.resources.accelerators > 1 and stage is spec.train else ())
+        found += _cluster_only(f"spec.{name}.pod", stage.pod, counted)  # each accelerator is a process here, too
         found += [f"spec.{name}.placement"] if "placement" in stage.model_fields_set else []
     return found
 
 
-def _cluster_only(path: str, pod: PodDefaults | None) -> Iterator[str]:
+def _cluster_only(path: str, pod: PodDefaults | None, used: frozenset[str] = frozenset()) -> Iterator[str]:
     if pod:
         for name, field in type(pod).model_fields.items():
-            if name in pod.model_fields_set - LOCAL_POD_FIELDS:
+            if name in pod.model_fields_set - LOCAL_POD_FIELDS - used:
                 yield f"{path}.{field.alias}"
 
 

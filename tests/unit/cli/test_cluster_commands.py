@@ -186,6 +186,9 @@ def test_plan_counts_rows_tokens_and_steps(cli, scenario):
     result = cli.run("plan", cli.write(train={"epochs": 3, "microBatchSize": 8}), "-n", "team")
     assert "data: 100 records, 40 rows of 1,024 tokens and 2 for validation, 40,000 tokens to train on" in result.out
     assert "train: 15 steps of 8 rows, 3 epochs" in result.out
+    shared = {"accessMode": "ReadWriteMany"}
+    wide = cli.run("plan", cli.write(train={"microBatchSize": 4, "nodes": 2}, workspace=shared), "-n", "team")
+    assert "train: 2 processes on 2 nodes, a step has 8 rows" in wide.out
 
 
 def test_plan_reuses_an_earlier_result_in_the_workspace(cli, scenario):

@@ -261,6 +261,16 @@ def test_plan_counts_records_and_steps_that_are_known(check):
     )
 
 
+def test_plan_says_how_many_processes_start_here(check):
+    """A run on this machine starts those of all nodes, and its pod's resources say how many."""
+    train = {"maxSteps": 7, "microBatchSize": 2, "nodes": 2, "pod": {"resources": {"limits": {"nvidia.com/gpu": 4}}}}
+    output = check(command=("plan",), train=train, workspace={"accessMode": "ReadWriteMany"})[1]
+    assert "train: 7 steps of 16 rows\ntrain: 8 processes on this machine, a step has 16 rows\n" in output
+    assert "spec.train.pod.resources" not in output
+    one = check(command=("plan",), train={"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}})[1]
+    assert ("processes" in one, "without effect on this machine: spec.train.pod.resources" in one) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "counted"),
     [
