@@ -40,7 +40,7 @@ def _processes_lines(work: Workload, environment: Environment | None) -> Iterato
     """Yield how many processes train together, and where, if there are several."""
     if work.processes > 1:
         nodes = f"on {_count(work.nodes, 'node')}" if environment is None else "on this machine"
-        rows = f"a step has {_count(work.rows_per_step, 'row')}"
+        rows = f"a step has {_count(work.examples_per_step, work.example)}"
         yield f"train: {work.processes} processes {nodes}, {rows}"
 
 

@@ -68,13 +68,12 @@ class Train(StageSpec, TrainRecipe):
         ),
         Rule(
             field="parallelism",
-            message="FSDP shards no weights of 4 bits and no moments of 8: set method to LoRA or Full and optimizer.name"
-            " to AdamW, or parallelism to DDP",
+            message="FSDP shards no weights of 4 bits and no moments of 8: set method to LoRA or Full and"
+            " optimizer.name to AdamW, or parallelism to DDP",
             cel="!has(self.parallelism) || self.parallelism == 'DDP' || (!(has(self.method) && self.method == 'QLoRA')"
             " && !(has(self.optimizer) && has(self.optimizer.name) && self.optimizer.name == 'AdamW8Bit'))",
             is_valid=lambda data: (
-                data["parallelism"] == "DDP"
-                or (data["method"] != "QLoRA" and data["optimizer"]["name"] != "AdamW8Bit")
+                data["parallelism"] == "DDP" or (data["method"] != "QLoRA" and data["optimizer"]["name"] != "AdamW8Bit")
             ),
         ),
     )
