@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from e2e.gitops.argo_cd import EXAMPLES, ArgoCD
 from e2e.gitops.git_repository import BRANCH, GitRepository
 from e2e.pipelines import chart
 from e2e.pipelines.driver import PipelineDriver
+from testcluster.errors import TimedOut
 from testcluster.kube_namespace import KubeNamespace, until
 
 Object = dict[str, Any]
@@ -126,7 +128,8 @@ class Application:
         Argo CD deletes nothing while a sync operation runs or is retried.
         """
         if self.operation.get("phase") == "Running":
-            self.argo_cd.command("app", "terminate-op", self.name)
+            with suppress(TimedOut):  # it may have ended since
+                self.argo_cd.command("app", "terminate-op", self.name)
         self.argo_cd.objects.run("delete", "application", self.name, "--ignore-not-found", timeout=120)
 
     def describe(self) -> str:
