@@ -172,7 +172,7 @@ def source(name: str) -> Path:
     Raises UsageError when Go or the network is missing.
     """
     module = MODULES / BINARIES[name].module
-    command = [_toolchain([name]), "mod", "download", "-json", _providing(BINARIES[name])[0]]
+    command = [_toolchain([name], only_downloads=True), "mod", "download", "-json", _providing(BINARIES[name])[0]]
     done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
     answer = json.loads(done.stdout or "{}")
     if done.returncode:
@@ -225,12 +225,12 @@ def _missing(names: list[str]) -> list[str]:
     return [name for name in names if not (folder(name) / name).exists()]
 
 
-def _toolchain(names: list[str]) -> str:
-    """Return the Go to build with, and check the other build requirements."""
+def _toolchain(names: list[str], *, only_downloads: bool = False) -> str:
+    """Return the Go to build with, and check the other build requirements, of which a download has none."""
     needed = needed_go(names)
     newest = next(BINARIES[name].module for name in names if needed_go([name]) == needed)
-    go = toolchain.go(needed, MODULES / newest, cache())
-    if any(BINARIES[name].cgo for name in names):
+    go = toolchain.go(needed, MODULES / newest, cache(), only_downloads=only_downloads)
+    if not only_downloads and any(BINARIES[name].cgo for name in names):
         toolchain.check_libseccomp()
     return go
 

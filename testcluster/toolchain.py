@@ -22,7 +22,7 @@ class NoGo(UsageError):
     """A machine without Go, or without one that is new enough."""
 
 
-def go(needed: str, module: Path, target: Path) -> str:
+def go(needed: str, module: Path, target: Path, *, only_downloads: bool = False) -> str:
     """Return a Go that is new enough for a module, from PATH or from this Python environment.
 
     Raises NoGo when there is none, and UsageError when its caches have too little disk space.
@@ -32,7 +32,7 @@ def go(needed: str, module: Path, target: Path) -> str:
     settings = {program: _go_env(program, module) for program in found}
     for program, known in settings.items():
         if parts(known.get("GOVERSION", "")) >= parts(needed):
-            for folder in (target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])):
+            for folder in () if only_downloads else (target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])):
                 fix = "FINETUNE_CACHE, GOCACHE and GOMODCACHE to folders on another disk"
                 check_disk(folder, REQUIRED_BYTES, "a build", fix)
             return program

@@ -204,6 +204,11 @@ def test_full_disk_is_refused_before_the_build(go, monkeypatch):
     assert calls(go) == []
 
 
+def test_download_of_sources_needs_no_space_for_a_build(go, monkeypatch):
+    monkeypatch.setattr(toolchain, "REQUIRED_BYTES", 1 << 60)
+    assert binaries._toolchain(["runc"], only_downloads=True) == str(go / "go")
+
+
 def test_missing_c_compiler_is_refused_with_the_packages(go):
     with pytest.raises(UsageError, match="libseccomp-dev pkg-config gcc"):
         binaries.build_missing(["runc", *PROGRAMS])
