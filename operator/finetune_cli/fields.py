@@ -21,6 +21,7 @@ LOCAL_POD_FIELDS = frozenset({"command", "args", "env", "env_from"})
 PATHS_OF_CONFIG_FIELDS = {
     **{name: f"spec.{name}" for name in ("seed", "model", "datasets", "validation")},
     "objective": "spec.train.objective",
+    "startFrom": "spec.train.startFrom",
 }
 """Fields of a stage's config that are fields of the spec itself or of another stage, by their paths in the manifest."""
 
@@ -31,7 +32,7 @@ class Source:
 
     location: Location
     uri: str
-    kind: Literal["model", "data", "task", "target"]
+    kind: Literal["model", "adapter", "data", "task", "target"]
     stage: str
     """The first stage that uses it."""
     revision: str | None = None
@@ -112,6 +113,9 @@ def sources(spec: PipelineSpec) -> Iterator[Source]:
     trainers_own = [name for name, stage in spec.stages().items() if not has_own_program(stage) and name != "deploy"]
     if trainers_own:
         yield Source(("model", "uri"), spec.model.uri, "model", trainers_own[0], spec.model.revision)
+    if "train" in trainers_own and spec.train.start_from:
+        start = spec.train.start_from
+        yield Source(("train", "startFrom", "uri"), start.uri, "adapter", "prepare", start.revision)
     if "prepare" in trainers_own:
         data = [(("datasets", number, "uri"), dataset) for number, dataset in enumerate(spec.datasets)]
         validation = spec.validation.dataset()

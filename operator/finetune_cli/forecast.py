@@ -189,12 +189,13 @@ def _result_fields(stage: StageAssessment) -> dict[str, Any]:
     if stage.config is None:
         return {}
     excluded = {"identity", "stage", *(kind.name for kind in STAGES), *stage.config.non_identity_fields}
-    excluded |= {"model_digest", "model_pin"}  # known when prepare is done
+    excluded |= {"model_digest", "model_pin", "start_digest", "start_pin"}  # known when prepare is done
     if stage.spec and stage.spec.runs_server:
         excluded |= {"model", "location", "digest"}  # of the published model: push names its own changes
     config = stage.config
     if isinstance(config, TrainConfig):  # an absent block is that of the defaults
-        blocks = {"lora": config.recipe.adapter, "dpo": config.recipe.preference}
+        lora = config.recipe.lora if config.recipe.start_from else config.recipe.adapter
+        blocks = {"lora": lora, "dpo": config.recipe.preference}
         config = config.model_copy(update={"recipe": config.recipe.model_copy(update=blocks)})
     return config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=excluded)
 

@@ -18,7 +18,7 @@ from finetune_trainer.exit_codes import ExitCode
 COMMAND = (sys.executable, "-P", "-m", "finetune_trainer.stores.check")
 LONGEST_SECONDS = 60.0
 """The process ends by itself before that, unless the machine is overloaded."""
-KINDS = {"model": "model", "data": "dataset", "target": "target"}
+KINDS = {"model": "model", "adapter": "adapter", "data": "dataset", "target": "target"}
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,8 @@ def _problems(source: Source, path: Path) -> Iterator[str]:
         yield f"{path} cannot be read by this user; change its permissions"
     elif source.kind == "model" and not (path / "config.json").is_file():
         yield f"{path} is not a model in Hugging Face format: it has no config.json"
+    elif source.kind == "adapter" and not (path / "adapter_config.json").is_file():
+        yield f"{path} is no adapter in PEFT's format: it has no adapter_config.json"
     elif source.kind == "task" and not path.is_file():
         yield f"{path} is not a file; name the task's YAML file"
     elif path.is_file() and path.stat().st_size == 0:

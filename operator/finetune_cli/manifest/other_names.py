@@ -98,6 +98,7 @@ OTHER_NAMES: dict[str, str] = {
     "basemodel": "spec.model.uri",
     "numepochs": "spec.train.epochs",
     "batchsize": "spec.train.microBatchSize",
+    "loramodeldir": "spec.train.startFrom.uri",
     "rl": "spec.train.objective: DPO",
     "rlbeta": "spec.train.dpo.beta",
     "adapter": "spec.train.method: LoRA",

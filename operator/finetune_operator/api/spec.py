@@ -110,6 +110,12 @@ CLUSTER_RULES = (
         "a hub data set is hf://ORG/NAME, a volume pvc://CLAIM/PATH",
     ),
     _readable_by_pods(
+        "train.startFrom.uri",
+        STORES,
+        "!has(self.train) || !has(self.train.startFrom) || [self.train.startFrom.uri].all(uri, $)",
+        "a hub adapter is hf://ORG/NAME, a volume pvc://CLAIM/PATH",
+    ),
+    _readable_by_pods(
         "evaluate.tasks",
         "pvc",
         "!has(self.evaluate) || self.evaluate.tasks.filter(one, has(one.file)).map(one, one.file).all(uri, $)",

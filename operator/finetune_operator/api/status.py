@@ -219,6 +219,10 @@ class StageStatus(ExtensibleModel):
     """Digest of the base model in the stage's latest result; stays while the stage is repeated. Only of prepare."""
     model_pin: str | None = None
     """What identifies the base model at its store, in the same result. Only of prepare."""
+    start_digest: str | None = None
+    """Digest of the adapter that training starts from, in the same result. Only of prepare."""
+    start_pin: str | None = None
+    """What identifies that adapter at its store, in the same result. Only of prepare."""
 
     @property
     def failures_counted(self) -> int:

@@ -186,6 +186,7 @@ def _count_outcome(status: StageStatus, ended: AttemptStatus, job: ObservedJob |
         counted |= {"result": result, "finished_at": ended.finished_at}
         if isinstance(result, PrepareResult):
             counted |= {"model_digest": result.model_digest, "model_pin": result.model_pin}
+            counted |= {"start_digest": result.start_digest, "start_pin": result.start_pin}
     return status.model_copy(update=counted)
 
 

@@ -51,6 +51,8 @@ def _stage_essence(stage: StageStatus) -> tuple[object, ...]:
             stage.result is None,
             stage.model_digest,
             stage.model_pin,
+            stage.start_digest,
+            stage.start_pin,
         ),
         (stage.budget_base_attempt, stage.budget_base_failures, stage.budget_base_interruptions),
         [(one.number, one.job, one.outcome, one.stopping) for one in stage.attempts],

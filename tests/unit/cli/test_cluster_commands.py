@@ -191,6 +191,22 @@ def test_plan_counts_rows_tokens_and_steps(cli, scenario):
     assert "train: 2 processes on 2 nodes, a step has 8 rows" in wide.out
 
 
+def test_plan_counts_pairs_with_objective_dpo(cli, scenario):
+    scenario.edit(train={"objective": "DPO"})
+    scenario.finish()
+    train = {"objective": "DPO", "epochs": 3, "microBatchSize": 8}
+    out = cli.run("plan", cli.write(train=train), "-n", "team").out
+    assert "data: 100 records, 20 pairs of rows of 1,024 tokens and 1 for validation, 40,000 tokens to train on" in out
+    assert "train: 8 steps of 8 pairs, 3 epochs" in out
+
+
+def test_plan_names_objective_and_start_where_they_are_written(cli, scenario):
+    scenario.finish()
+    train = {"objective": "DPO", "startFrom": {"uri": "pvc://models/sft"}}
+    why = cli.plan(cli.write(train=train), "-n", "team")["prepare"]["why"]
+    assert why == "spec.train.objective: SFT → DPO, spec.train.startFrom: absent → {'uri': 'pvc://models/sft'}"
+
+
 def test_plan_reuses_an_earlier_result_in_the_workspace(cli, scenario):
     scenario.finish().edit(train={"lora": {"rank": 8}}).run("train")
     train = cli.plan(cli.write(), "-n", "team")["train"]

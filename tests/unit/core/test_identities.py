@@ -93,3 +93,48 @@ def test_samples_change_how_a_training_runs_and_not_its_identity():
     for stage in ("train", "evaluate", "push", "deploy"):
         assert plain.stage(stage).identity == sampling.stage(stage).identity
     assert plain.stage("train").execution != sampling.stage("train").execution
+
+
+def test_objective_is_part_of_the_identity_of_prepare():
+    plain, pairs = Scenario(), Scenario()
+    pairs.edit(train={"objective": "DPO"})
+    for scenario in (plain, pairs):
+        scenario.finish()
+    assert pairs.config("prepare").objective == "DPO"
+    assert plain.stage("prepare").identity != pairs.stage("prepare").identity
+
+
+def test_written_out_defaults_of_dpo_keep_the_identity():
+    absent, explicit, other = Scenario(), Scenario(), Scenario()
+    absent.edit(train={"objective": "DPO"})
+    explicit.edit(train={"objective": "DPO", "dpo": {"beta": 0.1}})
+    other.edit(train={"objective": "DPO", "dpo": {"beta": 0.2}})
+    for scenario in (absent, explicit, other):
+        scenario.finish()
+    identities = [scenario.stage("train").identity for scenario in (absent, explicit, other)]
+    assert identities[0] == identities[1] != identities[2]
+
+
+START = {"startFrom": {"uri": "pvc://models/sft/latest"}}
+
+
+def test_content_of_the_adapter_to_start_from_reaches_train():
+    """What prepare has found is what train loads, and another content is another training."""
+    identities = set()
+    for digest in ("sha256:1", "sha256:2"):
+        scenario = Scenario()
+        scenario.edit(train=START)
+        scenario.run("prepare", startDigest=digest, startPin="commit").reconcile_until_stable()
+        assert (scenario.config("train").start_digest, scenario.config("train").start_pin) == (digest, "commit")
+        identities.add(scenario.attempt("train").identity)
+    assert len(identities) == 2
+
+
+def test_written_out_settings_of_a_started_adapter_are_others():
+    absent, explicit = Scenario(), Scenario()
+    absent.edit(train=START)
+    explicit.edit(train=START | {"lora": {"rank": 16}})
+    for scenario in (absent, explicit):
+        scenario.finish()
+    assert explicit.config("train").recipe.lora.rank == 16
+    assert absent.stage("train").identity != explicit.stage("train").identity

@@ -159,14 +159,22 @@ METHODS = {
     "Full-8-bit": {"method": "Full", "lora": None, "optimizer": {"name": "AdamW8Bit", "learning_rate": 1e-3}},
     "DPO-LoRA-noise": DPO | lora() | {"neftune_noise_alpha": 5},
     "DPO-QLoRA": DPO | {"method": "QLoRA", "dtype": "BF16"} | lora(),
+    "DPO-from-adapter": DPO,
     "DPO-Full": DPO | {"method": "Full", "dtype": "BF16", "lora": None},
 }
 
 
+@pytest.fixture(scope="module")
+def start(packed, uninterrupted):
+    """Settings to start from the adapter of the uninterrupted training."""
+    return {"start_from": {"uri": f"file://{stage_folder(packed, 'w' * 16) / 'output'}"}, "lora": None}
+
+
 @pytest.fixture(scope="module", params=METHODS)
-def method(request, tiny_model, train_uninterrupted):
+def method(request, tiny_model, train_uninterrupted, start):
     """The config of one method, and the digest of its weights after a training without kills."""
-    changes = {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | METHODS[request.param]
+    changes = start if request.param.endswith("from-adapter") else {}
+    changes = changes | {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | METHODS[request.param]
     unpacked = UNPACKED if request.param.endswith("unpacked") else PREPARED
     prepared = PAIRS if request.param.startswith("DPO") else unpacked
     config = train_config(tiny_model, **changes).model_copy(update={"prepare": prepared})

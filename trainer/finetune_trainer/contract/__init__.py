@@ -22,6 +22,7 @@ from finetune_trainer.contract.environment import Environment
 from finetune_trainer.contract.loss_curve import LossCurve, MaybeLossCurve, ValidationPoint
 from finetune_trainer.contract.models import ContractModel, ExtensibleModel, ListMap, one_of
 from finetune_trainer.contract.recipes import (
+    AdapterSource,
     Checkpoint,
     DeployRecipe,
     Dpo,
@@ -62,6 +63,7 @@ from finetune_trainer.exit_codes import ExitCode
 __all__ = [
     "PROGRESS_BYTES",
     "RESULTS_VERSION",
+    "AdapterSource",
     "AnyConfig",
     "AnyResult",
     "Checkpoint",

@@ -13,6 +13,7 @@ from typing_extensions import override
 from finetune_trainer.contract.datasets import DatasetSource, Validation
 from finetune_trainer.contract.models import ContractModel
 from finetune_trainer.contract.recipes import (
+    AdapterSource,
     Checkpoint,
     DeployRecipe,
     EvaluateRecipe,
@@ -73,6 +74,8 @@ class PrepareConfig(StageConfig):
     validation: Validation = Validation(fraction=0.05)
     objective: Objective = "SFT"
     """Objective of the training, which determines what records must have."""
+    start_from: AdapterSource | None = None
+    """The adapter that training starts from: its content is found here once, as that of the model."""
     recipe: PrepareRecipe
 
 
@@ -89,6 +92,10 @@ class TrainConfig(StageConfig):
     """Content of the model at its store, from the result of `prepare`; None: not known yet, or not in a store."""
     model_digest: str | None = None
     """Digest of the base model, from the result of `prepare`; None: `prepare` has no result yet, or did not say."""
+    start_pin: str | None = None
+    """As `model_pin`, of the adapter that training starts from."""
+    start_digest: str | None = None
+    """As `model_digest`, of that adapter."""
     recipe: TrainRecipe
     checkpoint: Checkpoint
     samples: Samples | None = None

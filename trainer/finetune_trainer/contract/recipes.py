@@ -70,6 +70,17 @@ class Lora(ContractModel):
     """RsLoRA scales by alpha/sqrt(rank) (arXiv:2312.03732); DoRA also learns magnitudes (arXiv:2402.09353)."""
 
 
+class AdapterSource(ContractModel):
+    """A LoRA adapter in PEFT's format: adapter_model.safetensors and adapter_config.json."""
+
+    uri: ModelUri
+    """hf://ORG/NAME, s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, oci://HOST/REPOSITORY[:TAG] or
+    pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
+
+    revision: Revision | None = None
+    """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
+
+
 class Optimizer(ContractModel):
     """The optimizer and its learning rate schedule."""
 
@@ -168,7 +179,12 @@ class TrainRecipe(ContractModel):
     the base model in 4 bits (NF4, arXiv:2305.14314). Full: all weights, at 16 bytes each."""
 
     lora: Lora | None = None
-    """The adapter of the methods LoRA and QLoRA. Absent: the defaults of its fields."""
+    """The adapter of the methods LoRA and QLoRA. Absent: the defaults of its fields, or with startFrom the settings of
+    that adapter."""
+
+    start_from: AdapterSource | None = None
+    """An adapter whose weights training starts from, for the methods LoRA and QLoRA. Absent: a new adapter, which
+    changes nothing yet."""
 
     epochs: float | None = Field(default=None, gt=0, le=10000)
     """Passes over the training rows or pairs; 1 if maxSteps is absent too."""

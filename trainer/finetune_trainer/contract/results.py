@@ -140,6 +140,10 @@ class PrepareResult(StageResult):
     """sha256:… over the base model's weights, configuration and tokenizer; training uses no other base model."""
     model_pin: str | None = None
     """What identifies the base model at its store, for example a commit; None if it is on a volume."""
+    start_digest: str | None = None
+    """sha256:… over the adapter that training starts from; absent without one."""
+    start_pin: str | None = None
+    """What identifies that adapter at its store; None if it is on a volume."""
 
 
 class TrainResult(StageResult):

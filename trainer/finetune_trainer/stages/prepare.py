@@ -27,6 +27,7 @@ from finetune_trainer.data.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
+from finetune_trainer.models.start_adapter import open_adapter
 from finetune_trainer.runtime.artifacts import canonical_json, digest_file, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
@@ -46,6 +47,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
+    start = open_adapter(config.start_from, context.environment)
     folder = PartFolder(context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base))
     records, parts = resume(reader, folder, context)
     writer = new_writer(config, tokenizer, folder, parts)
@@ -83,6 +85,8 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         conversations=counts.conversations,
         model_digest=base.digest,
         model_pin=base.pin,
+        start_digest=start.digest if start else None,
+        start_pin=start.pin if start else None,
     )
 
 
@@ -192,7 +196,12 @@ def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
     """Return a digest of all that determines the rows besides the records: config, tokenizer, libraries and code."""
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
     code = {path.name: digest_file(path) for path in sorted(Path(packing.__file__).parent.glob("*.py"))}
-    inputs = {"config": config.model_dump(mode="json"), "model": base.digest, "libraries": libraries, "code": code}
+    inputs = {
+        "config": config.model_dump(mode="json", exclude={"start_from"}),
+        "model": base.digest,
+        "libraries": libraries,
+        "code": code,
+    }
     return hashlib.sha256(canonical_json(inputs)).hexdigest()
 
 

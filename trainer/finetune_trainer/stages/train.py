@@ -9,6 +9,7 @@ from finetune_trainer.contract import AnyResult, Environment, PrepareResult, Tra
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
+from finetune_trainer.models.start_adapter import StartAdapter, open_adapter
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
@@ -64,7 +65,10 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     source = open_base_model(config.model, context.environment, config.model_pin)
     source.require(config.model_digest, f"prepare/{config.prepare}")
     check_context_length(source, rows.context_length)
-    model, ranks = load_model(config, context, source, others)
+    start = open_adapter(config.recipe.start_from, context.environment, config.start_pin)
+    if start:
+        start.require(config.start_digest, f"prepare/{config.prepare}")
+    model, ranks = load_model(config, context, source, start, others)
     check_tokens((rows, validation_rows), model.vocabulary)
     if rows.packed:
         check_isolation(model, source.uri)
@@ -98,14 +102,14 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
 
 
 def load_model(
-    config: TrainConfig, context: Context, source: BaseModel, others: RankProcesses
+    config: TrainConfig, context: Context, source: BaseModel, start: StartAdapter | None, others: RankProcesses
 ) -> tuple[TrainedModel, Ranks]:
     """Load the model to this process's device and meet the other processes, over which it may be sharded."""
     share_processors(others.local_size)
     device = prepare_device(strict=True, number=others.local_rank)
     is_sharded = config.recipe.parallelism == "FSDP" and others.size > 1
     context.progress.update(note="loading the model")
-    trainable = load_trainable(source, config, torch.device("cpu") if is_sharded else device)
+    trainable = load_trainable(source, config, torch.device("cpu") if is_sharded else device, start)
     ranks = others.join(context.progress)
     model = TrainedModel(shard(trainable, ranks, device) if is_sharded else trainable, device, config.recipe)
     document_attention.enable(model, config.recipe.dtype)

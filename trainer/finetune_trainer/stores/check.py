@@ -19,6 +19,7 @@ from typing import Literal
 from finetune_trainer.contract import Environment, PushTarget
 from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.runtime.errors import SourceNotFound, StageError
+from finetune_trainer.stores.fetching import ADAPTER_FILES
 from finetune_trainer.stores.port import RemoteFile, Source
 from finetune_trainer.stores.schemes import open_source, open_target
 
@@ -26,7 +27,11 @@ BUDGET_SECONDS = 15.0
 """Time after which a store counts as unavailable. Loading the libraries takes a part of it."""
 MOST_BYTES = 1 << 20
 """Largest file that is read."""
-CONFIG_FILE = "config.json"
+NEEDED = {
+    "model": ("config.json", "is not a model in Hugging Face format"),
+    "adapter": (ADAPTER_FILES[0], "is no adapter in PEFT's format"),
+}
+"""The file by which a source of a kind is known, and what a source without it is not."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Item:
     """One URI to look at."""
 
     uri: str
-    kind: Literal["model", "dataset", "target"]
+    kind: Literal["model", "adapter", "dataset", "target"]
     revision: str | None = None
     config: str | None = None
     split: str | None = None
@@ -64,14 +69,16 @@ def _look_at(item: Item) -> None:
     if item.kind == "target":
         open_target(PushTarget(uri=item.uri), Environment(Path())).check()
         return
-    source = open_source(item.uri, item.kind, revision=item.revision, config=item.config, split=item.split)
+    repository: Literal["model", "dataset"] = "dataset" if item.kind == "dataset" else "model"
+    source = open_source(item.uri, repository, revision=item.revision, config=item.config, split=item.split)
     if source is None:
         return
     files = {file.name: file for file in source.list_files(None).files}
-    if item.kind == "model":
-        if CONFIG_FILE not in files:
-            raise SourceNotFound(f"{item.uri} is not a model in Hugging Face format: it has no {CONFIG_FILE}")
-        files = {CONFIG_FILE: files[CONFIG_FILE]}
+    if item.kind in NEEDED:
+        needed, what = NEEDED[item.kind]
+        if needed not in files:
+            raise SourceNotFound(f"{item.uri} {what}: it has no {needed}")
+        files = {needed: files[needed]}
     _read_smallest(source, files.values())
 
 

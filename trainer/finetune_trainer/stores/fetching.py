@@ -12,6 +12,8 @@ from finetune_trainer.stores.schemes import open_source
 
 MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors*")
 """Patterns of the files that stages read. Repositories often hold the same weights in other formats, too."""
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Names of an adapter's files in PEFT's format."""
 CACHE = "sources"
 """Folder of the workspace for all downloads."""
 
@@ -37,15 +39,31 @@ def fetch_model(
 
     Raise SourceNotFound, ConfigInvalid, DataInvalid, CredentialsRejected or ServiceUnavailable.
     """
+    fetched = _fetch(uri, environment, revision, pin, wanted)
+    if not (fetched.folder / "config.json").is_file():
+        raise SourceNotFound(f"{uri}: {fetched.folder} is not a model in Hugging Face format: it has no config.json")
+    return fetched
+
+
+def fetch_adapter(
+    uri: str, environment: Environment, *, revision: str | None = None, pin: str | None = None
+) -> FetchedModel:
+    """Return an adapter's folder, in the same way. Raise like `fetch_model`."""
+    fetched = _fetch(uri, environment, revision, pin, ADAPTER_FILES)
+    for name in ADAPTER_FILES:
+        if not (fetched.folder / name).is_file():
+            raise SourceNotFound(f"{uri}: {fetched.folder} is no adapter in PEFT's format: it has no {name}")
+    return fetched
+
+
+def _fetch(
+    uri: str, environment: Environment, revision: str | None, pin: str | None, wanted: Sequence[str]
+) -> FetchedModel:
     source = open_source(uri, "model", revision=revision)
     if source is None:
-        folder, found = locate_existing(uri, environment), None
-    else:
-        folder, listing = fetch(source, pin, environment.workspace / CACHE, wanted)
-        found = listing.pin
-    if not (folder / "config.json").is_file():
-        raise SourceNotFound(f"{uri}: {folder} is not a model in Hugging Face format: it has no config.json")
-    return FetchedModel(folder, found)
+        return FetchedModel(locate_existing(uri, environment), None)
+    folder, listing = fetch(source, pin, environment.workspace / CACHE, wanted)
+    return FetchedModel(folder, listing.pin)
 
 
 def fetch_published(uri: str, environment: Environment) -> Path:

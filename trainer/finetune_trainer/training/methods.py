@@ -14,25 +14,31 @@ from finetune_trainer.contract import TrainConfig
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.full_weights import config_of, stored_names
 from finetune_trainer.models.loading import dtype_of, load_base
+from finetune_trainer.models.start_adapter import StartAdapter
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.training.lora import trainable_adapter
+from finetune_trainer.training.lora_start import started_adapter
 from finetune_trainer.training.trainable import Trainable, WeightsFormat
 
-Method = Callable[[BaseModel, TrainConfig, torch.device], Trainable]
+Method = Callable[[BaseModel, TrainConfig, torch.device, StartAdapter | None], Trainable]
 
 
-def load_trainable(source: BaseModel, config: TrainConfig, device: torch.device) -> Trainable:
-    """Load the base model to the device and prepare it for the recipe's method; raise ConfigInvalid if that fails."""
-    return METHODS[config.recipe.method](source, config, device)
+def load_trainable(
+    source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None = None
+) -> Trainable:
+    """Load the base model to the device and prepare it for the recipe's method; raise ConfigInvalid if that fails.
+
+    An adapter starts with the weights of `start`, if there is one.
+    """
+    return METHODS[config.recipe.method](source, config, device, start)
 
 
-def lora(source: BaseModel, config: TrainConfig, device: torch.device) -> Trainable:
+def lora(source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None) -> Trainable:
     """Train an adapter beside the base model, which is frozen in the recipe's dtype."""
     base = load_base(source.folder, dtype_of(config.recipe.dtype, source.folder), source.uri)
-    return trainable_adapter(base.to(device), config.recipe.adapter, config.model, config.seed)
+    return started_adapter(base.to(device), config, start)
 
 
-def qlora(source: BaseModel, config: TrainConfig, device: torch.device) -> Trainable:
+def qlora(source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None) -> Trainable:
     """Train an adapter beside the base model, which is frozen in 4 bits (Dettmers et al. 2023, arXiv:2305.14314).
 
     Each linear layer but the output head is stored as NF4, and its scales in 8 bits (double quantization).
@@ -50,11 +56,13 @@ def qlora(source: BaseModel, config: TrainConfig, device: torch.device) -> Train
     for layer in (module for module in base.modules() if hasattr(module, "support_avx512bf16_for_cpu")):
         # On some CPUs the first validation would round the scales to bf16 for good, and change the training after it.
         layer.support_avx512bf16_for_cpu = False
-    return trainable_adapter(base, config.recipe.adapter, config.model, config.seed)
+    return started_adapter(base, config, start)
 
 
-def full(source: BaseModel, _config: TrainConfig, device: torch.device) -> Trainable:
+def full(source: BaseModel, _config: TrainConfig, device: torch.device, start: StartAdapter | None) -> Trainable:
     """Train all weights, which are kept in fp32 whatever the recipe's dtype: smaller updates would be lost in bf16."""
+    if start:
+        raise ConfigInvalid("train.method Full trains no adapter: remove startFrom, or set method to LoRA or QLoRA")
     model = load_base(source.folder, torch.float32, source.uri).to(device).requires_grad_(True)
     names = stored_names(model, source.folder)
     weights = {names[name]: parameter.data for name, parameter in model.named_parameters()}

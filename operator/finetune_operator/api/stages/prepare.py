@@ -28,5 +28,6 @@ class Prepare(StageSpec, PrepareRecipe):
             datasets=tuple(recipe_from(dataset, DatasetSource) for dataset in context.datasets),
             validation=recipe_from(context.validation, Validation),
             objective=train.objective if isinstance(train, Train) else "SFT",
+            start_from=train.start_from if isinstance(train, Train) else None,
             recipe=recipe_from(self, PrepareRecipe),
         )

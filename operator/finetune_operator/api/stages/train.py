@@ -76,6 +76,12 @@ class Train(StageSpec, TrainRecipe):
                 data["parallelism"] == "DDP" or (data["method"] != "QLoRA" and data["optimizer"]["name"] != "AdamW8Bit")
             ),
         ),
+        Rule(
+            field="startFrom",
+            message="method Full trains no adapter: remove startFrom, or set method to LoRA or QLoRA",
+            cel="!has(self.startFrom) || !has(self.method) || self.method != 'Full'",
+            is_valid=lambda data: "startFrom" not in data or data["method"] != "Full",
+        ),
     )
 
     placement: TrainPlacement = TrainPlacement()
@@ -86,6 +92,10 @@ class Train(StageSpec, TrainRecipe):
 
     samples: Samples | None = None
     """Texts to generate at each validation. Absent: none."""
+
+    @override
+    def source_uris(self) -> tuple[str, ...]:
+        return (self.start_from.uri,) if self.start_from else ()
 
     @property
     @override
@@ -111,9 +121,10 @@ class Train(StageSpec, TrainRecipe):
 
     @override
     def config(self, context: ConfigContext) -> TrainConfig:
-        # The defaults, written out, are the same as an absent block, and so the same identity.
+        # The defaults, written out, are the same as an absent block, and so the same identity. Not so where an absent
+        # block means the settings of another adapter.
         blocks = {
-            "lora": None if self.adapter == Lora() else self.lora,
+            "lora": None if self.adapter == Lora() and not self.start_from else self.lora,
             "dpo": None if self.preference == Dpo() else self.dpo,
             "processes_per_node": self._processes_per_node,
             "parallelism": self.parallelism if self.processes > 1 else "DDP",
@@ -125,6 +136,8 @@ class Train(StageSpec, TrainRecipe):
             model=context.model,
             model_pin=context.statuses["prepare"].model_pin,
             model_digest=context.statuses["prepare"].model_digest,
+            start_pin=context.statuses["prepare"].start_pin,
+            start_digest=context.statuses["prepare"].start_digest,
             recipe=recipe_from(self, TrainRecipe).model_copy(update=blocks),
             checkpoint=self.checkpoint,
             samples=self.samples,

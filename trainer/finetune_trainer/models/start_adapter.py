@@ -1,0 +1,59 @@
+"""The adapter that training starts from: its files, and the digest to which the training is bound."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune_trainer.contract import AdapterSource, Environment
+from finetune_trainer.runtime.artifacts import digest_file, digest_of_value
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.stores.fetching import ADAPTER_FILES, fetch_adapter
+
+
+@dataclass(frozen=True)
+class StartAdapter:
+    """An adapter on this machine."""
+
+    uri: str
+    """URI in the manifest, for errors."""
+    folder: Path
+    config: dict[str, Any]
+    """The content of adapter_config.json."""
+    digest: str
+    """sha256:… over both files."""
+    pin: str | None = None
+    """Identifies the content at the store; None for a folder on this machine."""
+
+    def require(self, expected: str | None, where: str) -> None:
+        """Raise ConfigInvalid if `where` has found another adapter; None means unknown."""
+        if expected not in {None, self.digest}:
+            raise ConfigInvalid(
+                f"train.startFrom {self.uri} has the digest {self.digest}, but {where} has found {expected}: "
+                "restore that adapter, or set startFrom.revision to a new text to start from this one"
+            )
+
+
+def open_adapter(source: AdapterSource | None, environment: Environment, pin: str | None = None) -> StartAdapter | None:
+    """Return the adapter, or None without a source; download it to the workspace first if that was not done yet.
+
+    `pin` is that of an earlier stage; None resolves the revision. Raise like `fetch_adapter`, and ConfigInvalid if it
+    is no LoRA adapter.
+    """
+    if source is None:
+        return None
+    found = fetch_adapter(source.uri, environment, revision=source.revision, pin=pin)
+    digest = digest_of_value({name: digest_file(found.folder / name) for name in ADAPTER_FILES})
+    return StartAdapter(source.uri, found.folder, _read_config(source.uri, found.folder), digest, found.pin)
+
+
+def _read_config(uri: str, folder: Path) -> dict[str, Any]:
+    """Return adapter_config.json; raise ConfigInvalid if it is not of LoRA."""
+    try:
+        config = json.loads((folder / ADAPTER_FILES[0]).read_bytes())
+        kind = config.get("peft_type")
+    except (ValueError, AttributeError) as error:
+        raise ConfigInvalid(f"train.startFrom {uri}: {ADAPTER_FILES[0]} cannot be read: {error}") from None
+    if kind != "LORA":
+        raise ConfigInvalid(f"train.startFrom {uri} is an adapter of kind {kind}: only LORA can be trained further")
+    return dict(config)
