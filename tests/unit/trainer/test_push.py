@@ -24,7 +24,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.recipes import Checkpoint
 from finetune_trainer.runtime.artifacts import verify
-from finetune_trainer.runtime.stage_folder import write_config, write_result
+from finetune_trainer.runtime.stage_folder import read_config, write_config, write_result
 
 PROMPT = "The parser opens"
 
@@ -206,6 +206,26 @@ def test_model_card_contains_origin_scores_and_hyperparameters(
         "| transformers | ",
     ):
         assert expected in card.text
+
+
+def test_model_card_has_the_objective_and_where_training_started(
+    environment: Environment, config: PushConfig, latest: Path, tiny_model: Path
+) -> None:
+    write_results_and_configs(environment, tiny_model)
+    train = environment.stage_dir("train", "first")
+    trained = read_config(train)
+    assert isinstance(trained, TrainConfig)
+    recipe = {"objective": "DPO", "start_from": {"uri": "hf://people/sft", "revision": "v2"}}
+    changes = {"recipe": TrainRecipe.model_validate(recipe), "start_pin": "4711", "start_digest": "sha256:ada"}
+    write_config(train, trained.model_copy(update=changes))
+    push(config, environment)
+    card = (latest / "README.md").read_text()
+    assert "\n- dpo\n" in card
+    assert (
+        "| Objective | DPO: [Direct Preference Optimization](https://arxiv.org/abs/2305.18290), loss per pair" in card
+    )
+    assert "| dpo.beta | 0.1 |" in card
+    assert "| Adapter that training started from | `hf://people/sft` at `v2` (`4711`), digest `sha256:ada` |" in card
 
 
 def write_results_and_configs(environment: Environment, model: Path) -> None:

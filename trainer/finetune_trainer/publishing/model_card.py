@@ -26,6 +26,11 @@ from finetune_trainer.runtime.artifacts import digest_of
 from finetune_trainer.runtime.stage_folder import read_config, read_result
 
 LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
+OBJECTIVES = {
+    "SFT": "SFT: supervised fine-tuning, cross-entropy per token of the completions",
+    "DPO": "DPO: [Direct Preference Optimization](https://arxiv.org/abs/2305.18290), loss per pair of completions",
+}
+"""What was minimised, in words."""
 
 
 def card(config: PushConfig, environment: Environment, form: str, *, has_adapter: bool = True) -> str:
@@ -41,13 +46,14 @@ def card(config: PushConfig, environment: Environment, form: str, *, has_adapter
     scores = evaluated if isinstance(evaluated, EvaluateResult) else None
     kind = _kind(form) if has_adapter else "A base model of which all weights were trained."
     tags = ["lora", form.lower()] if has_adapter else ["full-fine-tuning"]
+    tags += ["dpo"] if isinstance(train_config, TrainConfig) and train_config.recipe.objective == "DPO" else []
     sections = [
         f"---\n{front_matter(config, name, tags, scores, environment)}\n---",
         f"# {name}",
         kind,
-        _origin(config, prepared, train_folder / "output"),
+        _origin(config, prepared, train_config, train_folder / "output"),
         _evaluation(scores),
-        _training(config, trained),
+        _training(config, trained, train_config),
         _hyper_parameters(train_config, train_folder / "output" if has_adapter else None),
         _versions(),
     ]
@@ -92,7 +98,7 @@ def _eval_results(config: PushConfig, scores: EvaluateResult, environment: Envir
     ]
 
 
-def _origin(config: PushConfig, prepared: AnyResult | None, trained: Path) -> str:
+def _origin(config: PushConfig, prepared: AnyResult | None, train_config: object, trained: Path) -> str:
     # The last pin may be that of the data set to validate with, which the card does not list.
     pins = prepared.data_pins[: len(config.datasets)] if isinstance(prepared, PrepareResult) else ()
     rows = [
@@ -103,6 +109,9 @@ def _origin(config: PushConfig, prepared: AnyResult | None, trained: Path) -> st
         records = f"{prepared.records:,} read, {prepared.invalid:,} invalid, {prepared.dropped:,} too long"
         unused = f", {prepared.unused:,} left out by weight" if prepared.unused else ""
         rows += [("Data digest", f"`{prepared.data_digest}`"), ("Records", records + unused)]
+    if isinstance(train_config, TrainConfig) and (start := train_config.recipe.start_from):
+        place = _place(start.uri, start.revision, train_config.start_pin)
+        rows.append(("Adapter that training started from", f"{place}, digest `{train_config.start_digest}`"))
     rows.append(("Digest of the trained weights", f"`{digest_of(trained)}`"))
     return _table(("", ""), rows)
 
@@ -145,9 +154,11 @@ def _decimals(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _training(config: PushConfig, trained: AnyResult | None) -> str:
+def _training(config: PushConfig, trained: AnyResult | None, train_config: object) -> str:
     lineage = config.lineage
     rows = [("Pipeline", lineage.pipeline)]
+    if isinstance(train_config, TrainConfig):
+        rows.append(("Objective", OBJECTIVES[train_config.recipe.objective]))
     if isinstance(trained, TrainResult):
         rows += [
             ("Optimizer steps", f"{trained.steps:,}; the weights are those of step {trained.best_step:,}"),
@@ -170,7 +181,9 @@ def _training(config: PushConfig, trained: AnyResult | None) -> str:
 
 def _hyper_parameters(config: object, adapter: Path | None) -> str:
     if isinstance(config, TrainConfig):
-        recipe = config.recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
+        is_dpo = config.recipe.objective == "DPO"
+        shown = config.recipe.model_copy(update={"dpo": config.recipe.preference}) if is_dpo else config.recipe
+        recipe = shown.model_dump(mode="json", by_alias=True, exclude_none=True)
         rows = [("seed", str(config.seed)), *_flatten(recipe)]
     elif adapter is None:
         return ""
