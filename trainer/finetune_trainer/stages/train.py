@@ -72,8 +72,9 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     check_tokens((rows, validation_rows), model.vocabulary)
     if rows.packed:
         check_isolation(model, source.uri)
-    inputs = {"identity": config.identity, "rows": rows_digest, "model": source.digest}
-    begin((objective, validation), model, ranks, context, artifacts.digest_of_value(inputs))
+    metadata = {"identity": config.identity, "rows": rows_digest} | ({"start": start.digest} if start else {})
+    inputs = artifacts.digest_of_value(metadata | {"model": source.digest})
+    begin((objective, validation), model, ranks, context, inputs)
     sampler = StepSampler.of(config.recipe, len(objective), config.seed)
     run = TrainingRun(
         config=config,
@@ -91,7 +92,7 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
     with (
         context.stop.deferred(),
-        open_checkpoints(run, context, source, rows_digest) as checkpoints,
+        open_checkpoints(run, context, source, metadata) as checkpoints,
         run.metrics,
         watch_notices(context.environment, context.progress.announce) if is_first else nullcontext(),
     ):
@@ -117,7 +118,7 @@ def load_model(
 
 
 def open_checkpoints(
-    run: TrainingRun, context: Context, source: BaseModel, rows_digest: str
+    run: TrainingRun, context: Context, source: BaseModel, metadata: dict[str, str]
 ) -> AbstractContextManager[Checkpoints]:
     """Return the checkpoint manager, or what the other processes have in its place."""
     if not run.ranks.is_first:
@@ -127,7 +128,7 @@ def open_checkpoints(
         context.folder / CHECKPOINTS,
         run.config.checkpoint,
         source,
-        {"identity": run.config.identity, "rows": rows_digest},
+        metadata,
         run.model.format,
         early_save=context.progress.early_save,
         fence=context.fence,
