@@ -91,7 +91,7 @@ def test_training_goes_on_from_the_adapter(tiny_model, trained):
     assert load_merged(tiny_model, output(trained, FIRST), torch.float32).config == before.config
 
 
-def test_reference_of_dpo_is_the_adapter_that_training_starts_from(tiny_model, trained):
+def test_reference_of_dpo_is_the_starting_adapter(tiny_model, trained):
     config = from_adapter(tiny_model, output(trained), objective="DPO", max_steps=1, optimizer={"learning_rate": 1e-6})
     result = run_train(config.model_copy(update={"prepare": PAIRS, "identity": "h" * 16}), trained)
     assert result.loss == pytest.approx(math.log(2), abs=1e-5)
