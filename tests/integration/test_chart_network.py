@@ -45,11 +45,13 @@ def stage_policies(stages: Object, **values: object) -> list[Object]:
     return of_kind(render({"networkPolicy": {"stages": stages}, **values}), "NetworkPolicy")
 
 
-def test_pods_of_stages_reach_dns_and_what_is_listed():
+def test_pods_of_stages_reach_dns_each_other_and_the_list():
     [policy] = stage_policies({"egress": [STORE], "namespaces": ["team-a"]})
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
     assert policy["spec"]["policyTypes"] == ["Egress"]
-    dns, store = policy["spec"]["egress"]
+    dns, training, store = policy["spec"]["egress"]
+    [peer] = training["to"]
+    assert peer["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
     assert {(one["protocol"], one["port"]) for one in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     assert store == STORE
 
