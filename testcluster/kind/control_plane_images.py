@@ -15,6 +15,8 @@ from testcluster.errors import TimedOut, UsageError
 from testcluster.images import image_layers
 
 _NAMESPACE = ("--namespace", "k8s.io")
+LAYERS = "kind/layers"
+"""Folder of the image with the unpacked layers. Docker copies /var of the image into a volume of each node."""
 _START_TIMEOUT = 30
 """Seconds until containerd must answer."""
 IPTABLES = ["iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"]
@@ -24,10 +26,12 @@ IPTABLES = ["iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6ta
 def fill_store(store: Path, root: Path, sandbox_image: str, scratch: Path) -> None:
     """Unpack every image into a new folder, which becomes /var/lib/containerd of the nodes.
 
-    `root` is the root file system of a node: kube-proxy's image gets iptables from it. Raises UsageError and TimedOut.
+    `root` is the root file system of a node: kube-proxy's image gets iptables from it, and the layers are moved to it.
+    Raises UsageError and TimedOut.
     """
     archives = [_archive(image, root, scratch) for image in [*_needed_images(), sandbox_image]]
     _import(store, archives, scratch)
+    _move_layers(store, root)
 
 
 def _needed_images() -> list[str]:
@@ -90,6 +94,15 @@ def _import(store: Path, archives: Sequence[Path], scratch: Path) -> None:
         process.kill()
         process.wait()
     shutil.rmtree(scratch / "state", ignore_errors=True)
+
+
+def _move_layers(store: Path, root: Path) -> None:
+    """Move the unpacked layers out of the store, and leave links: all nodes then share the files of the image."""
+    for layer in store.glob("io.containerd.snapshotter.v1.overlayfs/snapshots/*/fs"):
+        place = Path(LAYERS) / layer.parent.name
+        (root / LAYERS).mkdir(parents=True, exist_ok=True)
+        layer.rename(root / place)
+        layer.symlink_to(f"/{place}")
 
 
 def _wait(ctr: list[str], log: Path) -> None:
