@@ -1,14 +1,19 @@
 """`finetune get` against a fake API server, the selection of the pipeline, and errors of the cluster."""
 
+import asyncio
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.cli_session import TRAIN, interrupt_training, run_when
+from support.fake_api import FakeApi
+from support.pods import a_pod
 from support.scenario import Scenario, scores
 
 from finetune_cli.__main__ import COMMANDS
+from finetune_cli.cluster.pods import list_pods
 from finetune_operator.core.pipeline import Key
 from finetune_operator.local.pipeline_file import PipelineFile
 
@@ -33,6 +38,17 @@ def test_get_prints_stages_attempts_and_pods(cli, scenario):
         assert text in result.out, result.out
     order = ("prepare", "train", "evaluate", "push", "deploy")
     assert sorted(order, key=lambda stage: result.out.index(f" {stage} ")) == list(order)
+
+
+def test_pod_of_an_attempt_is_the_first_of_several():
+    """It has the progress and the result; `finetune get`, `logs` and `drill` use it."""
+    api = FakeApi()
+    for index, created in ((0, "2030-01-01T00:00:00Z"), (1, "2030-01-01T00:00:01Z")):
+        labels = {"batch.kubernetes.io/job-name": "job", "batch.kubernetes.io/job-completion-index": str(index)}
+        pod = a_pod(name=f"job-{index}", creationTimestamp=created, labels=labels)
+        api.put(f"/api/v1/namespaces/team/pods/job-{index}", pod)
+    session = SimpleNamespace(api=api, context=SimpleNamespace(namespace="team"))
+    assert asyncio.run(list_pods(session, "job"))["job"].name == "job-0"
 
 
 def test_get_prints_a_long_waiting_reason_in_full(cli, scenario):

@@ -98,6 +98,18 @@ def test_new_progress_enqueues_the_pipeline():
     with_poller(responding(progress_json(3)), scenario)
 
 
+def test_only_the_first_of_several_pods_is_polled():
+    async def scenario(poller, pods, _enqueued):
+        await until(lambda: poller.latest(pods[0]))
+        second = training_pod(1, name="second", uid="second")
+        second.raw["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = "1"
+        pods.append(second)
+        await asyncio.sleep(0.1)  # ten looks
+        assert list(poller.states) == [pods[0].uid]
+
+    with_poller(responding(progress_json(3)), scenario)
+
+
 def test_reading_progress_starts_no_request():
     async def scenario():
         async with open_session() as session:
