@@ -115,6 +115,11 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
             "spec.prepare.*pod.resources.limits: has more than one accelerator",
         ),
         (
+            {"train": {"processesPerNode": 2, "pod": {"resources": {"limits": {"nvidia.com/gpu": 4}}}}},
+            "spec.train.*processesPerNode: is not the number of accelerators",
+        ),
+        ({"train": {"nodes": 2}}, "train.nodes: all nodes mount the workspace: set workspace.accessMode"),
+        (
             {"train": {"pod": {"resources": {"requests": {"memory": 16}}}}},
             "spec.train.pod.resources.*requests.memory: is less than a megabyte",
         ),
