@@ -150,7 +150,7 @@ class Dpo(ContractModel):
     """How strongly the model is held to the reference, which is the model before training: a larger value holds it
     closer."""
 
-    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    label_smoothing: float = Field(default=0.0, ge=0, le=0.49)
     """Assumed probability that the two completions of a pair are in the wrong order (conservative DPO)."""
 
 
