@@ -136,7 +136,9 @@ def take_part(config: AnyConfig, environment: Environment, module: ModuleType) -
     existing = read_result(environment.stage_dir(config.stage, config.identity))
     if existing is not None and module.is_output_valid(existing, config, environment):
         return
-    with tempfile.TemporaryDirectory(prefix="finetune-rank-") as folder:
+    # Beside the file that the first process of this pod has named, if it is another one: it removes both.
+    parent = environment.termination_log.parent if environment.local_rank else None
+    with tempfile.TemporaryDirectory(prefix="finetune-rank-", dir=parent) as folder:
         module.run(config, Context(environment, Path(folder), OtherRankProgress(config.stage, environment), stop))
 
 

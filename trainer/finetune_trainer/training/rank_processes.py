@@ -6,10 +6,10 @@ first ends, however it ends. When another ends by its own fault, the first ends 
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -56,6 +56,8 @@ CONNECT_TIMEOUT = timedelta(seconds=10)
 END_SECONDS = 5.0
 """Time in which the others end by themselves after the first has: they notice its closed connections."""
 POLL_SECONDS = 0.05
+FOLDER = ".ranks"
+"""In the stage's folder: what the other processes of this pod write, until the stage ends."""
 HOST = "127.0.0.1"
 """Where the processes of a single pod meet. Nothing outside it can connect."""
 FAILURES = (ConfigInvalid, DataInvalid, SourceNotFound, CredentialsRejected, ServiceUnavailable)
@@ -102,11 +104,13 @@ class RankProcesses:
         self.local_rank, self.local_size = environment.local_rank, ranks_here(recipe, environment)
         self.rank = environment.node_rank * self.local_size + environment.local_rank
         self.size = recipe.processes
-        self._folder = tempfile.TemporaryDirectory(prefix="finetune-ranks-")
+        self._folder = context.folder / FOLDER
         self._processes: dict[int, Process] = {}
         """By local rank."""
         self._own_store = self._listen() if self.size > 1 and self.rank == 0 else None
-        if not self.local_rank:
+        if not self.local_rank and self.local_size > 1:
+            shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
+            self._folder.mkdir(parents=True)
             self._processes = {number: self._start(number) for number in range(1, self.local_size)}
 
     def join(self, progress: ProgressReporter) -> Ranks:
@@ -149,7 +153,7 @@ class RankProcesses:
             for process in self._processes.values():
                 process.kill()
                 process.wait()
-            self._folder.cleanup()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def failure(self) -> StageError | None:
         """Return the failure of a process that ended by its own fault; None if there is none."""
@@ -205,7 +209,7 @@ class RankProcesses:
         return {"PYTHONPATH": os.pathsep.join(paths), **environment.variables()}
 
     def _termination_log(self, number: int) -> Path:
-        return Path(self._folder.name) / f"termination-{number}.json"
+        return self._folder / f"termination-{number}.json"
 
     def _meet(self, failures: list[BaseException]) -> None:
         try:
