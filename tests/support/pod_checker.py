@@ -10,6 +10,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 HARMLESS = {
     *("restartPolicy", "terminationGracePeriodSeconds", "nodeSelector", "tolerations", "affinity", "priorityClassName"),
     *("enableServiceLinks", "dnsPolicy", "schedulerName", "preemptionPolicy", "priority", "imagePullSecrets"),
+    "subdomain",
 }
 """Fields of a pod spec that reach neither data nor rights."""
 CHECKED = {
@@ -44,7 +45,7 @@ def pod_violations(spec: Object) -> Iterator[str]:
 
 
 def _name_violations(spec: Object) -> Iterator[str]:
-    for field in ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName"):
+    for field in ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName", "subdomain"):
         if field in spec and not NAME.fullmatch(spec[field]):
             yield f"{field} {spec[field]!r} is not a name"
 
