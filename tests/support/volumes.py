@@ -24,7 +24,7 @@ def create_volume(namespace: KubeNamespace, claim: str) -> None:
     """
     spec: Object = {
         "capacity": {"storage": "1Gi"},
-        "accessModes": ["ReadWriteOnce"],
+        "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
         "storageClassName": GROWING,
         "hostPath": {"path": "/nowhere"},
         "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace.name, "name": claim},
