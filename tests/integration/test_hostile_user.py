@@ -223,5 +223,6 @@ def test_every_object_is_owned_by_a_pipeline_or_is_a_workspace(attacked: Attacke
 def test_services_lead_to_own_servers_only(attacked: Attacked):
     services = [one["spec"] for one in attacked.workloads if one["kind"] == "Service"]
     assert {one["type"] for one in services} == {"ClusterIP"}
-    assert {name for one in services for name in one["selector"]} == {"finetune.dev/server"}
+    own = {frozenset({"finetune.dev/server"}), frozenset({"finetune.dev/pipeline", "finetune.dev/stage"})}
+    assert {frozenset(one["selector"]) for one in services} == own
     assert not any(one.keys() & {"externalIPs", "externalName"} for one in services)

@@ -10,7 +10,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 HARMLESS = {
     *("restartPolicy", "terminationGracePeriodSeconds", "nodeSelector", "tolerations", "affinity", "priorityClassName"),
     *("enableServiceLinks", "dnsPolicy", "schedulerName", "preemptionPolicy", "priority", "imagePullSecrets"),
-    "subdomain",
+    *("hostname", "subdomain"),
 }
 """Fields of a pod spec that reach neither data nor rights."""
 CHECKED = {
