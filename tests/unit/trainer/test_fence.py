@@ -301,7 +301,7 @@ FREEZES = {
     "in a save": (f"{TRAINER}.training.checkpoint_format.save_tensors", 2, CHECKPOINTS),
     "before the rename of a save": (f"{TRAINER}.runtime.artifacts.move_into_place", 1, CHECKPOINTS),
     "after the rename of a save": (f"{TRAINER}.runtime.artifacts.sync_folder", 1, CHECKPOINTS),
-    "in its output": (f"{TRAINER}.training.model.save_tensors", 1, OUTPUT_ONLY),
+    "in its output": (f"{TRAINER}.training.trainable.save_tensors", 1, OUTPUT_ONLY),
     "before the rename of its output": (f"{TRAINER}.runtime.artifacts.move_into_place", 1, OUTPUT_ONLY),
     "before its result": (f"{TRAINER}.runtime.entrypoint.write_result", 1, OUTPUT_ONLY),
     "in its result": (f"{TRAINER}.files.temporary_name", 4, OUTPUT_ONLY),
