@@ -19,6 +19,9 @@ from finetune_trainer.publishing.published_model import read_published
 from finetune_trainer.serving.verify import verify_model
 
 KILLS = 50
+MOST_KILLS = 200
+UNFINISHED = {".sha256-.", ".latest."}
+"""Names of a folder and of a link that are not yet renamed, without their random parts."""
 
 
 @dataclass
@@ -101,12 +104,19 @@ def latest_in(target: Path) -> str | None:
     return (target / "latest").resolve().name if (target / "latest").is_symlink() else None
 
 
+def kinds_of(names: list[str]) -> set[str]:
+    """Return the names without their random parts."""
+    return {re.sub(r"[0-9a-f]{8,}", "", name) for name in names}
+
+
 def test_killed_pushes_never_leave_half_a_model(publishers, target):
     """Two pushes run at the same time and are killed at random moments, most of them while they publish."""
     generator, options = random.Random(7), {"slow_names": 0.05, "slow_disk": 0.005}
     folders = [folder_of(target, publish_alone(publisher)) for publisher in publishers]
     killed, left, switched = 0, [], set()
-    while killed < KILLS:
+    expected = (UNFINISHED, {folder.name for folder in folders})
+    # A loaded machine is seldom at the second rename within the 0.8 s below, and needs more kills to hit it.
+    while killed < KILLS or (killed < MOST_KILLS and (kinds_of(left), switched) != expected):
         before, latest = unfinished_in(target), latest_in(target)
         pushing = [index for index in range(3) if folders[index].name != latest][:2]
         for index in pushing:
@@ -122,8 +132,7 @@ def test_killed_pushes_never_leave_half_a_model(publishers, target):
         switched.add(latest_in(target))
         assert latest in verify_target(target)
     # The kills did hit: folders and links that were begun and not yet renamed. Some pushes were done before theirs.
-    assert {re.sub(r"[0-9a-f]{8,}", "", name) for name in left} == {".sha256-.", ".latest."}
-    assert switched == {folder.name for folder in folders}
+    assert (kinds_of(left), switched) == expected
     result = publish_alone(publishers[0])
     assert verify_model(target / "latest", result.digest) == result.digest
     assert folder_of(target, result).name in verify_target(target)
