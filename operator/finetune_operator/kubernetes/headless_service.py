@@ -1,13 +1,12 @@
 """The headless Service by whose name the pods of an attempt find each other."""
 
-from finetune_operator.api.conditions import Reason
 from finetune_operator.core.metadata import headless_service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import SERVICES, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.resources.headless_service import build_headless_service
-from finetune_operator.kubernetes.resources.owner_references import is_owned_by
+from finetune_operator.kubernetes.resources.owner_references import foreign_service
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 
 
@@ -20,6 +19,5 @@ async def create_headless_service(api: KubernetesClient, cache: ResourceCache, p
             cache.update(SERVICES, await api.create(paths.services(namespace), build_headless_service(pipeline, stage)))
         except AlreadyExists:  # its watch is behind, or it has lost the operator's label
             found = await api.get(paths.services(namespace, name))
-    if found and not is_owned_by(pipeline, found):
-        message = f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
-        raise Blocked(Reason.DEPENDENCY_NOT_READY, message)
+    if found and (blocker := foreign_service(pipeline, found)):
+        raise Blocked(blocker.reason, blocker.message)

@@ -17,7 +17,7 @@ from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import DEPLOYMENTS, SERVICES, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.probe import NoProbe, ProbeResult, ServerProbe
-from finetune_operator.kubernetes.resources.owner_references import is_owned_by
+from finetune_operator.kubernetes.resources.owner_references import foreign_service, is_owned_by
 from finetune_operator.kubernetes.resources.server import build_deployment, build_service, launch_of, serving_of, url_of
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 from finetune_operator.kubernetes.translate.diagnose import diagnose
@@ -74,7 +74,7 @@ class Servers:
     def service_blocker(self, pipeline: Pipeline) -> Blocker | None:
         """Return why the Service cannot be used: another owner created it."""
         found = self.service(pipeline)
-        return _foreign(found) if found and not is_owned_by(pipeline, found) else None
+        return foreign_service(pipeline, found) if found else None
 
     async def observe_attempt(self, pipeline: Pipeline, name: str, now: datetime) -> ObservedJob | None:
         """Return the state of the attempt that started this server."""
@@ -148,7 +148,7 @@ class Servers:
             else:
                 self.cache.update(SERVICES, created)
                 return
-        if found and (blocker := _foreign(found) if not is_owned_by(pipeline, found) else None):
+        if found and (blocker := foreign_service(pipeline, found)):
             raise Blocked(blocker.reason, blocker.message)
         meta = {"labels": desired["metadata"]["labels"], "annotations": desired["metadata"]["annotations"]}
         patch = {"metadata": meta, "spec": {"selector": desired["spec"]["selector"]}}
@@ -200,12 +200,6 @@ def _unavailable(deployment: Object) -> Blocker | None:
 def _traffic_target(pipeline: Pipeline, service: Object | None) -> str | None:
     selector: Object = (service["spec"].get("selector") or {}) if service and is_owned_by(pipeline, service) else {}
     return selector.get(SERVER)
-
-
-def _foreign(service: Object) -> Blocker:
-    name = service["metadata"]["name"]
-    message = f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
-    return Blocker(Reason.DEPENDENCY_NOT_READY, message)
 
 
 def _is_intact(deployment: Object) -> bool:

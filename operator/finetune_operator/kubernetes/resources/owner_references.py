@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
 
 
@@ -31,3 +33,12 @@ def is_owned_by_uid(uid: str, found: dict[str, Any]) -> bool:
 def is_owned_by(pipeline: Pipeline, found: dict[str, Any]) -> bool:
     """Return whether an object is owned by this pipeline, and not by an earlier one of the same name."""
     return is_owned_by_uid(pipeline.uid, found)
+
+
+def foreign_service(pipeline: Pipeline, found: dict[str, Any]) -> Blocker | None:
+    """Return why the pipeline cannot use a Service of its name: another owner has created it. None where it can."""
+    if is_owned_by(pipeline, found):
+        return None
+    name = found["metadata"]["name"]
+    message = f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
+    return Blocker(Reason.DEPENDENCY_NOT_READY, message)
