@@ -47,10 +47,9 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, SFTConfig
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
@@ -66,6 +65,7 @@ from finetune_trainer.training.batches import StepSampler  # noqa: E402
 from finetune_trainer.training.checkpoint_manager import CheckpointManager  # noqa: E402
 from finetune_trainer.training.loop import TrainingRun  # noqa: E402
 from finetune_trainer.training.methods import load_trainable  # noqa: E402
+from train_bench.in_order import InOrder, InOrderDPO, InOrderSFT, StepTimesCallback, stack_rows  # noqa: E402
 from train_bench.measuring import CLOCKS, StepTimes, make_pairs, make_rows, quietly, spread, timed  # noqa: E402
 
 VOCABULARY = 8192
@@ -95,18 +95,6 @@ def make_model(folder: Path) -> Path:
     tokenizer.add_special_tokens({"pad_token": "w0", "eos_token": "w1"})
     tokenizer.save_pretrained(folder)
     return folder
-
-
-class StepTimesCallback(TrainerCallback):
-    """Records the time at the end of each step of HF's and TRL's trainers."""
-
-    def __init__(self, clock: str) -> None:
-        self.clock = clock
-        self.ends: list[float] = []
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        """Record the time."""
-        self.ends.append(CLOCKS[self.clock]())
 
 
 class Benchmark:
@@ -243,35 +231,6 @@ class Benchmark:
             precompute_ref_log_probs=True,
             remove_unused_columns=True,
         )
-
-
-def stack_rows(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return a batch of rows, which all have the same length."""
-    return {name: torch.stack([record[name] for record in records]) for name in records[0]}
-
-
-class InOrder(Trainer):
-    """HF's Trainer without shuffling, so that it sees our rows in our order."""
-
-    def _get_train_sampler(self, *_: object) -> None:
-        return None
-
-
-class InOrderSFT(SFTTrainer):
-    """TRL's SFTTrainer without shuffling."""
-
-    def _get_train_sampler(self, *_: object) -> None:
-        return None
-
-
-class InOrderDPO(DPOTrainer):
-    """TRL's DPOTrainer without shuffling, on tokens."""
-
-    def _get_train_sampler(self, *_: object) -> None:
-        return None
-
-    def _prepare_dataset(self, dataset: Dataset, *_: object) -> Dataset:
-        return dataset
 
 
 TRAINERS: dict[str, Callable[[Benchmark, int], list[float]]] = {
