@@ -39,3 +39,12 @@ def release(operator: Operator, namespace: KubeNamespace) -> Iterator[Operator]:
 def terminal(namespace: KubeNamespace, tmp_path: Path) -> Terminal:
     """The command line of the cluster's administrator, in the namespace of the test."""
     return Terminal(namespace, tmp_path)
+
+
+@pytest.fixture
+def lost_nodes(cluster: Provider) -> Iterator[list[str]]:
+    """The names of nodes that the test takes down; they are revived after it."""
+    nodes: list[str] = []
+    yield nodes
+    for node in nodes:
+        cluster.revive(node)

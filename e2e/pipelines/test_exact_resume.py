@@ -1,9 +1,7 @@
 """A pipeline whose training loses its nodes ends with the bytes of an uninterrupted local run."""
 
 import hashlib
-from collections.abc import Iterator
 
-import pytest
 import yaml
 
 from e2e.pipelines.chart import Operator
@@ -31,15 +29,6 @@ def wait_for_attempt_step(driver: PipelineDriver, attempt: int, step: int) -> Ob
     driver.until(lambda: len(driver.stage("train").get("attempts", [])) == attempt, 120)
     job = driver.stage("train")["attempts"][-1]["job"]
     return wait_for_step(driver.namespace, f"batch.kubernetes.io/job-name={job}", step)
-
-
-@pytest.fixture
-def lost_nodes(cluster: Provider) -> Iterator[list[str]]:
-    """The names of nodes that the test takes down; they are revived after it."""
-    nodes: list[str] = []
-    yield nodes
-    for node in nodes:
-        cluster.revive(node)
 
 
 def test_reclaimed_and_lost_training_matches_reference_bytes(

@@ -1,10 +1,8 @@
 """A pipeline that trains on two nodes and loses one of them ends with the bytes of an undisturbed one."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 from e2e.pipelines.chart import Operator
@@ -70,15 +68,6 @@ def weights_of(driver: PipelineDriver) -> str:
     path = f"/workspace/train/{driver.stage('train')['identity']}/output/adapter_model.safetensors"
     claims = {f"{driver.name}-workspace": "/workspace"}
     return driver.namespace.run_script(f"busybox sha256sum {path}", f"sum-of-{driver.name}", claims=claims).split()[0]
-
-
-@pytest.fixture
-def lost_nodes(cluster: Provider) -> Iterator[list[str]]:
-    """The names of nodes that the test takes down; they are revived after it."""
-    nodes: list[str] = []
-    yield nodes
-    for node in nodes:
-        cluster.revive(node)
 
 
 def test_two_nodes_with_one_lost_end_with_the_same_bytes(
