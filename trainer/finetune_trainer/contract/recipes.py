@@ -70,15 +70,8 @@ class Lora(ContractModel):
     """RsLoRA scales by alpha/sqrt(rank) (arXiv:2312.03732); DoRA also learns magnitudes (arXiv:2402.09353)."""
 
 
-class AdapterSource(ContractModel):
+class AdapterSource(ModelSource):
     """A LoRA adapter in PEFT's format: adapter_model.safetensors and adapter_config.json."""
-
-    uri: ModelUri
-    """hf://ORG/NAME, s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, oci://HOST/REPOSITORY[:TAG] or
-    pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest."""
-
-    revision: Revision | None = None
-    """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
 
 
 class Optimizer(ContractModel):
