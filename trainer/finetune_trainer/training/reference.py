@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.data.sampling import Indices
@@ -41,7 +41,7 @@ class Part(BaseModel):
 
     inputs: str
     """Digest of all that determines the values, besides the machine."""
-    threads: str
+    threads: int = Field(ge=1)
     """Number of threads that computed them."""
     log_probabilities: list[FiniteFloat]
     sha256: str
@@ -63,24 +63,29 @@ def reference_of(start: Start, rows: PackedRows, batch_rows: int, compute: Compu
     paths = [start.folder / FOLDER / f"{rows.split}-{number:05}.json" for number in range(len(numbers))]
     # Only the folder of the first process has parts. The others get them by the sums.
     found = [_read(path, start.inputs, len(indices)) for path, indices in zip(paths, numbers, strict=True)]
-    restore_thread_count(str(int(*ranks.sum(next((int(part.threads) for part in found if part), 0)))))
+    restore_thread_count(str(int(*ranks.sum(next((part.threads for part in found if part), 0)))))
     is_found = ranks.sum(*(part is not None for part in found))
+
+    def own(number: int, *, is_mine: bool) -> LogProbabilities:
+        """Return what this process adds to the sum: a part that it has found or computed, or zeros."""
+        zeros = np.zeros(len(numbers[number]), dtype=np.float32)
+        if (part := found[number]) is not None:
+            return part.values()
+        if is_found[number] or not is_mine:
+            return zeros
+        progress = f"{numbers[number][0]} of {len(rows)} {rows.split} rows"
+        start.progress.update(note=f"computing log-probabilities of the reference: {progress}")
+        computed = _finite(start.model, rows, numbers[number], batch_rows, compute)
+        return zeros if ranks.is_sharded and not ranks.is_first else computed
+
     turns = 1 if ranks.is_sharded else ranks.size
-    for first in range(0, len(paths), turns):
-        group = range(first, min(first + turns, len(paths)))
-        own = [np.zeros(len(numbers[number]), dtype=np.float32) for number in group]
-        for mine, number in zip(own, group, strict=True):
-            if (part := found[number]) is not None:
-                mine[:] = part.values()
-            elif not is_found[number] and number % turns == ranks.rank % turns:
-                progress = f"{numbers[number][0]} of {len(rows)} {rows.split} rows"
-                start.progress.update(note=f"computing log-probabilities of the reference: {progress}")
-                computed = _finite(start.model, rows, numbers[number], batch_rows, compute)
-                mine[:] = 0 if ranks.is_sharded and not ranks.is_first else computed
-        values += _summed(own, ranks)
-        for path, number, of_part in zip(paths[first:], group, values[-len(group) :], strict=False):
+    for first in range(0, len(numbers), turns):
+        group = range(first, min(first + turns, len(numbers)))
+        owned = [own(number, is_mine=number % turns == ranks.rank % turns) for number in group]
+        for number, summed in zip(group, _summed(owned, ranks), strict=True):
+            values.append(summed)
             if ranks.is_first and not is_found[number]:
-                write_durably(path, _part(start.inputs, of_part).model_dump_json().encode(), start.fence.check)
+                write_durably(paths[number], _part(start.inputs, summed).model_dump_json().encode(), start.fence.check)
     return np.concatenate(values)
 
 
@@ -93,7 +98,7 @@ def _summed(arrays: list[LogProbabilities], ranks: Ranks) -> list[LogProbabiliti
 def _part(inputs: str, values: LogProbabilities) -> Part:
     return Part(
         inputs=inputs,
-        threads=str(torch.get_num_threads()),
+        threads=torch.get_num_threads(),
         log_probabilities=[float(value) for value in values],
         sha256=_digest(values),
     )
