@@ -8,19 +8,24 @@ from collections.abc import Mapping
 
 import torch
 
+from finetune_trainer.contract.environment import LOCAL_RANK
 from finetune_trainer.parent_death import die_with_parent
 from finetune_trainer.runtime.entrypoint import main
-from finetune_trainer.training.rank_processes import RankProcesses
+from finetune_trainer.training import rank_processes
 
 
 def fork_ranks(count: int) -> None:
     """Fork the processes that the stage will start to train with it. Each waits for its variables."""
     forked = {number: ForkedRank() for number in range(1, count)}
-    RankProcesses._start = lambda self, number: forked[number].start(self._variables(number))  # type: ignore[method-assign,assignment,return-value]
+
+    def start_module(_module: str, _stage: str, *, variables: Mapping[str, str]) -> ForkedRank:
+        return forked[int(variables[LOCAL_RANK])].start(variables)
+
+    rank_processes.start_module = start_module  # type: ignore[assignment]
 
 
 class ForkedRank:
-    """A process that trains beside the stage's; has what RankProcesses needs of a Popen."""
+    """A process that trains beside the stage's; has what `rank_processes` needs of a Popen."""
 
     def __init__(self) -> None:
         """Fork it, and die with this process then."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, settings
 
 from finetune_trainer.contract import Environment, TrainConfig, TrainResult
 from finetune_trainer.data.packing import Document, PackedWriter
@@ -18,6 +19,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 PREPARED = "p" * 16
 IDENTITY = "a" * 16
+
+twice = settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+"""Two examples, the same in every run: for tests of whole trainings that take seconds."""
 
 
 def document(start: int, length: int, *, prompt: int = 3, vocabulary: int = 320) -> Document:

@@ -12,10 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from support.training import adapter_digest, documents, environment, pairs, stage_folder, train_config, write_rows
+from support.training import (
+    adapter_digest,
+    documents,
+    environment,
+    pairs,
+    stage_folder,
+    train_config,
+    twice,
+    write_rows,
+)
 
 from finetune_trainer.contract import ExitCode, TerminationMessage
 from finetune_trainer.data.packing import PackedRows
@@ -187,13 +196,7 @@ kills = st.lists(
 )
 
 
-@settings(
-    max_examples=2,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@twice
 @given(kills=kills)
 def test_kills_of_any_process_do_not_change_the_weights(new_training, several, kills):
     recipe, uninterrupted = several

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.forkserver import REPOSITORY, ForkServer
 from support.training import (
@@ -21,6 +21,7 @@ from support.training import (
     pairs,
     stage_folder,
     train_config,
+    twice,
     write_rows,
 )
 
@@ -181,13 +182,7 @@ def method(request, tiny_model, train_uninterrupted, start):
     return config, train_uninterrupted(config, request.param)
 
 
-@settings(
-    max_examples=2,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@twice
 @given(kills=kills)
 def test_random_kills_do_not_change_the_weights(new_training, method, kills):
     config, uninterrupted = method

@@ -5,23 +5,18 @@ ends: the kernel kills them, and their pipes close.
 """
 
 import contextlib
-import os
 import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from queue import SimpleQueue
 from signal import Signals
 from threading import Event
 
-from finetune_trainer import parent_death
 from finetune_trainer.data import worker
 from finetune_trainer.data.batch_messages import read_batch, receive, send
 from finetune_trainer.data.record_tokenizer import TokenizedBatch
+from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.errors import ServiceUnavailable
 
-PACKAGES = Path(parent_death.__file__).parent.parent
-"""The folder from which this process has its own code."""
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Variables of a process: there is one for each processor already."""
 
@@ -37,7 +32,9 @@ class WorkerPool:
         self._ready = Event()
         self._free: SimpleQueue[Process] = SimpleQueue()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="tokenizing")
-        self._processes = [_start() for _ in range(size)]
+        self._processes = [
+            start_module(worker.__name__, variables=ONE_THREAD, pipes=subprocess.PIPE) for _ in range(size)
+        ]
         for process in self._processes:
             self._threads.submit(self._greet, process, settings)
 
@@ -79,18 +76,6 @@ class WorkerPool:
         finally:
             self._free.put(process)
         return None if answer == worker.FAILED else read_batch(answer)
-
-
-def _start() -> Process:
-    """Start a process, in a session of its own: a signal to the group of this process is for this process alone."""
-    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
-        [sys.executable, "-P", parent_death.__file__, str(os.getpid()), sys.executable, "-P", "-m", worker.__name__],
-        env=os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
 
 
 def _ask(process: Process, message: bytes) -> bytes:

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer import parent_death
 from finetune_trainer.contract.engines import Engine, LaunchSpec, model_name
+from finetune_trainer.runtime.child_process import ending_with_this_process
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable
 from finetune_trainer.stop_signal import StopSignal
 
@@ -115,7 +114,7 @@ def start_process(launch: LaunchSpec, log: Path | None) -> subprocess.Popen[byte
     output = log.open("wb") if log else None
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", parent_death.__file__, str(os.getpid()), *launch.command],
+            ending_with_this_process(launch.command),
             cwd=launch.working_dir,
             env={**os.environ, **launch.env},
             stdin=subprocess.DEVNULL,

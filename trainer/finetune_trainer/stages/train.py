@@ -108,11 +108,10 @@ def load_model(
     """Load the model to this process's device and meet the other processes, over which it may be sharded."""
     share_processors(others.local_size)
     device = prepare_device(strict=True, number=others.local_rank)
-    is_sharded = config.recipe.parallelism == "FSDP" and others.size > 1
     context.progress.update(note="loading the model")
-    trainable = load_trainable(source, config, torch.device("cpu") if is_sharded else device, start)
+    trainable = load_trainable(source, config, torch.device("cpu") if others.is_sharded else device, start)
     ranks = others.join(context.progress)
-    model = TrainedModel(shard(trainable, ranks, device) if is_sharded else trainable, device, config.recipe)
+    model = TrainedModel(shard(trainable, ranks, device) if ranks.is_sharded else trainable, device, config.recipe)
     document_attention.enable(model, config.recipe.dtype)
     return model, ranks
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,10 +22,10 @@ import torch
 from pydantic import ValidationError
 from torch.distributed import TCPStore, init_process_group
 
-from finetune_trainer import parent_death
 from finetune_trainer.contract import Environment, TerminationMessage, TrainRecipe
 from finetune_trainer.contract.environment import RENDEZVOUS_PORT
 from finetune_trainer.exit_codes import ExitCode
+from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     CredentialsRejected,
@@ -47,8 +47,6 @@ from finetune_trainer.training.ranks import (
     is_loss_of_peer,
 )
 
-PACKAGES = Path(parent_death.__file__).parent.parent
-"""The folder from which this process has its own code."""
 JOIN_SECONDS = 1800.0
 """Limit of the time until all processes have met: the nodes of an attempt pull their images one after the other."""
 CONNECT_TIMEOUT = timedelta(seconds=10)
@@ -80,19 +78,19 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
     processes = RankProcesses(recipe, context)
     try:
         yield processes
-        processes.end(END_SECONDS)
+        processes.wait(END_SECONDS)
     except Interrupted as error:
-        processes.end(END_SECONDS)
+        processes.wait(END_SECONDS)
         if isinstance(error, PeerLost) and (failure := processes.failure()):
             raise failure from None
         raise
     except RuntimeError as error:  # in the passes of a sharded model
-        processes.end(END_SECONDS if is_loss_of_peer(error) else 0)
-        if is_loss_of_peer(error):
-            raise (processes.failure() or PeerLost()) from error
-        raise
+        if not is_loss_of_peer(error):
+            raise
+        processes.wait(END_SECONDS)
+        raise (processes.failure() or PeerLost()) from error
     finally:
-        processes.end(0)
+        processes.close()
 
 
 class RankProcesses:
@@ -100,10 +98,11 @@ class RankProcesses:
 
     def __init__(self, recipe: TrainRecipe, context: Context) -> None:
         environment = context.environment
-        self._recipe, self._stop, self._environment = recipe, context.stop, environment
+        self._stop, self._environment = context.stop, environment
         self.local_rank, self.local_size = environment.local_rank, ranks_here(recipe, environment)
         self.rank = environment.node_rank * self.local_size + environment.local_rank
         self.size = recipe.processes
+        self.is_sharded = recipe.parallelism == "FSDP" and self.size > 1
         self._folder = context.folder / FOLDER
         self._processes: dict[int, Process] = {}
         """By local rank."""
@@ -137,23 +136,25 @@ class RankProcesses:
                 f"the {self.size} processes of train.nodes and train.processesPerNode have not met within "
                 f"{JOIN_SECONDS:.0f} s: {failures[0] if failures else 'check the log of the other pods'}"
             )
-        group = ShardedRankGroup if self._recipe.parallelism == "FSDP" else RankGroup
+        group = ShardedRankGroup if self.is_sharded else RankGroup
         return group(self.rank, self.size, self._stop, self.has_lost_one)
 
     def has_lost_one(self) -> bool:
         """Return whether another process of this pod has ended before the training has."""
         return any(process.poll() not in {None, ExitCode.DONE} for process in self._processes.values())
 
-    def end(self, seconds: float) -> None:
-        """Wait so long for the others to end by themselves; after 0 seconds, kill them and remove their files."""
+    def wait(self, seconds: float) -> None:
+        """Wait so long for the others to end by themselves."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and any(process.poll() is None for process in self._processes.values()):
             time.sleep(POLL_SECONDS)
-        if not seconds:
-            for process in self._processes.values():
-                process.kill()
-                process.wait()
-            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Kill the others and remove their files."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def failure(self) -> StageError | None:
         """Return the failure of a process that ended by its own fault; None if there is none."""
@@ -190,23 +191,13 @@ class RankProcesses:
         return TCPStore(HOST, port, timeout=TIMEOUT, **options)
 
     def _start(self, number: int) -> Process:
-        """Start a process, in a session of its own: a signal to the group of this process is for this process alone."""
-        command = [sys.executable, "-P", "-m", "finetune_trainer", "train"]
-        return subprocess.Popen(
-            [sys.executable, "-P", parent_death.__file__, str(os.getpid()), *command],
-            env=os.environ | self._variables(number),
-            start_new_session=True,
-        )
-
-    def _variables(self, number: int) -> Mapping[str, str]:
-        paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = replace(
             self._environment,
             local_rank=number,
             master_port=self._own_store.port if self._own_store else RENDEZVOUS_PORT,
             termination_log=self._termination_log(number),
         )
-        return {"PYTHONPATH": os.pathsep.join(paths), **environment.variables()}
+        return start_module("finetune_trainer", "train", variables=environment.variables())
 
     def _termination_log(self, number: int) -> Path:
         return self._folder / f"termination-{number}.json"
