@@ -45,9 +45,9 @@ cluster-deps: ## install Debian packages and Go, and build the programs of a clu
 	@.ci/install cluster
 	@$(PY) -m testcluster.deps
 
-images: ## build finetune-operator:dev and finetune-trainer:dev with docker or buildah
+images: ## build finetune-operator:dev and finetune-trainer-cpu:dev (IMAGES=trainer: the one for GPUs)
 	@.ci/install cluster
-	@$(PY) -m testcluster.images
+	@$(PY) -m testcluster.images $(IMAGES)
 
 release: ## push the tagged version to REGISTRY (docs/release.md)
 	@.ci/install cluster

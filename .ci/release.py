@@ -1,4 +1,4 @@
-"""Publish this checkout as a release: both images, the chart, and a bill of materials. See docs/release.md.
+"""Publish this checkout as a release: the images, the chart, and a bill of materials. See docs/release.md.
 
     make release REGISTRY=registry.example/TEAM
 
@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = "charts/finetune-operator"
-IMAGES = ("operator", "trainer")
+IMAGES = {"operator": ("operator", ()), "trainer": ("trainer", ()), "trainer-cpu": ("trainer", ("DEVICE=cpu",))}
+"""Image -> the last part of its Dockerfile's name, and the build's own arguments."""
 PLATFORMS = "linux/amd64,linux/arm64"
 CYCLONEDX = "cyclonedx-bom==7.5.0"
 """Runs in an environment of its own: its dependencies do not fit constraints.txt."""
@@ -105,8 +106,10 @@ def push_image(release: Release, name: str) -> str:
     metadata = release.dist / f"{name}.json"
     revision = _run("git", "-C", str(release.root), "rev-parse", "HEAD").strip()
     command = ["docker", "buildx", "build", f"--platform={PLATFORMS}", "--sbom=true", "--provenance=mode=max"]
-    command += [f"--build-arg=VERSION={release.version}", f"--build-arg=REVISION={revision}"]
-    command += [f"--file={release.root}/Dockerfile.{name}", f"--metadata-file={metadata}"]
+    dockerfile, own = IMAGES[name]
+    arguments = [*own, f"VERSION={release.version}", f"REVISION={revision}"]
+    command += [f"--build-arg={argument}" for argument in arguments]
+    command += [f"--file={release.root}/Dockerfile.{dockerfile}", f"--metadata-file={metadata}"]
     _run(*command, f"--tag={release.image(name)}:{release.version}", "--push", str(release.root))
     digest = str(json.loads(metadata.read_text()).get("containerimage.digest", ""))
     if not DIGEST.fullmatch(digest):

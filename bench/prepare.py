@@ -239,7 +239,9 @@ def measure(folder: Path, data: Path, processes: int, packages: Path) -> Run:
         recipe=PrepareRecipe(context_length=1024),
     )
     environment = Environment(folder / "workspace", manifest_dir=folder, termination_log=folder / "termination-log")
-    variables = os.environ | environment.variables() | {CONFIG: config.model_dump_json(), "HF_HUB_OFFLINE": "1"}
+    # Without the defaults, because an older version does not know those that have been added since.
+    values = config.model_dump(mode="json", exclude_unset=True) | {"stage": config.stage}
+    variables = os.environ | environment.variables() | {CONFIG: json.dumps(values), "HF_HUB_OFFLINE": "1"}
     variables["PYTHONPATH"] = str(packages)
     command = [sys.executable, "-c", RUNNER, str(folder / "model"), str(processes)]
     process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)

@@ -33,7 +33,7 @@ ORDER = (
 First the files with a cluster or nodes of their own, before each xdist worker starts its shared cluster. Then the
 longest, so that both workers end at about the same time.
 """
-IMAGES = ("finetune-operator:dev", "finetune-trainer:dev")
+IMAGES = ("finetune-operator:dev", "finetune-trainer-cpu:dev")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,8 @@ import pytest
 from testcluster.kube_namespace import KubeNamespace, pod
 
 INSPECT = """
-import json, os, pathlib, shutil, sys
+import json, os, pathlib, re, shutil, sys
+cuda = re.compile("nvidia|cuda|triton")
 def importable(name):
     try:
         __import__(name)
@@ -34,17 +35,18 @@ print(json.dumps({
     "caches": found(None, "/root/.cache", "/var/cache/uv", "/tmp/uv-cache", "/opt/tools"),
     "bytecode": pathlib.Path("/opt/app").is_dir() and any(pathlib.Path("/opt/app").glob("**/*.pyc")),
     "main": importable(sys.argv[1]),
+    "cuda": [path.name for path in pathlib.Path("/opt/venv").glob("lib/*/site-packages/*") if cuda.match(path.name)],
 }))
 """
 
 
-@pytest.mark.parametrize(("name", "package"), [("operator", "finetune_operator"), ("trainer", "finetune_trainer")])
+@pytest.mark.parametrize(("name", "package"), [("operator", "finetune_operator"), ("trainer-cpu", "finetune_trainer")])
 def test_image_holds_what_it_needs_and_no_build_tools(namespace: KubeNamespace, name: str, package: str):
     namespace.create(pod("inspect", "", image=f"finetune-{name}:dev", command=["python", "-c", INSPECT, package]))
     phase = namespace.wait_phase("inspect", "Succeeded", "Failed", seconds=120)
     assert phase == "Succeeded", namespace.run("logs", "inspect")
     observed = json.loads(namespace.run("logs", "inspect").splitlines()[-1])
-    trainer = name == "trainer"
+    trainer = name != "operator"
     assert (observed["pid"], observed["uid"], observed["gid"]) == (1, 65532, 65532)
     assert observed["programs"] == []
     assert (observed["torch"], observed["transformers"], observed["lm_eval"]) == (trainer, trainer, trainer)
@@ -55,6 +57,7 @@ def test_image_holds_what_it_needs_and_no_build_tools(namespace: KubeNamespace, 
     assert observed["caches"] == []
     assert observed["bytecode"]
     assert observed["main"]
+    assert observed["cuda"] == []
 
 
 def test_cli_in_operator_image_runs_without_a_cluster(namespace: KubeNamespace):

@@ -38,7 +38,7 @@ def train(namespace: KubeNamespace, reference_run: ReferenceRun, name: str, *, n
         name,
         "",
         node=node,
-        image="finetune-trainer:dev",
+        image="finetune-trainer-cpu:dev",
         claims={"demo": "/claims/demo", "workspace": "/workspace"},
         command=["python", "-P", "-m", "finetune_trainer", "train"],
         grace=30,

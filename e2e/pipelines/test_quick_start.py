@@ -93,7 +93,7 @@ def test_model_is_served_at_the_endpoint_in_the_status(driver: PipelineDriver):
 def test_new_model_takes_over_without_a_lost_request(driver: PipelineDriver):
     driver.wait_finished(seconds=300)
     [old] = servers(driver)
-    client = pod("client", "", image="finetune-trainer:dev", command=["python", "-c", CLIENT % ENDPOINT], grace=1)
+    client = pod("client", "", image="finetune-trainer-cpu:dev", command=["python", "-c", CLIENT % ENDPOINT], grace=1)
     driver.namespace.create(client)
     driver.namespace.wait_phase("client", "Running")
     until(lambda: "answered" in driver.namespace.run("logs", "client"), 60)

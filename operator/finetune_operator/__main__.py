@@ -59,6 +59,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         placement_defaults=chosen.placement,
         defaults=chosen.defaults,
         trainer_image=chosen.trainer_image,
+        trainer_cpu_image=chosen.trainer_cpu_image,
         engine_images={"VLLM": chosen.vllm_image},
         grace_period=timedelta(seconds=chosen.grace_seconds),
         poll_interval=timedelta(seconds=POLL_SECONDS),
@@ -88,7 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trainer-image",
         default=variables.get("TRAINER_IMAGE", Settings.trainer_image),
-        help="image of stages that name none (default: $TRAINER_IMAGE)",
+        help="image of stages with accelerators that name none (default: $TRAINER_IMAGE)",
+    )
+    parser.add_argument(
+        "--trainer-cpu-image",
+        default=variables.get("TRAINER_CPU_IMAGE", Settings.trainer_cpu_image),
+        help="image of stages without accelerators that name none (default: $TRAINER_CPU_IMAGE)",
     )
     parser.add_argument(
         "--namespace", action="append", default=[], help="watch only this namespace; repeatable (default: all)"

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from testcluster.errors import UsageError
@@ -15,25 +16,34 @@ from testcluster.images import base_image, image_builders
 from testcluster.images.image_builders import Build, Engine
 
 ROOT = Path(__file__).parents[2]
-IMAGES = ("operator", "trainer")
+IMAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "operator": ("operator", {}),
+    "trainer-cpu": ("trainer", {"DEVICE": "cpu"}),
+    "trainer": ("trainer", {}),
+}
+"""Image -> the last part of its Dockerfile's name, and the build's own arguments."""
+DEFAULT = ("operator", "trainer-cpu")
+"""What a cluster without GPUs needs."""
 
 
 def main() -> int:
     """Build the requested images. Return the exit code: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m testcluster.images", description=__doc__)
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"one of {', '.join(IMAGES)} (default: both)")
+    parser.add_argument(
+        "images", nargs="*", metavar="IMAGE", help=f"one of {', '.join(IMAGES)} (default: {' and '.join(DEFAULT)})"
+    )
     parser.add_argument("--tag", default="dev")
     parser.add_argument("--engine", choices=sorted(image_builders.ENGINES))
     parser.add_argument(
         "--base", help="base image (default: the public one; where it cannot be pulled, one created by debootstrap)"
     )
     arguments = parser.parse_args()
-    if unknown := set(arguments.images) - set(IMAGES):
+    if unknown := set(arguments.images) - IMAGES.keys():
         parser.error(f"unknown image {', '.join(sorted(unknown))}; write {', '.join(IMAGES)}")
     try:
         engine = image_builders.choose(arguments.engine)
         base_image = arguments.base or _choose_base(engine)
-        for name in arguments.images or IMAGES:
+        for name in arguments.images or DEFAULT:
             build(engine, name, arguments.tag, base_image)
     except UsageError as problem:
         print(f"images: {problem}", file=sys.stderr)
@@ -42,10 +52,10 @@ def main() -> int:
 
 
 def build_all() -> None:
-    """Build both images with the tag that tests use. Raises UsageError."""
+    """Build the default images with the tag that tests use. Raises UsageError."""
     engine = image_builders.choose()
     base_image = _choose_base(engine)
-    for name in IMAGES:
+    for name in DEFAULT:
         build(engine, name, "dev", base_image)
 
 
@@ -63,7 +73,13 @@ def build(engine: Engine, name: str, tag: str, base_image: str) -> None:
 
 def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> Build:
     """Return the inputs of an image's build."""
-    arguments = {"BASE_IMAGE": base_image, "VERSION": _version(), "REVISION": _git("rev-parse", "HEAD") or "unknown"}
+    dockerfile, own = IMAGES[name]
+    arguments = {
+        **own,
+        "BASE_IMAGE": base_image,
+        "VERSION": _version(),
+        "REVISION": _git("rev-parse", "HEAD") or "unknown",
+    }
     arguments |= {"SOURCE": os.environ.get("FINETUNE_SOURCE", "")}
     mounts = {file: f"{file}:ro" for file in _host_files() if file.exists()}
     if uv_cache:
@@ -71,7 +87,7 @@ def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> B
         arguments["UV_CACHE_DIR"] = "/var/cache/uv"
     # Not the time of the last commit: a new timestamp would invalidate every cached layer.
     timestamp = int(_git("log", "-1", "--format=%ct", "--", "pyproject.toml", "constraints.txt") or 0)
-    return Build(image, ROOT / f"Dockerfile.{name}", ROOT, arguments, mounts, timestamp)
+    return Build(image, ROOT / f"Dockerfile.{dockerfile}", ROOT, arguments, mounts, timestamp)
 
 
 def _host_files() -> list[Path]:

@@ -101,8 +101,10 @@ def test_image_tags_default_to_the_app_version():
     default, custom = render(CLUSTER_WIDE), render(EVERYTHING)
     assert container(default)["image"] == f"finetune-operator:{version}"
     assert parsed_options(default).settings.trainer_image == f"finetune-trainer:{version}"
+    assert parsed_options(default).settings.trainer_cpu_image == f"finetune-trainer-cpu:{version}"
     assert container(custom)["image"] == f"registry.example/team/operator:1.2.3@{DIGEST}"
     assert parsed_options(custom).settings.trainer_image == f"registry.example/trainer:4.5.6@{DIGEST}"
+    assert parsed_options(custom).settings.trainer_cpu_image == f"registry.example/cpu:4.5.7@{DIGEST}"
     assert parsed_options(custom).settings.engine_images["VLLM"] == f"registry.example/vllm:7.8.9@{DIGEST}"
     assert pod(custom)["spec"]["imagePullSecrets"] == [{"name": "pull"}]
 

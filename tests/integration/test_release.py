@@ -21,11 +21,13 @@ from testcluster import binaries
 ROOT = Path(__file__).parents[2]
 RELEASE = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "release.py")))
 FILES = ("pyproject.toml", "constraints.txt", "CHANGELOG.md", "Dockerfile.operator", "Dockerfile.trainer")
-DIGESTS = {"operator": f"sha256:{'a' * 64}", "trainer": f"sha256:{'b' * 64}"}
+DIGESTS = {
+    name: f"sha256:{letter * 64}" for name, letter in zip(("operator", "trainer", "trainer-cpu"), "abc", strict=True)
+}
 DOCKER = f"""#!{sys.executable}
 import json, pathlib, sys
 options = dict(word.removeprefix("--").split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
-name = options["file"].rpartition(".")[2]
+name = options["tag"].rpartition("finetune-")[2].partition(":")[0]
 with open(CALLS, "a") as calls:
     print(json.dumps(sys.argv[1:]), file=calls)
 pathlib.Path(options["metadata-file"]).write_text(json.dumps({{"containerimage.digest": {DIGESTS!r}[name]}}))
@@ -102,7 +104,11 @@ def publish(registry: RegistryServer, checkout: Path) -> str:
 def test_chart_pulled_by_its_digest_renders_the_checkout(registry: RegistryServer, checkout: Path, tmp_path: Path):
     chart = f"oci://{registry.host}/team/charts/finetune-operator@{publish(registry, checkout)}"
     helm("pull", chart, "--plain-http", "--untar", f"--untardir={tmp_path}")
-    images = {"image.repository": "operator", "trainer.image.repository": "trainer"}
+    images = {
+        "image.repository": "operator",
+        "trainer.image.repository": "trainer",
+        "trainer.cpuImage.repository": "trainer-cpu",
+    }
     digests = {name.replace("repository", "digest"): DIGESTS[of] for name, of in images.items()}
     repositories = {name: f"{registry.host}/team/finetune-{of}" for name, of in images.items()}
     settings = [f"--set={name}={value}" for name, value in (repositories | digests).items()]
@@ -119,8 +125,9 @@ def test_chart_pulled_by_its_digest_renders_the_checkout(registry: RegistryServe
 def test_images_are_built_for_two_platforms_and_attested(registry: RegistryServer, checkout: Path, calls: Path):
     publish(registry, checkout)
     commands = [json.loads(line) for line in calls.read_text().splitlines()]
-    assert [command[:2] for command in commands] == [["buildx", "build"]] * 2
-    for command, name in zip(commands, ("operator", "trainer"), strict=True):
+    assert [command[:2] for command in commands] == [["buildx", "build"]] * 3
+    assert ["--build-arg=DEVICE=cpu" in command for command in commands] == [False, False, True]
+    for command, name in zip(commands, DIGESTS, strict=True):
         expected = {"--platform=linux/amd64,linux/arm64", "--sbom=true", "--provenance=mode=max", "--push"}
         assert expected | {f"--tag={registry.host}/team/finetune-{name}:{VERSION}"} <= set(command)
     notes = (checkout / "dist" / "notes.md").read_text()

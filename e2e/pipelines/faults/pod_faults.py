@@ -13,7 +13,7 @@ from testcluster import binaries
 ONCE = (INTERRUPTED, SUCCEEDED)
 BY_API = "EvictionByEvictionAPI"
 GATE = "finetune.dev/gate"
-SLOW_IMAGE = "finetune-trainer:slow"
+SLOW_IMAGE = "finetune-trainer-cpu:slow"
 SAVE = 2 * EVERY_STEPS
 """The step in whose save a fault happens; the checkpoint before it is durable."""
 LIMIT, DOUBLE = "1Gi", "2Gi"
@@ -97,7 +97,7 @@ def _provide_image(scene: Scene, image: str) -> None:
         machine = scene.cluster.machine(node.name)
         if node.kind == "spot":
             found = machine.run(*command, "list", "--quiet").split()
-            trainer = next(name for name in found if name.endswith("finetune-trainer:dev"))
+            trainer = next(name for name in found if name.endswith("finetune-trainer-cpu:dev"))
             machine.run(*command, "tag", "--force", trainer, image)
 
 

@@ -50,8 +50,8 @@ class JobTemplate:
     """Time from SIGTERM to SIGKILL."""
     serving: Serving | None
     """The server that keeps running after the attempt, on a cluster. None: the stage has none."""
-    trainer_image: str
-    """Image of the trainer, even if the stage runs another image."""
+    verifier_image: str
+    """Image of the trainer that verifies the model before a server starts, even if the server runs another image."""
 
 
 def job_template(
@@ -66,13 +66,14 @@ def job_template(
     serving = spec.serving(config)
     pod = spec.pod
     own_labels = job_labels(pipeline.key.name, spec.name, attempt.number, config.identity)
+    image = settings.image_of(serving.engine if serving else None, pod.resources)
     return JobTemplate(
         name=attempt.job,
         labels=pod.labels | own_labels,
         stage=spec.name,
         attempt=attempt.number,
         identity=config.identity,
-        image=pod.image or settings.image_of(serving.engine if serving else None),
+        image=pod.image or image,
         command=(*pod.command, *pod.args) if pod.command else (*TRAINER, spec.name),
         args=pod.args,
         env={**pod.literal_env(), names.CONFIG: config_json},  # last, so that the user's variables cannot replace it
@@ -83,7 +84,8 @@ def job_template(
         placement=_placement(spec, attempt, settings),
         grace=settings.grace_period,
         serving=serving,
-        trainer_image=settings.trainer_image,
+        # The server's own where it is the trainer's: the node has it.
+        verifier_image=image if image == settings.trainer_image else settings.trainer_cpu_image,
     )
 
 

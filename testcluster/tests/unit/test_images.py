@@ -63,6 +63,12 @@ def test_every_engine_gets_the_same_arguments():
         assert command[-1] == str(ROOT)
 
 
+def test_images_of_the_trainer_differ_by_an_argument():
+    trainer, cpu = (build.describe(name, name, "base:1", uv_cache=None) for name in ("trainer", "trainer-cpu"))
+    assert trainer.dockerfile == cpu.dockerfile == ROOT / "Dockerfile.trainer"
+    assert dict(cpu.arguments) == {"DEVICE": "cpu", **trainer.arguments}
+
+
 def test_host_files_are_mounted_read_only():
     inputs = build.describe("operator", "finetune-operator:dev", "base:1", uv_cache=None)
     assert all(target.endswith(":ro") for target in inputs.mounts.values())

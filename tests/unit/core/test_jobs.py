@@ -139,11 +139,23 @@ def test_deploy_args_are_not_passed_to_the_trainer():
 
 
 def test_trainer_image_is_not_part_of_the_identity():
-    found = templates(
-        Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=Settings(trainer_image="trainer:1"))
-    )
-    assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer:1")
+    settings = Settings(trainer_image="trainer:1", trainer_cpu_image="trainer-cpu:1")
+    found = templates(Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=settings))
+    assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer-cpu:1")
     assert found["train"].identity == templates(Scenario())["train"].identity
+
+
+def test_stages_with_an_accelerator_have_the_image_for_it():
+    one_gpu = {"pod": {"resources": {"limits": {"nvidia.com/mig-3g.40gb": 1}}}}
+    settings = Settings(trainer_image="gpu", trainer_cpu_image="cpu")
+    found = templates(Scenario(a_pipeline(train=one_gpu, evaluate={"pod": one_gpu["pod"]}), settings=settings))
+    assert {name: template.image for name, template in found.items()} == {
+        "prepare": "cpu",
+        "train": "gpu",
+        "evaluate": "gpu",
+        "push": "cpu",
+        "deploy": "cpu",
+    }
 
 
 def test_env_reaches_the_process_but_cannot_set_its_config():

@@ -65,7 +65,7 @@ def test_server_mounts_the_published_model_read_only():
 def test_init_container_verifies_the_digest_of_push():
     verify, server = containers_of(deployment_of())
     assert verify["command"][-3:] == ["/claims/models/demo", "--digest", "sha256:push"]
-    assert verify["image"] == server["image"] == "finetune-trainer"
+    assert verify["image"] == server["image"] == "finetune-trainer-cpu"
 
 
 def test_pods_meet_restricted_pod_security_and_have_no_token():
@@ -82,7 +82,7 @@ def test_vllm_server_has_its_image_command_and_gpus():
     deployment = deployment_of(engine="VLLM", pod={"args": ["--max-model-len", "4096"], **TWO_GPUS})
     verify, server = containers_of(deployment)
     assert server["image"].startswith("vllm/vllm-openai:")
-    assert verify["image"] == "finetune-trainer"
+    assert verify["image"] == "finetune-trainer-cpu"
     assert server["command"][:3] == ["vllm", "serve", "/claims/models/demo"]
     assert server["command"][-2:] == ["--max-model-len", "4096"]
     assert server["resources"]["limits"] == {"nvidia.com/gpu": "2"}

@@ -236,7 +236,7 @@ def _init_container(template: JobTemplate, serving: Serving, model: ModelVolume 
     return {
         **defaults,
         "name": VERIFY,
-        "image": template.trainer_image,
+        "image": template.verifier_image,
         "command": [escape_expansion(word) for word in command],
         **(environment_of(template, variables, {}) if is_fetched else {}),
         "resources": resources_of(without_accelerators(template.pod.resources)),
