@@ -16,11 +16,12 @@ test: ## run all unit, integration and e2e tests (TESTS=tests/unit/core for some
 ifdef TESTS
 	@$(PY) -m pytest $(TESTS)
 else
-	@units=0; $(PY) -m pytest --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile \
+	@units=0; $(PY) -m pytest --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
 	  || units=$$?; $(PY) -m e2e && exit $$units  # both, so that one run shows every failure
 endif
 
 # Every switch that adds tests to a plain `make test`. CONTRIBUTING.md says what each needs.
+test-all: export TRAINING := all
 test-all: export STORES := all
 test-all: export FAULTS := all
 test-all: export KUBERNETES := all

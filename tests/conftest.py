@@ -9,6 +9,14 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+SLOW_FILES = ("test_tracked_pipeline", "test_ranks", "test_resume", "test_local_run", "test_tracked_training")
+"""Test files that run first, so that all workers end at about the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests of SLOW_FILES before all others."""
+    items.sort(key=lambda item: item.path.stem not in SLOW_FILES)
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
