@@ -114,10 +114,10 @@ def test_flat_batch_leaves_out_padding(tmp_path):
 def test_model_with_other_attention_keeps_its_mask(tmp_path, kernel, capsys):
     folder = make_family_model(FAMILIES["granite-hybrid"], tmp_path / "model")
     model = trained_model(folder)
-    name = document_attention.attention_of(model)
+    name = model.base.config._attn_implementation
     assert not document_attention.enable(model, "FP32")
     assert not model.is_flat
-    assert document_attention.attention_of(model) == name
+    assert model.base.config._attn_implementation == name
     assert "keeps attention with a mask: " in capsys.readouterr().out
 
 
@@ -163,4 +163,4 @@ def test_samples_are_those_of_a_model_with_a_mask(tiny_model, kernel):
     expected = generator.texts(model, lambda: None)
     assert document_attention.enable(model, "FP32")
     assert generator.texts(model, lambda: None) == expected
-    assert document_attention.attention_of(model) == document_attention.NAME
+    assert model.base.config._attn_implementation == document_attention.NAME

@@ -75,7 +75,7 @@ def enable(model: TrainedModel, dtype: str) -> bool:
     """
     if not runs_on(model.device, dtype):
         return False
-    with_mask, name = probe(model), attention_of(model)
+    with_mask = probe(model)
     try:
         model.base.set_attn_implementation(NAME)
         model.is_flat = True
@@ -83,7 +83,7 @@ def enable(model: TrainedModel, dtype: str) -> bool:
     except (Unsupported, RuntimeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
         problem = str(error)
     if problem:
-        model.base.set_attn_implementation(name)
+        model.base.set_attn_implementation(model.masked_attention)
         model.is_flat = False
         log_line(f"train: {model.architecture} keeps attention with a mask: {problem.splitlines()[0]}")
     return model.is_flat
@@ -91,17 +91,11 @@ def enable(model: TrainedModel, dtype: str) -> bool:
 
 @contextmanager
 def attention_with_mask(model: TrainedModel) -> Iterator[None]:
-    """Set PyTorch's attention with a mask while the context is open, which generation needs for its cache."""
-    name = attention_of(model)
-    if name == NAME:
-        model.base.set_attn_implementation("sdpa")
+    """Set the model's attention with a mask while the context is open, which generation needs for its cache."""
+    if model.is_flat:
+        model.base.set_attn_implementation(model.masked_attention)
     try:
         yield
     finally:
-        if name == NAME:
+        if model.is_flat:
             model.base.set_attn_implementation(NAME)
-
-
-def attention_of(model: TrainedModel) -> str:
-    """Return the name of the model's attention in the registry of transformers."""
-    return str(model.base.config._attn_implementation)  # noqa: SLF001  there is no public name

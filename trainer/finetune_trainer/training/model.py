@@ -42,6 +42,8 @@ class TrainedModel:
         self.format = trainable.format
         self.is_flat = False
         """Whether batches are flat, because attention takes the boundaries of documents instead of a mask."""
+        self.masked_attention = str(self.base.config._attn_implementation)  # noqa: SLF001  there is no public name
+        """Name in the registry of transformers of the attention that takes a mask, as the model was loaded."""
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._autocast, self._noise = recipe.dtype == "BF16", recipe.neftune_noise_alpha
         self.largest_loss = chunk_size(self.vocabulary) if has_plain_head(self) else math.inf
