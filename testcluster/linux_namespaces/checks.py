@@ -78,7 +78,7 @@ def check_inotify(nodes: int) -> None:
     Kubelets beyond the limit would never register.
     """
     limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
-    used = sum(_is_inotify(descriptor) for descriptor in Path("/proc").glob("[0-9]*/fd/*"))
+    used = sum(map(_inotify_instances, Path("/proc").glob("[0-9]*")))
     needed = used + INOTIFY_PER_NODE * (nodes + 1)
     if needed > limit:
         raise UsageError(
@@ -87,10 +87,18 @@ def check_inotify(nodes: int) -> None:
         )
 
 
+def _inotify_instances(process: Path) -> int:
+    """Return how many inotify instances a process has; 0 for one that has ended meanwhile."""
+    try:
+        return sum(map(_is_inotify, (process / "fd").iterdir()))
+    except OSError:
+        return 0
+
+
 def _is_inotify(descriptor: Path) -> bool:
     try:
         return str(descriptor.readlink()) == "anon_inode:inotify"
-    except OSError:
+    except OSError:  # closed meanwhile
         return False
 
 

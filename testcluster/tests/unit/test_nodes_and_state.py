@@ -107,6 +107,11 @@ def test_exceeded_inotify_limit_is_refused_with_the_sysctl():
         checks.check_inotify(1_000_000)
 
 
+def test_process_that_ends_while_it_is_counted_has_no_inotify(tmp_path):
+    (tmp_path / "7").mkdir()  # its fd folder is gone
+    assert checks._inotify_instances(tmp_path / "7") == 0
+
+
 def test_missing_root_is_refused(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="needs root"):
