@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from testcluster.kube_namespace import KubeNamespace, job, pod, temporary_namesp
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
+pytestmark = pytest.mark.skipif(os.environ.get("FAULTS") != "all", reason="test_exact_resume.py has it; set FAULTS=all")
 CHECKPOINT_STEPS = 20
 """Steps between two periodic checkpoints in the demo's manifest."""
 
