@@ -18,8 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = "charts/finetune-operator"
-IMAGES = {"operator": ("operator", ()), "trainer": ("trainer", ()), "trainer-cpu": ("trainer", ("DEVICE=cpu",))}
-"""Image -> the last part of its Dockerfile's name, and the build's own arguments."""
+IMAGES = {
+    "operator": ("operator", (), "finetune-operator"),
+    "trainer": ("trainer", (), "finetune-trainer"),
+    "trainer-cpu": ("trainer", ("DEVICE=cpu",), '""'),
+}
+"""Image -> the last part of its Dockerfile's name, the build's own arguments, and its repository in values.yaml."""
 PLATFORMS = "linux/amd64,linux/arm64"
 CYCLONEDX = "cyclonedx-bom==7.5.0"
 """Runs in an environment of its own: its dependencies do not fit constraints.txt."""
@@ -106,7 +110,7 @@ def push_image(release: Release, name: str) -> str:
     metadata = release.dist / f"{name}.json"
     revision = _run("git", "-C", str(release.root), "rev-parse", "HEAD").strip()
     command = ["docker", "buildx", "build", f"--platform={PLATFORMS}", "--sbom=true", "--provenance=mode=max"]
-    dockerfile, own = IMAGES[name]
+    dockerfile, own, _ = IMAGES[name]
     arguments = [*own, f"VERSION={release.version}", f"REVISION={revision}"]
     command += [f"--build-arg={argument}" for argument in arguments]
     command += [f"--file={release.root}/Dockerfile.{dockerfile}", f"--metadata-file={metadata}"]
@@ -124,7 +128,7 @@ def push_chart(release: Release, digests: dict[str, str]) -> str:
         values = chart / "values.yaml"
         text = values.read_text()
         for name, digest in digests.items():
-            text = with_image(text, f"finetune-{name}", release.image(name), digest)
+            text = with_image(text, IMAGES[name][2], release.image(name), digest)
         values.write_text(text)
         _run("helm", "package", str(chart), f"--destination={release.dist}")
     archive = release.dist / f"finetune-operator-{release.version}.tgz"

@@ -3,8 +3,8 @@
     remove_cuda.py SITE_PACKAGES
 
 PyTorch's package index has no build for CPUs, and the one for GPUs loads all its libraries at import. The functions of
-an empty library return cudaErrorNoDevice, so PyTorch finds no GPU, as on any machine without one. A build of PyTorch
-for CPUs is left as it is.
+an empty library return cudaErrorNoDevice, so PyTorch finds no GPU. Those that describe an error return a text. A build
+of PyTorch for CPUs is left as it is.
 
 Runs in Dockerfile.trainer, with a C compiler (ziglang) and a reader of libraries (pyelftools) beside it.
 """
@@ -27,6 +27,8 @@ DRIVERS = re.compile(r"bitsandbytes_(cuda|rocm|xpu)")
 
 def main(site: Path) -> None:
     """Replace the libraries that PyTorch loads, remove those of bitsandbytes, and say so in PyTorch's version."""
+    if not (site / "nvidia").is_dir():
+        return
     torch = site / "torch"
     own = [Library(path) for path in sorted((torch / "lib").glob("*.so*"))]
     needed = {name for library in own for name in library.needed}
@@ -38,8 +40,16 @@ def main(site: Path) -> None:
         if DRIVERS.search(path.name):
             path.unlink()
     version = torch / "version.py"
-    text = re.sub(r"(__version__ = '[^+']*)[^']*'", r"\1+cpu'", version.read_text())
-    version.write_text(re.sub(r"^cuda\b.*", "cuda = None", text, flags=re.MULTILINE))
+    text = replaced_once(r"^(__version__ = '[^+']*)[^']*'", r"\1+cpu'", version.read_text())
+    version.write_text(replaced_once(r"^cuda\b.*", "cuda = None", text))
+
+
+def replaced_once(pattern: str, replacement: str, text: str) -> str:
+    """Return the text with the line's part replaced; exit where it is not in exactly one line."""
+    changed, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
+    if count != 1:
+        sys.exit(f"remove_cuda: torch/version.py has {count} lines like {pattern}, not one: adapt this program")
+    return changed
 
 
 class Library:

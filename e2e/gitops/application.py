@@ -145,7 +145,7 @@ def install(operator: Application, **values: Any) -> None:
     spec = manifest["spec"]
     spec["source"]["repoURL"] = operator.repository.url
     spec["source"]["helm"]["releaseName"] = chart.RELEASE
-    images: Object = {"image": {"tag": "dev"}, "trainer": {"cpuImage": {"tag": "dev"}}}
+    images: Object = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}}
     spec["source"]["helm"]["valuesObject"] = {**images, **values}
     manifest["metadata"]["name"] = operator.name
     operator.argo_cd.kube.apply([manifest])

@@ -69,7 +69,7 @@ def kustomization(new_kustomization: Callable[..., Kustomization]) -> Kustomizat
 
 def release(flux: Flux, **values: Any) -> None:
     """Apply the chart's HelmRelease with the images of the cluster and more values, and wait until it is Ready."""
-    images: Object = {"image": {"tag": "dev"}, "trainer": {"cpuImage": {"tag": "dev"}}}
+    images: Object = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}}
     source = {"kind": "GitRepository", "name": "charts"}
     spec = {
         "interval": "1h",

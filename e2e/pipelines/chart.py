@@ -14,7 +14,7 @@ from testcluster.kube_namespace import RESTRICTED, KubeNamespace, until
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 NAMESPACE = "finetune-system"
 RELEASE = "finetune-operator"
-VALUES = ("image.tag=dev", "trainer.cpuImage.tag=dev")
+VALUES = ("image.tag=dev", "trainer.image.tag=dev")
 
 
 @dataclass(frozen=True)

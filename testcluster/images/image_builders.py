@@ -152,8 +152,8 @@ def _find(image: str) -> tuple[Engine, str]:
         if engine.is_available() and (found := engine.digest(image)):
             return engine, found
     raise UsageError(
-        f"no engine has the image {image}; run `make images` to build the operator's and the trainer's images, "
-        "or name a .tar archive"
+        f"no engine has the image {image}; `make images` builds the operator's and the trainer's without CUDA, "
+        "`make images IMAGES=trainer` that with CUDA; or name a .tar archive"
     )
 
 

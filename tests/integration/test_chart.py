@@ -104,9 +104,15 @@ def test_image_tags_default_to_the_app_version():
     assert parsed_options(default).settings.trainer_cpu_image == f"finetune-trainer-cpu:{version}"
     assert container(custom)["image"] == f"registry.example/team/operator:1.2.3@{DIGEST}"
     assert parsed_options(custom).settings.trainer_image == f"registry.example/trainer:4.5.6@{DIGEST}"
-    assert parsed_options(custom).settings.trainer_cpu_image == f"registry.example/cpu:4.5.7@{DIGEST}"
+    assert parsed_options(custom).settings.trainer_cpu_image == f"other.example/cpu:4.5.7@{DIGEST}"
     assert parsed_options(custom).settings.engine_images["VLLM"] == f"registry.example/vllm:7.8.9@{DIGEST}"
     assert pod(custom)["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+
+
+def test_image_without_cuda_lies_beside_the_other_one():
+    image = {"registry": "registry.example", "repository": "team/trainer", "tag": "dev", "digest": DIGEST}
+    settings = parsed_options(render(CLUSTER_WIDE | {"trainer": {"image": image}})).settings
+    assert settings.trainer_cpu_image == "registry.example/team/trainer-cpu:dev"
 
 
 def test_port_is_the_same_in_container_service_and_probes():

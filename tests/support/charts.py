@@ -30,7 +30,7 @@ EVERYTHING: Object = {
     "imagePullSecrets": [{"name": "pull"}],
     "trainer": {
         "image": {"registry": "registry.example", "repository": "trainer", "tag": "4.5.6", "digest": DIGEST},
-        "cpuImage": {"registry": "registry.example", "repository": "cpu", "tag": "4.5.7", "digest": DIGEST},
+        "cpuImage": {"registry": "other.example", "repository": "cpu", "tag": "4.5.7", "digest": DIGEST},
     },
     "vllm": {"image": {"registry": "registry.example", "repository": "vllm", "tag": "7.8.9", "digest": DIGEST}},
     "replicaCount": 3,

@@ -35,6 +35,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- with .image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
+{{- /* The trainer's image without CUDA: where it says nothing, it lies beside the one with CUDA. */}}
+{{- define "finetune.cpuImage" -}}
+{{- $with := .Values.trainer.image }}{{ $without := .Values.trainer.cpuImage }}
+{{- $beside := dict "registry" $with.registry "repository" (printf "%s-cpu" $with.repository) "tag" $with.tag }}
+{{- range $key, $value := $without }}{{ with $value }}{{ $_ := set $beside $key . }}{{ end }}{{ end }}
+{{- include "finetune.image" (dict "image" $beside "default" .Chart.AppVersion) }}
+{{- end }}
+
 {{- /* Without a cluster (`helm template`) the capabilities list no kinds. Every version in Chart.yaml's kubeVersion has the
 kind, so it is rendered then. */}}
 {{- define "finetune.hasPolicies" -}}

@@ -66,14 +66,14 @@ def job_template(
     serving = spec.serving(config)
     pod = spec.pod
     own_labels = job_labels(pipeline.key.name, spec.name, attempt.number, config.identity)
-    image = settings.image_of(serving.engine if serving else None, pod.resources)
+    image = pod.image or settings.image_of(serving.engine if serving else None, pod)
     return JobTemplate(
         name=attempt.job,
         labels=pod.labels | own_labels,
         stage=spec.name,
         attempt=attempt.number,
         identity=config.identity,
-        image=pod.image or image,
+        image=image,
         command=(*pod.command, *pod.args) if pod.command else (*TRAINER, spec.name),
         args=pod.args,
         env={**pod.literal_env(), names.CONFIG: config_json},  # last, so that the user's variables cannot replace it

@@ -7,7 +7,7 @@ from datetime import timedelta
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.api.stages.pod import Resources
+from finetune_operator.api.stages.pod import Pod
 
 VLLM_IMAGE = "vllm/vllm-openai:v0.11.0"
 
@@ -17,9 +17,9 @@ class Settings:
     """Default images, placement, timeouts and backoff."""
 
     trainer_image: str = "finetune-trainer"
-    """Image of stages with accelerators that name none."""
+    """Image of stages with devices that name none."""
     trainer_cpu_image: str = "finetune-trainer-cpu"
-    """Image of stages without accelerators that name none."""
+    """Image of stages without devices that name none: the trainer's without CUDA."""
     engine_images: Mapping[str, str] = field(default_factory=lambda: {"VLLM": VLLM_IMAGE})
     """Engine -> image of servers that name none, for engines that the trainer's image does not contain."""
     defaults: Defaults = NO_DEFAULTS
@@ -52,9 +52,9 @@ class Settings:
         """Return the settings with the defaults of a namespace above those of the operator."""
         return replace(self, defaults=namespace.over(self.defaults))
 
-    def image_of(self, engine: str | None, resources: Resources) -> str:
-        """Return the default image of a stage with these resources, or of the server with this engine."""
-        trainer = self.trainer_image if resources.accelerators else self.trainer_cpu_image
+    def image_of(self, engine: str | None, pod: Pod) -> str:
+        """Return the default image of a stage with this pod, or of the server with this engine."""
+        trainer = self.trainer_image if pod.may_have_devices else self.trainer_cpu_image
         return self.engine_images.get(engine or "", trainer)
 
     def backoff(self, failures: int) -> timedelta:

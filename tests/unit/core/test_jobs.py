@@ -146,9 +146,11 @@ def test_trainer_image_is_not_part_of_the_identity():
 
 
 def test_stages_with_an_accelerator_have_the_image_for_it():
-    one_gpu = {"pod": {"resources": {"limits": {"nvidia.com/mig-3g.40gb": 1}}}}
+    slice_of_a_gpu = {"resources": {"limits": {"vendor.example/slice": 1}}}
+    no_gpu = {"resources": {"limits": {"nvidia.com/gpu": 0, "memory": "1Gi"}}}
     settings = Settings(trainer_image="gpu", trainer_cpu_image="cpu")
-    found = templates(Scenario(a_pipeline(train=one_gpu, evaluate={"pod": one_gpu["pod"]}), settings=settings))
+    stages = {"train": slice_of_a_gpu, "evaluate": {"runtimeClassName": "nvidia"}, "push": no_gpu}
+    found = templates(Scenario(a_pipeline(**{name: {"pod": pod} for name, pod in stages.items()}), settings=settings))
     assert {name: template.image for name, template in found.items()} == {
         "prepare": "cpu",
         "train": "gpu",
@@ -156,6 +158,15 @@ def test_stages_with_an_accelerator_have_the_image_for_it():
         "push": "cpu",
         "deploy": "cpu",
     }
+
+
+@pytest.mark.parametrize(("image", "verifier"), [({}, "gpu"), ({"image": "mine"}, "cpu")])
+def test_model_is_verified_by_the_image_of_its_server(image, verifier):
+    """A server with an image of the user's is verified by the smaller one of the trainer's."""
+    pod = {"resources": {"limits": {"nvidia.com/gpu": 1}}} | image
+    settings = Settings(trainer_image="gpu", trainer_cpu_image="cpu")
+    found = templates(Scenario(a_pipeline(deploy={"pod": pod}), settings=settings))["deploy"]
+    assert (found.image, found.verifier_image) == (image.get("image", "gpu"), verifier)
 
 
 def test_env_reaches_the_process_but_cannot_set_its_config():

@@ -178,9 +178,9 @@ METHODS = {
 METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP"}
 METHODS["DPO"] = METHODS["LoRA"] | DPO
 METHODS["Full, sharded"] = METHODS["Full"] | {"parallelism": "FSDP"}
-RUNS = [("LoRA", 2), ("QLoRA", 2), ("Full", 2), ("DPO", 2)]
+RUNS = [("LoRA", 2), ("QLoRA", 2), ("Full", 2), ("DPO", 2), ("Full, sharded", 2)]
 if ALL:
-    RUNS += [("LoRA", 4), ("LoRA, sharded", 2), ("Full, sharded", 2)]
+    RUNS += [("LoRA", 4), ("LoRA, sharded", 2)]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run[0]}-{run[1]}")

@@ -351,13 +351,20 @@ class Pod(PodDefaults):
     rules: ClassVar[tuple[Rule, ...]] = (_text_is_bounded("command", "args"),)
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")] | None = None
-    """Container image that replaces the trainer's."""
+    """Container image that replaces the trainer's. By default that is the one with CUDA for a pod with a device in
+    resources.limits or with a runtimeClassName, and the one without for every other pod."""
 
     command: tuple[Argument, ...] = Field(default=(), max_length=64)
     """Program that replaces the trainer. It must keep the stage contract: environment, folders, exit codes, result."""
 
     args: tuple[Argument, ...] = Field(default=(), max_length=256)
     """Arguments of command. For deploy without command: additional arguments of the engine, on a cluster only."""
+
+    @property
+    def may_have_devices(self) -> bool:
+        """Whether the pod asks for an extended resource, or has a runtime that may add a device."""
+        asked = any("/" in name and amount != "0" for name, amount in self.resources.limits.items())
+        return asked or self.runtime_class_name is not None
 
     def literal_env(self) -> dict[str, str]:
         """Return the variables that have a value."""
