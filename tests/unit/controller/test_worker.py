@@ -83,10 +83,10 @@ def test_worker_uses_the_settings_of_the_moment():
 
     async def scenario():
         cluster, queue = FailingCluster(None), WorkQueue()
-        settings = [Settings(trainer_image="old")]
+        settings = [Settings(trainer_cpu_image="old")]
         worker = asyncio.create_task(run_worker(queue, cluster, lambda: settings[-1]))
         await asyncio.sleep(0)
-        settings.append(Settings(trainer_image="new"))
+        settings.append(Settings(trainer_cpu_image="new"))
         queue.add(GOOD)
         async with asyncio.timeout(10):
             while not cluster.jobs:  # noqa: ASYNC110  a memory cluster has no event to wait for
