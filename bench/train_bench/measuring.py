@@ -1,10 +1,9 @@
 """What the benchmarks of training share: packed rows, the times of steps and of calls, and how results are printed."""
 
 import contextlib
-import io
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -80,12 +79,6 @@ def timed(owner: type, name: str, seconds: list[float]) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
-
-
-def quietly(work: Callable[[], list[float]]) -> list[float]:
-    """Run a function and discard its output."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        return work()
 
 
 def spread(values: list[float], form: str) -> str:

@@ -1,0 +1,54 @@
+"""What all trainers of bench/train.py share: the model, the rows and the options."""
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+from finetune_trainer.contract import TrainConfig
+from finetune_trainer.data.packing import PackedRows
+
+VOCABULARY = 8192
+CONTEXT = 128
+BATCH = 4
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class Pauses(NamedTuple):
+    """The adapter and the interval of the checkpoints whose pauses are measured."""
+
+    rank: int
+    every_steps: int
+
+
+PAUSES = Pauses(rank=128, every_steps=2)
+
+
+class Benchmark:
+    """A folder with a model and rows, and the options of the command line."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self.options, self.model = folder, options, folder / "model"
+        self.rows = PackedRows(folder / "prepare" / "rows" / "output", "train")
+
+    def config(self, identity: str, *, rank: int = 16, every: int = 10**6, steps: int | None = None) -> TrainConfig:
+        """Return the train config that all trainers follow. Its first step is not timed."""
+        recipe = {
+            "max_steps": steps or self.options.steps + 1,
+            "micro_batch_size": BATCH,
+            "dtype": self.options.dtype,
+            "method": self.options.method,
+            "objective": self.options.objective,
+            "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
+        }
+        if self.options.method != "Full":
+            dropout = 0.0 if self.options.objective == "DPO" else 0.05
+            recipe["lora"] = {"rank": rank, "alpha": 32, "dropout": dropout, "target_modules": TARGETS}
+        return TrainConfig.model_validate(
+            {
+                "identity": identity,
+                "prepare": "rows",
+                "model": {"uri": f"file://{self.model}"},
+                "recipe": recipe,
+                "checkpoint": {"every_steps": every},
+            }
+        )

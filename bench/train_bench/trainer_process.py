@@ -1,0 +1,27 @@
+"""Run one function of a trainer of bench/train.py; print its seconds and the peak memory of this process, in JSON.
+
+    trainer_process.py MODULE:FUNCTION FOLDER OPTIONS
+
+The process has no imports and no settings of PyTorch but the trainer's own. The peak is the kernel's VmHWM: ru_maxrss
+would begin with the peak of the process that has started this one.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import pkgutil
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from train_bench.benchmark import Benchmark
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)
+    _, function, folder, options = sys.argv
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        seconds = pkgutil.resolve_name(function)(Benchmark(Path(folder), Namespace(**json.loads(options))))
+    [peak] = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    print(json.dumps({"seconds": seconds, "peak_mib": int(peak) // 1024}))
