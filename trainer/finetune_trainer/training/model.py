@@ -13,6 +13,7 @@ from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import Batch, Documents
 from finetune_trainer.training.determinism import Tensors
+from finetune_trainer.training.dropout import speed_up_dropout
 from finetune_trainer.training.embedding_noise import embedding_noise
 from finetune_trainer.training.loss import (
     Reduction,
@@ -48,6 +49,7 @@ class TrainedModel:
         self._autocast, self._noise = recipe.dtype == "BF16", recipe.neftune_noise_alpha
         self.largest_loss = chunk_size(self.vocabulary) if has_plain_head(self) else math.inf
         """Number of targets whose logits are computed at once."""
+        speed_up_dropout(self.model)
         if self._autocast:
             _keep_input_dtype(self.model)
         if recipe.gradient_checkpointing:
