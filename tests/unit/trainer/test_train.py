@@ -44,7 +44,7 @@ def workspace(tmp_path):
 def test_training_lowers_the_loss_and_peft_loads_the_adapter(tiny_model, tmp_path):
     write_rows(tmp_path, [document(0, 32)] * 4, [document(0, 32)])
     recipe = {"max_steps": 12, "gradient_accumulation_steps": 1, "eval_steps": None}
-    result = run_train(train_config(tiny_model, optimizer={"learning_rate": 5e-2}, **recipe), tmp_path)
+    result = run_train(train_config(tiny_model, optimizer={"learning_rate": 1e-2}, **recipe), tmp_path)
     assert result.steps == 12
     output = stage_folder(tmp_path) / "output"
     assert sorted(file.name for file in output.iterdir()) == [
