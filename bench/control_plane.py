@@ -35,7 +35,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from operator_bench.audit import WRITES  # noqa: E402
-from operator_bench.processes import FOREIGN_SHARE, machine_facts, report_progress  # noqa: E402
 from operator_bench.runs import (  # noqa: E402
     NULL_COMPLETE,
     NULL_POD,
@@ -46,6 +45,7 @@ from operator_bench.runs import (  # noqa: E402
     capture_bodies,
     run_variant,
 )
+from processes import FOREIGN_SHARE, machine_facts, report_progress  # noqa: E402
 
 
 def counts(text: str) -> list[int]:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from operator_bench.churn import ChurnRun, measure_churn  # noqa: E402
 from operator_bench.cluster import cluster  # noqa: E402
 from operator_bench.memory_runs import MemoryRun, measure  # noqa: E402
-from operator_bench.processes import machine_facts  # noqa: E402
+from processes import machine_facts  # noqa: E402
 
 
 def report(run: MemoryRun) -> str:

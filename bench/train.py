@@ -58,13 +58,15 @@ TRAINERS = {
 """Name -> the function that trains and returns the times at which the steps ended."""
 OBJECTIVES = {"SFT": ("ours", "HF Trainer", "TRL SFTTrainer"), "DPO": ("ours", "TRL DPOTrainer")}
 """Objective -> the trainers that have it."""
+PAUSES = {"ours": "train_bench.ours:pauses", "HF Trainer": "train_bench.hf:pauses"}
+"""Name -> the function that trains and returns how long each checkpoint paused training."""
 
 
 class Measured(NamedTuple):
     """What a process of a trainer has measured."""
 
     seconds: list[float]
-    peak_mib: int
+    peak_mib: float
 
 
 def make_model(folder: Path) -> Path:
@@ -98,7 +100,7 @@ def make_benchmark(folder: Path, options: argparse.Namespace) -> Benchmark:
     return Benchmark(folder, options)
 
 
-def seconds_of(benchmark: Benchmark, function: str) -> Measured:
+def measure(benchmark: Benchmark, function: str) -> Measured:
     """Return what a function of a trainer measured, in a process of its own."""
     packages = os.pathsep.join([str(ROOT / "trainer"), str(ROOT / "bench")])
     environment = os.environ | {"PYTHONWARNINGS": "ignore", "PYTHONPATH": packages}
@@ -124,7 +126,7 @@ def throughput(benchmark: Benchmark) -> None:
     peaks: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(options.repeats):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            measured = seconds_of(benchmark, TRAINERS[name])
+            measured = measure(benchmark, TRAINERS[name])
             speeds[name].append(tokens / (measured.seconds[-1] - measured.seconds[0]))
             peaks[name].append(measured.peak_mib)
     for name in names:
@@ -140,9 +142,8 @@ def pauses(benchmark: Benchmark) -> None:
     In our loop that is the time of the snapshot and of starting to write it, in HF's Trainer the whole save.
     """
     for turn in range(2):
-        for name in ("ours", "HF Trainer"):
-            measured = seconds_of(benchmark, TRAINERS[name].replace(":train", ":pauses"))
-            milliseconds = [1e3 * each for each in measured.seconds]
+        for name, function in PAUSES.items():
+            milliseconds = [1e3 * each for each in measure(benchmark, function).seconds]
             print(f"a checkpoint pauses training, turn {turn + 1}: {name:15} {spread(milliseconds, '.1f')} ms")
     folder = max((benchmark.folder / "train" / "ours" / "checkpoints").glob("step-*"))
     print(f"it has {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.0f} MB")

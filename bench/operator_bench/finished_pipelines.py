@@ -21,8 +21,8 @@ from pathlib import Path
 from operator_bench.api import JOBS, PIPELINE, PIPELINES, PODS, STAGE, Api, Object, open_api
 from operator_bench.cluster import BenchCluster
 from operator_bench.pipelines import pipeline_name
-from operator_bench.processes import cluster_programs, report_progress
 from operator_bench.user import create_claims, gather
+from processes import cluster_programs, report_progress
 
 STOPPED = frozenset({"kwok", "kube-controller-manager"})
 ASSIGNED_METADATA = frozenset({"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"})

@@ -14,9 +14,9 @@ from operator_bench.cluster import BenchCluster
 from operator_bench.finished_pipelines import Template, create_finished, read_template
 from operator_bench.operator_process import OperatorProcess, running_module, running_operator
 from operator_bench.pipelines import claim_name, pipeline, pipeline_name
-from operator_bench.processes import cpu_seconds, report_progress
 from operator_bench.runs import OBSERVED, wait_observed
 from operator_bench.user import create_claims, create_pipelines, prepare_claims, submit
+from processes import cpu_seconds, report_progress
 
 HELD = "train"
 """The stage in which the running pipelines stay. Its pod runs until this benchmark ends it."""

@@ -13,7 +13,7 @@ from typing import IO
 
 from operator_bench.api import NAMESPACE
 from operator_bench.cluster import ROOT, BenchCluster
-from operator_bench.processes import cpu_seconds, memory_mib
+from processes import cpu_seconds, memory_mib
 
 READY_WITHIN = 600
 """Seconds until the operator answers /readyz; a bound, not a goal: 5,000 pipelines on a busy machine."""

@@ -16,8 +16,8 @@ from operator_bench.api import STAGES, Object
 from operator_bench.audit import Requests, count_requests, created_objects
 from operator_bench.cluster import BODIES, BenchCluster, cluster
 from operator_bench.operator_process import OperatorProcess, begin, read_result, running_module, running_operator
-from operator_bench.processes import CpuAccount, cluster_programs, memory_mib, report_progress
 from operator_bench.user import prepare_claims, submit
+from processes import CpuAccount, cluster_programs, memory_mib, report_progress
 
 OPERATOR, NULL_COMPLETE, NULL_POD = "operator", "null-complete", "null-pod"
 VARIANTS = (OPERATOR, NULL_COMPLETE, NULL_POD)

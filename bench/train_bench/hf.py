@@ -10,7 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.methods import load_trainable
-from train_bench.benchmark import BATCH, PAUSES, Benchmark
+from train_bench.benchmark import BATCH, PAUSES_EVERY, PAUSES_RANK, Benchmark
 from train_bench.measuring import CLOCKS, timed
 
 
@@ -44,7 +44,7 @@ def pauses(benchmark: Benchmark) -> list[float]:
     """Return the seconds that each of HF's checkpoints takes."""
     seconds: list[float] = []
     with timed(Trainer, "_save_checkpoint", seconds):
-        train(benchmark, rank=PAUSES.rank, save_strategy="steps", save_steps=PAUSES.every_steps)
+        train(benchmark, rank=PAUSES_RANK, save_strategy="steps", save_steps=PAUSES_EVERY)
     return seconds
 
 

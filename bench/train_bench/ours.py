@@ -8,7 +8,7 @@ from finetune_trainer.stages import train as train_stage
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.loop import TrainingRun
-from train_bench.benchmark import PAUSES, Benchmark
+from train_bench.benchmark import PAUSES_EVERY, PAUSES_RANK, Benchmark
 from train_bench.measuring import StepTimes, timed
 
 
@@ -28,5 +28,5 @@ def pauses(benchmark: Benchmark) -> list[float]:
     """Return the seconds for which each checkpoint pauses training: its snapshot and the start of its write."""
     parts: list[float] = []
     with timed(TrainingRun, "snapshot", parts), timed(CheckpointManager, "save", parts):
-        train(benchmark, rank=PAUSES.rank, every=PAUSES.every_steps)
+        train(benchmark, rank=PAUSES_RANK, every=PAUSES_EVERY)
     return [snapshot + save for snapshot, save in zip(parts[::2], parts[1::2], strict=True)]

@@ -11,11 +11,11 @@ import json
 import logging
 import os
 import pkgutil
-import re
 import sys
 from argparse import Namespace
 from pathlib import Path
 
+from processes import memory_mib
 from train_bench.benchmark import Benchmark
 
 if __name__ == "__main__":
@@ -23,5 +23,4 @@ if __name__ == "__main__":
     _, function, folder, options = sys.argv
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         seconds = pkgutil.resolve_name(function)(Benchmark(Path(folder), Namespace(**json.loads(options))))
-    [peak] = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    print(json.dumps({"seconds": seconds, "peak_mib": int(peak) // 1024}))
+    print(json.dumps({"seconds": seconds, "peak_mib": memory_mib(os.getpid(), "VmHWM")}))
