@@ -5,8 +5,10 @@ import math
 import os
 import re
 import signal
+import socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from support.metadata_servers import metadata_server
 from support.training import (
     adapter_digest,
     documents,
@@ -29,7 +32,9 @@ from support.training import (
 from finetune_trainer.contract import ExitCode, TerminationMessage
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.data.row_format import record_size
+from finetune_trainer.runtime.notices import Ec2
 from finetune_trainer.training.batches import StepSampler, batches
+from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
 from finetune_trainer.training.ranks import Ranks
 
 STEPS = 24
@@ -256,6 +261,40 @@ def test_frozen_process_is_given_up_after_sigterm(new_training):
     assert process.wait() == ExitCode.INTERRUPTED
     interruption = training.message.interruption
     assert interruption.step == interruption.saved_step > 5
+
+
+class Pod:
+    """The environment of a pod of several; all are on this machine, whose own name may have no address."""
+
+    def __init__(self, workspace, rank, **more):
+        files = {"termination_log": workspace / f"termination-{rank}.json"}
+        address = {"node_rank": rank, "master_address": "127.0.0.1"}
+        self._environment = replace(environment(workspace), **files, **address, **more)
+
+    def variables(self):
+        return self._environment.variables() | {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_notice_on_another_node_saves_the_next_step(new_training):
+    training = new_training(nodes=2, max_steps=4000, checkpoint={"every_steps": 5000})
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    options = {"constants": {"finetune_trainer.training.rank_processes.RENDEZVOUS_PORT": port}}
+    with metadata_server("EC2") as (served, base):
+        served.set(Ec2.ACTION, {"action": "terminate", "time": "2030-01-01T08:22:00Z"})
+        noticed = {"interruption_notices": "EC2", "metadata_endpoint": base, "progress_file": None}
+        pods = [
+            training.server.start(
+                training.config, Pod(training.workspace, rank, **more), training.workspace / f"{LOG}-{rank}", **options
+            )
+            for rank, more in enumerate(({}, noticed))
+        ]
+        assert pods[0].until(lambda: list((stage_folder(training.workspace) / "checkpoints").glob("step-*")), 60)
+        pods[0].kill()
+        assert [pod.wait() for pod in pods] == [ExitCode.INTERRUPTED] * 2
+    assert "EC2 announces terminate" in (training.workspace / f"{LOG}-1").read_text()
+    log = (training.workspace / f"{LOG}-0").read_text()
+    assert log.count(f"{NOTICE_OF_ANOTHER}: the next step boundary is saved") == 1
 
 
 def test_failure_of_another_process_is_that_of_the_stage(new_training):

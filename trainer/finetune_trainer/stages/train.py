@@ -94,7 +94,9 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         context.stop.deferred(),
         open_checkpoints(run, context, source, metadata) as checkpoints,
         run.metrics,
-        watch_notices(context.environment, context.progress.announce) if is_first else nullcontext(),
+        nullcontext()
+        if context.environment.local_rank
+        else watch_notices(context.environment, context.progress.announce),
     ):
         resume(run, checkpoints)
         train(run, checkpoints)

@@ -29,6 +29,9 @@ from finetune_trainer.training.sharding import copy_to_cpu, whole
 from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
 
+NOTICE_OF_ANOTHER = "the machine of another process has a notice of its end"
+"""The notice of the first process for that of another; the log of the other one has its text."""
+
 
 @dataclass
 class TrainingRun:
@@ -96,6 +99,10 @@ class TrainingRun:
         snapshot = self.snapshot()
         return checkpoints.save_blocking(self.state.step, lambda: snapshot)
 
+    def take_notice(self) -> bool:
+        """Return whether the first process must learn of a notice of this one's machine: only that one saves."""
+        return not self.ranks.is_first and self.progress.early_save.take()
+
     def is_finished(self) -> bool:
         """Return whether all steps are done or early stopping ended the run."""
         return self.state.step >= self.sampler.steps or self.state.stopped_early
@@ -154,7 +161,9 @@ def train_step(run: TrainingRun) -> dict[str, float]:
     examples = run.sampler.rows_for_step(step)
     micro_batches = list(run.objective.batches(examples, flat=run.model.is_flat, ranks=run.ranks))
     own = sum(batch.weight for batch in micro_batches), sum(batch.size for batch in micro_batches)
-    weight, tokens = (int(total) for total in run.ranks.sum(*own))
+    weight, tokens, notices = (int(total) for total in run.ranks.sum(*own, run.take_notice()))
+    if notices and run.ranks.is_first:
+        run.progress.announce(NOTICE_OF_ANOTHER)
     sums, norm = compute_gradients(run, micro_batches, weight)
     if not is_finite(sums[0], norm):
         (loss_sum, *_), norm_again = compute_gradients(run, micro_batches, weight)
