@@ -33,7 +33,12 @@ with out.open("w") as program:
 out.chmod(0o755)
 sys.exit(bool(os.environ["FAKE_ERROR"]))
 """
-BUILD = "import sys; from testcluster import binaries; print(binaries.build_missing(sys.argv[1:]))"
+BUILD = """
+import sys
+from testcluster import binaries, toolchain
+toolchain.REQUIRED_BYTES = 0  # as the fixture does in the process of the test: the disk may be smaller
+print(binaries.build_missing(sys.argv[1:]))
+"""
 PROGRAMS = ["kubelet", "kube-proxy"]
 KUBE_VERSION = binaries.version(binaries.BINARIES["kubelet"])
 HELM_CONTROLLER = binaries.version(binaries.BINARIES["helm-controller"])
@@ -55,6 +60,7 @@ def go(tmp_path, monkeypatch):
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     monkeypatch.setattr(toolchain, "REQUIRED_BYTES", 0)
+    monkeypatch.setattr(toolchain, "REQUIRED_BYTES_OF_TESTS", 0)
     return folder
 
 
@@ -83,6 +89,12 @@ def wait_for(condition, seconds=20):
         time.sleep(0.01)
 
 
+def wait_for_calls(go, process):
+    """Wait until a build has called Go."""
+    wait_for(lambda: calls(go) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+
+
 def content(folder):
     return {path.name for path in folder.iterdir() if path.name != ".lock"}
 
@@ -100,7 +112,7 @@ def test_missing_programs_are_built_and_reported(go):
 
 def test_parallel_builds_share_the_work(go):
     first = start(*PROGRAMS, SECONDS="0.3")
-    wait_for(lambda: calls(go))
+    wait_for_calls(go, first)
     second = start(*PROGRAMS)
     outputs = [process.communicate(timeout=20) for process in (first, second)]
     assert outputs[0][0] == outputs[1][0] == f"{binaries.folder()}\n"
@@ -110,7 +122,7 @@ def test_parallel_builds_share_the_work(go):
 
 def test_build_after_a_killed_build_succeeds(go):
     killed = start(*PROGRAMS, SECONDS="60")
-    wait_for(lambda: calls(go))
+    wait_for_calls(go, killed)
     folder = binaries.folder()
     # Kill the builder only. Its compiler keeps writing, as it does after an out-of-memory kill.
     os.kill(killed.pid, signal.SIGKILL)
@@ -202,6 +214,14 @@ def test_full_disk_is_refused_before_the_build(go, monkeypatch):
         binaries.build_missing(PROGRAMS)
     assert not binaries.folder().exists()
     assert calls(go) == []
+
+
+def test_program_for_tests_requires_less_space(go, monkeypatch):
+    monkeypatch.setattr(toolchain, "REQUIRED_BYTES", 1 << 60)
+    monkeypatch.setattr(toolchain, "REQUIRED_BYTES_OF_TESTS", 0)
+    assert binaries._toolchain(["promql", "kubeadm"]) == str(go / "go")
+    with pytest.raises(UsageError, match="GiB free"):
+        binaries._toolchain(["promql", "kubectl"])
 
 
 def test_download_of_sources_needs_no_space_for_a_build(go, monkeypatch):
