@@ -81,7 +81,7 @@ def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> B
         "REVISION": _git("rev-parse", "HEAD") or "unknown",
     }
     arguments |= {"SOURCE": os.environ.get("FINETUNE_SOURCE", "")}
-    mounts = {file: f"{file}:ro" for file in _host_files() if file.exists()}
+    mounts = {file: f"{file}:ro" for file in _host_files(base_image) if file.exists()}
     if uv_cache:
         mounts[uv_cache] = "/var/cache/uv:rw"
         arguments["UV_CACHE_DIR"] = "/var/cache/uv"
@@ -90,9 +90,13 @@ def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> B
     return Build(image, ROOT / f"Dockerfile.{dockerfile}", ROOT, arguments, mounts, timestamp)
 
 
-def _host_files() -> list[Path]:
-    """Return certificates and pip settings of the host: needed to download packages, and never part of the image."""
-    return [Path("/etc/ssl/certs"), Path("/etc/pip.conf")]
+def _host_files(base: str) -> list[Path]:
+    """Return certificates and settings of pip and apt of the host: to download packages, and never part of the image.
+
+    The public base image has apt sources of its own. The host's are those of the base image that debootstrap created.
+    """
+    apt = (Path("/etc/apt/sources.list"), Path("/etc/apt/sources.list.d"), Path("/etc/apt/apt.conf.d"))
+    return [Path("/etc/ssl/certs"), Path("/etc/pip.conf"), *(apt if base == base_image.NAME else ())]
 
 
 def _uv_cache() -> Path | None:

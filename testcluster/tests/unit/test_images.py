@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testcluster.errors import UsageError
-from testcluster.images import build, image_builders, image_layers
+from testcluster.images import base_image, build, image_builders, image_layers
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILES = [ROOT / "Dockerfile.operator", ROOT / "Dockerfile.trainer"]
@@ -72,6 +72,11 @@ def test_images_of_the_trainer_differ_by_an_argument():
 def test_host_files_are_mounted_read_only():
     inputs = build.describe("operator", "finetune-operator:dev", "base:1", uv_cache=None)
     assert all(target.endswith(":ro") for target in inputs.mounts.values())
+
+
+def test_apt_sources_are_mounted_in_the_hosts_own_base_image():
+    public, own = (build.describe("trainer", "x", base, None).mounts for base in ("python:3.11", base_image.NAME))
+    assert {path.parts[:3] for path in own.keys() - public.keys()} == {("/", "etc", "apt")}
 
 
 def test_missing_engine_is_refused_with_the_packages(monkeypatch):

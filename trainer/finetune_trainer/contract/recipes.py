@@ -218,7 +218,8 @@ class TrainRecipe(ContractModel):
     """Recompute activations in the backward pass: uses less memory and is about a third slower."""
 
     compile: bool = False
-    """Compile the model with torch.compile: starts slower, runs faster on a GPU. Needs a C compiler in the image."""
+    """Compile the model with torch.compile: starts slower, runs faster on a GPU. The compiler is in the image
+    finetune-trainer, not in finetune-trainer-cpu."""
 
     parallelism: Literal["DDP", "FSDP"] = "DDP"
     """How several processes hold the model. DDP: each holds all of it. FSDP: its weights, their gradients and the

@@ -48,8 +48,8 @@ def _of_torch(torch: Any, error: Exception, config: AnyConfig, environment: Envi
         )
     if NO_COMPILER.search(text):
         return ConfigInvalid(
-            "train.compile needs a C compiler, and this image has none: set train.pod.image to an image that is "
-            "derived from the trainer's and has gcc, g++ and the headers of Python, or remove train.compile"
+            "train.compile needs a C compiler, and this image has none: set train.pod.image to finetune-trainer, or to "
+            "another image with gcc, g++ and the headers of Python; or remove train.compile"
         )
     if isinstance(error, torch.AcceleratorError) or GPU_ERROR.search(text):
         return StageError(
