@@ -70,7 +70,7 @@ def prepare(for_tests: tuple[str, ...] = ()) -> None:
         with suppress(UsageError):
             deps.build(for_tests)
         images.result()
-    if os.environ.get("KIND") == "all":
+    if os.environ.get("KIND") in {"short", "all"}:
         with suppress(UsageError):
             install_docker()
             node_image.build(binaries.report_progress)

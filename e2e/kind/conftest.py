@@ -16,13 +16,26 @@ from testcluster.provider import ClusterSpec, Provider
 
 IMAGES = ("finetune-operator:dev",)
 """The trainer's image takes minutes to load onto three nodes; the tests' stages are scripts in the toolbox image."""
+SHORT = frozenset(
+    {
+        "test_service_name_resolves_from_another_node",
+        "test_operator_image_reads_api_with_service_account",
+        "test_eviction_api_interrupts_and_training_resumes",
+        "test_node_deleted_without_notice_is_an_interruption",
+        "test_pipeline_of_all_stages_succeeds",
+    }
+)
+"""Tests that run with KIND=short: the network, the image, an eviction, a lost node, and the chart with all stages."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip these tests without KIND=all. The functions have no marks, because other files run them, too."""
+    """Skip the tests that KIND does not select. The functions have no marks, because other files run them, too."""
+    short = SHORT if os.environ.get("KIND") == "short" else frozenset()
     skipped = pytest.mark.skip(reason="runs with KIND=all")
     for item in items:
-        if item.path.parent == Path(__file__).parent and os.environ.get("KIND") != "all":
+        if item.path.parent != Path(__file__).parent or item.name in short:
+            continue
+        if os.environ.get("KIND") != "all":
             item.add_marker(skipped)
 
 

@@ -7,6 +7,7 @@ from e2e.pipelines.chart import Operator
 from e2e.pipelines.driver import PipelineDriver, pipeline
 from e2e.pipelines.test_evictions import (
     test_eviction_api_interrupts_and_training_resumes,
+    test_node_deleted_without_notice_is_an_interruption,
     test_unreachable_node_blocks_until_it_is_deleted,
 )
 from e2e.test_smoke import (
@@ -21,6 +22,7 @@ from testcluster.kube_namespace import KubeNamespace
 __all__ = [
     "test_eviction_api_interrupts_and_training_resumes",
     "test_image_pushed_to_the_registry_is_pulled_by_a_node",
+    "test_node_deleted_without_notice_is_an_interruption",
     "test_operator_image_reads_api_with_service_account",
     "test_pods_run_on_on_demand_and_spot_nodes",
     "test_service_name_resolves_from_another_node",
