@@ -34,8 +34,9 @@ EXCEPTIONS = {
 
 
 def main() -> int:
-    """Return 1 where a tracked file breaks a rule, else 0."""
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607
+    """Return 1 where a file breaks a rule, else 0. A new file is checked before it is committed."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     found = [problem for name in names.stdout.splitlines() if name not in EXCEPTIONS for problem in problems_of(name)]
     print("\n".join(found) or "style: ok", file=sys.stderr if found else sys.stdout)
     return int(bool(found))
