@@ -16,7 +16,7 @@ def exit_code(status: PipelineStatus) -> int:
 
 
 def below_gate(status: PipelineStatus) -> int:
-    """Return BELOW_GATE if the score is below the gate, even where no stage depends on the gate; else 0."""
+    """Return BELOW_GATE if the score is below the gate, else 0."""
     return BELOW_GATE if is_below_a_gate(status) else 0
 
 

@@ -163,6 +163,9 @@ STATES: dict[str, PipelineState] = {
         lambda: _asked(_failed(), RETRY_ANNOTATION), FAILED, PROGRESSING, (), "retry was requested"
     ),
     "below its gate": PipelineState(lambda: Scenario().finish(evaluate=scores(0.1)), FAILED, DEGRADED),
+    "below a gate that no stage needs": PipelineState(
+        lambda: Scenario(a_pipeline(deploy={"when": "Always"})).finish(evaluate=scores(0.1)), FAILED, DEGRADED
+    ),
     "succeeded": PipelineState(lambda: Scenario().finish(), CURRENT, HEALTHY),
     "suspended after its end": PipelineState(lambda: Scenario().finish().edit(suspend=True), CURRENT, HEALTHY),
     "serving": PipelineState(_serving, CURRENT, HEALTHY),

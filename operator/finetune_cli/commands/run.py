@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
     for kind, text in (("evict", help_evict), ("kill", help_kill)):
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="STAGE@STEP", help=text)
     parser.add_argument(
-        "--keep-serving", action="store_true", help="serve the published model after the run, until Ctrl-C"
+        "--keep-serving", action="store_true", help="serve the published model after a run that succeeded, until Ctrl-C"
     )
     parser.add_argument("--json", action="store_true", help="print only the final status, as JSON")
 

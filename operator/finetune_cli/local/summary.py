@@ -6,7 +6,7 @@ from pathlib import Path
 
 from finetune_cli.costs import cost_lines
 from finetune_cli.display import interruptions_line
-from finetune_cli.fields import gate_lines, is_below_a_gate
+from finetune_cli.fields import gate_lines
 from finetune_cli.pipeline_status import ready_message
 from finetune_cli.runs import RUNS, manifest_of
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
@@ -39,8 +39,6 @@ def outcome_line(status: PipelineStatus) -> str:
         return ready_message(status)
     if failed:
         return f"{status.phase} at {failed}{link(status.stages[failed].reason, TROUBLESHOOTING_URL)}"
-    if is_below_a_gate(status) and status.phase == "Succeeded":
-        return "Succeeded, but below the gate (exit code 3): all requested stages are done, and none of them runs again"
     return f"{status.phase}: {ready_message(status)}"
 
 

@@ -189,13 +189,15 @@ def _add_workspace_warning(summary: Summary, blocker: Blocker | None) -> Summary
 
 
 def _finish(assessment: PipelineAssessment) -> Summary:
+    """Return how the pipeline ended. A server that is down comes first: only it has clients that wait."""
     statuses = [stage.status for stage in assessment.stages.values()]
-    below = next((status.message for status in statuses if status.reason is Reason.BELOW_THRESHOLD), None)
-    if below:
-        return Summary("BelowThreshold", "False", Reason.BELOW_THRESHOLD, below, stalled=True, finished=True)
     down = next((status.message for status in statuses if status.reason is Reason.SERVER_NOT_READY), None)
     if down:
         return Summary("Degraded", "False", Reason.SERVER_NOT_READY, down, finished=True)
+    # Whether or not a stage depends on the gates: to pass them was requested, too.
+    closed = truncate_message("; ".join(gate.message for gate in assessment.gates if not gate.passed))
+    if closed:
+        return Summary("BelowThreshold", "False", Reason.BELOW_THRESHOLD, closed, stalled=True, finished=True)
     return Summary("Succeeded", "True", Reason.ALL_STAGES_SUCCEEDED, "all requested stages are done", finished=True)
 
 

@@ -113,7 +113,7 @@ def test_closed_gate_after_success_is_part_of_the_outcome(tmp_path, command):
     record(tmp_path / ".finetune/demo", "demo", scenario.reconcile_until_stable().status, scenario.spec)
     _, out = command("get", "demo")
     assert "gate closed: exam acc = 0.7 is not above 0.9" in out
-    assert "Succeeded, but below the gate (exit code 3)" in out
+    assert "BelowThreshold: exam acc = 0.7 is not above 0.9" in out
 
 
 def test_run_by_name_needs_a_recorded_manifest(tmp_path, command):
