@@ -35,6 +35,7 @@ from finetune_trainer.data.row_format import record_size
 from finetune_trainer.runtime.notices import Ec2
 from finetune_trainer.training.batches import StepSampler, batches
 from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
+from finetune_trainer.training.rank_processes import listen_on_all_addresses
 from finetune_trainer.training.ranks import Ranks
 
 STEPS = 24
@@ -273,6 +274,14 @@ class Pod:
 
     def variables(self):
         return self._environment.variables() | {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_first_process_listens_by_both_protocols():
+    with listen_on_all_addresses(0) as server:
+        hosts = ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",)
+        for host in hosts:
+            with socket.create_connection((host, server.getsockname()[1]), timeout=5) as connection:
+                assert connection.getpeername()[0] == host
 
 
 def test_notice_on_another_node_saves_the_next_step(new_training):

@@ -69,6 +69,13 @@ def ranks_here(recipe: TrainRecipe, environment: Environment) -> int:
     return (recipe.processes_per_node or 1) if environment.master_address else recipe.processes
 
 
+def listen_on_all_addresses(port: int) -> socket.socket:
+    """Return a socket that takes connections by IPv4 and, where the machine has it, by IPv6."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
 @contextlib.contextmanager
 def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesses"]:
     """Start the other processes of this pod. At the end of the context wait for them, then kill those that are left.
@@ -185,7 +192,7 @@ class RankProcesses:
     def _listen(self) -> TCPStore:
         """Open the store by which all processes find each other: at a free port of HOST if all are in this pod."""
         is_only_pod = not self._environment.master_address
-        server = socket.create_server((HOST, 0) if is_only_pod else ("", RENDEZVOUS_PORT))
+        server = socket.create_server((HOST, 0)) if is_only_pod else listen_on_all_addresses(RENDEZVOUS_PORT)
         port = server.getsockname()[1]
         options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": server.detach()}
         return TCPStore(HOST, port, timeout=TIMEOUT, **options)
