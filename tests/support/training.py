@@ -1,12 +1,12 @@
 """Workspaces with packed rows, and runs of the train stage in them."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from signal import SIGKILL, SIGTERM, Signals
+from typing import Any, TypeVar
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, settings
 
 from finetune_trainer.contract import Environment, TrainConfig, TrainResult
 from finetune_trainer.data.packing import Document, PackedWriter
@@ -20,14 +20,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PREPARED = "p" * 16
 IDENTITY = "a" * 16
 
-twice = settings(
-    max_examples=2,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
-)
-"""Two examples, the same in every run: for tests of whole trainings that take seconds."""
+KILLS = 10
+STEPS_OF_KILLED = 80
+"""So many that none of KILLS finds the training done."""
+
+T = TypeVar("T")
+
+
+def random_kills(targets: Sequence[T], longest_delay: float) -> Iterator[tuple[T, float, Signals]]:
+    """Yield KILLS targets, delays in seconds and signals, the same ones in every run."""
+    generator = np.random.Generator(np.random.Philox(KILLS))
+    for _ in range(KILLS):
+        target = targets[generator.integers(len(targets))]
+        yield target, generator.uniform(0, longest_delay), (SIGTERM, SIGKILL)[generator.integers(2)]
 
 
 def document(start: int, length: int, *, prompt: int = 3, vocabulary: int = 320) -> Document:

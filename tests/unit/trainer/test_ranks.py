@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.metadata_servers import metadata_server
 from support.training import (
+    STEPS_OF_KILLED,
     adapter_digest,
     documents,
     environment,
     pairs,
+    random_kills,
     stage_folder,
     train_config,
-    twice,
     write_rows,
 )
 
@@ -33,10 +34,11 @@ from finetune_trainer.contract import ExitCode, TerminationMessage
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.data.row_format import record_size
 from finetune_trainer.runtime.notices import Ec2
+from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.batches import StepSampler, batches
 from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
 from finetune_trainer.training.rank_processes import listen_on_all_addresses
-from finetune_trainer.training.ranks import Ranks
+from finetune_trainer.training.ranks import PeerLost, RankGroup, Ranks
 
 STEPS = 24
 LOG = "log"
@@ -183,10 +185,11 @@ METHODS = {
 }
 METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP"}
 METHODS["DPO"] = METHODS["LoRA"] | DPO
+METHODS["DPO, sharded"] = METHODS["DPO"] | {"parallelism": "FSDP"}
 METHODS["Full, sharded"] = METHODS["Full"] | {"parallelism": "FSDP"}
 RUNS = [("LoRA", 2), ("QLoRA", 2), ("Full", 2), ("DPO", 2), ("Full, sharded", 2)]
 if ALL:
-    RUNS += [("LoRA", 4), ("LoRA, sharded", 2)]
+    RUNS += [("LoRA", 4), ("LoRA, sharded", 2), ("DPO, sharded", 2), ("Full, sharded", 4)]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run[0]}-{run[1]}")
@@ -194,36 +197,21 @@ def several(request, new_training):
     """The recipe of several processes, and the digest of their weights after a training without kills."""
     method, processes = request.param
     recipe = METHODS[method] | {"processes_per_node": processes, "gradient_accumulation_steps": 2}
+    recipe |= {"max_steps": STEPS_OF_KILLED}
     return recipe, new_training(**recipe).run().digest
 
 
-kills = st.lists(
-    st.tuples(
-        st.integers(0, 3),
-        st.floats(0, 0.3),
-        st.sampled_from([signal.SIGTERM, signal.SIGKILL]),
-    ),
-    min_size=5,
-    max_size=5,
-)
-
-
-@twice
-@given(kills=kills)
-def test_kills_of_any_process_do_not_change_the_weights(new_training, several, kills):
+def test_kills_of_any_process_do_not_change_the_weights(new_training, several):
     recipe, uninterrupted = several
     training = new_training(**recipe)
-    for rank, after, number in kills:
+    for rank, after, number in random_kills(range(recipe["processes_per_node"]), longest_delay=0.1):
         process = training.start()
         process.until(lambda: training.step() > 0)
         time.sleep(after)
-        pids = [process.pid, *process.other_ranks()]
-        with suppress(ProcessLookupError):
-            os.kill(pids[rank % len(pids)], number)
-        code = process.wait()
-        assert code in {ExitCode.DONE, ExitCode.INTERRUPTED, ExitCode.UNAVAILABLE, -signal.SIGKILL}, training.log
+        os.kill([process.pid, *process.other_ranks()][rank], number)
         # A lost process is a failure of its pod; all others are interruptions.
-        assert code != ExitCode.UNAVAILABLE or (number == signal.SIGKILL and rank % len(pids))
+        expected = ExitCode.INTERRUPTED if number == signal.SIGTERM else ExitCode.UNAVAILABLE if rank else -number
+        assert process.wait() == expected, training.log
     assert training.run().digest == uninterrupted
     assert "corrupt" not in training.log
 
@@ -276,6 +264,28 @@ class Pod:
         return self._environment.variables() | {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), True),
+        (RuntimeError("[/pytorch/third_party/gloo/gloo/unbound_buffer.cc:78] Timed out waiting 4000ms for recv"), True),
+        (RuntimeError("[enforce fail at /pytorch/third_party/gloo/gloo/pair.cc:456] length <= nbytes"), False),
+        (torch.distributed.DistBackendError("NCCL error: ncclRemoteError: a remote process exited"), True),
+        (torch.distributed.DistBackendError("NCCL error: invalid usage. Duplicate GPU detected"), False),
+        (torch.distributed.DistNetworkError("failed to recv, got 0 bytes"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_only_a_lost_connection_is_an_interruption(monkeypatch, capsys, error, is_lost):
+    def all_reduce(*_: object, **__: object):
+        raise error
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    with pytest.raises(PeerLost if is_lost else type(error)):
+        RankGroup(0, 2, StopSignal(), lambda: False).sum(1.0)
+    assert (f"process 0 of 2 has lost another one: {error}" in "".join(capsys.readouterr())) is is_lost
+
+
 def test_first_process_listens_by_both_protocols():
     with listen_on_all_addresses(0) as server:
         hosts = ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",)
@@ -304,6 +314,19 @@ def test_notice_on_another_node_saves_the_next_step(new_training):
     assert "EC2 announces terminate" in (training.workspace / f"{LOG}-1").read_text()
     log = (training.workspace / f"{LOG}-0").read_text()
     assert log.count(f"{NOTICE_OF_ANOTHER}: the next step boundary is saved") == 1
+
+
+def test_pod_that_waits_for_another_in_vain_can_be_retried(new_training):
+    training = new_training(nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    name = "finetune_trainer.training.rank_processes"
+    options = {"constants": {f"{name}.RENDEZVOUS_PORT": port, f"{name}.JOIN_SECONDS": 1.0}}
+    pod = Pod(training.workspace, 0)
+    assert training.server.start(training.config, pod, training.workspace / LOG, **options).wait() == (
+        ExitCode.UNAVAILABLE
+    )
+    assert "the 2 processes of train.nodes and train.processesPerNode have not met within 1 s" in training.log
 
 
 def test_failure_of_another_process_is_that_of_the_stage(new_training):
@@ -338,6 +361,12 @@ class Share(Ranks):
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
+
+
+def test_least_is_that_of_all_processes():
+    ranks = Share(1, 3)
+    ranks.sum = lambda *own: (own[0] + 5, own[1], own[2] + 3)
+    assert [ranks.least(4), ranks.least(2), Ranks().least(7)] == [3, 2, 7]
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])

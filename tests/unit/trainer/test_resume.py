@@ -10,18 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.forkserver import REPOSITORY, ForkServer
 from support.training import (
     PREPARED,
+    STEPS_OF_KILLED,
     adapter_digest,
     documents,
     environment,
     pairs,
+    random_kills,
     stage_folder,
     train_config,
-    twice,
     write_rows,
 )
 
@@ -135,17 +134,6 @@ def new_training(fork_server, packed, config, tmp_path_factory):
     )
 
 
-kills = st.lists(
-    st.tuples(
-        st.sampled_from(["start", "saving", "training"]),
-        st.floats(0, 0.4),
-        st.sampled_from([signal.SIGTERM, signal.SIGKILL]),
-    ),
-    min_size=2,
-    max_size=4,
-)
-
-
 def lora(**changes):
     return {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1} | changes}
 
@@ -175,21 +163,23 @@ def start(packed, uninterrupted):
 def method(request, tiny_model, train_uninterrupted, start):
     """The config of one method, and the digest of its weights after a training without kills."""
     changes = start if request.param.endswith("from-adapter") else {}
-    changes = changes | {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | METHODS[request.param]
+    changes = (
+        changes
+        | {"max_steps": STEPS_OF_KILLED, "eval_steps": 7, "checkpoint": {"every_steps": 3}}
+        | METHODS[request.param]
+    )
     unpacked = UNPACKED if request.param.endswith("unpacked") else PREPARED
     prepared = PAIRS if request.param.startswith("DPO") else unpacked
     config = train_config(tiny_model, **changes).model_copy(update={"prepare": prepared})
     return config, train_uninterrupted(config, request.param)
 
 
-@twice
-@given(kills=kills)
-def test_random_kills_do_not_change_the_weights(new_training, method, kills):
+def test_random_kills_do_not_change_the_weights(new_training, method):
     config, uninterrupted = method
     training = new_training(config)
-    for moment, after, number in kills:
-        code = training.kill(moment, after, number)
-        assert code in {ExitCode.DONE, ExitCode.INTERRUPTED, -signal.SIGKILL}
+    training.kill("start", 0.2, signal.SIGTERM)
+    for kill in random_kills(("saving", "training"), longest_delay=0.05):
+        assert training.kill(*kill) in {ExitCode.INTERRUPTED, -signal.SIGKILL}
     assert training.finish() == uninterrupted
     assert "corrupt" not in (training.workspace / "log").read_text()
 

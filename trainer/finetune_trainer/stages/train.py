@@ -1,5 +1,6 @@
 """Stage train: trains an adapter or all weights, from the start or from the latest valid checkpoint."""
 
+import importlib.metadata
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -28,6 +29,7 @@ from finetune_trainer.training.determinism import (
     numeric_environment,
     prepare_device,
     restore_thread_count,
+    set_thread_count,
     share_processors,
 )
 from finetune_trainer.training.loop import Checkpoints, TrainingRun, train
@@ -113,6 +115,8 @@ def load_model(
     context.progress.update(note="loading the model")
     trainable = load_trainable(source, config, torch.device("cpu") if others.is_sharded else device, start)
     ranks = others.join(context.progress)
+    # A checkpoint has one thread count, with which all processes resume, on whichever nodes.
+    set_thread_count(ranks.least(torch.get_num_threads()))
     model = TrainedModel(shard(trainable, ranks, device) if ranks.is_sharded else trainable, device, config.recipe)
     document_attention.enable(model, config.recipe.dtype)
     return model, ranks
@@ -195,7 +199,7 @@ def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
         run.restore(snapshot)
         log_line(f"resumed from step {run.state.step} of {run.sampler.steps}")
     run.metrics.resume(run.state.step, samples=run.samples is not None)
-    saved, current = run.state.numerics, numeric_environment(run.model.device)
+    saved, current = run.state.numerics, numerics_of(run)
     for name in sorted(saved.keys() & current.keys()):
         if saved[name] != current[name]:
             log_line(
@@ -203,6 +207,16 @@ def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
                 "the result may differ in its last bits from that of an uninterrupted run"
             )
     run.state.numerics = current
+
+
+def numerics_of(run: TrainingRun) -> dict[str, str]:
+    """Return the numeric environment of a run, and what only its model and its recipe make part of that."""
+    attention = document_attention.NAME if run.model.is_flat else run.model.masked_attention
+    found = numeric_environment(run.model.device) | {"attention": attention}
+    recipe = run.config.recipe
+    if recipe.method == "QLoRA" or recipe.optimizer.name == "AdamW8Bit":
+        found["bitsandbytes"] = importlib.metadata.version("bitsandbytes")
+    return found
 
 
 def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseModel) -> TrainResult:

@@ -55,18 +55,21 @@ def processor() -> str:
 
 
 def share_processors(processes: int) -> None:
-    """Set the thread count of each of several processes, unless OMP_NUM_THREADS is set: the user has chosen a count."""
-    if processes > 1 and not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(max(1, usable_processors() // processes))
+    """Set the thread count of each of several processes of this machine."""
+    if processes > 1:
+        set_thread_count(max(1, usable_processors() // processes))
 
 
 def restore_thread_count(recorded: str | None) -> None:
-    """Set the thread count that the run began with: another count changes the order of summation.
+    """Set the thread count that the run began with: another count changes the order of summation."""
+    if recorded and recorded.isdigit() and int(recorded) > 0:
+        set_thread_count(int(recorded))
 
-    If OMP_NUM_THREADS is set, the user has chosen a count, and this does nothing.
-    """
-    if recorded and recorded.isdigit() and int(recorded) > 0 and not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(recorded))
+
+def set_thread_count(count: int) -> None:
+    """Set the thread count, unless OMP_NUM_THREADS is set: the user has chosen one."""
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(count)
 
 
 def seed_generators(seed: int, step: int, rank: int = 0) -> None:

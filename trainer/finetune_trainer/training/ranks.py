@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.runtime.errors import Interrupted
+from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.stop_signal import StopSignal
 
 BUCKET_BYTES = 256 << 20
@@ -24,8 +25,8 @@ POLL_SECONDS = 1e-4
 """Between two looks whether a sum has arrived. A process that waits in PyTorch instead would hear no signal."""
 ABANDON_SECONDS = 10.0
 """Time after a request to stop in which the others must answer: those on a lost node never do."""
-PEER_ERROR = re.compile(r"third_party/gloo|Connection (closed|reset) by peer|NCCL")
-"""Messages of gloo and NCCL when a connection ends."""
+PEER_ERROR = re.compile(r"^\[\S*third_party/gloo|Connection (closed|reset)|Broken pipe|[Tt]imed out|ncclRemoteError")
+"""Messages of gloo and NCCL when a connection ends. Other errors, such as NCCL's for invalid usage, are faults."""
 TIMEOUT = timedelta(hours=1)
 """Limit of each sum, which waits while another process saves, validates or generates samples."""
 
@@ -57,6 +58,10 @@ class Ranks:
     def any(self, flag: bool) -> bool:  # noqa: FBT001  the only argument
         """Return whether the flag is set in any process; raise PeerLost if one has ended."""
         return flag
+
+    def least(self, value: int) -> int:
+        """Return the least of all processes' values; raise PeerLost if one has ended."""
+        return int(min(self.sum(*(value if rank == self.rank else 0 for rank in range(self.size)))))
 
     def micro_batches(self, indices: Indices, size: int) -> Iterator[tuple[Indices, bool]]:
         """Yield the indices of each micro-batch of this process, and whether they count.
@@ -121,7 +126,11 @@ class RankGroup(Ranks):
                     raise PeerLost
                 time.sleep(POLL_SECONDS)
             work.wait()
-        except RuntimeError as error:  # a closed connection, or TIMEOUT
+        except RuntimeError as error:
+            if not is_loss_of_peer(error) and not self._has_lost_a_peer():
+                raise
+            reason = next(iter(str(error).splitlines()), "")
+            log_line(f"train: process {self.rank} of {self.size} has lost another one: {reason}")
             raise PeerLost from error
 
 
@@ -137,7 +146,8 @@ class ShardedRankGroup(RankGroup):
 
 def is_loss_of_peer(error: RuntimeError) -> bool:
     """Return whether PyTorch raised an error because another process has ended."""
-    return isinstance(error, torch.distributed.DistError) or PEER_ERROR.search(str(error)) is not None
+    is_network_error = isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError)
+    return is_network_error or PEER_ERROR.search(str(error)) is not None
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
