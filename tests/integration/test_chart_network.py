@@ -20,12 +20,13 @@ STORE: Object = {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"prot
     ],
 )
 def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
-    objects = render({"networkPolicy": {"enabled": True}, "namespaces": namespaces})
+    objects = render({"networkPolicy": {"enabled": True, "egress": [STORE]}, "namespaces": namespaces})
     policy = only(objects, "NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "http"}]}]
-    dns, api_server, stages = policy["egress"]
+    dns, api_server, stages, more = policy["egress"]
+    assert more == STORE
     assert {one["port"] for one in dns["ports"]} == {53}
     assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == ([443, 6443], False)
     [peer] = stages["to"]

@@ -97,6 +97,7 @@ EVERYTHING: Object = {
         "enabled": True,
         "metricsFrom": [{"podSelector": {}}],
         "apiServerPorts": [8443],
+        "egress": [{"to": [{"ipBlock": {"cidr": "192.0.2.8/32"}}], "ports": [{"protocol": "TCP", "port": 3128}]}],
         "stages": {
             "egress": [
                 {

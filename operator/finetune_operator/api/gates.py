@@ -1,4 +1,4 @@
-"""Gates: conditions on the scores that stages with `when: GatesPassed` require."""
+"""Gates: conditions on the scores that Ready requires, and stages with `when: GatesPassed`."""
 
 import math
 import operator

@@ -11,6 +11,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import CAPACITIES
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Costs, Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.core.endings import FAILURES, INTERRUPTIONS
 
 REGISTRY = CollectorRegistry()
 RECONCILED = Counter(
@@ -117,8 +118,11 @@ def _create_series() -> None:
     for phase in FINAL_PHASES:
         FINISHED.labels(phase)
     for kind in STAGES:
-        ATTEMPTS.labels(kind.name, Outcome.INTERRUPTED, Reason.INTERRUPTED)
         ATTEMPTS.labels(kind.name, Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED)
+        for reason in sorted(INTERRUPTIONS):
+            ATTEMPTS.labels(kind.name, Outcome.INTERRUPTED, reason)
+        for reason in sorted(FAILURES):
+            ATTEMPTS.labels(kind.name, Outcome.FAILED, reason)
         for capacity in ("", *CAPACITIES):
             ATTEMPT_SECONDS.labels(kind.name, capacity)
             SPENT.labels(kind.name, capacity)
@@ -146,8 +150,12 @@ def count_changes(before: PipelineStatus, after: PipelineStatus) -> Mapping[Atte
 
 
 def record_changes(before: PipelineStatus, after: PipelineStatus) -> None:
-    """Count what has ended between two statuses of one pipeline; call it once the later one is written."""
-    if after.finished_at and not before.finished_at and after.phase in FINAL_PHASES:
+    """Count what has ended between two statuses of one pipeline; call it once the later one is written.
+
+    An edited gate that closes after the end counts, too. A server that goes down and comes back does not.
+    """
+    has_closed = after.phase == "BelowThreshold" != before.phase
+    if after.finished_at and (has_closed or not before.finished_at) and after.phase in FINAL_PHASES:
         FINISHED.labels(after.phase).inc()
     for labels, count in count_changes(before, after).items():
         ATTEMPTS.labels(labels.stage, labels.outcome, labels.reason).inc(count)

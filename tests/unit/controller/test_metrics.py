@@ -99,10 +99,12 @@ def finished(phase: str) -> PipelineStatus:
     [
         (PipelineStatus(), finished("BelowThreshold"), 1),
         (finished("BelowThreshold"), finished("BelowThreshold"), 0),
+        (finished("Succeeded"), finished("BelowThreshold"), 1),
+        (finished("Degraded"), finished("Succeeded"), 0),
         (PipelineStatus(), PipelineStatus(phase="Running"), 0),
         (PipelineStatus(), finished("Another"), 0),
     ],
-    ids=["finished", "had finished", "runs", "unknown phase"],
+    ids=["finished", "had finished", "gate closed later", "server is back", "runs", "unknown phase"],
 )
 def test_pipeline_is_counted_once_it_finishes(before, after, count):
     def counted() -> float:

@@ -43,8 +43,8 @@ class Evaluate(StageSpec, EvaluateRecipe):
     )
 
     gates: tuple[Gate, ...] = Field(default=(), max_length=16)
-    """Scores required by stages with when: GatesPassed; all must hold. Editing them reruns no stage; only against
-    may."""
+    """Scores that Ready requires, and stages with when: GatesPassed; all must hold. Editing them reruns no stage; only
+    against may."""
 
     @override
     def config(self, context: ConfigContext) -> EvaluateConfig:
