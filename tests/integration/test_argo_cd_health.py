@@ -11,6 +11,7 @@ import pytest
 import yaml
 from support.pipeline_states import STATES
 from support.programs import program
+from support.scenario import merged
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGOCD = ROOT / "deploy" / "argocd"
@@ -79,6 +80,16 @@ def test_examples_offer_the_actions_of_their_test_file() -> None:
         answer = answers_of_examples()[Path(one["inputPath"]).name]
         actions = [{"disabled": False, **action} for action in answer["actions"] or ()]
         assert sorted(actions, key=lambda action: action["name"]) == one["result"], one["inputPath"]
+
+
+def test_actions_have_the_outputs_of_their_test_file() -> None:
+    folder = RESOURCE / "actions"
+    tests = yaml.safe_load((folder / "action_test.yaml").read_text())["actionTests"]
+    assert {one["action"] for one in tests} == {"suspend", "resume"}
+    for one in tests:
+        before, after = (yaml.safe_load((folder / one[key]).read_text()) for key in ("inputPath", "expectedOutputPath"))
+        patch = answers_of_examples()[Path(one["inputPath"]).name]["patches"][one["action"]]
+        assert merged(before, patch) == after != before
 
 
 def test_script_needs_no_open_libraries() -> None:
