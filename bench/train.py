@@ -58,7 +58,12 @@ TRAINERS = {
 """Name -> the function that trains and returns the times at which the steps ended."""
 OBJECTIVES = {"SFT": ("ours", "HF Trainer", "TRL SFTTrainer"), "DPO": ("ours", "TRL DPOTrainer")}
 """Objective -> the trainers that have it."""
-PAUSES = {"ours": "train_bench.ours:pauses", "HF Trainer": "train_bench.hf:pauses"}
+PAUSES = {
+    "ours": "train_bench.ours:pauses",
+    "HF Trainer": "train_bench.hf:pauses",
+    "TRL SFTTrainer": "train_bench.with_trl:pauses_sft",
+    "TRL DPOTrainer": "train_bench.with_trl:pauses_dpo",
+}
 """Name -> the function that trains and returns how long each checkpoint paused training."""
 
 
@@ -139,11 +144,11 @@ def throughput(benchmark: Benchmark) -> None:
 def pauses(benchmark: Benchmark) -> None:
     """Print how long a checkpoint of an adapter pauses training.
 
-    In our loop that is the time of the snapshot and of starting to write it, in HF's Trainer the whole save.
+    In our loop that is the time of the snapshot and of starting to write it, in the other trainers the whole save.
     """
     for turn in range(2):
-        for name, function in PAUSES.items():
-            milliseconds = [1e3 * each for each in measure(benchmark, function).seconds]
+        for name in OBJECTIVES[benchmark.options.objective]:
+            milliseconds = [1e3 * each for each in measure(benchmark, PAUSES[name]).seconds]
             print(f"a checkpoint pauses training, turn {turn + 1}: {name:15} {spread(milliseconds, '.1f')} ms")
     folder = max((benchmark.folder / "train" / "ours" / "checkpoints").glob("step-*"))
     print(f"it has {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.0f} MB")
@@ -180,7 +185,7 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="turns of the speeds; 0: none")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument(
         "--counted", dest="target_fraction", type=float, default=0.25, help="fraction of the tokens in the loss"
@@ -200,9 +205,9 @@ def main() -> None:
     print(f"{options.repeats} turns, {options.clock} clock")
     with tempfile.TemporaryDirectory() as folder:
         benchmark = make_benchmark(Path(folder), options)
-        throughput(benchmark)
-        if options.objective == "SFT":
-            pauses(benchmark)
+        if options.repeats:
+            throughput(benchmark)
+        pauses(benchmark)
         stopping(benchmark, 3)
 
 

@@ -42,6 +42,11 @@ def train(benchmark: Benchmark, **changes: object) -> list[float]:
 
 def pauses(benchmark: Benchmark) -> list[float]:
     """Return the seconds that each of HF's checkpoints takes."""
+    return pauses_of(train, benchmark)
+
+
+def pauses_of(train: Callable[..., list[float]], benchmark: Benchmark) -> list[float]:
+    """Return the seconds that each checkpoint takes of a trainer that is a subclass of HF's."""
     seconds: list[float] = []
     with timed(Trainer, "_save_checkpoint", seconds):
         train(benchmark, rank=PAUSES_RANK, save_strategy="steps", save_steps=PAUSES_EVERY)

@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from train_bench.benchmark import Benchmark
-from train_bench.hf import stack_rows, train_with
+from train_bench.hf import pauses_of, stack_rows, train_with
 
 
 class InOrderSFT(SFTTrainer):
@@ -25,7 +25,7 @@ class InOrderDPO(DPOTrainer):
         return dataset
 
 
-def train_sft(benchmark: Benchmark) -> list[float]:
+def train_sft(benchmark: Benchmark, **changes: object) -> list[float]:
     """Train with trl.SFTTrainer; return the times at which the steps ended."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(benchmark.model)
     return train_with(
@@ -39,10 +39,16 @@ def train_sft(benchmark: Benchmark) -> list[float]:
         SFTConfig,
         dataset_kwargs={"skip_prepare_dataset": True},
         packing=False,
+        **changes,
     )
 
 
-def train_dpo(benchmark: Benchmark) -> list[float]:
+def pauses_sft(benchmark: Benchmark) -> list[float]:
+    """Return the seconds that each checkpoint of trl.SFTTrainer takes."""
+    return pauses_of(train_sft, benchmark)
+
+
+def train_dpo(benchmark: Benchmark, **changes: object) -> list[float]:
     """Train with trl.DPOTrainer; return the times at which the steps ended."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(benchmark.model)
     return train_with(
@@ -53,4 +59,10 @@ def train_dpo(benchmark: Benchmark) -> list[float]:
         DPOConfig,
         precompute_ref_log_probs=True,
         remove_unused_columns=True,
+        **changes,
     )
+
+
+def pauses_dpo(benchmark: Benchmark) -> list[float]:
+    """Return the seconds that each checkpoint of trl.DPOTrainer takes."""
+    return pauses_of(train_dpo, benchmark)
