@@ -131,17 +131,19 @@ def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheu
 def test_every_panel_shows_what_was_scraped(scene: tuple[Prometheus, PipelineDriver]):
     """A query may be well-formed and fail, for example where one series matches many.
 
-    Here are no GPUs, nothing has failed, and at the end nothing waits.
+    Here are no GPUs, and at the end nothing waits. Nothing was evicted or has failed, so those series are 0.
     """
     server, _ = scene
     until(lambda: server.query("finetune_stage_validation_loss and finetune_stage_saved_step"), TRAINING_SECONDS)
     empty = {name for name, expression in dashboard_expressions().items() if not server.query(concrete(expression))}
     assert {name for name in empty if "GPU" not in name} == {
-        f"FineTunePipelines: {panel} A" for panel in ("Failed attempts per hour", "Stages that wait", "Longest wait")
+        f"FineTunePipelines: {panel} A" for panel in ("Stages that wait", "Longest wait")
     }
 
 
 def concrete(expression: str) -> str:
+    """Return a panel's query for the pipeline of the scene, with the series that it leaves out because they are 0."""
+    expression = expression.removesuffix(" > 0")
     values = {'job=~"any"': 'job=~".+"', 'namespace="any"': 'namespace="team"', 'pipeline="any"': 'pipeline="demo"'}
     for variable, value in values.items():
         expression = expression.replace(variable, value)
