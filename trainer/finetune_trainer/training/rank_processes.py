@@ -92,7 +92,7 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
             raise failure from None
         raise
     except RuntimeError as error:  # in the passes of a sharded model
-        if not is_loss_of_peer(error):
+        if not is_loss_of_peer(error) and not processes.has_lost_one():
             raise
         processes.wait(END_SECONDS)
         raise (processes.failure() or PeerLost()) from error
