@@ -56,7 +56,7 @@ def files() -> dict[Path, str | None]:
         CHART_COPY: GENERATED + dump(data),
         RESOURCE / "health_test.yaml": GENERATED + dump({"tests": list(_health_tests(STATES))}),
         RESOURCE / "actions" / "action_test.yaml": GENERATED + dump(_action_tests(STATES)),
-        **{_result(verb): GENERATED + dump(_after(STATES, *change)) for verb, change in RESULTS.items()},
+        **{_result(verb): GENERATED + dump(_after(STATES, verb)) for verb in RESULTS},
         **{_example(name): GENERATED + dump(_without_stages(state.object())) for name, state in STATES.items()},
         CONDITIONS: _conditions_page(STATES),
     }
@@ -103,7 +103,8 @@ def _result(verb: str) -> Path:
     return RESOURCE / "actions" / "testdata" / f"after-{verb}.yaml"
 
 
-def _after(states: dict[str, Any], name: str, suspend: bool) -> dict[str, Any]:  # noqa: FBT001  a value of RESULTS
+def _after(states: dict[str, Any], verb: str) -> dict[str, Any]:
+    name, suspend = RESULTS[verb]
     example = _without_stages(states[name].object())
     return example | {"spec": example["spec"] | {"suspend": suspend}}
 

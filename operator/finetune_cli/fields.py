@@ -213,11 +213,6 @@ def gate_lines(status: PipelineStatus) -> list[str]:
     return [f"gate {'open' if gate.passed else 'closed'}: {gate.message}" for gate in status.gates]
 
 
-def is_below_a_gate(status: PipelineStatus) -> bool:
-    """Return whether a score does not pass one of its gates."""
-    return status.gates_passed is False
-
-
 def score_of(status: Mapping[str, Any]) -> str:
     """Return the score of the gate, or the first one that was measured; empty before it is known.
 

@@ -1,7 +1,6 @@
 """Exit codes and messages derived from a pipeline's status."""
 
 from finetune_cli.exit_codes import BELOW_GATE, FAILED
-from finetune_cli.fields import is_below_a_gate
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.pipeline import Pipeline
@@ -17,7 +16,7 @@ def exit_code(status: PipelineStatus) -> int:
 
 def below_gate(status: PipelineStatus) -> int:
     """Return BELOW_GATE if the score is below the gate, else 0."""
-    return BELOW_GATE if is_below_a_gate(status) else 0
+    return BELOW_GATE if status.gates_passed is False else 0
 
 
 def is_up_to_date(pipeline: Pipeline) -> bool:

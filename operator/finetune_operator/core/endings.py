@@ -23,11 +23,11 @@ PERMANENT_REASONS: dict[int, Reason] = {
 """The reason of each permanent exit code."""
 
 NON_RETRYABLE = frozenset({*PERMANENT_REASONS.values(), Reason.OUT_OF_MEMORY})
+"""Reasons after which a stage is not retried automatically: the next attempt would fail in the same way."""
 FAILURES = NON_RETRYABLE | {Reason.RESULT_MISSING, Reason.SOURCE_UNAVAILABLE, Reason.STAGE_FAILED}
 """Every reason of an attempt that has failed."""
 INTERRUPTIONS = frozenset({Reason.INTERRUPTED, Reason.JOB_DISAPPEARED, Reason.RESULT_MISSING})
 """Every reason of an attempt that was interrupted."""
-"""Reasons after which a stage is not retried automatically: the next attempt would fail in the same way."""
 
 
 @dataclass(frozen=True)

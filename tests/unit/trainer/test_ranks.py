@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.metadata_servers import metadata_server
+from support.stores.servers import free_port
 from support.training import (
     STEPS_OF_KILLED,
     adapter_digest,
@@ -296,8 +297,7 @@ def test_first_process_listens_by_both_protocols():
 
 def test_notice_on_another_node_saves_the_next_step(new_training):
     training = new_training(nodes=2, max_steps=4000, checkpoint={"every_steps": 5000})
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     options = {"constants": {"finetune_trainer.training.rank_processes.RENDEZVOUS_PORT": port}}
     with metadata_server("EC2") as (served, base):
         served.set(Ec2.ACTION, {"action": "terminate", "time": "2030-01-01T08:22:00Z"})
@@ -318,8 +318,7 @@ def test_notice_on_another_node_saves_the_next_step(new_training):
 
 def test_pod_that_waits_for_another_in_vain_can_be_retried(new_training):
     training = new_training(nodes=2)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     name = "finetune_trainer.training.rank_processes"
     options = {"constants": {f"{name}.RENDEZVOUS_PORT": port, f"{name}.JOIN_SECONDS": 1.0}}
     pod = Pod(training.workspace, 0)
