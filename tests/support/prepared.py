@@ -65,6 +65,12 @@ def prepare(config: PrepareConfig, environment: Environment) -> PrepareResult:
     return run_to_result(config, environment, PrepareResult)
 
 
+def prepare_again(config: PrepareConfig, environment: Environment) -> PrepareResult:
+    """Run the stage as if it had never run."""
+    (environment.stage_dir("prepare", IDENTITY) / "result.json").unlink(missing_ok=True)
+    return prepare(config, environment)
+
+
 def output_folder(environment: Environment) -> Path:
     return environment.stage_dir("prepare", IDENTITY) / "output"
 

@@ -1,6 +1,7 @@
 """A corrupt checkpoint is named and skipped: training resumes from the one before and ends in the same bytes."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.training import adapter_digest, documents, run_train, stage_folder, train_config, write_rows
 
+from finetune_trainer.contract.metric_rows import METRICS, read_rows
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.errors import Interrupted
 
@@ -246,6 +248,27 @@ def test_corrupt_checkpoint_is_kept_until_a_newer_one_exists(tiny_model, copy):
     run_train(config_for(tiny_model), copy)
     for folder in checkpoints.iterdir():
         artifacts.verify(folder)
+
+
+def test_metrics_of_a_step_are_durable_before_its_checkpoint(tiny_model, tmp_path, monkeypatch):
+    durable: dict[int, list[str]] = {}
+    """Last step of the durable metrics -> the checkpoints that were complete by then."""
+    fsync = os.fsync
+
+    def recorded_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        file = Path(f"/proc/self/fd/{descriptor}").resolve()
+        if file.name == METRICS and (rows := read_rows(file)):
+            complete = [folder.name for folder in (file.parent / "checkpoints").glob("step-*")]
+            durable.setdefault(rows[-1].step, complete)
+
+    write_rows(tmp_path, documents(60), documents(8, seed=5))
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    with pytest.raises(Interrupted):
+        run_train(config_for(tiny_model), tmp_path, stop_at=7)
+    for folder in (stage_folder(tmp_path) / "checkpoints").iterdir():
+        step = int(folder.name.removeprefix("step-"))
+        assert any(last >= step and folder.name not in complete for last, complete in durable.items())
 
 
 def test_checkpoint_whose_name_has_another_step_is_skipped(tiny_model, stopped, copy, capsys):

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from support.document_kernel import attend_in_one_operation
 from support.models import make_tiny_model
-from support.training import documents, run_train, train_config, write_rows
+from support.training import document, documents, run_train, stage_folder, train_config, write_rows
 from torch._dynamo.utils import counters
+
+from finetune_trainer.contract import Samples
+from finetune_trainer.contract.sample_rows import SAMPLES
+from finetune_trainer.training import document_attention
 
 torch.set_num_threads(1)
 
@@ -20,7 +25,7 @@ def traced(monkeypatch):
 
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "unpacked"])
 def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing):
-    """Once for the probe of the model, once for training and once for validation."""
+    """Once for the first layer, whose input needs no gradient, once for the others, and once for validation."""
     model = make_tiny_model(tmp_path / "model", layers=4)
     rows, validation_rows = documents(60, longest=28), documents(8, seed=5, longest=28)
     write_rows(tmp_path, rows, validation_rows, packing=packing)
@@ -32,3 +37,35 @@ def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing):
     assert not counters["graph_break"]
     assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
     assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+
+
+def test_flat_batches_compile_no_layer_again(tmp_path, monkeypatch):
+    """As on a GPU, where a batch has any number of tokens and documents, and a document may fill it."""
+    monkeypatch.setattr(document_attention, "varlen_attn", attend_in_one_operation)
+    monkeypatch.setattr(document_attention, "runs_on", lambda _device, _dtype: True)
+    model = make_tiny_model(tmp_path / "model", layers=4)
+    filling = [document(start, 32) for start in range(0, 40, 4)]
+    write_rows(tmp_path, [*documents(40, longest=28), *filling], documents(8, seed=5, longest=28))
+    recipe = {"max_steps": 12, "eval_steps": 6, "micro_batch_size": 1, "lora": {"rank": 4, "dropout": 0.0}}
+    plain = run_train(train_config(model, **recipe), tmp_path)
+    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
+    assert 2 <= counters["stats"]["unique_graphs"] <= 3
+    assert not counters["graph_break"]
+    assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
+    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+
+
+def test_samples_compile_nothing(tmp_path):
+    """Generation has a cache, for which each layer would be compiled on its own, up to a limit that ends compiling."""
+    model = make_tiny_model(tmp_path / "model", layers=4)
+    write_rows(tmp_path, documents(60, longest=28), documents(8, seed=5, longest=28))
+    recipe = {"max_steps": 4, "eval_steps": 2, "lora": {"rank": 4, "dropout": 0.0}, "compile": True}
+    run_train(train_config(model, **recipe), tmp_path)
+    graphs = counters["stats"]["unique_graphs"]
+    torch.compiler.reset()
+    counters.clear()
+    samples = Samples(prompts=("w1 w2",), max_new_tokens=4)
+    config = train_config(model, **recipe, identity="b" * 16).model_copy(update={"samples": samples})
+    run_train(config, tmp_path)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert (stage_folder(tmp_path, "b" * 16) / SAMPLES).read_text().count("\n") == 2

@@ -3,11 +3,11 @@
 The kernel needs a GPU. A function of PyTorch's operations stands in for it, with the same arguments.
 """
 
-import itertools
-
 import pytest
 import torch
+from support.document_kernel import attention_of_each_document
 from support.families import FAMILIES, make_family_model
+from support.models import make_tiny_model
 from support.training import documents, run_train, train_config, write_rows
 
 from finetune_trainer.contract import Samples
@@ -16,28 +16,11 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.training import document_attention
 from finetune_trainer.training.batches import Documents, load_batch
 from finetune_trainer.training.methods import load_trainable
-from finetune_trainer.training.model import TrainedModel, check_isolation, probe
+from finetune_trainer.training.model import ISOLATION_TOLERANCE, TrainedModel, check_isolation, probe
 from finetune_trainer.training.samples import SampleGenerator
 
 torch.set_num_threads(1)
 LORA = {"rank": 4, "dropout": 0.0}
-
-
-def attention_of_each_document(
-    query, key, value, starts, _starts, longest, _longest, *, scale, window_size, enable_gqa
-):
-    """Return [T, H, D]: each document's attention, computed alone."""
-    assert longest == int(starts.diff().max())
-    found = []
-    for start, end in itertools.pairwise(starts):
-        q, k, v = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
-        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
-        mask = (distance >= 0) & ((distance <= window_size[0]) | (window_size[0] < 0))
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
-        )
-        found.append(attended[0].transpose(0, 1))
-    return torch.cat(found)
 
 
 @pytest.fixture
@@ -121,6 +104,59 @@ def test_model_with_other_attention_keeps_its_mask(tmp_path, kernel, capsys):
     assert "keeps attention with a mask: " in capsys.readouterr().out
 
 
+def test_model_with_dropout_in_its_attention_keeps_its_mask(tmp_path, kernel, capsys):
+    family = FAMILIES["llama-untied"]
+    folder = make_family_model(type(family)(family.config, family.options | {"attention_dropout": 0.1}), tmp_path / "m")
+    model = trained_model(folder)
+    before = torch.get_rng_state()
+    assert not document_attention.enable(model, "FP32")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert "keeps attention with a mask: attention with dropout" in capsys.readouterr().out
+
+
+def test_kernel_that_rounds_otherwise_replaces_the_mask(tmp_path, kernel, monkeypatch):
+    """The changes of single bits in bf16 grow from layer to layer, to much more in a few of many logits."""
+
+    def rounding_otherwise(query, *others, **options):
+        found = attention_of_each_document(
+            query.float(), *(each.float() for each in others[:2]), *others[2:], **options
+        )
+        return (found * (1 + 1e-3 * torch.randn_like(found))).to(query.dtype)
+
+    model = trained_model(make_tiny_model(tmp_path / "model", layers=32), dtype="BF16")
+    with_mask = probe(model)
+    monkeypatch.setattr(document_attention, "varlen_attn", rounding_otherwise)
+    assert document_attention.enable(model, "BF16")
+    difference = (probe(model) - with_mask).abs()
+    assert difference.max() > ISOLATION_TOLERANCE * with_mask.std()
+
+
+def test_documents_that_attend_to_each_other_leave_the_mask(tmp_path, kernel, monkeypatch, capsys):
+    def without_boundaries(query, key, value, starts, _starts, longest, _longest, **options):
+        ends = starts[[0, -1]]
+        return attention_of_each_document(query, key, value, ends, ends, int(ends[-1]), int(ends[-1]), **options)
+
+    folder = make_family_model(FAMILIES["llama-untied"], tmp_path / "model")
+    monkeypatch.setattr(document_attention, "varlen_attn", without_boundaries)
+    assert not document_attention.enable(trained_model(folder), "BF16")
+    assert "its logits differ from those with a mask" in capsys.readouterr().out
+
+
+def test_all_weights_in_fp32_reach_the_kernel_in_one_type(tiny_model, kernel):
+    """Rotary embeddings of fp32 states return fp32, and under autocast the values are bf16."""
+    config = train_config(tiny_model, method="Full", lora=None, dtype="BF16")
+    trainable = load_trainable(BaseModel("m", tiny_model, ""), config, torch.device("cpu"))
+    model = TrainedModel(trainable, torch.device("cpu"), config.recipe)
+    assert document_attention.enable(model, "BF16")
+
+
+def test_attention_that_only_a_mask_describes_keeps_it(tiny_model, kernel, monkeypatch, capsys):
+    model = trained_model(tiny_model)
+    monkeypatch.setattr(type(model.base), "_supports_flash_attn", False)
+    assert not document_attention.enable(model, "BF16")
+    assert "keeps attention with a mask: only its mask describes its attention" in capsys.readouterr().out
+
+
 def test_kernel_that_fails_leaves_the_mask(tiny_model, kernel, monkeypatch, capsys):
     def fail(*_arguments, **_options):
         raise RuntimeError("no kernel image is available\nmore")
@@ -130,6 +166,15 @@ def test_kernel_that_fails_leaves_the_mask(tiny_model, kernel, monkeypatch, caps
     assert not document_attention.enable(model, "BF16")
     check_isolation(model, "m")
     assert "LlamaForCausalLM keeps attention with a mask: no kernel image is available\n" in capsys.readouterr().out
+
+
+def test_error_without_a_text_leaves_the_mask(tiny_model, kernel, monkeypatch, capsys):
+    def fail(*_arguments, **_options):
+        raise NotImplementedError
+
+    monkeypatch.setattr(document_attention, "varlen_attn", fail)
+    assert not document_attention.enable(trained_model(tiny_model), "BF16")
+    assert "keeps attention with a mask: NotImplementedError\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", [lambda found: found * float("nan"), lambda found: found * 2], ids=["nan", "other"])

@@ -112,7 +112,7 @@ def gpu_memory(monkeypatch):
     [
         (
             {"micro_batch_size": 8, "gradient_accumulation_steps": 3},
-            "set train.microBatchSize: 4 and train.gradientAccumulationSteps: 6, which gives the same result",
+            "set train.microBatchSize: 4 and train.gradientAccumulationSteps: 6: a step has the same rows",
         ),
         (
             {"micro_batch_size": 9, "gradient_accumulation_steps": 1},

@@ -4,18 +4,21 @@ import importlib.util
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support.families import FAMILIES, make_family_model
-from support.training import run_train, stage_folder, train_config
+from support.training import document, run_train, stage_folder, train_config, write_rows
 from transformers import AutoModelForCausalLM
 
+from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.training.batches import load_batch
 from finetune_trainer.training.embedding_noise import document_lengths, embedding_noise
 from finetune_trainer.training.methods import load_trainable
 
@@ -157,23 +160,32 @@ def test_unknown_module_to_save_is_rejected(tiny_model):
 
 def test_noise_of_a_document_depends_on_its_own_length():
     positions = torch.tensor([[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]])
-    assert document_lengths(positions).tolist() == [[4, 4, 4, 4, 2, 2], [6] * 6]
+    lengths = document_lengths(positions, torch.zeros_like(positions, dtype=torch.bool))
+    assert lengths.tolist() == [[4, 4, 4, 4, 2, 2], [6] * 6]
     embedding = torch.nn.Embedding(8, 16)
     tokens = torch.ones(2, 6, dtype=torch.long)
     torch.manual_seed(0)
-    with embedding_noise(embedding, positions, alpha=5):
+    with embedding_noise(embedding, lengths, alpha=5):
         noise = (embedding(tokens) - embedding.weight[1]).abs().amax(-1)
-    limits = 5 / torch.sqrt(16 * document_lengths(positions))
+    limits = 5 / torch.sqrt(16 * lengths)
     assert (noise <= limits).all()
     assert (noise > limits / 2).all()  # the largest of 16 uniform numbers
     assert torch.equal(embedding(tokens), embedding.weight[tokens])
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_noise_of_a_document_does_not_depend_on_padding(tmp_path, flat):
+    output = write_rows(tmp_path, [document(0, 11), document(5, 7)], packing=False)
+    batch = load_batch(PackedRows(output, "train"), np.arange(2), flat=flat)
+    lengths = document_lengths(batch.positions, batch.is_padding)
+    assert lengths.flatten().tolist() == [11.0] * (11 if flat else 16) + [7.0] * (7 if flat else 16)
+
+
 def test_noise_changes_training_and_not_validation(tiny_model, packed):
-    losses = {}
+    """With a learning rate of 0 the weights stay, and with them the validation loss."""
+    found = {}
     for alpha in (None, 5.0):
-        config = train_config(
-            tiny_model, identity=f"noise-{alpha}", neftune_noise_alpha=alpha, max_steps=1, eval_steps=1
-        )
-        losses[alpha] = run_train(config, packed)
-    assert losses[None].loss != losses[5.0].loss
+        recipe = {"max_steps": 1, "eval_steps": 1, "neftune_noise_alpha": alpha, "optimizer": {"learning_rate": 1e-30}}
+        found[alpha] = run_train(train_config(tiny_model, identity=f"noise-{alpha}", **recipe), packed)
+    assert found[None].loss != found[5.0].loss
+    assert found[None].validation_loss == found[5.0].validation_loss

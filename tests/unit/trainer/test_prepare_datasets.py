@@ -1,28 +1,21 @@
 """The stage prepare with several data sets: files, columns, weights, splits and digests."""
 
-import gzip
 import hashlib
-import json
-import tracemalloc
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from support.formats import FORMATS, write_parquet
 from support.models import prompt_records, write_jsonl
-from support.prepared import IDENTITY, make_tokenizer, packed_documents, prepare, prepare_config
+from support.prepared import IDENTITY, make_tokenizer, packed_documents, prepare, prepare_again, prepare_config
 from support.stages import run_to_failure
 from support.stores.hub_environment import hub_in
 
-from finetune_trainer.contract import Environment, ExitCode, PrepareConfig, PrepareResult
+from finetune_trainer.contract import Environment, ExitCode, PrepareConfig
 from finetune_trainer.data import record_batches
-from finetune_trainer.data.formats import read_records
 from finetune_trainer.data.row_format import Split
-from finetune_trainer.data.source import Source
 from finetune_trainer.runtime.artifacts import digest_file
 
 CHAT = [{"role": "user", "content": "the file?"}, {"role": "assistant", "content": "a socket"}]
@@ -36,12 +29,6 @@ def model(tokenizer_folder: Path) -> Path:
 
 def texts(*numbers: int) -> list[dict[str, object]]:
     return [{"text": f"{number} opens the file"} for number in numbers]
-
-
-def again(config: PrepareConfig, environment: Environment) -> PrepareResult:
-    """Run the stage as if it had never run."""
-    (environment.stage_dir("prepare", IDENTITY) / "result.json").unlink(missing_ok=True)
-    return prepare(config, environment)
 
 
 def uses(environment: Environment, split: Split = "train") -> Counter[tuple[int, ...]]:
@@ -88,7 +75,7 @@ def test_files_and_data_sets_are_read_in_order(model: Path, environment: Environ
     assert result.records == 4
     digests = "".join(f"{digest_file(manifest_dir / f'{name}.jsonl')}\n" for name in ("b-1", "b-2", "a"))
     assert result.data_digest == "sha256:" + hashlib.sha256(digests.encode()).hexdigest()
-    again(prepare_config(model, "all.jsonl"), environment)
+    prepare_again(prepare_config(model, "all.jsonl"), environment)
     assert packed_documents(environment) == rows
 
 
@@ -129,7 +116,7 @@ def test_validation_records_are_drawn_from_each_data_set(
     drawn = {}
     for name in ("a", "b", "ab"):
         datasets = [{"uri": f"{part}.jsonl"} for part in name]
-        again(prepare_config(model, datasets=datasets, validation_fraction=0.1), environment)
+        prepare_again(prepare_config(model, datasets=datasets, validation_fraction=0.1), environment)
         drawn[name] = uses(environment, "validation")
         assert not drawn[name] & uses(environment)
 
@@ -164,7 +151,7 @@ def test_weight_is_how_often_each_record_is_used(
     write_jsonl(manifest_dir / "data.jsonl", texts(*range(2000)))
     prepare(prepare_config(model), environment)
     every = uses(environment)
-    result = again(prepare_config(model, weight=weight), environment)
+    result = prepare_again(prepare_config(model, weight=weight), environment)
     found = uses(environment)
 
     assert found.keys() <= every.keys()
@@ -180,7 +167,7 @@ def test_larger_weight_uses_the_same_records_and_more(
     write_jsonl(manifest_dir / "data.jsonl", texts(*range(500)))
     found = []
     for weight in (0.2, 0.7, 1.3, 2):
-        again(prepare_config(model, weight=weight), environment)
+        prepare_again(prepare_config(model, weight=weight), environment)
         found.append(uses(environment))
 
     assert all(smaller < larger for smaller, larger in pairwise(found))
@@ -190,13 +177,13 @@ def test_validation_records_are_sampled_and_not_repeated(
     model: Path, environment: Environment, manifest_dir: Path
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", texts(*range(1000)))
-    again(prepare_config(model, validation_fraction=0.5), environment)
+    prepare_again(prepare_config(model, validation_fraction=0.5), environment)
     every = uses(environment, "validation")
-    again(prepare_config(model, validation_fraction=0.5, weight=3), environment)
+    prepare_again(prepare_config(model, validation_fraction=0.5, weight=3), environment)
     assert uses(environment, "validation") == every
     assert set(uses(environment).values()) == {3}
 
-    again(prepare_config(model, validation_fraction=0.5, weight=0.3), environment)
+    prepare_again(prepare_config(model, validation_fraction=0.5, weight=0.3), environment)
     assert uses(environment, "validation") < every
     assert 100 < uses(environment, "validation").total() < 200
 
@@ -233,10 +220,10 @@ def test_data_sets_of_different_shapes_train_together(
     together: Counter[tuple[int, ...]] = Counter()
     for name, rows in kinds.items():
         write_jsonl(manifest_dir / f"{name}.jsonl", rows)
-        alone = again(prepare_config(model, f"{name}.jsonl"), environment)
+        alone = prepare_again(prepare_config(model, f"{name}.jsonl"), environment)
         assert alone.conversations == (name == "chat")
         together += uses(environment)
-    result = again(prepare_config(model, datasets=[{"uri": f"{name}.jsonl"} for name in kinds]), environment)
+    result = prepare_again(prepare_config(model, datasets=[{"uri": f"{name}.jsonl"} for name in kinds]), environment)
 
     assert uses(environment) == together
     assert result.conversations
@@ -281,7 +268,7 @@ def test_columns_are_read_as_the_fields(
     FORMATS[extension](manifest_dir / f"plain.{extension}", [plain])
     prepare(prepare_config(model, f"named.{extension}", columns=columns), environment)
     found = packed_documents(environment)
-    again(prepare_config(model, f"plain.{extension}"), environment)
+    prepare_again(prepare_config(model, f"plain.{extension}"), environment)
     assert found == packed_documents(environment)
 
 
@@ -291,10 +278,10 @@ def test_dot_leads_into_an_object_unless_a_column_has_it(
 ) -> None:
     for row in ({"answer": {"text": "a socket", "more": 1}}, {"answer.text": "a socket", "answer": {"text": "x"}}):
         FORMATS[extension](manifest_dir / f"data.{extension}", [row])
-        again(prepare_config(model, f"data.{extension}", columns={"text": "answer.text"}), environment)
+        prepare_again(prepare_config(model, f"data.{extension}", columns={"text": "answer.text"}), environment)
         found = packed_documents(environment)
         write_jsonl(manifest_dir / "plain.jsonl", [{"text": "a socket"}])
-        again(prepare_config(model, "plain.jsonl"), environment)
+        prepare_again(prepare_config(model, "plain.jsonl"), environment)
         assert found == packed_documents(environment)
 
 
@@ -330,75 +317,9 @@ def test_tools_have_a_column_of_their_own(tmp_path: Path, environment: Environme
 
     prepare(prepare_config(tmp_path / "model", "named.jsonl", columns=columns, context_length=256), environment)
     found = packed_documents(environment)
-    again(prepare_config(tmp_path / "model", "plain.jsonl", context_length=256), environment)
+    prepare_again(prepare_config(tmp_path / "model", "plain.jsonl", context_length=256), environment)
     assert found == packed_documents(environment)
     assert len(uses(environment)) == 2
-
-
-def zstd(content: bytes) -> bytes:
-    """Return the content as two frames, as `zstd` writes files that were joined."""
-    half = len(content) // 2
-    return b"".join(pa.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:]))
-
-
-def gzipped(content: bytes) -> bytes:
-    """Return the content as two members, as joined files have them."""
-    half = len(content) // 2
-    return gzip.compress(content[:half]) + gzip.compress(content[half:])
-
-
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzipped, ".zst": zstd}
-
-
-@pytest.mark.parametrize("compression", COMPRESS)
-@pytest.mark.parametrize("extension", ["jsonl", "json", "csv"])
-def test_compressed_file_gives_the_same_rows(
-    *, model: Path, environment: Environment, manifest_dir: Path, compression: str, extension: str
-) -> None:
-    plain = manifest_dir / f"data.{extension}"
-    packed = manifest_dir / f"data.{extension}{compression}"
-    FORMATS[extension](plain, prompt_records(300))
-    packed.write_bytes(COMPRESS[compression](plain.read_bytes()))
-    expected = prepare(prepare_config(model, plain.name), environment)
-    result = again(prepare_config(model, packed.name), environment)
-
-    assert result.digest == expected.digest
-    assert result.data_digest == f"sha256:{digest_file(packed)}"
-
-
-@pytest.mark.parametrize("compression", COMPRESS)
-def test_truncated_compressed_file_is_refused(
-    model: Path, environment: Environment, manifest_dir: Path, compression: str
-) -> None:
-    content = COMPRESS[compression](b"".join(json.dumps(row).encode() + b"\n" for row in prompt_records(300)))
-    (manifest_dir / f"data.jsonl{compression}").write_bytes(content[:-20])
-
-    message, code = run_to_failure(prepare_config(model, f"data.jsonl{compression}"), environment)
-    assert code == ExitCode.DATA
-    assert f"data.jsonl{compression}: not " in message
-    assert "or damaged: Truncated compressed stream" in message
-
-
-@pytest.mark.parametrize("compression", COMPRESS)
-def test_compressed_file_is_streamed(tmp_path: Path, compression: str) -> None:
-    """Neither Python nor Arrow holds the content, which is many times larger than the file."""
-    path = tmp_path / f"data.jsonl{compression}"
-    content = b"".join(
-        json.dumps({"text": f"{number} " + "the file " * 500}).encode() + b"\n" for number in range(5000)
-    )
-    path.write_bytes(COMPRESS[compression](content))
-    arrow_before = pa.total_allocated_bytes()
-    tracemalloc.start()
-    try:
-        peaks = [pa.total_allocated_bytes() - arrow_before for _ in read_records(Source(path), "JSONLines")]
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-    assert len(peaks) == 5000
-    assert len(content) > 20_000_000
-    assert peak < 1_500_000
-    assert max(peaks) < 4_000_000
 
 
 def test_result_has_the_commit_of_each_data_set_of_a_hub(

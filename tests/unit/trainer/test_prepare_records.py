@@ -286,3 +286,24 @@ def test_json_records_do_not_depend_on_the_chunk_size(tmp_path: Path, monkeypatc
         assert list(read_records(Source(tmp_path / "data.json"), "JSON")) == in_one_chunk
     assert [fields for _, fields in in_one_chunk] == rows
     assert [line for line, _ in in_one_chunk] == [2 + 4 * number for number in range(12)]
+
+
+def bytes_read() -> int:
+    """Return the bytes that this process has read."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("name", ["jsonl", "json", "csv"])
+def test_source_is_read_once(tokenizer_folder: Path, environment: Environment, manifest_dir: Path, name: str) -> None:
+    """Most bytes are in a column that is not used, so that tokenizing takes no time."""
+    data = manifest_dir / f"data.{name}"
+    rows: list[dict[str, object]] = [{"text": "the file", "more": "x" * 200_000} for _ in range(100)]
+    if name == "csv":
+        data.write_text("text,more\n" + "".join(f"{row['text']},{row['more']}\n" for row in rows))
+    else:
+        FORMATS[name](data, rows)
+    config = prepare_config(tokenizer_folder, f"data.{name}")
+    before = bytes_read()
+    assert prepare(config, environment).records == 100
+
+    assert data.stat().st_size < bytes_read() - before < 1.1 * data.stat().st_size

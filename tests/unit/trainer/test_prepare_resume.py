@@ -6,14 +6,15 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from support import formats
 from support.forkserver import ForkServer
+from support.formats import Write, write_parquet
 from support.models import write_jsonl
 from support.prepared import IDENTITY, make_tokenizer, output_folder, prepare, prepare_config
 from support.stages import environment_in, read_termination_message, run_in_process
@@ -202,24 +203,12 @@ def test_only_files_that_were_read_must_be_the_same(
     assert (result, output_bytes(environment)) == (prepare(config, other), output_bytes(other))
 
 
-def write_json(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text(json.dumps(rows))
-
-
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write texts; an invalid one is blank, because a cell of CSV cannot be null."""
     path.write_text("text\n" + "".join(f"{row['text'] or ' '}\n" for row in rows))
 
 
-def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-
-
-FORMATS: dict[str, Callable[[Path, list[dict[str, Any]]], object]] = {
-    "jsonl": write_jsonl,
-    "json": write_json,
-    "csv": write_csv,
-    "parquet": write_parquet,
-}
+FORMATS: dict[str, Write] = formats.FORMATS | {"csv": write_csv}
 
 
 @pytest.fixture
@@ -405,24 +394,3 @@ def test_unusable_data_leaves_no_parts(tokenizer_folder: Path, environment: Envi
 
     assert code == ExitCode.DATA
     assert not state_folder(environment).exists()
-
-
-def bytes_read() -> int:
-    """Return the bytes that this process has read."""
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-@pytest.mark.parametrize("name", ["jsonl", "json", "csv"])
-def test_source_is_read_once(tokenizer_folder: Path, environment: Environment, manifest_dir: Path, name: str) -> None:
-    """Most bytes are in a column that is not used, so that tokenizing takes no time."""
-    data = manifest_dir / f"data.{name}"
-    rows: list[dict[str, object]] = [{"text": "the file", "more": "x" * 200_000} for _ in range(100)]
-    if name == "csv":
-        data.write_text("text,more\n" + "".join(f"{row['text']},{row['more']}\n" for row in rows))
-    else:
-        FORMATS[name](data, rows)
-    config = prepare_config(tokenizer_folder, f"data.{name}")
-    before = bytes_read()
-    assert prepare(config, environment).records == 100
-
-    assert data.stat().st_size < bytes_read() - before < 1.1 * data.stat().st_size

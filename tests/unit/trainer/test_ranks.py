@@ -5,17 +5,12 @@ import math
 import os
 import re
 import signal
-import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.metadata_servers import metadata_server
 from support.stores.servers import free_port
@@ -35,11 +30,8 @@ from finetune_trainer.contract import ExitCode, TerminationMessage
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.data.row_format import record_size
 from finetune_trainer.runtime.notices import Ec2
-from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training.batches import StepSampler, batches
+from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
-from finetune_trainer.training.rank_processes import listen_on_all_addresses
-from finetune_trainer.training.ranks import PeerLost, RankGroup, Ranks
 
 STEPS = 24
 LOG = "log"
@@ -163,17 +155,25 @@ def test_preference_losses_of_two_processes_equal_those_of_one(new_training, par
     assert two.message.result.validation_loss == pytest.approx(one.message.result.validation_loss, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "recipe", [{}, *([{"gradient_checkpointing": True}, {"dtype": "BF16"}] if ALL else [])], ids=str
-)
+FULL = {"method": "Full", "lora": None}
+SHARDED = [FULL, {"lora": {"rank": 4, "alpha": 8}, "dtype": "BF16"}]
+if ALL:
+    SHARDED += [FULL | {"gradient_checkpointing": True}, FULL | {"dtype": "BF16"}]
+    SHARDED += [{"lora": {"rank": 4, "variant": "DoRA"}}, {"lora": {"rank": 4, "modules_to_save": ["lm_head"]}}]
+
+
+@pytest.mark.parametrize("recipe", SHARDED, ids=str)
 def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
-    """All weights are trained, tied ones too, with the logits of one target at a time."""
-    common = {"method": "Full", "lora": None, "optimizer": {"learning_rate": 1e-3}} | recipe
+    """All weights are trained, tied ones too, or an adapter in fp32 beside weights in bf16.
+
+    The logits are those of one target at a time.
+    """
+    common = {"optimizer": {"learning_rate": 1e-3}} | recipe
     options = {"constants": {"finetune_trainer.training.loss.CHUNK_BYTES": 4 * 320}}
     whole = new_training(options, processes_per_node=2, **common).run()
     sharded = new_training(options, processes_per_node=2, parallelism="FSDP", **common).run()
     assert sharded.losses == pytest.approx(whole.losses, abs=1e-3 if recipe.get("dtype") else 1e-6)
-    files = [stage_folder(each.workspace) / "output" / "model.safetensors" for each in (whole, sharded)]
+    files = [next((stage_folder(each.workspace) / "output").glob("*.safetensors")) for each in (whole, sharded)]
     expected, found = map(load_file, files)
     assert found.keys() == expected.keys()
     assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-3
@@ -184,13 +184,14 @@ METHODS = {
     "QLoRA": {"method": "QLoRA", "dtype": "BF16", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
     "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
 }
-METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP"}
+METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP", "dtype": "BF16"}
 METHODS["DPO"] = METHODS["LoRA"] | DPO
 METHODS["DPO, sharded"] = METHODS["DPO"] | {"parallelism": "FSDP"}
 METHODS["Full, sharded"] = METHODS["Full"] | {"parallelism": "FSDP"}
-RUNS = [("LoRA", 2), ("QLoRA", 2), ("Full", 2), ("DPO", 2), ("Full, sharded", 2)]
+RUNS = [("LoRA", 2), ("QLoRA", 2), ("Full", 2), ("DPO", 2), ("LoRA, sharded", 2), ("Full, sharded", 2)]
 if ALL:
-    RUNS += [("LoRA", 4), ("LoRA, sharded", 2), ("DPO, sharded", 2), ("Full, sharded", 4)]
+    RUNS += [("DPO, sharded", 2)]
+    RUNS += [(method, 4) for method in METHODS]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run[0]}-{run[1]}")
@@ -253,6 +254,20 @@ def test_frozen_process_is_given_up_after_sigterm(new_training):
     assert interruption.step == interruption.saved_step > 5
 
 
+def test_sharded_checkpoint_is_written_after_the_others_end(new_training):
+    """They end after the weights are gathered. A process that waits for one of them is ended; this one only writes."""
+    name = "finetune_trainer.training.rank_processes"
+    options = {"constants": {f"{name}.HANG_SECONDS": 0.1, f"{name}.WATCH_SECONDS": 0.05}, "slow_disk": 0.3}
+    recipe = {"processes_per_node": 2, "parallelism": "FSDP", "max_steps": 400, "checkpoint": {"every_steps": 1000}}
+    training = new_training(options, **recipe)
+    process = training.start()
+    process.until(lambda: training.step() > 5)
+    process.kill(signal.SIGTERM)
+    assert process.wait() == ExitCode.INTERRUPTED
+    interruption = training.message.interruption
+    assert interruption.step == interruption.saved_step > 5
+
+
 class Pod:
     """The environment of a pod of several; all are on this machine, whose own name may have no address."""
 
@@ -265,55 +280,45 @@ class Pod:
         return self._environment.variables() | {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-@pytest.mark.parametrize(
-    ("error", "is_lost"),
-    [
-        (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), True),
-        (RuntimeError("[/pytorch/third_party/gloo/gloo/unbound_buffer.cc:78] Timed out waiting 4000ms for recv"), True),
-        (RuntimeError("[enforce fail at /pytorch/third_party/gloo/gloo/pair.cc:456] length <= nbytes"), False),
-        (torch.distributed.DistBackendError("NCCL error: ncclRemoteError: a remote process exited"), True),
-        (torch.distributed.DistBackendError("NCCL error: invalid usage. Duplicate GPU detected"), False),
-        (torch.distributed.DistNetworkError("failed to recv, got 0 bytes"), True),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-    ],
-)
-def test_only_a_lost_connection_is_an_interruption(monkeypatch, capsys, error, is_lost):
-    def all_reduce(*_: object, **__: object):
-        raise error
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    with pytest.raises(PeerLost if is_lost else type(error)):
-        RankGroup(0, 2, StopSignal(), lambda: False).sum(1.0)
-    assert (f"process 0 of 2 has lost another one: {error}" in "".join(capsys.readouterr())) is is_lost
-
-
-def test_first_process_listens_by_both_protocols():
-    with listen_on_all_addresses(0) as server:
-        hosts = ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",)
-        for host in hosts:
-            with socket.create_connection((host, server.getsockname()[1]), timeout=5) as connection:
-                assert connection.getpeername()[0] == host
+def start_pods(training, port, first=None, second=None):
+    """Start two pods of a training, with what their environments have besides."""
+    options = {"constants": {"finetune_trainer.training.rank_processes.RENDEZVOUS_PORT": port}}
+    return [
+        training.server.start(
+            training.config, Pod(training.workspace, rank, **more), training.workspace / f"{LOG}-{rank}", **options
+        )
+        for rank, more in enumerate((first or {}, second or {}))
+    ]
 
 
 def test_notice_on_another_node_saves_the_next_step(new_training):
     training = new_training(nodes=2, max_steps=4000, checkpoint={"every_steps": 5000})
-    port = free_port()
-    options = {"constants": {"finetune_trainer.training.rank_processes.RENDEZVOUS_PORT": port}}
     with metadata_server("EC2") as (served, base):
         served.set(Ec2.ACTION, {"action": "terminate", "time": "2030-01-01T08:22:00Z"})
         noticed = {"interruption_notices": "EC2", "metadata_endpoint": base, "progress_file": None}
-        pods = [
-            training.server.start(
-                training.config, Pod(training.workspace, rank, **more), training.workspace / f"{LOG}-{rank}", **options
-            )
-            for rank, more in enumerate(({}, noticed))
-        ]
+        pods = start_pods(training, free_port(), second=noticed)
         assert pods[0].until(lambda: list((stage_folder(training.workspace) / "checkpoints").glob("step-*")), 60)
         pods[0].kill()
         assert [pod.wait() for pod in pods] == [ExitCode.INTERRUPTED] * 2
     assert "EC2 announces terminate" in (training.workspace / f"{LOG}-1").read_text()
     log = (training.workspace / f"{LOG}-0").read_text()
     assert log.count(f"{NOTICE_OF_ANOTHER}: the next step boundary is saved") == 1
+
+
+@pytest.mark.parametrize("parallelism", ["DDP", "FSDP"])
+def test_resumed_pods_train_as_one_process_and_the_first_writes(new_training, one_process, parallelism):
+    """They resume from a checkpoint with the best weights so far."""
+    training = new_training(nodes=2, parallelism=parallelism, gradient_accumulation_steps=2, **PLAIN)
+    pods = start_pods(training, free_port())
+    assert pods[0].until(lambda: training.step() > 8)
+    pods[1].kill()
+    assert [pod.wait() for pod in pods] == [ExitCode.INTERRUPTED] * 2
+    assert [pod.wait() for pod in start_pods(training, free_port())] == [ExitCode.DONE] * 2
+    assert training.losses == pytest.approx(one_process.losses, abs=1e-6)
+    messages = [(training.workspace / f"termination-{rank}.json").read_text() for rank in range(2)]
+    results = [TerminationMessage.model_validate_json(message).result for message in messages]
+    assert results[0].validation_loss == pytest.approx(one_process.message.result.validation_loss, abs=1e-6)
+    assert results[1] is None
 
 
 def test_pod_that_waits_for_another_in_vain_can_be_retried(new_training):
@@ -353,31 +358,3 @@ def test_other_processes_write_nothing_to_the_workspace(new_training):
         return {re.sub(r"step-[0-9]+", "step", str(path)) for path in paths}
 
     assert files(two) == files(one)
-
-
-class Share(Ranks):
-    """One of several processes, without the others."""
-
-    def __init__(self, rank, size):
-        self.rank, self.size = rank, size
-
-
-def test_least_is_that_of_all_processes():
-    ranks = Share(1, 3)
-    ranks.sum = lambda *own: (own[0] + 5, own[1], own[2] + 3)
-    assert [ranks.least(4), ranks.least(2), Ranks().least(7)] == [3, 2, 7]
-
-
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(count=st.integers(1, 20), batch_size=st.integers(1, 4), size=st.integers(1, 5))
-def test_processes_share_every_row_in_equal_rounds(packed, count, batch_size, size):
-    rows = PackedRows(packed / "prepare" / ("p" * 16) / "output", "train")
-    indices = np.arange(min(count, len(rows)))
-    alone = list(batches(rows, indices, batch_size))
-    shares = [list(batches(rows, indices, batch_size, ranks=Share(rank, size))) for rank in range(size)]
-    assert len({len(share) for share in shares}) == 1
-    dealt = [share[number] for number in range(len(shares[0])) for share in shares]
-    assert sum(batch.size for batch in dealt) == sum(batch.size for batch in alone)
-    for mine, expected in zip(dealt, alone, strict=False):
-        assert torch.equal(mine.targets, expected.targets)
-    assert all(not len(batch.targets) and not batch.size for batch in dealt[len(alone) :])

@@ -139,6 +139,25 @@ def lora(**changes):
 
 
 DPO = {"objective": "DPO", "dpo": {"beta": 0.5, "label_smoothing": 0.1}}
+DECAYING = {
+    "learning_rate": 1e-2,
+    "scheduler": "WarmupStableDecay",
+    "warmup_fraction": 0.2,
+    "decay_fraction": 0.5,
+    "min_learning_rate_fraction": 0.1,
+}
+ALL = os.environ.get("TRAINING") == "all"
+DEFAULTS = (
+    "LoRA",
+    "DoRA",
+    "LoRA-whole-layers-noise",
+    "QLoRA",
+    "Full",
+    "Full-8-bit",
+    "DPO-LoRA-noise",
+    "DPO-from-adapter",
+)
+"""The methods whose training is killed in every run of the tests, each part of a checkpoint in one of them."""
 METHODS = {
     **{variant: lora(variant=variant) for variant in ("LoRA", "RsLoRA", "DoRA")},
     **{f"{variant}-unpacked": lora(variant=variant) for variant in ("LoRA", "RsLoRA", "DoRA")},
@@ -149,6 +168,7 @@ METHODS = {
     "DPO-LoRA-noise": DPO | lora() | {"neftune_noise_alpha": 5},
     "DPO-QLoRA": DPO | {"method": "QLoRA", "dtype": "BF16"} | lora(),
     "DPO-from-adapter": DPO,
+    "LoRA-decaying": lora() | {"optimizer": DECAYING},
     "DPO-Full": DPO | {"method": "Full", "dtype": "BF16", "lora": None},
 }
 
@@ -159,7 +179,7 @@ def start(packed, uninterrupted):
     return {"start_from": {"uri": f"file://{stage_folder(packed, 'w' * 16) / 'output'}"}, "lora": None}
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=METHODS if ALL else DEFAULTS)
 def method(request, tiny_model, train_uninterrupted, start):
     """The config of one method, and the digest of its weights after a training without kills."""
     changes = start if request.param.endswith("from-adapter") else {}

@@ -215,11 +215,11 @@ class TrainRecipe(ContractModel):
     """When to end training early; absent: train to the last step."""
 
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: uses less memory and is about a third slower."""
+    """Recompute activations in the backward pass: uses less memory and is slower. It changes no result."""
 
     compile: bool = False
-    """Compile the model with torch.compile: starts slower, runs faster on a GPU. The compiler is in the image
-    finetune-trainer, not in finetune-trainer-cpu."""
+    """Compile the layers with torch.compile: starts slower, to run faster on a GPU. With dropout on a CPU, it drops
+    other elements. The compiler is in the image finetune-trainer, not in finetune-trainer-cpu."""
 
     parallelism: Literal["DDP", "FSDP"] = "DDP"
     """How several processes hold the model. DDP: each holds all of it. FSDP: its weights, their gradients and the

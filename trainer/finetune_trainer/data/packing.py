@@ -109,10 +109,25 @@ class RowBatch(NamedTuple):
         return positions_of(self.flags)
 
     @property
+    def is_padding(self) -> NDArray[np.bool_]:
+        """[B, L], whether the token comes after the row's last document."""
+        is_padding: NDArray[np.bool_] = self.flags & PADDING != 0
+        return is_padding
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """[B], the numbers of tokens without padding."""
-        lengths: NDArray[np.int64] = np.sum(self.flags & PADDING == 0, axis=1, dtype=np.int64)
+        lengths: NDArray[np.int64] = np.sum(~self.is_padding, axis=1, dtype=np.int64)
         return lengths
+
+    def cut(self, length: int) -> "RowBatch":
+        """Return the first tokens of each row."""
+        return RowBatch(self.tokens[:, :length], self.flags[:, :length])
+
+    def flattened(self) -> "RowBatch":
+        """Return one row: the documents of all rows, one after the other, without padding."""
+        is_token = ~self.is_padding
+        return RowBatch(self.tokens[is_token].reshape(1, -1), self.flags[is_token].reshape(1, -1))
 
 
 class PackedRows:

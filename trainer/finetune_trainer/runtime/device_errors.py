@@ -100,11 +100,11 @@ def _train_with_less(recipe: TrainRecipe, length: int | None) -> str:
     if size > 1:
         factor = next(number for number in range(2, size + 1) if size % number == 0)  # so that a step has the same rows
         return (
-            f"set train.microBatchSize: {size // factor} and train.gradientAccumulationSteps: {accumulation * factor}, "
-            "which gives the same result"
+            f"set train.microBatchSize: {size // factor} and train.gradientAccumulationSteps: {accumulation * factor}: "
+            "a step has the same rows, and training starts again"
         )
     if not recipe.gradient_checkpointing:
-        return "set train.gradientCheckpointing: true, which gives the same result and is about a third slower"
+        return "set train.gradientCheckpointing: true, which is slower; training starts again"
     return f"set prepare.contextLength: {length // 2}" if length else "halve prepare.contextLength"
 
 

@@ -100,9 +100,12 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         if context.environment.local_rank
         else watch_notices(context.environment, context.progress.announce),
     ):
-        resume(run, checkpoints)
-        train(run, checkpoints)
-        weights = run.best or run.copy_weights()
+        try:
+            resume(run, checkpoints)
+            train(run, checkpoints)
+            weights = run.trained_weights()
+        finally:  # before the checkpoints are closed, which waits for one that is being written
+            ranks.leave()
         return publish(run, weights, context, source) if weights else None
 
 
@@ -135,6 +138,7 @@ def open_checkpoints(
         source,
         metadata,
         run.model.format,
+        sync_metrics=run.metrics.sync,
         early_save=context.progress.early_save,
         fence=context.fence,
     )

@@ -1,6 +1,7 @@
 """A file of JSON lines that grows with the training and is cut back when a step is repeated."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -12,11 +13,16 @@ from finetune_trainer.runtime.progress import log_line
 
 
 class AppendedFile:
-    """Training depends on no method: an OSError, as on a full disk, is logged once, and nothing more is written."""
+    """Training depends on no method: an OSError, as on a full disk, is logged once, and nothing more is written.
+
+    One thread writes the file. Another may call `sync`, for which `append` does not wait.
+    """
 
     def __init__(self, path: Path, fence: Fence = UNFENCED) -> None:
         self.path, self._fence = path, fence
         self._file: IO[bytes] | None = None
+        self._open = threading.Lock()
+        """Held while the file is made durable or closed."""
 
     def restart(self, content: bytes) -> None:
         """Replace the content, durably; more is appended from now on."""
@@ -38,27 +44,30 @@ class AppendedFile:
 
     def sync(self) -> None:
         """Make the content durable."""
-        self._try(lambda file: os.fsync(file.fileno()))
+        with self._open:
+            self._try(lambda file: os.fsync(file.fileno()))
 
     def close(self, content: bytes | None = None) -> None:
         """Close the file and replace its content; a process that was replaced only closes it."""
-        file, self._file = self._file, None
+        with self._open:  # so that a `sync` meanwhile returns when the new content is durable
+            file, self._file = self._file, None
+            if file is None:
+                return
+            try:
+                file.close()
+                if content is not None:
+                    write_durably(self.path, content, self._fence.check)
+            except Replaced:
+                return
+            except OSError as error:
+                self._give_up(error)
+
+    def _try(self, write: Callable[[IO[bytes]], object]) -> None:
+        file = self._file  # read once: the other thread gives it up when it fails
         if file is None:
             return
         try:
-            file.close()
-            if content is not None:
-                write_durably(self.path, content, self._fence.check)
-        except Replaced:
-            return
-        except OSError as error:
-            self._give_up(error)
-
-    def _try(self, write: Callable[[IO[bytes]], object]) -> None:
-        if self._file is None:
-            return
-        try:
-            write(self._file)
+            write(file)
         except OSError as error:
             self._give_up(error)
 

@@ -36,7 +36,7 @@ class MetricsFile:
         self._file.append(_encoded([Row(step, row.time, new)]))
 
     def sync(self) -> None:
-        """Make all rows durable; call this before the checkpoint that they belong to."""
+        """Make all rows durable; another thread may call this before it writes the checkpoint that they belong to."""
         self._file.sync()
 
     def rows(self, before: float = math.inf) -> list[Row]:

@@ -31,7 +31,7 @@ class SamplesFile:
                 self._file.append(_encoded([row]))
 
     def sync(self) -> None:
-        """Make all rows durable; call this before the checkpoint that they belong to."""
+        """Make all rows durable; another thread may call this before it writes the checkpoint that they belong to."""
         self._file.sync()
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class TrainingMetrics:
         return self._curve.curve()
 
     def sync(self) -> None:
-        """Make all rows durable. Call this before a checkpoint is written, so that no checkpoint lacks its rows."""
+        """Make all rows durable. The checkpoint's thread calls this, while training may record more rows."""
         self._file.sync()
         self._samples.sync()
 

@@ -39,6 +39,8 @@ class Batch:
     """[N] int64: these next tokens."""
     size: int
     """Number of tokens without padding."""
+    is_padding: torch.Tensor
+    """[B, L] bool: the tokens after a row's last document."""
     documents: "Documents | None" = None
     """Where the documents of a flat batch lie."""
 
@@ -69,6 +71,7 @@ class Batch:
             self.target_positions.to(device),
             self.targets.to(device),
             self.size,
+            self.is_padding.to(device),
             self.documents.to(device) if self.documents else None,
         )
 
@@ -100,22 +103,22 @@ def load_batch(rows: PackedRows, indices: Indices, *, flat: bool = False) -> Bat
     Rows of one document are cut to the longest of these documents, so that little is computed for padding.
     """
     read = rows.read(indices)
-    length = rows.context_length if rows.packed else cut_length(int(read.lengths.max()), rows.context_length)
-    columns = (read.tokens[:, :length].astype(np.int64), read.positions[:, :length], read.loss_mask[:, :length])
     if flat:
-        is_token = np.arange(length) < read.lengths[:, None]
-        columns = (columns[0][is_token][None], columns[1][is_token][None], columns[2][is_token][None])
-    tokens, positions, loss_mask = columns
+        read = read.flattened()
+    elif not rows.packed:
+        read = read.cut(cut_length(int(read.lengths.max()), rows.context_length))
+    tokens, positions, loss_mask = read.tokens.astype(np.int64), read.positions, read.loss_mask
     predicts = np.zeros(tokens.shape, dtype=bool)
     # A document's last token must not predict the first token of the next document (position 0).
     predicts[:, :-1] = (loss_mask[:, 1:] != 0) & (positions[:, 1:] != 0)
     target_positions = np.flatnonzero(predicts)
     return Batch(
         tokens=torch.from_numpy(tokens),
-        positions=torch.from_numpy(np.ascontiguousarray(positions)),
+        positions=torch.from_numpy(positions),
         target_positions=torch.from_numpy(target_positions),
         targets=torch.from_numpy(tokens.reshape(-1)[target_positions + 1]),
         size=int(read.lengths.sum()),
+        is_padding=torch.from_numpy(read.is_padding),
         documents=Documents.at(positions) if flat else None,
     )
 

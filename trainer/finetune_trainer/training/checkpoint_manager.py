@@ -33,7 +33,8 @@ class CheckpointManager:
     """Saves checkpoints asynchronously, in one background thread, one at a time.
 
     Training waits while a snapshot is copied, but not while it is written. A folder gets its name step-… only when
-    it is complete and durable. Use it as a context manager: leaving the block waits for the last write.
+    it is complete and durable, and after `sync_metrics`, so that no checkpoint lacks the metrics of its steps. Use it
+    as a context manager: leaving the block waits for the last write.
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class CheckpointManager:
         metadata: dict[str, str],
         weights_format: WeightsFormat,
         *,
+        sync_metrics: Callable[[], None] = lambda: None,
         early_save: EarlySave | None = None,
         fence: Fence = UNFENCED,
     ) -> None:
         self._folder, self._rule, self._base, self._format = folder, rule, base, weights_format
-        self._early_save, self._fence = early_save or EarlySave(), fence
+        self._sync_metrics, self._early_save, self._fence = sync_metrics, early_save or EarlySave(), fence
         self._metadata = {**metadata, "model": base.digest}
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending_write: Future[None] | None = None
@@ -168,6 +170,7 @@ class CheckpointManager:
     def _write(self, snapshot: Snapshot) -> None:
         step = snapshot.state.step
         folder = folder_of(self._folder, step)
+        self._sync_metrics()
         try:
             with artifacts.atomic_folder(folder, fence=self._fence) as temporary:
                 write_files(temporary, snapshot, self._format)

@@ -8,14 +8,12 @@ import torch
 
 
 @contextmanager
-def embedding_noise(embedding: torch.nn.Module, positions: torch.Tensor, alpha: float) -> Iterator[None]:
+def embedding_noise(embedding: torch.nn.Module, lengths: torch.Tensor, alpha: float) -> Iterator[None]:
     """Add uniform noise to the output of the embedding while the context is open.
 
-    With L tokens in a document and d dimensions it lies within alpha / sqrt(L * d), in the embedding's dtype. So the
-    noise of a document does not depend on the documents that share its row. `positions` is [B, L], 0 at the first
-    token of every document.
+    `lengths` is [B, L]. With n tokens in a document and d dimensions the noise lies within alpha / sqrt(n * d), in the
+    embedding's dtype. So it does not depend on the documents and on the padding that share a document's row.
     """
-    lengths = document_lengths(positions)
 
     def add(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
         limits = alpha / torch.sqrt(lengths * output.shape[-1]).unsqueeze(-1)
@@ -28,7 +26,11 @@ def embedding_noise(embedding: torch.nn.Module, positions: torch.Tensor, alpha: 
         hook.remove()
 
 
-def document_lengths(positions: torch.Tensor) -> torch.Tensor:
-    """Return [B, L] fp32: for every token the number of tokens of its document."""
+def document_lengths(positions: torch.Tensor, is_padding: torch.Tensor) -> torch.Tensor:
+    """Return [B, L] fp32: for every token the number of tokens of its document, without padding; 1 if it has none.
+
+    `positions` is [B, L], 0 at the first token of every document.
+    """
     documents = (positions == 0).flatten().cumsum(0)
-    return documents.bincount()[documents].view(positions.shape).float()
+    tokens = documents[~is_padding.flatten()].bincount(minlength=int(documents[-1]) + 1)
+    return tokens.clamp(min=1)[documents].view(positions.shape).float()

@@ -52,7 +52,7 @@ class TrainingRun:
     samples: SampleGenerator | None = None
     """Generates texts at validations; None: none are asked for."""
     best: Tensors | None = None
-    """The weights with the lowest validation loss so far."""
+    """The weights with the lowest validation loss so far; None in a process that is not the first."""
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the state at the last step boundary: it changes only at the end of a step.
@@ -72,6 +72,13 @@ class TrainingRun:
             return None
         return copy_to_cpu(self.model.weights, keep=self.ranks.is_first) or None
 
+    def trained_weights(self) -> Tensors | None:
+        """Return the weights with the lowest validation loss, or without validation the last ones.
+
+        All processes must call this, and only the first gets them. The state is that of all, so all do the same.
+        """
+        return self.copy_weights() if self.state.best_loss is None else self.best
+
     def layout(self) -> Layout:
         """Return the tensor layout that a checkpoint of this run must have."""
         return Layout(self.model.weights, self.optimizer.layout(), self.sampler.steps, self.model.format)
@@ -80,7 +87,8 @@ class TrainingRun:
         """Restore the state at a step boundary."""
         self.model.load(snapshot.weights)
         self.optimizer.restore(snapshot.optimizer)
-        self.state, self.best = snapshot.state, snapshot.best
+        self.state = snapshot.state
+        self.best = snapshot.best if self.ranks.is_first else None
 
     def should_save(self, checkpoints: "Checkpoints") -> bool:
         """Return whether a checkpoint is due: by the decision of the first process, if all take part in saving."""
@@ -90,13 +98,15 @@ class TrainingRun:
     def save_boundary(self, checkpoints: "Checkpoints", error: Interrupted) -> int | None:
         """Make the last step boundary durable and return the newest durable step, or None before the first step.
 
-        A sharded boundary cannot be saved if it is another process that was lost.
+        A sharded boundary cannot be saved if it is another process that was lost. It is gathered from all before it is
+        written, which may take longer than the others stay.
         """
         if not self.ranks.is_sharded:
             return checkpoints.save_blocking(self.state.step, self.snapshot)
         if isinstance(error, PeerLost):
             return checkpoints.saved_step
         snapshot = self.snapshot()
+        self.ranks.leave()
         return checkpoints.save_blocking(self.state.step, lambda: snapshot)
 
     def take_notice(self) -> bool:
@@ -131,8 +141,7 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
     try:
         while True:
             if run.should_save(checkpoints):
-                run.metrics.sync()
-                checkpoints.save(run.snapshot())
+                save(run, checkpoints)
             run.metrics.send(checkpoints.saved_step)
             if run.validator.should_validate(run.state):
                 validate(run)
@@ -145,10 +154,14 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
             run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve(), **more)
     except Interrupted as error:
         # The unfinished step is discarded: weights and optimizer state are still those of the boundary.
-        run.metrics.sync()
         saved = run.save_boundary(checkpoints, error)
         run.metrics.send(saved)
         raise type(error)(run.state.step, saved) from None
+
+
+def save(run: TrainingRun, checkpoints: Checkpoints) -> None:
+    """Copy the state at this step boundary, and start to write it. Training waits for nothing else of a checkpoint."""
+    checkpoints.save(run.snapshot())
 
 
 def train_step(run: TrainingRun) -> dict[str, float]:

@@ -14,7 +14,7 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import Batch, Documents
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.dropout import speed_up_dropout
-from finetune_trainer.training.embedding_noise import embedding_noise
+from finetune_trainer.training.embedding_noise import document_lengths, embedding_noise
 from finetune_trainer.training.loss import (
     Reduction,
     captured_head_input,
@@ -22,6 +22,7 @@ from finetune_trainer.training.loss import (
     chunked_cross_entropy,
     head_at_positions,
 )
+from finetune_trainer.training.low_rank import speed_up_lora
 from finetune_trainer.training.sharding import drop_gathered, sharded_like
 from finetune_trainer.training.trainable import Trainable
 
@@ -47,14 +48,19 @@ class TrainedModel:
         """Name in the registry of transformers of the attention that takes a mask, as the model was loaded."""
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._autocast, self._noise = recipe.dtype == "BF16", recipe.neftune_noise_alpha
+        self._is_compiled = recipe.compile
         self.largest_loss = chunk_size(self.vocabulary) if has_plain_head(self) else math.inf
         """Number of targets whose logits are computed at once."""
         speed_up_dropout(self.model)
+        speed_up_lora(self.model)
         if self._autocast:
             _keep_input_dtype(self.model)
         if recipe.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if recipe.compile:
+        if self._is_compiled:
+            # Equal sizes are no same size: a batch may have as many tokens as the model has dimensions, and the next
+            # one has not. Without this, the compiler takes the first batch's number for a constant.
+            torch.fx.experimental._config.use_duck_shape = False  # noqa: SLF001  there is no public name
             # Layer by layer: they are equal, so the compiler works once, and the selection of targets stays outside.
             for layer in (each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer)):
                 layer.compile(dynamic=True)
@@ -108,7 +114,8 @@ class TrainedModel:
         """Return the context in which the batch's embeddings are noisy, if the recipe asks for that."""
         if self._noise is None or not self.model.training:
             return nullcontext()
-        return embedding_noise(self.model.get_input_embeddings(), batch.positions, self._noise)
+        lengths = document_lengths(batch.positions, batch.is_padding)
+        return embedding_noise(self.model.get_input_embeddings(), lengths, self._noise)
 
     def logits(self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Return the model's logits of tokens [B, L], whose positions are 0 at the first token of every document."""
@@ -121,6 +128,10 @@ class TrainedModel:
     def autocast(self) -> torch.autocast:
         """Return the context of every forward pass. What is trained is stored in fp32 and computed in bf16, too."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
+
+    def eager(self) -> AbstractContextManager[None]:
+        """Return the context in which compiled layers run as they are: with a cache, each would be compiled anew."""
+        return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
 
     def load(self, weights: Tensors) -> None:
         """Copy weights with the same names and shapes into the parameters."""
@@ -166,15 +177,19 @@ def check_isolation(model: TrainedModel, uri: str) -> None:
         )
 
 
-def probe(model: TrainedModel) -> torch.Tensor:
-    """Return the logits of two rows of two documents each; the second documents are equal."""
+def probe(model: TrainedModel, *, training: bool = False) -> torch.Tensor:
+    """Return the logits of two rows of two documents each; the second documents are equal. Without dropout by default.
+
+    Compiled layers run as they are, so that nothing is compiled for these rows.
+    """
     tokens = torch.arange(2 * PROBE_LENGTH, device=model.device).repeat(2, 1)
     tokens[1, :PROBE_LENGTH] = tokens[0, :PROBE_LENGTH].flip(0)
     positions = (torch.arange(2 * PROBE_LENGTH) % PROBE_LENGTH).repeat(2, 1)
     documents = Documents.at(positions.numpy()).to(model.device) if model.is_flat else None
     shape = (1, -1) if model.is_flat else tokens.shape
-    model.model.eval()
-    with torch.no_grad():
+    model.model.train(training)
+    gpus = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(gpus), torch.no_grad(), model.eager():
         logits = model.logits(tokens.view(shape), positions.to(model.device).view(shape), documents)
     return logits.float().view(*tokens.shape, -1)
 

@@ -22,7 +22,7 @@ import torch
 from pydantic import ValidationError
 from torch.distributed import TCPStore, init_process_group
 
-from finetune_trainer.contract import Environment, TerminationMessage, TrainRecipe
+from finetune_trainer.contract import Environment, Failure, Interruption, TerminationMessage, TrainRecipe
 from finetune_trainer.contract.environment import RENDEZVOUS_PORT
 from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.runtime.child_process import start_module
@@ -35,8 +35,8 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
     StageError,
 )
-from finetune_trainer.runtime.progress import ProgressReporter
-from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.runtime.progress import ProgressReporter, log_line
+from finetune_trainer.runtime.stage_folder import Context, write_termination_message
 from finetune_trainer.training.ranks import (
     ALONE,
     TIMEOUT,
@@ -51,9 +51,13 @@ JOIN_SECONDS = 1800.0
 """Limit of the time until all processes have met: the nodes of an attempt pull their images one after the other."""
 CONNECT_TIMEOUT = timedelta(seconds=10)
 """Limit of one trial to connect to the first process."""
+HANG_SECONDS = 60.0
+"""Time after the loss of another process in which this one must notice it: in a pass on a GPU it never does."""
 END_SECONDS = 5.0
 """Time in which the others end by themselves after the first has: they notice its closed connections."""
 POLL_SECONDS = 0.05
+WATCH_SECONDS = 1.0
+"""Between two looks whether another process has ended, in a thread beside the training."""
 FOLDER = ".ranks"
 """In the stage's folder: what the other processes of this pod write, until the stage ends."""
 HOST = "127.0.0.1"
@@ -84,6 +88,8 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
     """
     processes = RankProcesses(recipe, context)
     try:
+        if processes.is_sharded:
+            threading.Thread(target=end_in_hang, args=(processes, context), daemon=True).start()
         yield processes
         processes.wait(END_SECONDS)
     except Interrupted as error:
@@ -100,6 +106,28 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
         processes.close()
 
 
+def end_in_hang(processes: "RankProcesses", context: Context) -> None:
+    """End this process with the failure of another one of this pod, HANG_SECONDS after that has ended.
+
+    Return as soon as this process waits for the others no more: what it saves then may take longer. The passes of a
+    sharded model gather weights from all processes. With NCCL the GPU waits for a lost one, and the main thread for
+    the GPU, without hearing anything.
+    """
+    while not processes.has_lost_one():
+        if processes.left.wait(WATCH_SECONDS):
+            return
+    if processes.left.wait(HANG_SECONDS):
+        return
+    failure, now = processes.failure(), context.progress.now
+    if failure:
+        message = TerminationMessage(failure=Failure(message=str(failure)), progress=now)
+    else:
+        message = TerminationMessage(interruption=Interruption(step=now.step, saved_step=now.saved_step), progress=now)
+    log_line(f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}")
+    write_termination_message(context.environment, message)
+    os._exit(failure.exit_code if failure else ExitCode.INTERRUPTED)
+
+
 class RankProcesses:
     """The other processes of this pod that train with this one; none in a process that another one has started."""
 
@@ -113,6 +141,8 @@ class RankProcesses:
         self._folder = context.folder / FOLDER
         self._processes: dict[int, Process] = {}
         """By local rank."""
+        self.left = threading.Event()
+        """Set when this process waits for the others no more, however its training has ended."""
         self._own_store = self._listen() if self.size > 1 and self.rank == 0 else None
         if not self.local_rank and self.local_size > 1:
             shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
@@ -144,7 +174,7 @@ class RankProcesses:
                 f"{JOIN_SECONDS:.0f} s: {failures[0] if failures else 'check the log of the other pods'}"
             )
         group = ShardedRankGroup if self.is_sharded else RankGroup
-        return group(self.rank, self.size, self._stop, self.has_lost_one)
+        return group(self.rank, self.size, self._stop, self.has_lost_one, self.left)
 
     def has_lost_one(self) -> bool:
         """Return whether another process of this pod has ended before the training has."""
@@ -158,6 +188,7 @@ class RankProcesses:
 
     def close(self) -> None:
         """Kill the others and remove their files."""
+        self.left.set()
         for process in self._processes.values():
             process.kill()
             process.wait()
@@ -226,8 +257,12 @@ class RankProcesses:
         deadline = time.monotonic() + JOIN_SECONDS
         while True:
             try:
-                return TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
+                store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
             except (RuntimeError, OSError):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(1)
+            else:
+                # NCCL asks it for the first process's id in the first sum, for which that one may not be ready.
+                store.set_timeout(TIMEOUT)
+                return store

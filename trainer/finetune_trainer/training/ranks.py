@@ -5,6 +5,7 @@ process. So a checkpoint of the first is a checkpoint of all, and no process is 
 """
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -78,6 +79,9 @@ class Ranks:
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace each gradient by the sum of all processes' gradients; raise PeerLost if one has ended."""
 
+    def leave(self) -> None:
+        """Note that this process waits for the others no more, so that the loss of one does not end it."""
+
 
 ALONE = Ranks()
 """The ranks of a process that trains alone."""
@@ -86,10 +90,15 @@ ALONE = Ranks()
 class RankGroup(Ranks):
     """Several processes, connected by torch.distributed."""
 
-    def __init__(self, rank: int, size: int, stop: StopSignal, has_lost_a_peer: Callable[[], bool]) -> None:
-        """Use the default process group; `has_lost_a_peer` says whether a process of this pod has ended."""
+    def __init__(
+        self, rank: int, size: int, stop: StopSignal, has_lost_a_peer: Callable[[], bool], left: threading.Event
+    ) -> None:
+        """Use the default process group.
+
+        `has_lost_a_peer` says whether a process of this pod has ended. `left` is set by `leave`.
+        """
         self.rank, self.size = rank, size
-        self._stop, self._has_lost_a_peer = stop, has_lost_a_peer
+        self._stop, self._has_lost_a_peer, self._left = stop, has_lost_a_peer, left
 
     @override
     def sum(self, *values: float) -> tuple[float, ...]:
@@ -113,6 +122,10 @@ class RankGroup(Ranks):
             self._sum(flat)
             for parameter, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
                 parameter.grad = total.view_as(parameter)
+
+    @override
+    def leave(self) -> None:
+        self._left.set()
 
     def _sum(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by the sum of all processes' tensors."""
@@ -146,8 +159,10 @@ class ShardedRankGroup(RankGroup):
 
 def is_loss_of_peer(error: RuntimeError) -> bool:
     """Return whether PyTorch raised an error because another process has ended."""
-    is_network_error = isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError)
-    return is_network_error or PEER_ERROR.search(str(error)) is not None
+    if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
+        return True
+    is_of_gpu = str(error).startswith("CUDA error")  # one of them is "the launch timed out"
+    return not is_of_gpu and PEER_ERROR.search(str(error)) is not None
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

@@ -30,7 +30,7 @@ class SampleGenerator:
         """Return the text of each prompt. The model is in training mode afterwards."""
         model.model.eval()
         try:
-            with torch.no_grad(), model.autocast(), attention_with_mask(model):
+            with torch.no_grad(), model.autocast(), attention_with_mask(model), model.eager():
                 return {
                     prompt: self._text(model, tokens, raise_if_stop_requested)
                     for prompt, tokens in self._prompts.items()

@@ -77,6 +77,12 @@ class Train(StageSpec, TrainRecipe):
             ),
         ),
         Rule(
+            field="earlyStopping",
+            message="needs repeated validation: set evalSteps",
+            cel="!has(self.earlyStopping) || has(self.evalSteps)",
+            is_valid=lambda data: "earlyStopping" not in data or "evalSteps" in data,
+        ),
+        Rule(
             field="startFrom",
             message="method Full trains no adapter: remove startFrom, or set method to LoRA or QLoRA",
             cel="!has(self.startFrom) || !has(self.method) || self.method != 'Full'",

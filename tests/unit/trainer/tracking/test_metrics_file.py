@@ -1,8 +1,12 @@
 import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from finetune_trainer.contract.metric_rows import read_rows
+from finetune_trainer.tracking import appended_file
 from finetune_trainer.tracking.metrics_file import MetricsFile
 
 
@@ -82,3 +86,49 @@ def test_unwritable_file_is_logged_once_and_rows_stay_in_memory(path, capsys):
     file.close()
     assert len(file.rows()) == 3
     assert capsys.readouterr().out.count("cannot be written") == 1
+
+
+def test_rows_are_recorded_while_another_thread_syncs(path, monkeypatch):
+    begun, released, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def slow_fsync(descriptor: int) -> None:
+        begun.set()
+        assert released.wait(20)
+        fsync(descriptor)
+
+    file = written(path, 1)
+    monkeypatch.setattr(os, "fsync", slow_fsync)
+    with ThreadPoolExecutor() as pool:
+        syncing = pool.submit(file.sync)
+        assert begun.wait(20)
+        file.record(2, {"loss": 0.5})
+        assert [row.step for row in read_rows(path)] == [1, 2]
+        closing = pool.submit(file.close)
+        with pytest.raises(TimeoutError):
+            closing.result(0.1)  # not before the fsync has returned
+        released.set()
+        syncing.result(20)
+        closing.result(20)
+    file.sync()  # of a closed file: nothing
+    assert [row.step for row in read_rows(path)] == [1, 2]
+
+
+def test_sync_during_close_returns_when_the_rows_are_durable(path, monkeypatch):
+    begun, released, write = threading.Event(), threading.Event(), appended_file.write_durably
+
+    def slow_write(*arguments: object) -> None:
+        begun.set()
+        assert released.wait(20)
+        write(*arguments)
+
+    file = written(path, 1)
+    monkeypatch.setattr(appended_file, "write_durably", slow_write)
+    with ThreadPoolExecutor() as pool:
+        closing = pool.submit(file.close)
+        assert begun.wait(20)
+        syncing = pool.submit(file.sync)
+        with pytest.raises(TimeoutError):
+            syncing.result(0.1)
+        released.set()
+        syncing.result(20)
+        closing.result(20)
