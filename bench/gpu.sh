@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Run bench/gpu.py in nine minutes on a machine without a network:  bash bench/gpu.sh [RESULT.json]
-# Missing packages come from wheels in the folder $WHEELS, if that is set.
+# What a machine with PyTorch (2.11 or newer) lacks comes from wheels in the folder $WHEELS, if that is set:
+#   python3 -m pip download --no-deps -c constraints.txt -d "$WHEELS" transformers tokenizers huggingface-hub httpx2 \
+#     httpcore2 truststore sniffio peft pydantic pydantic-core annotated-types typing-inspection      # 20 MB
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

@@ -1,25 +1,30 @@
 """Compare this trainer's loop with HF's Trainer and TRL's trainers on this machine's CPU.
 
-    python bench/train.py [--repeats 5] [--steps 6] [--counted 0.25] [--dtype FP32] [--method LoRA]
-                          [--objective SFT] [--clock wall]
+    python bench/train.py [--repeats 5] [--pauses 3] [--steps 6] [--counted 0.25] [--dropout 0] [--dtype FP32]
+                          [--method LoRA] [--objective SFT] [--clock wall]
+    python bench/train.py --processes 2 [--parallelism DDP] [--pauses 3] [--steps 40] [--method LoRA] ...
 
 With objective DPO it is compared with TRL's DPOTrainer, which has computed the reference's log-probabilities before the
 first step, as ours has.
 
 All train the same model (26 million parameters, initialized here) on the same rows in the same order, with the same
-batch size, data type, method, optimizer and gradient clipping. Each run is a process of its own, and the trainers take
-turns, so that other load on the machine slows all of them. A run is timed from the end of its first step to the end of
-its last.
+batch size, data type, dropout, method, optimizer and gradient clipping. Each run is a process of its own, and the
+trainers take turns, so that other load on the machine slows all of them. A run is timed from the end of its first step
+to the end of its last.
 
 Prints, each as median, minimum and maximum:
 
 - throughput in tokens per second, and the ratio of ours to each of the others in the same turn;
 - peak memory of the process;
-- how long a checkpoint pauses training;
+- how long a checkpoint pauses training, over all checkpoints of all turns;
 - the time from SIGTERM until the process has saved a checkpoint and exited.
 
-TRL runs with gradient_checkpointing=False, which is not its default, because the others run without it. With DPO, a row
-is one completion of a pair, and TRL turns dropout off, so ours has none.
+TRL runs with gradient_checkpointing=False, which is not its default, because the others run without it. With QLoRA it
+would train its adapter in bf16. Here it trains it in fp32, as the others do. With DPO, a row is one completion of a
+pair, and TRL turns dropout off, so ours must have none.
+
+With several processes only ours runs, and no speeds are compared. It prints how long each process waits at a
+checkpoint, and how long its steps are: those that begin with a checkpoint of the first process, and the others.
 """
 
 import argparse
@@ -27,6 +32,7 @@ import json
 import logging
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,6 +54,7 @@ from finetune_trainer.contract import Environment  # noqa: E402
 from train_bench import trainer_process  # noqa: E402
 from train_bench.benchmark import BATCH, CONTEXT, VOCABULARY, Benchmark  # noqa: E402
 from train_bench.measuring import CLOCKS, make_pairs, make_rows, spread  # noqa: E402
+from train_bench.ranks import Recorded  # noqa: E402
 
 TRAINERS = {
     "ours": "train_bench.ours:train",
@@ -122,6 +129,12 @@ def measure(benchmark: Benchmark, function: str) -> Measured:
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def order_of(turn: int, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the trainers in the order of a turn: another one begins each time."""
+    first = turn % len(names)
+    return names[first:] + names[:first]
+
+
 def throughput(benchmark: Benchmark) -> None:
     """Print tokens per second of each trainer, the ratios of ours to the others, and peak memory."""
     options = benchmark.options
@@ -130,7 +143,7 @@ def throughput(benchmark: Benchmark) -> None:
     speeds: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(options.repeats):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in order_of(turn, names):
             measured = measure(benchmark, TRAINERS[name])
             speeds[name].append(tokens / (measured.seconds[-1] - measured.seconds[0]))
             peaks[name].append(measured.peak_mib)
@@ -142,16 +155,57 @@ def throughput(benchmark: Benchmark) -> None:
 
 
 def pauses(benchmark: Benchmark) -> None:
-    """Print how long a checkpoint of an adapter pauses training.
+    """Print how long a checkpoint pauses training.
 
-    In our loop that is the time of the snapshot and of starting to write it, in the other trainers the whole save.
+    In our loop that is the snapshot and the start of its write, in the other trainers the whole save.
     """
-    for turn in range(2):
-        for name in OBJECTIVES[benchmark.options.objective]:
-            milliseconds = [1e3 * each for each in measure(benchmark, PAUSES[name]).seconds]
-            print(f"a checkpoint pauses training, turn {turn + 1}: {name:15} {spread(milliseconds, '.1f')} ms")
+    options = benchmark.options
+    names = OBJECTIVES[options.objective]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(options.pauses):
+        for name in order_of(turn, names):
+            seconds[name] += measure(benchmark, PAUSES[name]).seconds
+    for name, found in seconds.items():
+        print(f"a checkpoint pauses training: {name:15} {milliseconds(found)}, {len(found)} checkpoints")
+    print_checkpoint_size(benchmark)
+
+
+def milliseconds(seconds: list[float]) -> str:
+    """Return median, minimum and maximum in milliseconds."""
+    return f"{spread([1e3 * each for each in seconds], '.1f')} ms" if seconds else "none"
+
+
+def print_checkpoint_size(benchmark: Benchmark) -> None:
+    """Print the size of our newest checkpoint."""
     folder = max((benchmark.folder / "train" / "ours" / "checkpoints").glob("step-*"))
-    print(f"it has {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.0f} MB")
+    print(f"ours has {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.0f} MB")
+
+
+def waiting(benchmark: Benchmark) -> None:
+    """Print how long each process waits at a checkpoint, and how long its steps with and without one are."""
+    numbers = range(benchmark.options.processes)
+    turns: list[list[Recorded]] = []
+    for _ in range(benchmark.options.pauses):
+        measure(benchmark, "train_bench.ranks:pauses")
+        turns.append([Recorded.read(benchmark.folder, rank) for rank in numbers])
+    for rank in numbers:
+        print_steps(rank, turns)
+    print_checkpoint_size(benchmark)
+
+
+def print_steps(rank: int, turns: list[list[Recorded]]) -> None:
+    """Print the pauses and the steps of one process. A step with a checkpoint begins with one, of the first process."""
+    steps: dict[bool, list[float]] = {False: [], True: []}
+    for turn in turns:
+        ends = turn[rank].ends
+        for number in range(1, len(ends)):
+            steps[str(number) in turn[0].pauses].append(ends[number] - ends[number - 1])
+    pauses = [pause for turn in turns for pause in turn[rank].pauses.values()]
+    print(f"process {rank}: its pause at a checkpoint {milliseconds(pauses)}")
+    print(f"process {rank}: a step with a checkpoint {milliseconds(steps[True])}, without {milliseconds(steps[False])}")
+    if all(steps.values()):
+        longer = statistics.median(steps[True]) - statistics.median(steps[False])
+        print(f"process {rank}: by their medians, a checkpoint makes a step {1e3 * longer:.1f} ms longer")
 
 
 def stopping(benchmark: Benchmark, repeats: int) -> None:
@@ -186,28 +240,43 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="turns of the speeds; 0: none")
+    parser.add_argument("--pauses", type=int, default=3, help="turns in which checkpoints are timed; 0: none")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument(
         "--counted", dest="target_fraction", type=float, default=0.25, help="fraction of the tokens in the loss"
     )
+    parser.add_argument("--dropout", type=float, default=0.0, help="of the adapter's inputs")
     parser.add_argument("--method", choices=("LoRA", "QLoRA", "Full"), default="LoRA")
     parser.add_argument("--objective", choices=OBJECTIVES, default="SFT")
     parser.add_argument("--dtype", choices=("FP32", "BF16"), default="FP32")
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: CPU seconds, for a machine with other load"
     )
+    parser.add_argument("--processes", type=int, default=1, help="with several, only ours runs")
+    parser.add_argument("--parallelism", choices=("DDP", "FSDP"), default="DDP", help="of several processes")
     options = parser.parse_args()
+    if options.objective == "DPO" and options.dropout:
+        parser.error("TRL's DPOTrainer has no dropout: leave --dropout out")
+    if options.method == "Full" and options.dropout:
+        parser.error("method Full has no adapter, so it has no dropout: leave --dropout out")
+    if options.processes > 1 and options.clock == "cpu":
+        parser.error("a process that waits uses no CPU seconds: with --processes leave --clock out")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     recipe = f"{options.dtype}, {options.method}, {options.objective}"
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {recipe}")
-    print(f"{BATCH} rows of {CONTEXT} tokens per step, {options.target_fraction:.0%} of them in the loss")
-    print(f"{options.repeats} turns, {options.clock} clock")
+    rows = f"{BATCH * options.processes} rows of {CONTEXT} tokens per step"
+    rows += f", {options.target_fraction:.0%} of the tokens in the loss"
+    print(f"{rows}, dropout {options.dropout:g}")
+    print(f"{options.repeats} turns, {options.clock} clock; {options.pauses} turns of the pauses")
+    if options.processes > 1:
+        print(f"{options.processes} processes, {options.parallelism}")
     with tempfile.TemporaryDirectory() as folder:
         benchmark = make_benchmark(Path(folder), options)
-        if options.repeats:
+        if options.repeats and options.processes == 1:
             throughput(benchmark)
-        pauses(benchmark)
+        if options.pauses:
+            (pauses if options.processes == 1 else waiting)(benchmark)
         stopping(benchmark, 3)
 
 

@@ -16,6 +16,8 @@ PAUSES_RANK = 128
 """The adapter's rank where the pauses for checkpoints are measured: it makes a checkpoint of 105 MB."""
 PAUSES_EVERY = 2
 """The steps from one of these checkpoints to the next."""
+RANKS_EVERY = 4
+"""The same with several processes, where steps without a checkpoint are compared with those that wait for one."""
 
 
 class Benchmark:
@@ -33,10 +35,12 @@ class Benchmark:
             "dtype": self.options.dtype,
             "method": self.options.method,
             "objective": self.options.objective,
+            "processes_per_node": self.options.processes,
+            "parallelism": self.options.parallelism,
             "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
         }
         if self.options.method != "Full":
-            dropout = 0.0 if self.options.objective == "DPO" else 0.05
+            dropout = self.options.dropout
             recipe["lora"] = {"rank": rank, "alpha": 32, "dropout": dropout, "target_modules": TARGETS}
         return TrainConfig.model_validate(
             {

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +64,8 @@ class StepTimes(ProgressReporter):
 
 
 @contextlib.contextmanager
-def timed(owner: type, name: str, seconds: list[float]) -> Iterator[None]:
-    """Append the duration of every call of a method to `seconds` while the context is open."""
+def timed(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
+    """Append the duration of every call of a method or function to `seconds` while the context is open."""
     original = getattr(owner, name)
 
     def wrapped(*arguments: object, **named: object) -> object:

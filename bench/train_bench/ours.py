@@ -1,13 +1,13 @@
 """This trainer, as bench/train.py runs it."""
 
+import os
 import shutil
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train as train_stage
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training.checkpoint_manager import CheckpointManager
-from finetune_trainer.training.loop import TrainingRun
+from finetune_trainer.training import loop
 from train_bench.benchmark import PAUSES_EVERY, PAUSES_RANK, Benchmark
 from train_bench.measuring import StepTimes, timed
 
@@ -19,14 +19,18 @@ def train(benchmark: Benchmark, **changes: int) -> list[float]:
     folder = environment.stage_dir("train", "ours")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    os.environ["FINETUNE_CONFIG"] = config.model_dump_json(by_alias=True)  # for the other processes
     times = StepTimes(environment, benchmark.options.clock)
     train_stage.run(config, Context(environment, folder, times, StopSignal()))
     return times.ends
 
 
 def pauses(benchmark: Benchmark) -> list[float]:
-    """Return the seconds for which each checkpoint pauses training: its snapshot and the start of its write."""
-    parts: list[float] = []
-    with timed(TrainingRun, "snapshot", parts), timed(CheckpointManager, "save", parts):
+    """Return the seconds that the loop waits at each checkpoint.
+
+    That is the snapshot and the start of its write.
+    """
+    seconds: list[float] = []
+    with timed(loop, "save", seconds):
         train(benchmark, rank=PAUSES_RANK, every=PAUSES_EVERY)
-    return [snapshot + save for snapshot, save in zip(parts[::2], parts[1::2], strict=True)]
+    return seconds

@@ -45,7 +45,7 @@ def train_sft(benchmark: Benchmark, **changes: object) -> list[float]:
 
 def pauses_sft(benchmark: Benchmark) -> list[float]:
     """Return the seconds that each checkpoint of trl.SFTTrainer takes."""
-    return pauses_of(train_sft, benchmark)
+    return pauses_of(train_sft, InOrderSFT, benchmark)
 
 
 def train_dpo(benchmark: Benchmark, **changes: object) -> list[float]:
@@ -65,4 +65,4 @@ def train_dpo(benchmark: Benchmark, **changes: object) -> list[float]:
 
 def pauses_dpo(benchmark: Benchmark) -> list[float]:
     """Return the seconds that each checkpoint of trl.DPOTrainer takes."""
-    return pauses_of(train_dpo, benchmark)
+    return pauses_of(train_dpo, InOrderDPO, benchmark)
