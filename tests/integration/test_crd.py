@@ -134,6 +134,10 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
             "spec.push.*placement.capacity: must be OnDemand",
         ),
         ({"evaluate": {"gates": [{"task": "missing", "metric": "acc", "value": 0.5}]}}, "gates: every task must be"),
+        (
+            {"train": {"earlyStopping": {}, "evalSteps": None}},
+            "earlyStopping: needs repeated validation: set evalSteps",
+        ),
         ({"train": {"method": "Full", "lora": {"rank": 8}}}, "lora: method Full trains no adapter: remove lora"),
         (
             {"train": {"parallelism": "FSDP", "method": "QLoRA"}},

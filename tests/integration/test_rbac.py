@@ -9,6 +9,7 @@ from support.charts import CLUSTER_WIDE, NAMESPACED, of_kind, render
 from support.operator_process import install_crd, running_operator
 
 from e2e.pipelines.driver import PipelineDriver, pipeline
+from testcluster.errors import TimedOut
 from testcluster.fixtures import namespace_name
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
@@ -80,10 +81,22 @@ def test_missing_right_is_logged(namespaces: list[KubeNamespace], tmp_path: Path
         until(lambda: "cannot create resource" in log.read_text(), 60, log.read_text)
 
 
+def is_refused_a_job(own: KubeNamespace, namespace: KubeNamespace) -> bool:
+    """Check whether the policies are in force: the API server reads them some time after they were created."""
+    account = f"system:serviceaccount:{own.name}:finetune-operator"
+    try:
+        namespace.run("create", "job", "probe", "--image=probe", "--dry-run=server", "--as", account)
+    except TimedOut as error:
+        return "ValidatingAdmissionPolicy" in str(error)
+    return False
+
+
 def test_pipeline_in_kube_system_reports_the_policy(namespaces: list[KubeNamespace], tmp_path: Path):
     own, _, _ = namespaces
     with running_operator(own, render(CLUSTER_WIDE, namespace=own.name), tmp_path):
-        driver = PipelineDriver.start(KubeNamespace(own.kube, "kube-system"), pipeline("system"))
+        system = KubeNamespace(own.kube, "kube-system")
+        until(lambda: is_refused_a_job(own, system), 60)
+        driver = PipelineDriver.start(system, pipeline("system"))
         driver.until(lambda: "admissionPolicy.deniedNamespaces" in driver.condition("Ready").get("message", ""))
         assert driver.jobs() == []
         driver.namespace.run("delete", "ft", driver.name)

@@ -9,6 +9,8 @@ STANDBY = 'finetune_leader{job="op", instance="b", namespace="sys"}'
 OURS = (f'finetune_leader{{job="ours", instance="c", namespace="{NAMESPACE}"}}', "1x400")
 """The leader of the release whose alerts these are; the other series are of an operator in another namespace."""
 LEADS = (LEADER, "1x400")
+READY = 'finetune_ready{{job="op", instance="{}", namespace="sys"}}'
+RECONCILED = 'finetune_reconcile_total{{job="op", instance="a", namespace="sys", outcome="{}"}}'
 ATTEMPTS = 'finetune_attempts_total{{job="op", instance="a", stage="{}", outcome="{}", reason="Interrupted"}}'
 FINISHED = 'finetune_pipelines_finished_total{{job="op", instance="a", phase="{}"}}'
 GPU = 'DCGM_FI_DEV_GPU_UTIL{{gpu="{}", namespace="gpus", pod="dcgm", exported_namespace="team", exported_pod="p"}}'
@@ -17,7 +19,8 @@ THROUGHPUT = 'finetune_stage_tokens_per_second{stage="train", namespace="team", 
 TRAINS = (THROUGHPUT, "900x400")
 WAITS = 'finetune_waiting_oldest_seconds{job="op", instance="a", stage="train", reason="WaitingForCapacity"}'
 QUEUED = 'finetune_queue_oldest_seconds{{job="op", instance="{}", namespace="sys"}}'
-DEGRADED = 'finetune_pipelines{{job="op", instance="{}", phase="Degraded"}}'
+UNREADABLE = 'finetune_unreadable_pipelines{job="op", instance="a"}'
+DOWN = 'finetune_servers_down{job="op", instance="a"}'
 TRAINING = {"namespace": "team", "pod": "p", "pipeline": "demo", "attempt": "2"}
 LITTLE_USE = "Training of team/demo uses little of its GPUs."
 
@@ -69,6 +72,43 @@ CASES = (
     ),
     Case("a minute without a leader", "FineTuneOperatorNotLeading", (OURS, (LEADER, "1x9 0 1x20")), 11),
     Case(
+        "two leaders in turn and none of them is ready",
+        "FineTuneOperatorNotReady",
+        (
+            (LEADER, "1x2 0x20"),
+            (READY.format("a"), "0x2 1x20"),
+            (STANDBY, "0x2 1x20"),
+            (READY.format("b"), "1x2 0x20"),
+        ),
+        6,
+        {"job": "op", "namespace": "sys"},
+        "The leader of the operator is not ready.",
+        "It cannot read all that it watches. Pipelines wait, and stages that run go on.",
+    ),
+    Case("a leader lists for minutes", "FineTuneOperatorNotReady", (LEADS, (READY.format("a"), "0x3 1x20")), 6),
+    Case(
+        "a standby is not ready",
+        "FineTuneOperatorNotReady",
+        (LEADS, (READY.format("a"), "1x20"), (STANDBY, "0x20"), (READY.format("b"), "0x20")),
+        15,
+    ),
+    Case(
+        "a bug in every attempt to reconcile a pipeline",
+        "FineTuneReconcileFailing",
+        ((RECONCILED.format("bug"), "0+1x60"), (RECONCILED.format("done"), "0+9x60")),
+        25,
+        {"job": "op", "namespace": "sys", "outcome": "bug"},
+        "The operator fails to reconcile pipelines: bug.",
+        "A pipeline may not go on. The operator retries it once a minute.",
+    ),
+    Case(
+        "minutes without an API server",
+        "FineTuneReconcileFailing",
+        ((RECONCILED.format("error"), "0x9 50x3 99x30"),),
+        22,
+    ),
+    Case("conflicts all the time", "FineTuneReconcileFailing", ((RECONCILED.format("conflict"), "0+5x60"),), 25),
+    Case(
         "a pipeline waits for a worker",
         "FineTuneQueueStuck",
         (LEADS, (QUEUED.format("a"), "100x20")),
@@ -117,6 +157,22 @@ CASES = (
     ),
     Case("a failure two hours ago", "FineTunePipelineFailed", ((FINISHED.format("Failed"), "0x60 1x200"),), 200),
     Case(
+        "an object is malformed",
+        "FineTunePipelineUnreadable",
+        (LEADS, (UNREADABLE, "0x4 2x20")),
+        16,
+        {"job": "op"},
+        "The operator cannot read a pipeline.",
+        "2 pipelines are left alone until they or the operator change.",
+    ),
+    Case("an upgrade replaces the CRD first", "FineTunePipelineUnreadable", (LEADS, (UNREADABLE, "0x4 2x8 0x20")), 16),
+    Case(
+        "an object that an earlier leader saw",
+        "FineTunePipelineUnreadable",
+        ((LEADER, "0x20"), (UNREADABLE, "1x20")),
+        16,
+    ),
+    Case(
         "a gate closes",
         "FineTuneGateClosed",
         ((FINISHED.format("BelowThreshold"), "0x60 2x60"),),
@@ -129,13 +185,14 @@ CASES = (
     Case(
         "a server is down",
         "FineTuneServerDown",
-        (LEADS, (DEGRADED.format("a"), "0x9 1x20")),
+        (LEADS, (DOWN, "0x9 1x20")),
         16,
         {"job": "op"},
-        "The server of a finished pipeline is down.",
-        "1 finished pipelines have no ready server.",
+        "The server of a pipeline is down.",
+        "1 pipelines have no ready server.",
     ),
-    Case("a server restarts", "FineTuneServerDown", (LEADS, (DEGRADED.format("a"), "0x9 1x2 0x20")), 16),
+    Case("a server restarts", "FineTuneServerDown", (LEADS, (DOWN, "0x9 1x2 0x20")), 16),
+    Case("an outage that an earlier leader saw", "FineTuneServerDown", ((LEADER, "0x30"), (DOWN, "1x30")), 16),
     Case(
         "one of two GPUs is idle",
         "FineTuneGpuIdle",

@@ -70,15 +70,28 @@ def alert_rules(**thresholds: Any) -> list[Object]:
 
 
 def dashboard_expressions() -> dict[str, str]:
-    """Return the expressions of all panels, by dashboard, panel and letter."""
+    """Return the expressions of all panels by dashboard, panel and letter, and of variables by dashboard and name."""
     maps = of_kind(render(ALL_ENABLED), "ConfigMap")
     boards = [json.loads(text) for one in maps for text in one["data"].values()]
-    return {
+    variables = {
+        f"{board['title']}: ${variable['name']}": without_variables(values_of_label(variable["query"]["query"]))
+        for board in boards
+        for variable in board["templating"]["list"]
+        if variable["type"] == "query"
+    }
+    return variables | {
         f"{board['title']}: {panel['title']} {target['refId']}": without_variables(target["expr"])
         for board in boards
         for panel in board["panels"]
         for target in panel["targets"]
     }
+
+
+def values_of_label(query: str) -> str:
+    """Return Grafana's label_values(SELECTOR, LABEL) in PromQL."""
+    found = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
+    assert found, f"{query!r} is no label_values(SELECTOR, LABEL)"
+    return f"count by ({found[2]}) ({found[1]})"
 
 
 def without_variables(expression: str) -> str:

@@ -72,6 +72,12 @@ def _failed() -> Scenario:
     return scenario.reconcile_until_stable()
 
 
+def _unmeasured() -> Scenario:
+    """Return a pipeline whose evaluate has a result, which a retry keeps, without the metric of its gate."""
+    gate = {"task": "exam", "metric": "f1", "value": 0.6}
+    return Scenario(a_pipeline(evaluate={"gates": [gate]})).finish()
+
+
 def _stopping(scenario: Scenario) -> Scenario:
     scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
     return scenario.reconcile_until_stable()
@@ -162,6 +168,7 @@ STATES: dict[str, PipelineState] = {
     "asked to retry": PipelineState(
         lambda: _asked(_failed(), RETRY_ANNOTATION), FAILED, PROGRESSING, (), "retry was requested"
     ),
+    "with a gate that was not measured": PipelineState(_unmeasured, FAILED, DEGRADED),
     "below its gate": PipelineState(lambda: Scenario().finish(evaluate=scores(0.1)), FAILED, DEGRADED),
     "below a gate that no stage needs": PipelineState(
         lambda: Scenario(a_pipeline(deploy={"when": "Always"})).finish(evaluate=scores(0.1)), FAILED, DEGRADED
@@ -174,7 +181,6 @@ STATES: dict[str, PipelineState] = {
         lambda: _unreadable("train.compileMode: Extra inputs are not permitted", stalled=False),
         IN_PROGRESS,
         PROGRESSING,
-        RUNNING,
     ),
     "unreadable": PipelineState(
         lambda: _unreadable("train.lora.rank: Input should be greater than or equal to 1", stalled=True),

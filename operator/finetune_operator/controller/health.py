@@ -13,10 +13,13 @@ from finetune_operator.controller.leader_election import LeaderElector
 from finetune_operator.controller.metrics import (
     CACHED_OBJECTS,
     IS_LEADER,
+    IS_READY,
     PIPELINES,
     QUEUE_DEPTH,
     QUEUE_OLDEST_SECONDS,
     REGISTRY,
+    SERVERS_DOWN,
+    UNREADABLE_PIPELINES,
     WAITING_OLDEST_SECONDS,
     WAITING_STAGES,
 )
@@ -68,9 +71,12 @@ class Health:
         for phase, count in self.informers.cache.phases().items():
             PIPELINES.labels(phase).set(count)
         self._count_waiting_stages()
+        UNREADABLE_PIPELINES.set(self.informers.cache.unreadable())
+        SERVERS_DOWN.set(self.informers.cache.servers_down())
         for kind, store in self.informers.cache.stores.items():
             CACHED_OBJECTS.labels(kind).set(len(store))
         IS_LEADER.set(self.leader_elector.is_leader)
+        IS_READY.set(not self.not_ready_reason())
         QUEUE_DEPTH.set(len(self.queue))
         QUEUE_OLDEST_SECONDS.set(self.queue.oldest())
         return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -125,14 +125,16 @@ class Informers:
         self.watched_namespaces = list(self.reflectors)
         """Namespaces that the last list could read. kopf would end on any other."""
         self.synced_at: float | None = None
-        """When the last complete list ended, by the event loop's clock."""
+        """When the last list ended, by the event loop's clock; None: none has since this replica became the leader."""
         self._is_complete = False
         """Whether everything has been listed since this replica became the leader."""
         self._stop = asyncio.Event()
+        self._pipelines_lost_at: float | None = None
+        """When the watch of pipelines ended, if they could not be listed since, by the event loop's clock."""
 
     async def list_first(self) -> None:
         """List what a new leader needs to act; the watches list the rest. Retry with backoff after any error."""
-        self._is_complete = False
+        self._is_complete, self.synced_at = False, None
         with _without_garbage_collection():
             await self._retry(partial(self._list, Reflector.list_first))
 
@@ -204,8 +206,10 @@ class Informers:
             await self.list_with_retry()
 
     def silent_watch(self, seconds: float) -> str:
-        """Return a kind of children whose watch has only failed for so long, or an empty string."""
+        """Return a kind whose watch has only failed for so long, or an empty string."""
         now = asyncio.get_running_loop().time()
+        if self._pipelines_lost_at is not None and now - self._pipelines_lost_at > seconds:
+            return PIPELINES
         watched = (one for name in self.watched_namespaces for one in self.reflectors[name][1:])
         return next((one.resource.kind for one in watched if now - (one.answered_at or now) > seconds), "")
 
@@ -251,15 +255,17 @@ class Informers:
     # The custom resource.
 
     async def _watch_pipelines(self, stop: asyncio.Event) -> None:
-        ended = False
+        ended, self._pipelines_lost_at = False, None
         while not stop.is_set():
             try:
                 for namespace in self.watched_namespaces if ended else ():  # what has changed since kopf ended
                     await self.reflectors[namespace][0].list()
+                self._pipelines_lost_at = None
                 await self._run_kopf(stop)
             except Exception as error:  # noqa: BLE001  the watch is restarted after any error
                 log.warning("kopf ended and is restarted: %s", str(error) or type(error).__name__)
             ended = True
+            self._pipelines_lost_at = self._pipelines_lost_at or asyncio.get_running_loop().time()
             WATCHES_RESTARTED.labels(PIPELINES).inc()
             await asyncio.sleep(BASE_RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
 

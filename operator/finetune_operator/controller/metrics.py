@@ -52,8 +52,14 @@ QUEUE_OLDEST_SECONDS = Gauge(
     registry=REGISTRY,
 )
 IS_LEADER = Gauge("finetune_leader", "1 if this replica is the leader, else 0", registry=REGISTRY)
+IS_READY = Gauge("finetune_ready", "1 if this replica answers /readyz with 200, else 0", registry=REGISTRY)
 PIPELINES = Gauge(
     "finetune_pipelines", "Pipelines in the cache of this replica, by phase", ["phase"], registry=REGISTRY
+)
+UNREADABLE_PIPELINES = Gauge(
+    "finetune_unreadable_pipelines",
+    "Pipelines in the cache of this replica that this version of the operator cannot read",
+    registry=REGISTRY,
 )
 WAITING_STAGES = Gauge(
     "finetune_waiting_stages",
@@ -65,6 +71,11 @@ WAITING_OLDEST_SECONDS = Gauge(
     "finetune_waiting_oldest_seconds",
     "How long the first of those stages has waited, in seconds, by stage and reason",
     ["stage", "reason"],
+    registry=REGISTRY,
+)
+SERVERS_DOWN = Gauge(
+    "finetune_servers_down",
+    "Pipelines in the cache of this replica whose Service leads to no ready pod, whatever their phase",
     registry=REGISTRY,
 )
 OLDEST_PRICE = Gauge(
@@ -106,6 +117,8 @@ LOST_STEPS = Counter(
     "finetune_lost_steps", "Steps that were repeated after interruptions, by stage", ["stage"], registry=REGISTRY
 )
 
+OUTCOMES = ("done", "conflict", "error", "refused", "invalid", "bug")
+"""Outcomes of a reconcile. Of these, `error` and `bug` are failures that the operator retries."""
 FINAL_PHASES = ("Succeeded", "BelowThreshold", "Failed", "Cancelled", "Degraded")
 """Phases in which a pipeline has finished."""
 
@@ -115,6 +128,8 @@ def _create_series() -> None:
 
     `increase` does not see the step from no series to its first value.
     """
+    for outcome in OUTCOMES:
+        RECONCILED.labels(outcome)
     for phase in FINAL_PHASES:
         FINISHED.labels(phase)
     for kind in STAGES:
@@ -154,7 +169,9 @@ def record_changes(before: PipelineStatus, after: PipelineStatus) -> None:
 
     An edited gate that closes after the end counts, too. A server that goes down and comes back does not.
     """
-    has_closed = after.phase == "BelowThreshold" != before.phase
+    # A failed pipeline may have a gate that was not measured, which does not pass and is not closed either.
+    was_closed = before.gates_passed is False and before.phase in {"BelowThreshold", "Degraded"}
+    has_closed = after.phase == "BelowThreshold" and not was_closed
     if after.finished_at and (has_closed or not before.finished_at) and after.phase in FINAL_PHASES:
         FINISHED.labels(after.phase).inc()
     for labels, count in count_changes(before, after).items():

@@ -38,6 +38,11 @@ def events_between(before: PipelineStatus, after: PipelineStatus, url: str) -> t
     return tuple(events)
 
 
+def unreadable_event(message: str, url: str) -> Event:
+    """Return the event of an object that the operator cannot read, with the message of its condition Ready."""
+    return Event("Warning", "PipelineFailed", message, link(Reason.SPEC_INVALID, url))
+
+
 def _started(subject: str, placement: PlacementStatus | None) -> Event:
     """Return the event of an attempt's start; a choice with a reason is worth a Kubernetes Event."""
     if placement is None or not placement.message:

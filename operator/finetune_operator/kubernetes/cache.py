@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any
 
-from finetune_operator.core.metadata import SERVER
+from finetune_operator.core.metadata import SERVER, service_name
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cached_pipeline import CachedPipeline, WaitingStage, trim_pipeline
 from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
@@ -201,9 +201,25 @@ class ResourceCache:
         """Return the number of pipelines in each phase."""
         return Counter(entry.value.phase for entry in self.pipelines.entries.values())
 
+    def unreadable(self) -> int:
+        """Return the number of pipelines that this version of the operator cannot read."""
+        return sum(entry.value.unreadable for entry in self.pipelines.entries.values())
+
     def waiting(self) -> Iterator[WaitingStage]:
         """Yield the stage that waits, of each pipeline that has one."""
         return (one for entry in self.pipelines.entries.values() if (one := entry.value.waiting))
+
+    def servers_down(self) -> int:
+        """Return the number of pipelines whose Service leads to a server without a ready pod, whatever their phase."""
+        return sum(self._is_server_down(entry.value) for entry in self.pipelines.entries.values())
+
+    def _is_server_down(self, pipeline: CachedPipeline) -> bool:
+        namespace = pipeline.key.namespace
+        service = self.services.get((namespace, service_name(pipeline.key.name)))
+        own = service is not None and pipeline.uid in _owner_uids(service)
+        target = service["spec"]["selector"].get(SERVER) if service and own else None
+        server = self.deployments.get((namespace, target)) if target else None
+        return bool(target) and not (server and server["status"]["readyReplicas"])
 
     # Changes.
 

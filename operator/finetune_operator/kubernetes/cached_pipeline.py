@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from finetune_operator.api.conditions import Reason
+from finetune_operator.api.conditions import READY, Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, StageState
@@ -19,6 +19,7 @@ Object = dict[str, Any]
 READ_ANNOTATIONS = frozenset({CANCEL_ANNOTATION, RETRY_ANNOTATION})
 WRITING_STAGES = frozenset(kind.name for kind in STAGES if not kind.runs_server)
 """Stages whose attempts write to the workspace; a server does not."""
+STAGE_CONDITIONS = frozenset(kind.condition for kind in STAGES)
 REASONS = {reason.value: reason.value for reason in Reason}
 
 
@@ -30,7 +31,7 @@ class WaitingStage:
     reason: str
     """One of Reason; empty for a reason that this version does not know."""
     since: float
-    """Unix time of the last change before: a start or an end of an attempt, or of a condition."""
+    """Unix time of the last change before: a start or an end of a process, or a change of a condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,10 @@ class CachedPipeline:
     """Whether one of them writes to the workspace."""
     text: bytes
     """The object as compressed JSON, with the annotations that the operator reads: a user may make an object large."""
+    unreadable: bool = False
+    """Whether the operator has written that it cannot read the object."""
     waiting: WaitingStage | None = None
-    """None: the pipeline runs, is suspended or has finished."""
+    """None: the pipeline runs, is suspended, has finished or is unreadable."""
     parsed: Pipeline | None = None
     """The parsed object, while the pipeline has not finished."""
 
@@ -112,6 +115,7 @@ def trim_pipeline(found: Object) -> CachedPipeline:
     running = _running_jobs(status)
     workspace = (found.get("spec") or {}).get("workspace") or {}
     suspended = (found.get("spec") or {}).get("suspend") is True
+    finished, unreadable = bool(status.get("finishedAt")), _is_unreadable(status)
     return CachedPipeline(
         key=Key(meta["namespace"], meta["name"]),
         uid=meta["uid"],
@@ -120,14 +124,24 @@ def trim_pipeline(found: Object) -> CachedPipeline:
         deleting="deletionTimestamp" in meta,
         claim=workspace.get("existingClaim") or workspace_name(meta["name"]),
         created_at=str(meta.get("creationTimestamp")),
-        finished=bool(status.get("finishedAt")),
+        finished=finished,
         suspended=suspended,
         phase=str(status.get("phase") or "Pending"),
         running_jobs=frozenset(running.values()),
         writing=not WRITING_STAGES.isdisjoint(running),
         text=zlib.compress(fast_json.encode(content), level=1),
-        waiting=None if suspended or status.get("finishedAt") else _waiting_stage(meta, status),
+        unreadable=unreadable,
+        waiting=None if suspended or finished or unreadable else _waiting_stage(meta, status),
     )
+
+
+def _is_unreadable(status: Object) -> bool:
+    """Return whether the operator could not read the object: only then it writes no condition of a stage.
+
+    The rest of the status is about an earlier spec.
+    """
+    kinds = {str(one.get("type")) for one in _objects(status.get("conditions"))}
+    return READY in kinds and kinds.isdisjoint(STAGE_CONDITIONS)
 
 
 def _waiting_stage(meta: Object, status: Object) -> WaitingStage | None:
@@ -142,10 +156,13 @@ def _waiting_stage(meta: Object, status: Object) -> WaitingStage | None:
 
 
 def _times(meta: Object, status: Object, stages: list[Object]) -> Iterator[float]:
-    """Yield when the pipeline was created, when its attempts began and ended, and when its conditions changed."""
+    """Yield when the pipeline was created, when its processes began and ended, and when its conditions changed.
+
+    Attempts whose process has never started are part of the wait: they give up their nodes and request them again.
+    """
     attempts = [attempt for stage in stages for attempt in _objects(stage.get("attempts"))]
     texts = [meta.get("creationTimestamp")]
-    texts += [one.get(name) for one in attempts for name in ("createdAt", "finishedAt")]
+    texts += [one.get(name) for one in attempts if one.get("startedAt") for name in ("startedAt", "finishedAt")]
     texts += [one.get("lastTransitionTime") for one in _objects(status.get("conditions"))]
     for text in texts:
         if (time := _unix_time(text)) is not None:

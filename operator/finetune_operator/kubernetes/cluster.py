@@ -15,7 +15,7 @@ from finetune_operator.api.conditions import READY, TROUBLESHOOTING_URL, Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
-from finetune_operator.core.events import Event
+from finetune_operator.core.events import Event, unreadable_event
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedJob
 from finetune_operator.core.pipeline import Key, Pipeline
@@ -37,7 +37,7 @@ from finetune_operator.errors import ClusterError, Conflict, InvalidObject, Newe
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
-from finetune_operator.kubernetes.event_recorder import EventRecorder
+from finetune_operator.kubernetes.event_recorder import EventRecorder, Regarding
 from finetune_operator.kubernetes.headless_service import create_headless_service
 from finetune_operator.kubernetes.pods.probe import NoProbe, ServerProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
@@ -314,7 +314,8 @@ class KubernetesCluster:
     async def mark_invalid(self, key: Key, error: InvalidObject) -> None:
         """Set phase and conditions of an object that the operator cannot read; the rest of its status stays.
 
-        A pipeline that has finished keeps its status if a newer operator can read the object.
+        A pipeline that has finished keeps its status if a newer operator can read the object. An object that does not
+        wait for one gets an Event, once for each generation and message.
         """
         found = await self.api.get(paths.pipeline(key))
         if found is None:
@@ -325,7 +326,10 @@ class KubernetesCluster:
             return
         status = unreadable_status(str(error), generation, _now(), self.troubleshooting_url, stalled=not is_newer)
         if _told(status) != _told(before):
-            await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status})
+            written = (await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status}))["metadata"]
+            if not is_newer:
+                about = Regarding(key, written["uid"], written["resourceVersion"])
+                self.events.record(about, [unreadable_event(str(error), self.troubleshooting_url)])
 
     async def close(self) -> None:
         """Cancel the background requests."""

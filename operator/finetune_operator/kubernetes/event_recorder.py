@@ -5,12 +5,13 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.core.events import Event
-from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.client import KubernetesClient
@@ -25,6 +26,15 @@ MESSAGE_LENGTH = 1024
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Regarding:
+    """What an Event is about, where the object cannot be read as a pipeline."""
+
+    key: Key
+    uid: str
+    resource_version: str
+
+
 class EventRecorder:
     """Creates the Events of each namespace one after the other, so that no reconcile waits for them.
 
@@ -37,18 +47,18 @@ class EventRecorder:
         """Namespace -> its Events that are to be created."""
         self._arrived = asyncio.Event()
 
-    def record(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
+    def record(self, about: Pipeline | Regarding, events: Sequence[Event]) -> None:
         """Log the events, and queue those that a user would miss."""
         for event in events:
-            log.info("%s: %s %s", pipeline.key, event.reason, event.message)
+            log.info("%s: %s %s", about.key, event.reason, event.message)
             if event.ordinary:
                 continue
-            waiting = self.waiting.setdefault(pipeline.key.namespace, deque())
+            waiting = self.waiting.setdefault(about.key.namespace, deque())
             if len(waiting) < MAX_WAITING:
-                waiting.append(_event_object(pipeline, event))
+                waiting.append(_event_object(about, event))
                 self._arrived.set()
             else:
-                log.warning("%s: the Event %s is dropped: %d are waiting", pipeline.key, event.reason, MAX_WAITING)
+                log.warning("%s: the Event %s is dropped: %d are waiting", about.key, event.reason, MAX_WAITING)
 
     async def run(self) -> None:
         """Create the queued Events, forever."""
@@ -77,23 +87,23 @@ class EventRecorder:
             log.warning("cannot create the Event %s/%s: %s", namespace, body["metadata"]["name"], error)
 
 
-def _event_object(pipeline: Pipeline, event: Event) -> Object:
+def _event_object(about: Pipeline | Regarding, event: Event) -> Object:
     """Build a core/v1 Event named by a hash of its content, so that it is created once."""
-    content = f"{pipeline.uid} {pipeline.resource_version} {event.reason} {event.message}"
+    content = f"{about.uid} {about.resource_version} {event.reason} {event.message}"
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")  # noqa: TID251  an edge
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{pipeline.key.name[:230]}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
-            "namespace": pipeline.key.namespace,
+            "name": f"{about.key.name[:230]}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
+            "namespace": about.key.namespace,
         },
         "involvedObject": {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            "name": pipeline.key.name,
-            "namespace": pipeline.key.namespace,
-            "uid": pipeline.uid,
+            "name": about.key.name,
+            "namespace": about.key.namespace,
+            "uid": about.uid,
         },
         "type": event.type,
         "reason": event.reason,

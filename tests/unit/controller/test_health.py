@@ -10,10 +10,11 @@ from support.cluster_objects import pipeline_object, pod_of
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import PIPELINES, PODS, ResourceCache
+from finetune_operator.core.report import unreadable_status
+from finetune_operator.kubernetes.cache import PIPELINES, PODS, SERVICES, ResourceCache
 
 
-def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, silent="", phases=(), statuses=()):
+def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, silent="", phases=(), statuses=(), services=()):
     """Return status and text of an endpoint's response; a sync_age of None: never synced."""
 
     async def request():
@@ -22,6 +23,8 @@ def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, silent="", 
         for number, status in enumerate([*({"phase": phase} for phase in phases), *statuses]):
             cache.update(PIPELINES, pipeline_object(f"p{number}", status=status))
         cache.update(PODS, pod_of())
+        for service in services:
+            cache.update(SERVICES, service)
         elector = SimpleNamespace(is_leader=is_leader, last_response_at=now - response_age)
         synced_at = None if sync_age is None else now - sync_age
         queue = WorkQueue()
@@ -58,6 +61,19 @@ def test_standby_without_api_server_is_not_ready():
     assert (status, "API server" in text) == (503, True)
 
 
+def test_metrics_show_whether_a_replica_is_ready():
+    assert "finetune_ready 1.0" in get("metrics")[1]
+    assert "finetune_ready 1.0" in get("metrics", is_leader=False, sync_age=None)[1]
+    assert "finetune_ready 0.0" in get("metrics", sync_age=None)[1]
+    assert "finetune_ready 0.0" in get("metrics", silent="pods")[1]
+
+
+def test_metrics_count_pipelines_that_cannot_be_read():
+    unreadable = unreadable_status("train: no", 1, datetime.now(UTC), "", stalled=True)
+    assert "finetune_unreadable_pipelines 1.0" in get("metrics", phases=["Failed"], statuses=[unreadable])[1]
+    assert "finetune_unreadable_pipelines 0.0" in get("metrics", phases=["Failed"])[1]
+
+
 def test_metrics_count_pipelines_by_phase():
     _, text = get("metrics", phases=["Running", "Running", "Succeeded"])
     assert 'finetune_pipelines{phase="Running"} 2.0' in text
@@ -74,13 +90,22 @@ def test_metrics_count_cached_objects_by_kind():
     assert 'finetune_cache_objects{kind="jobs"} 0.0' in text
 
 
+def test_metrics_count_servers_that_are_down():
+    """Also of a pipeline that runs again, whose phase does not say so."""
+    meta = {"namespace": "team", "name": "p0-deploy", "ownerReferences": [{"uid": "uid-p0"}]}
+    service = {"metadata": meta, "spec": {"selector": {"finetune.dev/server": "p0-deploy-a1"}}}
+    assert "finetune_servers_down 1.0" in get("metrics", phases=["Running"], services=[service])[1]
+    assert "finetune_servers_down 0.0" in get("metrics", phases=["Running"])[1]
+
+
 def waiting_status(reason, minutes):
     since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat()
     changed = {"type": "Ready", "status": "False", "lastTransitionTime": since}
+    of_stage = {"type": "Trained", "status": "Unknown", "lastTransitionTime": since}
     return {
         "stage": "train",
         "stages": [{"name": "train", "state": "Queued", "reason": reason}],
-        "conditions": [changed],
+        "conditions": [changed, of_stage],
     }
 
 

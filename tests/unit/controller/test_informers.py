@@ -204,6 +204,24 @@ def test_failed_list_is_logged_and_retried(error, caplog):
     assert str(error) in caplog.text
 
 
+def test_new_leader_has_not_synced_before_its_first_list():
+    """A replica that led before has the time of a list of then, and its cache is as old."""
+    scenario, errors = InformerScenario(), [ClusterError("no answer")]
+    scenario.list()
+    known, synced = scenario.informers, []
+
+    def during_list():
+        synced.append(known.synced_at)
+        if errors:
+            raise errors.pop()
+
+    scenario.api.during_list = during_list
+    with patch.object(module, "BASE_RETRY_SECONDS", 0.01):
+        asyncio.run(asyncio.wait_for(known.list_first(), 10))
+    assert set(synced) == {None}
+    assert known.synced_at is not None
+
+
 def two_namespaces():
     scenario = InformerScenario(("team", "other"))
     scenario.create(PIPELINES, pipeline_object(status=running_status(NAME)), "other")
@@ -279,9 +297,13 @@ def test_watches_survive_an_outage_after_kopf_has_ended():
         await asyncio.sleep(0.1)
         assert len(starts) == 1
         assert not watching.done(), "the outage has ended the operator"
+        assert scenario.informers.silent_watch(0.01) == PIPELINES
         scenario.api.list_errors = {}
         while len(starts) < 2:  # noqa: ASYNC110  the fake operator appends to a list
             await asyncio.sleep(0.01)
+        assert scenario.informers.silent_watch(10) == ""
+        await asyncio.sleep(0.1)
+        assert scenario.informers.silent_watch(0.01) != PIPELINES
         watching.cancel()
 
     with patch.object(module.kopf, "operator", operator), patch.object(module, "BASE_RETRY_SECONDS", 0.01):

@@ -90,21 +90,43 @@ def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
     }
 
 
-def finished(phase: str) -> PipelineStatus:
-    return PipelineStatus(phase=phase, finished_at=datetime(2030, 1, 1, tzinfo=UTC))
+def finished(phase: str, *, gates_passed: bool | None = None) -> PipelineStatus:
+    return PipelineStatus(phase=phase, finished_at=datetime(2030, 1, 1, tzinfo=UTC), gates_passed=gates_passed)
+
+
+BELOW_GATE = finished("BelowThreshold", gates_passed=False)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "count"),
     [
-        (PipelineStatus(), finished("BelowThreshold"), 1),
-        (finished("BelowThreshold"), finished("BelowThreshold"), 0),
-        (finished("Succeeded"), finished("BelowThreshold"), 1),
+        (PipelineStatus(), BELOW_GATE, 1),
+        (PipelineStatus(gates_passed=False), BELOW_GATE, 1),
+        (BELOW_GATE, BELOW_GATE, 0),
+        (finished("Succeeded", gates_passed=True), BELOW_GATE, 1),
+        (finished("Succeeded"), BELOW_GATE, 1),
+        (finished("Degraded", gates_passed=True), BELOW_GATE, 1),
+        (finished("Failed", gates_passed=False), BELOW_GATE, 1),
         (finished("Degraded"), finished("Succeeded"), 0),
+        (BELOW_GATE, finished("Degraded", gates_passed=False), 0),
+        (finished("Degraded", gates_passed=False), BELOW_GATE, 0),
         (PipelineStatus(), PipelineStatus(phase="Running"), 0),
         (PipelineStatus(), finished("Another"), 0),
     ],
-    ids=["finished", "had finished", "gate closed later", "server is back", "runs", "unknown phase"],
+    ids=[
+        "finished",
+        "finished after its gate closed",
+        "had finished",
+        "gate closed later",
+        "gate added later",
+        "gate closed while its server was down",
+        "gate is measured now",
+        "server is back",
+        "server below its gate is down",
+        "server below its gate is back",
+        "runs",
+        "unknown phase",
+    ],
 )
 def test_pipeline_is_counted_once_it_finishes(before, after, count):
     def counted() -> float:
@@ -126,6 +148,8 @@ def test_series_of_alerts_exist_before_anything_ends():
         for capacity in ("", "OnDemand", "Spot"):
             labels = {"stage": stage, "capacity": capacity}
             assert REGISTRY.get_sample_value("finetune_spent_total", labels) is not None
+    for outcome in ("error", "bug"):
+        assert REGISTRY.get_sample_value("finetune_reconcile_total", {"outcome": outcome}) is not None
 
 
 class StatusApi:

@@ -96,6 +96,8 @@ def test_unmeasured_metric_fails_and_lists_measured_ones():
     )
     assert scenario.states["push"] == "Pending"
     assert kstatus(scenario) == "Failed"
+    jobs = scenario.created_jobs
+    assert scenario.retry("with the same gate").created_jobs == jobs
     scenario.edit(evaluate=gates({}))
     assert scenario.finish().status.phase == "Succeeded"
     assert scenario.created_jobs.count("evaluate-a1") == 1

@@ -343,11 +343,18 @@ def test_unreadable_object_is_stalled_for_kstatus(env):
     assert (status.phase, status.finished_at) == ("Failed", None)
 
 
-def test_unreadable_object_is_written_once_for_each_generation(env):
+def test_unreadable_object_is_told_once_for_each_generation(env):
     for generation in (1, 1, 2):
         env.api.objects[PIPELINE]["metadata"]["generation"] = generation
         asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
     assert env.api.writes == [f"patch {PIPELINE}/status"] * 2
+    message = "train: nonsense (see docs/guides/troubleshooting.md#specinvalid)"
+    events = env.cluster.events.waiting["team"]
+    assert [(one["type"], one["reason"], one["message"]) for one in events] == [
+        ("Warning", "PipelineFailed", message)
+    ] * 2
+    assert {one["involvedObject"]["uid"] for one in events} == {env.pipeline.uid}
+    assert len({one["metadata"]["name"] for one in events}) == 2
 
 
 NEWER = {"spec": {"train": {"optimizer": {"sharpness": 0.5}}}}
@@ -368,6 +375,7 @@ def test_pipeline_of_a_newer_crd_is_in_progress(env):
     assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "InProgress"
     assert "sharpness: Extra inputs" in found["status"]["conditions"][0]["message"]
     assert "the CRD is newer than this operator: upgrade it" in found["status"]["conditions"][0]["message"]
+    assert env.cluster.events.waiting == {}
 
 
 def test_finished_pipeline_of_a_newer_crd_keeps_its_status(env):

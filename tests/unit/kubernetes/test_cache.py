@@ -1,7 +1,5 @@
 """Which pipelines a change wakes, and what the cache keeps of deleted pods."""
 
-from dataclasses import replace
-
 import pytest
 from support.cluster_objects import cache_of, job_of, pipeline_object, pod_of, running_status
 from support.pods import job_condition, running, terminated, unschedulable, waiting
@@ -347,7 +345,13 @@ def test_deleted_claim_has_no_lost_jobs():
     assert cache.lost_jobs("team", "demo-workspace") == ()
 
 
-# The pipeline as the cache keeps it.
+def test_pod_of_a_deleted_pipeline_is_forgotten():
+    """A foreground deletion deletes the pod first, while the status still has its attempt."""
+    cache = training()
+    cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
+    cache.remove(PODS, pod_of(version=11))
+    cache.remove(PIPELINES, pipeline_object(version=12))
+    assert list(cache.all_pods()) == []
 
 
 def test_finished_pipeline_keeps_no_parsed_object():
@@ -356,54 +360,3 @@ def test_finished_pipeline_keeps_no_parsed_object():
     cache.note_written(parse_pipeline(answer), answer)
     known = cache.pipelines.get(("team", "demo"))
     assert (known.finished, known.parsed, known.phase) == (True, None, "Succeeded")
-
-
-@pytest.mark.parametrize(
-    ("changes", "differs"),
-    [
-        ({}, False),
-        ({"status": {"phase": "Failed"}}, False),
-        ({"annotations": {"other": "x"}}, False),
-        ({"annotations": {"finetune.dev/cancel": ""}}, True),
-        ({"generation": 2}, True),
-        ({"uid": "new"}, True),
-        ({"deletionTimestamp": "2030-01-01T00:00:00Z"}, True),
-    ],
-    ids=str,
-)
-def test_only_what_a_user_changes_makes_pipelines_differ(changes, differs):
-    before = cache_of(finetunepipelines=[pipeline_object()]).pipelines.get(("team", "demo"))
-    after = cache_of(finetunepipelines=[pipeline_object(version=2, **changes)]).pipelines.get(("team", "demo"))
-    assert after.differs(before) is differs
-    assert not before.differs(replace(before, parsed=parse_pipeline(pipeline_object())))
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        {"stages": {}},
-        {"stages": [None]},
-        {"stages": [{"name": "train", "attempts": "x"}]},
-        {"stages": [{"name": "train", "attempts": [None]}]},
-        {"stages": [{"name": "train", "attempts": [{"outcome": "Exploded"}]}]},
-    ],
-    ids=str,
-)
-def test_malformed_status_has_no_running_job(status):
-    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(("team", "demo"))
-    assert (known.running_jobs, known.writing) == (frozenset(), False)
-
-
-def test_server_stage_does_not_write_to_the_claim():
-    status = running_status("demo-deploy-a1", stage="deploy")
-    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(("team", "demo"))
-    assert (known.running_jobs, known.writing) == (frozenset({"demo-deploy-a1"}), False)
-
-
-def test_pod_of_a_deleted_pipeline_is_forgotten():
-    """A foreground deletion deletes the pod first, while the status still has its attempt."""
-    cache = training()
-    cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
-    cache.remove(PODS, pod_of(version=11))
-    cache.remove(PIPELINES, pipeline_object(version=12))
-    assert list(cache.all_pods()) == []

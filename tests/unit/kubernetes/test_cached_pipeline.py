@@ -1,11 +1,17 @@
-"""What the cache asks of many pipelines at once: here, which stage of a pipeline waits, and since when."""
+"""What the cache keeps of a pipeline: which stage waits, its running Jobs, and what a user changed."""
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.cluster_objects import pipeline_object
+from support.cluster_objects import cache_of, pipeline_object, running_status
+from support.pipeline_objects import stored_object
+from support.placements import FULL, GPU, H100, end_stopped, settings, training, wait_until_moved
+from support.scenario import START, Scenario, a_pipeline, merged
 
+from finetune_operator.core.report import unreadable_status
 from finetune_operator.kubernetes.cached_pipeline import WaitingStage, trim_pipeline
+from finetune_operator.kubernetes.cluster import parse_pipeline
 
 
 def at(minute):
@@ -44,14 +50,67 @@ def test_suspended_pipeline_does_not_wait():
     assert trim_pipeline(found).waiting is None
 
 
+@pytest.mark.parametrize("stalled", [True, False], ids=["malformed", "of a newer CRD"])
+def test_unreadable_pipeline_does_not_wait(stalled):
+    """Its stages are those of an earlier spec, with a reason of then."""
+    before = stored_object(Scenario(a_pipeline()).reconcile_until_stable())
+    assert (trim_pipeline(before).waiting.stage, trim_pipeline(before).unreadable) == ("prepare", False)
+    found = merged(before, {"status": unreadable_status("train: no", 1, START, "", stalled=stalled)})
+    assert found["status"]["stages"] == before["status"]["stages"]
+    assert (trim_pipeline(found).waiting, trim_pipeline(found).unreadable) == (None, True)
+
+
+@pytest.mark.parametrize("conditions", ["none", [None], [{}], [{"type": ["Ready"]}]], ids=str)
+def test_malformed_conditions_are_not_unreadable(conditions):
+    found = pipeline_object(status={"conditions": conditions})
+    assert not trim_pipeline(found).unreadable
+
+
 def test_wait_begins_with_the_last_change():
     """An edit restarts a finished pipeline, and its conditions change then."""
     stages = [
-        {"name": "train", "state": "Queued", "reason": "Retrying", "attempts": [{"finishedAt": at(7)}]},
-        {"name": "prepare", "state": "Succeeded", "attempts": [{"createdAt": at(3), "finishedAt": at(5)}]},
+        {"name": "train", "state": "Queued", "attempts": [{"startedAt": at(6), "finishedAt": at(7)}]},
+        {"name": "prepare", "state": "Succeeded", "attempts": [{"startedAt": at(3), "finishedAt": at(5)}]},
     ]
     assert waiting(stages=stages).since == since(7)
     assert waiting(stages=stages, conditions=[{"lastTransitionTime": at(9)}]).since == since(9)
+
+
+def waiting_in(scenario):
+    """Return the stage that waits, by the status that the operator has written."""
+    return trim_pipeline(stored_object(scenario)).waiting
+
+
+def release(scenario):
+    """Find nodes for only some pods of the newest attempt, until it gives them up and the next one begins."""
+    job, now = scenario.attempt("train").job, scenario.cluster.now
+    scenario.cluster.update_job(job, blocker=FULL, incomplete_since=now, unschedulable_since=now)
+    while not scenario.cluster.jobs[job].asked_to_stop:
+        scenario.after(60).reconcile_until_stable()
+    end_stopped(scenario)
+    scenario.after(scenario.requeue_after.total_seconds()).reconcile_until_stable()
+
+
+def test_wait_of_several_nodes_includes_released_attempts():
+    """An attempt gives up its nodes after at most 20 minutes, and requests them again, for ever."""
+    train = {"pod": GPU, "nodes": 2, "placement": {"capacity": "OnDemand"}}
+    spec = a_pipeline(workspace={"accessMode": "ReadWriteMany"}, train=train)
+    scenario = Scenario(spec, settings=settings(H100[1])).run_before("train")
+    began = scenario.cluster.now
+    for number in (2, 3, 4):
+        release(scenario)
+        assert (scenario.attempt("train").number, scenario.attempt("train").started_at) == (number, None)
+        assert waiting_in(scenario).since == began.timestamp()
+    assert scenario.cluster.now - began > timedelta(minutes=50)
+
+
+def test_wait_includes_attempts_on_node_classes_that_are_full():
+    scenario = training(("b", "Spot", "0.90"), *H100)
+    began = scenario.cluster.now
+    for _ in range(2):
+        assert wait_until_moved(scenario)
+    assert scenario.attempt("train").number == 3
+    assert waiting_in(scenario) == WaitingStage("train", "Progressing", began.timestamp())
 
 
 @pytest.mark.parametrize(
@@ -72,3 +131,45 @@ def test_malformed_status_shows_no_waiting_stage(status):
 @pytest.mark.parametrize("time", ["soon", 7, None, ["2030"], "0001-01-01T00:00:00+23:00"])
 def test_malformed_times_are_ignored(time):
     assert waiting(conditions=[{"lastTransitionTime": time}, "none"]).since == since(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({}, False),
+        ({"status": {"phase": "Failed"}}, False),
+        ({"annotations": {"other": "x"}}, False),
+        ({"annotations": {"finetune.dev/cancel": ""}}, True),
+        ({"generation": 2}, True),
+        ({"uid": "new"}, True),
+        ({"deletionTimestamp": "2030-01-01T00:00:00Z"}, True),
+    ],
+    ids=str,
+)
+def test_only_what_a_user_changes_makes_pipelines_differ(changes, differs):
+    before = cache_of(finetunepipelines=[pipeline_object()]).pipelines.get(("team", "demo"))
+    after = cache_of(finetunepipelines=[pipeline_object(version=2, **changes)]).pipelines.get(("team", "demo"))
+    assert after.differs(before) is differs
+    assert not before.differs(replace(before, parsed=parse_pipeline(pipeline_object())))
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"stages": {}},
+        {"stages": [None]},
+        {"stages": [{"name": "train", "attempts": "x"}]},
+        {"stages": [{"name": "train", "attempts": [None]}]},
+        {"stages": [{"name": "train", "attempts": [{"outcome": "Exploded"}]}]},
+    ],
+    ids=str,
+)
+def test_malformed_status_has_no_running_job(status):
+    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(("team", "demo"))
+    assert (known.running_jobs, known.writing) == (frozenset(), False)
+
+
+def test_server_stage_does_not_write_to_the_claim():
+    status = running_status("demo-deploy-a1", stage="deploy")
+    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(("team", "demo"))
+    assert (known.running_jobs, known.writing) == (frozenset({"demo-deploy-a1"}), False)
