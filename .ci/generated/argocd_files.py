@@ -57,7 +57,7 @@ def files() -> dict[Path, str | None]:
         RESOURCE / "health_test.yaml": GENERATED + dump({"tests": list(_health_tests(STATES))}),
         RESOURCE / "actions" / "action_test.yaml": GENERATED + dump(_action_tests(STATES)),
         **{_result(verb): GENERATED + dump(_after(STATES, verb)) for verb in RESULTS},
-        **{_example(name): GENERATED + dump(_without_stages(state.object())) for name, state in STATES.items()},
+        **{_example(name): GENERATED + dump(_shortened(state.object())) for name, state in STATES.items()},
         CONDITIONS: _conditions_page(STATES),
     }
 
@@ -86,11 +86,17 @@ def _example(name: str) -> Path:
     return RESOURCE / "testdata" / f"{name.lower().replace(' ', '-')}.yaml"
 
 
-def _without_stages(example: dict[str, Any]) -> dict[str, Any]:
-    """Return an example with the fields that the scripts read; stages and most of the spec would be a hundred lines."""
+def _shortened(example: dict[str, Any]) -> dict[str, Any]:
+    """Return an example with the fields that the scripts read; all stages and the spec would be a hundred lines."""
     status = {name: value for name, value in example["status"].items() if name not in {"stages", "costs", "model"}}
+    if failed := [_failed_stage(one) for one in example["status"].get("stages", []) if one["state"] == "Failed"]:
+        status["stages"] = failed
     spec = {"model": example["spec"]["model"], "suspend": example["spec"]["suspend"]}
     return {**example, "spec": spec, "status": status}
+
+
+def _failed_stage(stage: dict[str, Any]) -> dict[str, Any]:
+    return {name: stage[name] for name in ("name", "state", "result") if name in stage}
 
 
 def _health_tests(states: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -105,7 +111,7 @@ def _result(verb: str) -> Path:
 
 def _after(states: dict[str, Any], verb: str) -> dict[str, Any]:
     name, suspend = RESULTS[verb]
-    example = _without_stages(states[name].object())
+    example = _shortened(states[name].object())
     return example | {"spec": example["spec"] | {"suspend": suspend}}
 
 

@@ -1,5 +1,6 @@
 """An Application of Argo CD whose source is a Git repository on this machine."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,12 +12,13 @@ import yaml
 from e2e.gitops.argo_cd import EXAMPLES, ArgoCD
 from e2e.gitops.git_repository import BRANCH, GitRepository
 from e2e.pipelines import chart
-from e2e.pipelines.driver import PipelineDriver
+from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster.errors import TimedOut
 from testcluster.kube_namespace import KubeNamespace, until
 
 Object = dict[str, Any]
 REFRESH = "argocd.argoproj.io/refresh"
+CRD = "finetunepipelines.finetune.dev"
 
 
 def examples(name: str) -> list[Object]:
@@ -28,6 +30,29 @@ def example(name: str) -> Object:
     """Return the only manifest of a file in deploy/argocd/examples."""
     [manifest] = examples(name)
     return manifest
+
+
+def application_set(repository: GitRepository, namespace: KubeNamespace) -> Object:
+    """Return the example's ApplicationSet of a repository, whose Applications deploy into the namespace."""
+    manifest = example("application-set")
+    spec = manifest["spec"]
+    for source in (spec["generators"][0]["git"], spec["template"]["spec"]["source"]):
+        source["repoURL"] = repository.url
+    spec["template"]["spec"]["destination"]["namespace"] = namespace.name
+    return manifest
+
+
+def template_with_trigger(kubectl_image: str) -> dict[str, Object]:
+    """Return the manifests of that example by kind, with scripted stages and runs that expire after 5 s."""
+    manifests = {manifest["kind"]: manifest for manifest in examples("template-with-trigger")}
+    data = manifests["ConfigMap"]["data"]
+    template = yaml.safe_load(data["pipeline.yaml"])
+    scripted = pipeline("unused", workspace=template["spec"]["workspace"])["spec"]
+    template["spec"] = {**scripted, "ttlSecondsAfterFinished": 5, "whenExpired": template["spec"]["whenExpired"]}
+    data["pipeline.yaml"] = yaml.safe_dump(template)
+    pods = manifests["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    pods["containers"][0]["image"] = kubectl_image
+    return manifests
 
 
 @dataclass(frozen=True)
@@ -43,14 +68,24 @@ class Application:
         """The name of the Application."""
         return self.namespace.name
 
-    def create(self, options: tuple[str, ...] = (), annotations: Mapping[str, str] | None = None) -> None:
-        """Apply the Application of deploy/argocd/examples for this repository; `options` are its syncOptions."""
+    def create(
+        self,
+        options: tuple[str, ...] = (),
+        annotations: Mapping[str, str] | None = None,
+        retry: Object | None = None,
+    ) -> None:
+        """Apply the Application of deploy/argocd/examples for this repository; `options` are its syncOptions.
+
+        `retry` replaces the example's, with which Argo CD retries a failed sync up to five times.
+        """
         manifest = example("application")
         manifest["metadata"] |= {"name": self.name, "annotations": dict(annotations or {})}
         spec = manifest["spec"]
         spec["source"] |= {"repoURL": self.repository.url, "targetRevision": BRANCH, "path": "."}
         spec["destination"]["namespace"] = self.namespace.name
         spec["syncPolicy"]["syncOptions"] = list(options)
+        if retry is not None:
+            spec["syncPolicy"]["retry"] = retry
         self.argo_cd.kube.apply([manifest])
 
     def commit(self, files: Mapping[str, Any]) -> str:
@@ -88,10 +123,23 @@ class Application:
         return self.argo_cd.states(self.name)
 
     @property
+    def states_since_sync(self) -> list[tuple[str, str]]:
+        """Its states from the first one in which it was Synced."""
+        return list(itertools.dropwhile(lambda state: state[0] != "Synced", self.states))
+
+    @property
     def operation(self) -> Object:
         """The state of its last sync operation."""
         operation: Object = self.status.get("operationState", {})
         return operation
+
+    def has_compared(self, commit: str) -> bool:
+        """Return whether the cluster was last compared with a commit."""
+        return bool(self.status.get("sync", {}).get("revision") == commit)
+
+    def has_kind(self, kind: str) -> bool:
+        """Return whether it has a resource of a kind."""
+        return any(resource["kind"] == kind for resource in self.status.get("resources", ()))
 
     def health(self, pipeline: str) -> Object:
         """Return health and message of a pipeline; empty if the Application does not have it."""
@@ -112,6 +160,26 @@ class Application:
     def pipeline(self, name: str) -> PipelineDriver:
         """Return the driver of one of its pipelines."""
         return PipelineDriver(self.namespace, name)
+
+    @property
+    def pipelines(self) -> list[Object]:
+        """The metadata of the pipelines in its namespace, also of those that are hooks."""
+        found = self.argo_cd.kube.json("get", "ft", "--namespace", self.namespace.name)["items"]
+        return [one["metadata"] for one in found]
+
+    @property
+    def generations(self) -> dict[str, int]:
+        """The generation of each of these pipelines, by name."""
+        return {one["name"]: one["generation"] for one in self.pipelines}
+
+    @property
+    def installed(self) -> tuple[str, str, str]:
+        """The CRD's uid and the summary of its first column, and the option of the operator's grace period."""
+        crd = self.argo_cd.kube.json("get", "crd", CRD)
+        summary = crd["spec"]["versions"][0]["additionalPrinterColumns"][0]["description"]
+        pods = self.namespace.get("deployment", chart.RELEASE)["spec"]["template"]["spec"]
+        [grace] = [argument for argument in pods["containers"][0]["args"] if "--grace-seconds" in argument]
+        return crd["metadata"]["uid"], summary, grace
 
     def actions(self, pipeline: str) -> set[str]:
         """Return the actions that Argo CD offers for a pipeline."""

@@ -13,6 +13,7 @@ import yaml
 from support import programs
 from support.stores import servers
 
+from e2e.gitops.git_server import GitServer, running_git_server
 from testcluster import binaries
 from testcluster.commands import run_command
 from testcluster.kube import Kube
@@ -36,6 +37,7 @@ class ArgoCD:
 
     kube: Kube
     folder: Path
+    git: GitServer
     server: str
     """host:port of its API server, which asks for no password."""
 
@@ -71,11 +73,12 @@ class ArgoCD:
 def running_argo_cd(kube: Kube, folder: Path) -> Iterator[ArgoCD]:
     """Install Argo CD's CRDs and settings in a cluster, and run its processes until the end of the context."""
     redis, repositories, metrics, probe, server = (servers.free_port() for _ in range(5))
-    created = ArgoCD(kube, folder, f"127.0.0.1:{server}")
-    _install(created)
     cache = ("--redis", f"127.0.0.1:{redis}")
     renderer = (f"127.0.0.1:{repositories}", "--repo-server-plaintext")
     with ExitStack() as stack:
+        git = stack.enter_context(running_git_server(folder / "git"))
+        created = ArgoCD(kube, folder, git, f"127.0.0.1:{server}")
+        _install(created)
         stack.enter_context(servers.running([programs.program("miniredis"), f"127.0.0.1:{redis}"], redis, {}))
 
         def run(name: str, port: int, *arguments: str) -> None:

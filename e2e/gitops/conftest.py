@@ -6,9 +6,9 @@ import pytest
 
 from e2e.gitops.application import Application, install
 from e2e.gitops.argo_cd import ArgoCD, running_argo_cd
-from e2e.gitops.git_repository import GitRepository
 from e2e.pipelines import chart
 from testcluster import fixtures
+from testcluster.images import image_layers, oci
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace
 from testcluster.provider import Provider
 
@@ -29,13 +29,21 @@ def argo_cd(own_cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def operator(argo_cd: ArgoCD) -> Application:
     """The Application of the chart; every pipeline here is reconciled by what it installs."""
-    repository = GitRepository.create(argo_cd.folder / "charts")
+    repository = argo_cd.git.create("charts")
     shutil.copytree(chart.CHART, repository.folder / "charts" / chart.CHART.name)
     repository.commit({})
     application = Application(argo_cd, KubeNamespace(argo_cd.kube, chart.NAMESPACE), repository)
     install(application, replicaCount=1)
     application.wait("Synced", "Healthy", 300)
     return application
+
+
+@pytest.fixture
+def kubectl_image(own_cluster: Provider) -> str:
+    """The name of an image with the cluster's own kubectl, in its registry."""
+    layer = image_layers.layer({"bin/kubectl": own_cluster.kube.kubectl})
+    config = image_layers.config([layer], ["/bin/kubectl"])
+    return oci.push(own_cluster.registry, "tools/kubectl", "1", config, [layer])
 
 
 @pytest.fixture
@@ -48,7 +56,7 @@ def new_application(
         def create(purpose: str = "") -> Application:
             name = fixtures.namespace_name(request.node.name + purpose)
             namespace = stack.enter_context(temporary_namespace(argo_cd.kube, name))
-            created = Application(argo_cd, namespace, GitRepository.create(argo_cd.folder / name))
+            created = Application(argo_cd, namespace, argo_cd.git.create(name))
             stack.callback(created.delete)
             return created
 

@@ -1,7 +1,7 @@
 """Flux as processes beside a cluster: source controller, kustomize controller and helm controller."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ import yaml
 from support import programs
 from support.stores import servers
 
-from e2e.gitops.git_http import serving
 from e2e.gitops.git_repository import BRANCH, GitRepository
+from e2e.gitops.git_server import GitServer, running_git_server
 from e2e.pipelines.driver import PipelineDriver
 from testcluster.kube import Kube
 from testcluster.kube_namespace import KubeNamespace, until, wait_until_established
@@ -20,6 +20,8 @@ from testcluster.kube_namespace import KubeNamespace, until, wait_until_establis
 Object = dict[str, Any]
 NAMESPACE = "flux-system"
 CONTROLLERS = ("source-controller", "kustomize-controller", "helm-controller")
+RECOMMENDED = "--feature-gates=CancelHealthCheckOnNewRevision=true"
+"""The option of kustomize-controller with which a commit does not wait for a pipeline that runs (deploy/flux)."""
 REQUESTED = "reconcile.fluxcd.io/requestedAt"
 
 
@@ -29,18 +31,20 @@ class Flux:
 
     kube: Kube
     folder: Path
-    url: str
-    """Address of the folder in which repositories are served."""
-
-    def repository(self, name: str) -> GitRepository:
-        """Create a repository that Flux can fetch."""
-        return GitRepository.create(self.folder / "git" / name)
+    git: GitServer
 
     def source(self, repository: GitRepository) -> Object:
         """Return the GitRepository of Flux for a repository."""
         name = repository.folder.name
-        spec = {"url": f"{self.url}/{name}/.git", "ref": {"branch": BRANCH}, "interval": "1h"}
+        spec = {"url": repository.url, "ref": {"branch": BRANCH}, "interval": "1h"}
         return self.manifest("source", "v1", "GitRepository", name, spec)
+
+    def commit(self, repository: GitRepository, files: Mapping[str, Any]) -> str:
+        """Commit to a repository and ask for a fetch, as a webhook does; return the commit."""
+        commit, name = repository.commit(files), repository.folder.name
+        if self.objects.get("gitrepository", name):
+            self.objects.run("annotate", "gitrepository", name, f"{REQUESTED}={commit}", "--overwrite")
+        return commit
 
     def manifest(self, group: str, version: str, kind: str, name: str, spec: Object) -> Object:
         """Return an object of one of Flux' own groups."""
@@ -89,17 +93,19 @@ class Kustomization:
         self.flux.kube.apply([self.flux.source(self.repository), kustomization])
 
     def commit(self, files: Object) -> str:
-        """Commit to the repository and ask for a fetch, as a webhook does; return the commit."""
-        commit = self.repository.commit(files)
-        if self.flux.objects.get("gitrepository", self.name):
-            self.flux.objects.run("annotate", "gitrepository", self.name, f"{REQUESTED}={commit}", "--overwrite")
-        return commit
+        """Commit to its repository and ask for a fetch; return the commit."""
+        return self.flux.commit(self.repository, files)
 
     @property
     def status(self) -> Object:
         """Its status; empty if there is none."""
         status: Object = self.flux.objects.get("kustomization", self.name).get("status", {})
         return status
+
+    def failures(self, commit: str) -> int:
+        """Return how often the health check of a commit has failed, by its own history."""
+        failed = [one for one in self.status.get("history", ()) if one["lastReconciledStatus"] == "HealthCheckFailed"]
+        return sum(one["totalReconciliations"] for one in failed if one["metadata"]["revision"].endswith(commit))
 
     @property
     def ready(self) -> Object:
@@ -144,21 +150,21 @@ class Kustomization:
 @contextmanager
 def running_flux(kube: Kube, folder: Path) -> Iterator[Flux]:
     """Install Flux' CRDs in a cluster, and run its controllers until the end of the context."""
-    (folder / "git").mkdir()
     _install(kube)
     artifacts = f"127.0.0.1:{servers.free_port()}"
-    storage = ("--storage-path", str(folder / "storage"), "--storage-addr", artifacts, "--storage-adv-addr", artifacts)
+    storage = ["--storage-path", str(folder / "storage"), "--storage-addr", artifacts, "--storage-adv-addr", artifacts]
+    more = {"source-controller": storage, "kustomize-controller": [RECOMMENDED]}
     (folder / "storage").mkdir()
     with ExitStack() as stack:
-        url = stack.enter_context(serving(folder / "git"))
+        git = stack.enter_context(running_git_server(folder / "git"))
         for name in CONTROLLERS:
             health = servers.free_port()
             addresses = (f"--health-addr=127.0.0.1:{health}", f"--metrics-addr=127.0.0.1:{servers.free_port()}")
-            more = storage if name == "source-controller" else ()
-            command = [programs.program(name), *addresses, "--events-addr=", "--requeue-dependency=2s", *more]
+            usual = (*addresses, "--events-addr=", "--requeue-dependency=2s")
+            command = [programs.program(name), *usual, *more.get(name, ())]
             environment = _environment(kube, folder, name)
             stack.enter_context(servers.running(command, health, environment, log=folder / f"{name}.log"))
-        yield Flux(kube, folder, url)
+        yield Flux(kube, folder, git)
 
 
 def _environment(kube: Kube, folder: Path, name: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A Git repository in a folder of this machine."""
+"""A Git repository of the tests, which commit in its folder."""
 
 import json
 from collections.abc import Mapping
@@ -14,22 +14,19 @@ AUTHOR = ("-c", "user.name=test", "-c", "user.email=test@example.org")
 
 @dataclass(frozen=True)
 class GitRepository:
-    """A repository with a branch `main`; readers fetch it from its folder."""
+    """A repository with a branch `main`."""
 
     folder: Path
+    url: str
+    """The address at which programs of this machine fetch it."""
 
     @classmethod
-    def create(cls, folder: Path) -> "GitRepository":
-        """Create a repository in a new folder."""
+    def create(cls, folder: Path, url: str) -> "GitRepository":
+        """Create a repository in a new folder, which is served at a URL."""
         folder.mkdir(parents=True)
-        repository = cls(folder)
+        repository = cls(folder, url)
         repository.git("init", "--quiet", f"--initial-branch={BRANCH}")
         return repository
-
-    @property
-    def url(self) -> str:
-        """The address for programs of this machine."""
-        return f"file://{self.folder}"
 
     def commit(self, files: Mapping[str, Any]) -> str:
         """Write objects as JSON, which is YAML, and text as it is; None deletes a file. Return the commit."""
@@ -42,6 +39,11 @@ class GitRepository:
             path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
         self.git("add", "--all")
         self.git(*AUTHOR, "commit", "--quiet", "--allow-empty", "--message=test")
+        return self.git("rev-parse", "HEAD").strip()
+
+    def revert(self) -> str:
+        """Revert the last commit with a new one, and return that."""
+        self.git(*AUTHOR, "revert", "--no-edit", "HEAD")
         return self.git("rev-parse", "HEAD").strip()
 
     def git(self, *arguments: str) -> str:

@@ -1,10 +1,18 @@
-"""Pipelines for tests with Git: scripted stages, of which evaluate reaches a score of 0.9."""
+"""Pipelines for tests with Git: scripted stages, of which evaluate reaches a score of 0.9; and files of the chart."""
 
+import re
+from pathlib import Path
 from typing import Any
 
+from e2e.pipelines import chart
 from e2e.pipelines.driver import SCRIPT, pipeline, variables
 
 Object = dict[str, Any]
+EVERYTHING = Path(__file__).parents[2] / "tests" / "data" / "everything.yaml"
+SUMMARY = "One-word summary"
+NEWER_SUMMARY = "The newer summary"
+"""Description of the CRD's first printer column, and that of a newer chart."""
+CRDS_ENABLED = re.compile(r"(^crds:\n(?:  #.*\n)*  enabled: )true$", re.MULTILINE)
 FAILS_ONCE = 'once=$FINETUNE_WORKSPACE/once; [ -e "$once" ] || { touch "$once"; FAIL_WITH=70; }'
 
 
@@ -36,3 +44,33 @@ def in_wave(wave: int, manifest: Object) -> Object:
     """Return a manifest that Argo CD applies in a sync wave."""
     annotations = {"argocd.argoproj.io/sync-wave": str(wave)}
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+
+
+def unchanged(namespace: str) -> Object:
+    """Return the files of two pipelines: one with every field, and one with as few as possible."""
+    everything = EVERYTHING.read_text().replace("namespace: research", f"namespace: {namespace}")
+    spec = {"model": {"uri": "hf://org/base"}, "datasets": [{"uri": "hf://org/data"}]}
+    return {"everything.yaml": everything, "least.json": {**pipeline("least"), "spec": spec}}
+
+
+def newer_chart() -> dict[str, str]:
+    """Return the files of the chart that a newer one of the same version changes: the CRD, and graceSeconds to 31.
+
+    Raises ValueError where the chart has no such line any more.
+    """
+    changes = {"templates/crds.yaml": (SUMMARY, NEWER_SUMMARY), "values.yaml": ("graceSeconds: 30", "graceSeconds: 31")}
+    files = {}
+    for name, (old, new) in changes.items():
+        text = (chart.CHART / name).read_text()
+        if text.count(f"{old}\n") != 1:
+            raise ValueError(f"{name} has not exactly one line with {old!r} at its end: change newer_chart")
+        files[f"charts/{chart.CHART.name}/{name}"] = text.replace(f"{old}\n", f"{new}\n")
+    return files
+
+
+def chart_without_crd() -> dict[str, str]:
+    """Return the chart's values with crds.enabled: false; raises ValueError where they have no such line any more."""
+    text, replaced = CRDS_ENABLED.subn(r"\1false", (chart.CHART / "values.yaml").read_text())
+    if replaced != 1:
+        raise ValueError("values.yaml has not exactly one crds.enabled: true: change chart_without_crd")
+    return {f"charts/{chart.CHART.name}/values.yaml": text}

@@ -1,30 +1,37 @@
 """Pipelines and the chart under real Argo CD.
 
-One cluster and one Argo CD for all tests, an Application for each. GITOPS=all watches for drift for ten minutes.
+One cluster and one Argo CD for all tests, an Application for each. GITOPS=all adds tests, and watches for drift for
+ten minutes.
 """
 
-import itertools
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from e2e.gitops.application import Application, example, examples, install
-from e2e.gitops.argo_cd import CUSTOMIZATIONS, LABELS
-from e2e.gitops.manifests import failing, failing_once, gated, in_wave, unreadable
-from e2e.pipelines import chart
-from e2e.pipelines.driver import pipeline
-from testcluster.images import image_layers, oci
+from e2e.gitops.application import Application, application_set, example, examples, install, template_with_trigger
+from e2e.gitops.argo_cd import CUSTOMIZATIONS, EXAMPLES, LABELS
+from e2e.gitops.manifests import (
+    NEWER_SUMMARY,
+    SUMMARY,
+    chart_without_crd,
+    failing,
+    failing_once,
+    gated,
+    in_wave,
+    newer_chart,
+    unchanged,
+    unreadable,
+)
+from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster.kube_namespace import until
-from testcluster.provider import Provider
 
 Object = dict[str, Any]
-DRIFT_SECONDS = 600 if os.environ.get("GITOPS") == "all" else 30
-EVERYTHING = Path(__file__).parents[2] / "tests" / "data" / "everything.yaml"
+ALL = os.environ.get("GITOPS") == "all"
+DRIFT_SECONDS = 600 if ALL else 30
 MODES = {
     "client": ((), {}),
     "apply": (("ServerSideApply=true",), {}),
@@ -32,11 +39,8 @@ MODES = {
 }
 """How Argo CD compares: syncOptions and annotations of an Application."""
 LATER, OTHER = ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in ("later", "other"))
-
-
-def since_sync(application: Application) -> list[tuple[str, str]]:
-    """Return the states from the first one in which the Application was Synced."""
-    return list(itertools.dropwhile(lambda state: state[0] != "Synced", application.states))
+more = pytest.mark.skipif(not ALL, reason="not among the defaults; set GITOPS=all")
+FAILING_HOOK = {"hook.json": {**example("post-sync-hook"), "spec": failing()["spec"]}, "later.json": LATER}
 
 
 def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
@@ -45,7 +49,7 @@ def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
     message = application.wait_health("bot", "Progressing")
     assert message
     application.wait("Synced", "Healthy")
-    assert since_sync(application) == [("Synced", "Progressing"), ("Synced", "Healthy")]
+    assert application.states_since_sync == [("Synced", "Progressing"), ("Synced", "Healthy")]
     assert application.pipeline("bot").status["phase"] == "Succeeded"
     assert len(application.status["history"]) == 1
 
@@ -72,7 +76,7 @@ def test_failed_stage_is_degraded_until_retry(application: Application):
     application.act("retry", "bot")
     application.wait("Synced", "Healthy")
     healths = ("Progressing", "Degraded", "Progressing", "Healthy")
-    assert since_sync(application) == [("Synced", health) for health in healths]
+    assert application.states_since_sync == [("Synced", health) for health in healths]
 
 
 def test_unreadable_pipeline_is_degraded_until_repaired(application: Application):
@@ -120,6 +124,7 @@ def test_suspend_in_git_wins_over_the_action(application: Application):
     application.wait("Synced", "Healthy")
 
 
+@more
 def test_suspended_pipeline_holds_its_wave_until_resumed(application: Application):
     bot = in_wave(0, pipeline("bot", steps={"train": 50}))
     application.repository.commit({"bot.json": bot, "later.json": in_wave(1, LATER)})
@@ -138,6 +143,7 @@ def test_suspended_pipeline_holds_its_wave_until_resumed(application: Applicatio
     assert application.namespace.get("configmap", "later")
 
 
+@more
 def test_application_is_deleted_when_its_operation_has_ended(application: Application):
     bot = in_wave(0, pipeline("bot", suspend=True))
     application.repository.commit({"bot.json": bot, "later.json": in_wave(1, LATER)})
@@ -151,6 +157,23 @@ def test_application_is_deleted_when_its_operation_has_ended(application: Applic
     assert not application.pipeline("bot").object
 
 
+@more
+def test_terminated_operation_deletes_its_running_hook(application: Application):
+    """Until then the hook holds the operation, and so the later commit, which takes the hook out."""
+    spec = pipeline("unused", steps={"train": 900}, workspace={"whenDeleted": "Delete"})["spec"]
+    application.repository.commit({"hook.json": {**example("post-sync-hook"), "spec": spec}, "later.json": LATER})
+    application.create()
+    [hook] = until(lambda: application.pipelines, 60, application.describe)
+    application.pipeline(hook["name"]).wait_state("train", "Running")
+    application.commit({"hook.json": None, "other.json": OTHER})
+    time.sleep(8)  # longer than a comparison
+    assert not application.namespace.get("configmap", "other")
+    application.argo_cd.command("app", "terminate-op", application.name)
+    until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
+    until(lambda: application.namespace.get("configmap", "other"), 60, application.describe)
+
+
+@more
 def test_retry_in_git_is_restored_after_the_button(application: Application):
     bot = failing()
     bot["metadata"]["annotations"] = {"finetune.dev/retry": "1"}
@@ -183,6 +206,7 @@ def test_prune_deletes_pipelines_and_keeps_retained_claims(application: Applicat
     assert application.namespace.get("pvc", "bot-workspace")["metadata"].get("deletionTimestamp") is None
 
 
+@more
 def test_prune_with_confirm_asks_first(application: Application):
     bot = pipeline("bot")
     bot["metadata"]["annotations"] = {"argocd.argoproj.io/sync-options": "Prune=confirm"}
@@ -197,6 +221,7 @@ def test_prune_with_confirm_asks_first(application: Application):
     application.wait("Synced", "Healthy")
 
 
+@more
 def test_expired_pipeline_runs_again_only_if_it_deletes_itself(application: Application):
     kept = pipeline("kept", ttlSecondsAfterFinished=3)
     deleted = pipeline("deleted", ttlSecondsAfterFinished=3, whenExpired="Delete")
@@ -228,14 +253,36 @@ def test_hook_of_the_example_runs_after_each_sync(application: Application):
     until(lambda: application.namespace.run("get", "ft", "-o", "name"), 60, application.describe)
 
 
+@more
+def test_failed_hook_without_retries_stays_as_its_record(application: Application):
+    application.repository.commit(FAILING_HOOK)
+    application.create(retry={"limit": 0})
+    [hook] = until(lambda: application.pipelines, 60, application.describe)
+    until(lambda: application.operation["phase"] == "Failed", 90, application.describe)
+    time.sleep(8)  # longer than a comparison and a self-heal
+    assert [one["uid"] for one in application.pipelines] == [hook["uid"]]
+    assert application.pipeline(hook["name"]).status["phase"] == "Failed"
+
+
+@more
+def test_retried_sync_deletes_the_failed_hook_and_trains_again(application: Application):
+    """The example's Application retries. A retry keeps the start of its sync, which is part of the hook's name."""
+    application.repository.commit(FAILING_HOOK)
+    application.create()
+    [first] = until(lambda: application.pipelines, 60, application.describe)
+
+    def others() -> list[Object]:
+        return [one for one in application.pipelines if one["uid"] != first["uid"]]
+
+    [second] = until(others, 90, application.describe)
+    assert second["name"] == first["name"]
+    assert application.operation["retryCount"]
+
+
 def test_application_set_creates_an_application_per_run(application: Application):
     argo_cd, namespace = application.argo_cd, application.namespace
     application.repository.commit({f"runs/{name}/run.json": pipeline(name) for name in ("june", "july")})
-    manifest = example("application-set")
-    spec = manifest["spec"]
-    for source in (spec["generators"][0]["git"], spec["template"]["spec"]["source"]):
-        source["repoURL"] = application.repository.url
-    spec["template"]["spec"]["destination"]["namespace"] = namespace.name
+    manifest = application_set(application.repository, namespace)
     argo_cd.kube.apply([manifest])
     try:
         for name in ("june", "july"):
@@ -245,15 +292,8 @@ def test_application_set_creates_an_application_per_run(application: Application
     until(lambda: namespace.run("get", "ft", "-o", "name") == "", 60)
 
 
-def test_trigger_creates_a_run_from_the_template(application: Application, own_cluster: Provider):
-    manifests = {manifest["kind"]: manifest for manifest in examples("template-with-trigger")}
-    data = manifests["ConfigMap"]["data"]
-    template = yaml.safe_load(data["pipeline.yaml"])
-    scripted = pipeline("unused", workspace=template["spec"]["workspace"])["spec"]
-    template["spec"] = {**scripted, "ttlSecondsAfterFinished": 5, "whenExpired": template["spec"]["whenExpired"]}
-    data["pipeline.yaml"] = yaml.safe_dump(template)
-    pods = manifests["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    pods["containers"][0]["image"] = kubectl_image(own_cluster)
+def test_trigger_creates_a_run_from_the_template(application: Application, kubectl_image: str):
+    manifests = template_with_trigger(kubectl_image)
     application.repository.commit({f"{kind}.json": manifest for kind, manifest in manifests.items()})
     application.create()
     application.wait("Synced", "Healthy")
@@ -265,18 +305,10 @@ def test_trigger_creates_a_run_from_the_template(application: Application, own_c
     application.act("create-job", "support-bot", "CronJob")
     until(lambda: phases() == "Succeeded", 60, application.describe)
     until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
-    assert set(since_sync(application)) <= {("Synced", "Progressing"), ("Synced", "Healthy")}
+    assert set(application.states_since_sync) <= {("Synced", "Progressing"), ("Synced", "Healthy")}
 
 
-def kubectl_image(cluster: Provider) -> str:
-    """Push an image with the cluster's own kubectl to its registry, and return the image's name."""
-    layer = image_layers.layer({"bin/kubectl": cluster.kube.kubectl})
-    return oci.push(cluster.registry, "tools/kubectl", "1", image_layers.config([layer], ["/bin/kubectl"]), [layer])
-
-
-@pytest.mark.parametrize(
-    "name", ["application", "application-set", "operator", "post-sync-hook", "template-with-trigger"]
-)
+@pytest.mark.parametrize("name", sorted(file.stem for file in (EXAMPLES / "examples").glob("*.yaml")))
 def test_api_server_accepts_the_example(operator: Application, name: str):
     for manifest in examples(name):
         manifest["metadata"].setdefault("namespace", "default")
@@ -285,31 +317,45 @@ def test_api_server_accepts_the_example(operator: Application, name: str):
         )
 
 
-def test_chart_is_upgraded_with_its_crd(operator: Application):
-    kube = operator.argo_cd.kube
+def test_chart_is_upgraded_and_rolled_back_with_its_crd(operator: Application, application: Application):
+    """One commit changes the CRD and a value, and its revert is the rollback. A training goes on meanwhile."""
     kinds = {resource["kind"] for resource in operator.status["resources"]}
     assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= kinds
-
-    def crd() -> Object:
-        return kube.json("get", "crd", "finetunepipelines.finetune.dev")
-
-    uid, file = crd()["metadata"]["uid"], "charts/finetune-operator/templates/crds.yaml"
-    old, new = "description: One-word summary\n", "description: The newer summary\n"
-    text = (operator.repository.folder / file).read_text()
-    assert text.count(old) == 1
-    operator.repository.commit({file: text.replace(old, new)})
-    install(operator, replicaCount=1, graceSeconds=31)
-
-    def arguments() -> list[str]:
-        pods = operator.namespace.get("deployment", chart.RELEASE)["spec"]["template"]
-        return list(pods["spec"]["containers"][0]["args"])
-
-    until(lambda: "--grace-seconds=31" in arguments(), 60, operator.describe)
+    driver = PipelineDriver.start(application.namespace, pipeline("bot", steps={"train": 900}))
+    driver.wait_state("train", "Running")
+    uid, *_ = before = operator.installed
+    assert before == (uid, SUMMARY, "--grace-seconds=30")
+    earlier = len(operator.states)
+    operator.commit(newer_chart())
+    until(lambda: operator.installed == (uid, NEWER_SUMMARY, "--grace-seconds=31"), 90, operator.describe)
     operator.wait("Synced", "Healthy")
-    columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
-    assert columns[0]["description"] == "The newer summary"
-    assert crd()["metadata"]["uid"] == uid
-    assert ("OutOfSync", "Healthy") in operator.states  # the upgrade; that it is over is checked above
+    assert ("OutOfSync", "Healthy") in operator.states[earlier:]  # the upgrade; that it is over is checked above
+    operator.repository.revert()
+    operator.refresh()
+    until(lambda: operator.installed == before, 90, operator.describe)
+    operator.wait("Synced", "Healthy")
+    driver.finish("train")
+    driver.wait_finished()
+    assert [len(driver.stage(name)["attempts"]) for name in ("prepare", "train")] == [1, 1]
+
+
+@more
+def test_crd_and_pipelines_stay_when_git_disables_the_crd(operator: Application, application: Application):
+    """Argo CD tracks no CRD, so it prunes none."""
+    driver = PipelineDriver.start(application.namespace, pipeline("bot", suspend=True))
+    before = operator.installed, driver.object["metadata"]["uid"]
+    commit = operator.commit(chart_without_crd())
+    try:
+        until(lambda: operator.has_compared(commit), 90, operator.describe)
+        operator.wait("Synced", "Healthy")
+        assert not operator.has_kind("CustomResourceDefinition")
+        assert (operator.installed, driver.object["metadata"]["uid"]) == before
+    finally:
+        operator.repository.revert()
+        operator.refresh()
+    until(lambda: operator.has_kind("CustomResourceDefinition"), 90, operator.describe)
+    operator.wait("Synced", "Healthy")
+    assert (operator.installed, driver.object["metadata"]["uid"]) == before
 
 
 def test_no_drift_in_any_mode_of_comparison(new_application: Callable[[str], Application]):
@@ -317,33 +363,21 @@ def test_no_drift_in_any_mode_of_comparison(new_application: Callable[[str], App
     applications = []
     for mode, (options, annotations) in MODES.items():
         application = new_application(mode)
-        application.repository.commit(unchanged_pipelines(application.namespace.name))
+        application.repository.commit(unchanged(application.namespace.name))
         application.create(options, annotations)
         applications.append(application)
     for application in applications:
         until(lambda one=application: one.state[0] == "Synced", 60, application.describe)
-    before = [generations(application) for application in applications]
+    before = [application.generations for application in applications]
     time.sleep(DRIFT_SECONDS)
     for application, generation in zip(applications, before, strict=True):
         application.refresh("hard")
-        assert {sync for sync, _ in since_sync(application)} == {"Synced"}, application.describe()
+        assert {sync for sync, _ in application.states_since_sync} == {"Synced"}, application.describe()
         assert len(application.status["history"]) == 1
-        assert generations(application) == generation
+        assert application.generations == generation
 
 
-def unchanged_pipelines(namespace: str) -> Object:
-    """Return the files of both pipelines."""
-    everything = EVERYTHING.read_text().replace("namespace: research", f"namespace: {namespace}")
-    spec = {"model": {"uri": "hf://org/base"}, "datasets": [{"uri": "hf://org/data"}]}
-    return {"everything.yaml": everything, "least.json": {**pipeline("least"), "spec": spec}}
-
-
-def generations(application: Application) -> dict[str, int]:
-    """Return the generation of each pipeline of an Application."""
-    found = application.argo_cd.kube.json("get", "ft", "--namespace", application.namespace.name)["items"]
-    return {one["metadata"]["name"]: one["metadata"]["generation"] for one in found}
-
-
+@more
 def test_next_wave_is_made_without_the_health_check(application: Application):
     """The negative control of the waves: Argo CD without deploy/argocd does not see the failure."""
     application.repository.commit({"bot.json": in_wave(0, failing()), "later.json": in_wave(1, LATER)})

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.gitops.flux import Flux, Kustomization, running_flux
-from e2e.gitops.manifests import failing, failing_once, gated, unreadable
+from e2e.gitops.flux import NAMESPACE, Flux, Kustomization, running_flux
+from e2e.gitops.git_repository import GitRepository
+from e2e.gitops.manifests import NEWER_SUMMARY, failing, failing_once, gated, newer_chart, unreadable
 from e2e.pipelines import chart
 from e2e.pipelines.driver import pipeline
 from testcluster import fixtures
@@ -20,7 +21,7 @@ from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
 
 Object = dict[str, Any]
-EXPRESSIONS = Path(__file__).parents[2] / "deploy" / "flux" / "health-check-exprs.yaml"
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "flux"
 EARLY = "failed early due to stalled resources"
 TIMEOUT = "timeout waiting for"
 
@@ -34,12 +35,18 @@ def flux(own_cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="module")
-def operator(flux: Flux) -> KubeNamespace:
-    """The namespace of the chart's HelmRelease; every pipeline here is reconciled by what it installs."""
-    repository = flux.repository("charts")
-    shutil.copytree(chart.CHART, repository.folder / chart.CHART.name)
+def charts(flux: Flux) -> GitRepository:
+    """The repository of the chart, which Flux knows."""
+    repository = flux.git.create("charts")
+    shutil.copytree(chart.CHART, repository.folder / "charts" / chart.CHART.name)
     repository.commit({})
     flux.kube.apply([flux.source(repository)])
+    return repository
+
+
+@pytest.fixture(scope="module")
+def operator(flux: Flux, charts: GitRepository) -> KubeNamespace:
+    """The namespace of the chart's HelmRelease; every pipeline here is reconciled by what it installs."""
     release(flux, replicaCount=1)
     return KubeNamespace(flux.kube, chart.NAMESPACE)
 
@@ -54,7 +61,7 @@ def new_kustomization(
         def create(purpose: str = "") -> Kustomization:
             name = fixtures.namespace_name(request.node.name + purpose)
             namespace = stack.enter_context(temporary_namespace(flux.kube, name))
-            created = Kustomization(flux, namespace, flux.repository(name))
+            created = Kustomization(flux, namespace, flux.git.create(name))
             stack.callback(created.delete)
             return created
 
@@ -67,27 +74,43 @@ def kustomization(new_kustomization: Callable[..., Kustomization]) -> Kustomizat
     return new_kustomization()
 
 
+def example(name: str) -> Object:
+    """Return the last manifest of a file in deploy/flux."""
+    *_, manifest = yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text())
+    return dict(manifest)
+
+
+def helm_release(**values: Any) -> Object:
+    """Return the example's HelmRelease with the images of the cluster and more values."""
+    manifest = example("operator")
+    manifest["spec"]["chart"]["spec"]["sourceRef"]["name"] = "charts"
+    manifest["spec"]["values"] = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}, **values}
+    return manifest
+
+
 def release(flux: Flux, **values: Any) -> None:
-    """Apply the chart's HelmRelease with the images of the cluster and more values, and wait until it is Ready."""
-    images: Object = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}}
-    source = {"kind": "GitRepository", "name": "charts"}
-    spec = {
-        "interval": "1h",
-        "timeout": "2m",
-        "chart": {"spec": {"chart": chart.CHART.name, "sourceRef": source}},
-        "targetNamespace": chart.NAMESPACE,
-        "releaseName": chart.RELEASE,
-        "install": {"createNamespace": True},
-        "values": {**images, **values},
-    }
-    flux.kube.apply([flux.manifest("helm", "v2", "HelmRelease", "operator", spec)])
-    until(lambda: flux.ready("helmrelease", "operator").get("status") == "True", 120, flux.logs)
+    """Apply the example's HelmRelease with more values, and wait until it is Ready."""
+    flux.kube.apply([helm_release(**values)])
+    until(lambda: flux.ready("helmrelease", chart.RELEASE).get("status") == "True", 120, flux.logs)
 
 
-@pytest.mark.parametrize("name", ["operator", "pipelines"])
+def released(flux: Flux) -> tuple[str, str]:
+    """Return the chart's version and the status of the newest Helm release of the HelmRelease."""
+    newest = flux.objects.get("helmrelease", chart.RELEASE)["status"]["history"][0]
+    return newest["chartVersion"], newest["status"]
+
+
+@pytest.mark.parametrize("name", ["operator", "pipelines", "platform"])
 def test_api_server_accepts_the_example(flux: Flux, name: str):
-    example = (chart.CHART.parents[1] / "deploy" / "flux" / f"{name}.yaml").read_text()
-    flux.kube.run("create", "--dry-run=server", "--validate=strict", "-f", "-", given=example)
+    manifests = (EXAMPLES / f"{name}.yaml").read_text()
+    flux.kube.run("create", "--dry-run=server", "--validate=strict", "-f", "-", given=manifests)
+
+
+def test_replica_that_leads_answers_through_the_api_server(operator: KubeNamespace):
+    """By the command of docs/guides/alerts.md, which needs no Helm release."""
+    [pod] = operator.run("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name").split()
+    url = f"/api/v1/namespaces/{chart.NAMESPACE}/pods/{pod.removeprefix('pod/')}/proxy/readyz"
+    until(lambda: operator.run("get", "--raw", url) == "leader\n", 30)
 
 
 def test_kustomization_is_ready_when_pipeline_succeeded(kustomization: Kustomization):
@@ -172,9 +195,11 @@ def test_change_by_kubectl_is_undone_and_retry_is_obeyed_first(kustomization: Ku
     driver.until(lambda: driver.status["phase"] == "Succeeded")
     until(lambda: "annotations" not in driver.object["metadata"], 30, kustomization.describe)
     assert driver.status["observedAnnotations"]["retry"] == "now"
+    before = driver.object["metadata"]["generation"]
     driver.patch(suspend=True)
-    assert driver.object["spec"]["suspend"]
-    until(lambda: not driver.object["spec"]["suspend"], 30, kustomization.describe)
+    # The generation, because Flux may undo the change before the test reads it.
+    until(lambda: driver.object["metadata"]["generation"] == before + 2, 30, kustomization.describe)
+    assert not driver.object["spec"]["suspend"]
     assert driver.status["phase"] == "Succeeded"
 
 
@@ -185,16 +210,82 @@ def test_suspended_pipeline_runs_into_the_timeout(kustomization: Kustomization):
     assert f"FineTunePipeline/{kustomization.name}/bot status: 'InProgress'" in message
 
 
+def test_suspend_in_git_is_applied_while_training_runs(kustomization: Kustomization):
+    """The commits wait for no health check, whose timeout is longer than each wait of this test."""
+
+    def at(*, suspend: bool) -> Object:
+        return {"bot.yaml": pipeline("bot", steps={"train": 3000}, suspend=suspend)}
+
+    kustomization.repository.commit(at(suspend=False))
+    kustomization.create(timeout="10m")
+    driver = kustomization.pipeline("bot")
+    driver.wait_state("train", "Running")
+    kustomization.commit(at(suspend=True))
+    driver.until(lambda: driver.status["phase"] == "Suspended" and driver.stage("train")["state"] != "Running")
+    kustomization.commit(at(suspend=False))
+    driver.wait_state("train", "Running")
+    driver.finish("train")
+    kustomization.wait_ready("True", "ReconciliationSucceeded")
+
+
+def test_retry_in_git_fails_once_more_at_most(kustomization: Kustomization):
+    """Until the operator has read the annotation, the pipeline is still Failed."""
+    kustomization.repository.commit({"bot.yaml": failing_once()})
+    kustomization.create()
+    kustomization.wait_failed(EARLY)
+    retried = failing_once()
+    retried["metadata"]["annotations"] = {"finetune.dev/retry": "1"}
+    commit = kustomization.commit({"bot.yaml": retried})
+    kustomization.wait_ready("True", "ReconciliationSucceeded")
+    assert kustomization.failures(commit) <= 1
+    assert kustomization.pipeline("bot").status["observedAnnotations"]["retry"] == "1"
+
+
 def reconciled(kustomization: Kustomization) -> int:
     """Return how often the Kustomization was reconciled with success, by its own history."""
     return sum(entry["totalReconciliations"] for entry in kustomization.status.get("history", ()))
 
 
-def test_chart_is_upgraded_by_helm_release(flux: Flux, operator: KubeNamespace):
-    release(flux, replicaCount=1, graceSeconds=31)
+def arguments(operator: KubeNamespace) -> list[str]:
+    """Return the arguments of the operator's container."""
     [container] = operator.get("deployment", chart.RELEASE)["spec"]["template"]["spec"]["containers"]
-    assert "--grace-seconds=31" in container["args"]
-    assert flux.kube.json("get", "crd", "finetunepipelines.finetune.dev")
+    return list(container["args"])
+
+
+def test_changed_value_upgrades_the_operator(flux: Flux, operator: KubeNamespace):
+    release(flux, replicaCount=1, graceSeconds=32)
+    assert "--grace-seconds=32" in arguments(operator)
+
+
+def test_commit_upgrades_chart_and_crd_of_the_same_version(flux: Flux, charts: GitRepository, operator: KubeNamespace):
+    """What `reconcileStrategy: Revision` of the example is for, and why it needs no `crds` policy."""
+    release(flux, replicaCount=1)
+    assert "--grace-seconds=30" in arguments(operator)
+    version = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())["version"]
+    commit = flux.commit(charts, newer_chart())
+    until(lambda: released(flux) == (f"{version}+{commit[:12]}", "deployed"), 120, flux.logs)
+    assert "--grace-seconds=31" in arguments(operator)
+    crd = flux.kube.json("get", "crd", "finetunepipelines.finetune.dev")
+    assert crd["spec"]["versions"][0]["additionalPrinterColumns"][0]["description"] == NEWER_SUMMARY
+
+
+def test_pipelines_wait_for_the_kustomization_of_the_operator(
+    flux: Flux, operator: KubeNamespace, new_kustomization: Callable[..., Kustomization]
+):
+    """The first Kustomization takes the HelmRelease over with a new value, and leaves it when it is deleted."""
+    assert example("pipelines")["spec"]["dependsOn"] == [{"name": example("platform")["metadata"]["name"]}]
+    assert example("platform")["spec"]["wait"]
+    platform, team = new_kustomization("platform"), new_kustomization("team")
+    platform.repository.commit({"operator.yaml": helm_release(replicaCount=1, graceSeconds=33)})
+    team.repository.commit({"bot.yaml": pipeline("bot")})
+    team.create(dependsOn=[{"name": platform.name}])
+    team.wait_ready("False", "DependencyNotReady")
+    platform.create(targetNamespace=NAMESPACE, prune=False)
+    platform.wait_ready("True", "ReconciliationSucceeded")
+    assert "--grace-seconds=33" in arguments(operator)
+    upgraded = flux.ready("helmrelease", chart.RELEASE)["lastTransitionTime"]
+    team.wait_ready("True", "ReconciliationSucceeded")
+    assert team.pipeline("bot").object["metadata"]["creationTimestamp"] >= upgraded
 
 
 def without_stalled(status: Object) -> Object:
@@ -215,5 +306,6 @@ def test_expressions_fail_early_with_an_older_operator(kustomization: Kustomizat
     patch = json.dumps({"status": {"conditions": status["conditions"]}})
     kustomization.namespace.run("patch", "ft", "bot", "--subresource=status", "--type=merge", "-p", patch)
     kustomization.wait_failed(TIMEOUT)
-    kustomization.create(timeout="2m", **yaml.safe_load(EXPRESSIONS.read_text())["spec"])
+    expressions = yaml.safe_load((EXAMPLES / "health-check-exprs.yaml").read_text())
+    kustomization.create(timeout="2m", **expressions["spec"])
     kustomization.wait_failed(EARLY)

@@ -1,25 +1,37 @@
 -- The actions that would change something now.
 
 local status = obj.status or {}
-local ready, finished, stalled = {}, false, false
+local ready, finished, has_stages = {}, false, false
 for _, condition in ipairs(status.conditions or {}) do
   if condition.type == "Ready" then
     ready = condition
   elseif condition.type == "Finished" then
     finished = condition.status == "True"
-  elseif condition.type == "Stalled" then
-    stalled = condition.status == "True"
+  elseif condition.type ~= "Reconciling" and condition.type ~= "Stalled" then
+    has_stages = true
   end
 end
 
 -- Before its first status, a pipeline can be suspended or cancelled like one that runs.
 local current = status.observedGeneration == obj.metadata.generation
 local finished_now = current and finished
-local unreadable = current and stalled and not finished
+-- The operator writes no condition of a stage where it cannot read the object. It handles no request then.
+local unreadable = current and not has_stages
 
 local function handled(verb)
   local requested = (obj.metadata.annotations or {})["finetune.dev/" .. verb]
   return requested == nil or requested == (status.observedAnnotations or {})[verb]
+end
+
+-- A pipeline below its gate, or with a server that is down, has no failed stage. A stage whose result lacks the score of
+-- a gate fails with its result, which a retry keeps.
+local function retry_starts_a_stage()
+  for _, stage in ipairs(status.stages or {}) do
+    if stage.state == "Failed" and stage.result == nil then
+      return true
+    end
+  end
+  return false
 end
 
 local actions = {}
@@ -27,8 +39,7 @@ if unreadable then
   return actions
 end
 if finished_now then
-  -- A pipeline below its gate, or with a server that is down, has no failed stage.
-  if stalled and ready.reason ~= "BelowThreshold" and handled("retry") then
+  if retry_starts_a_stage() and handled("retry") then
     actions["retry"] = { iconClass = "fa fa-fw fa-redo" }
   end
   return actions

@@ -1,13 +1,16 @@
-"""Git repositories over HTTP on this machine, by `git http-backend`: Flux reads no folders."""
+"""Git repositories over HTTP on the loopback interface, by `git http-backend`."""
 
 import os
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from e2e.gitops.git_repository import GitRepository
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -32,6 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
             "QUERY_STRING": url.query,
             "REQUEST_METHOD": self.command,
             "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
             "HTTP_GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
         }
         backend = ["git", "http-backend"]
@@ -45,13 +49,26 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+@dataclass(frozen=True)
+class GitServer:
+    """Serves each repository that lies in a folder."""
+
+    folder: Path
+    url: str
+
+    def create(self, name: str) -> GitRepository:
+        """Create a repository."""
+        return GitRepository.create(self.folder / name, f"{self.url}/{name}")
+
+
 @contextmanager
-def serving(root: Path) -> Iterator[str]:
-    """Serve every repository in a folder; yield the URL of the folder."""
-    handler = type("Handler", (_Handler,), {"root": root})
+def running_git_server(folder: Path) -> Iterator[GitServer]:
+    """Serve the repositories of a new folder until the end of the context."""
+    folder.mkdir()
+    handler = type("Handler", (_Handler,), {"root": folder})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield GitServer(folder, f"http://127.0.0.1:{server.server_port}")
         finally:
             server.shutdown()
