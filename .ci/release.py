@@ -23,7 +23,12 @@ IMAGES = {
     "trainer": ("trainer", (), "finetune-trainer"),
     "trainer-cpu": ("trainer", ("DEVICE=cpu",), '""'),
 }
-"""Image -> the last part of its Dockerfile's name, the build's own arguments, and its repository in values.yaml."""
+"""Image -> the last part of its Dockerfile's name, the build's own arguments, and its repository in values.yaml.
+
+An image with an empty repository lies beside the one with CUDA: the chart takes that one's registry and repository.
+"""
+PROGRAMS = ("docker", "helm", "uv")
+"""What makes a release, besides git."""
 PLATFORMS = "linux/amd64,linux/arm64"
 CYCLONEDX = "cyclonedx-bom==7.5.0"
 """Runs in an environment of its own: its dependencies do not fit constraints.txt."""
@@ -87,22 +92,32 @@ def checked_version(root: Path) -> str:
 def changes(root: Path, version: str) -> str:
     """Return the section of a version in the changelog, without its heading; empty where there is none."""
     text = (root / "CHANGELOG.md").read_text()
-    found = re.search(rf"^## \[?{re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    heading = rf"^## \[?{re.escape(version)}(?![\w.+-])[^\n]*\n"
+    found = re.search(rf"{heading}(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return found[1].strip() if found else ""
 
 
 def publish(release: Release) -> str:
     """Push images and chart, write the bill of materials and the release notes, and return the notes."""
+    check_before_push(release)
     shutil.rmtree(release.dist, ignore_errors=True)
     release.dist.mkdir()
+    write_bill_of_materials(release)  # before the images: it downloads a package, which may fail
     digests = {name: push_image(release, name) for name in IMAGES}
     chart = push_chart(release, digests)
-    write_bill_of_materials(release)
     artifacts = [f"{release.image(name)}:{release.version}@{digest}" for name, digest in digests.items()]
     lines = [f"- `{one}`" for one in (*artifacts, f"oci://{release.registry}/charts/finetune-operator@{chart}")]
     notes = "\n".join([f"# {release.version}", "", *lines, "", changes(release.root, release.version), ""])
     (release.dist / "notes.md").write_text(notes)
     return notes
+
+
+def check_before_push(release: Release) -> None:
+    """Raise Refused for what would stop the release when some of its tags are pushed already."""
+    for program in PROGRAMS:
+        if not shutil.which(program):
+            raise Refused(f"{program} is not installed: it makes the release (docs/release.md)")
+    with_images(release, dict.fromkeys(IMAGES, f"sha256:{'0' * 64}"))
 
 
 def push_image(release: Release, name: str) -> str:
@@ -111,7 +126,7 @@ def push_image(release: Release, name: str) -> str:
     revision = _run("git", "-C", str(release.root), "rev-parse", "HEAD").strip()
     command = ["docker", "buildx", "build", f"--platform={PLATFORMS}", "--sbom=true", "--provenance=mode=max"]
     dockerfile, own, _ = IMAGES[name]
-    arguments = [*own, f"VERSION={release.version}", f"REVISION={revision}"]
+    arguments = [*own, f"VERSION={release.version}", f"REVISION={revision}", f"SOURCE={source(release.root)}"]
     command += [f"--build-arg={argument}" for argument in arguments]
     command += [f"--file={release.root}/Dockerfile.{dockerfile}", f"--metadata-file={metadata}"]
     _run(*command, f"--tag={release.image(name)}:{release.version}", "--push", str(release.root))
@@ -121,15 +136,18 @@ def push_image(release: Release, name: str) -> str:
     return digest
 
 
+def source(root: Path) -> str:
+    """Return the address of the remote `origin` without its credentials; empty where it is not https."""
+    remotes = _run("git", "-C", str(root), "remote", "--verbose")
+    found = re.search(r"^origin\thttps://(?:[^@/\s]*@)?(\S+?)(?:\.git)? \(fetch\)", remotes, re.MULTILINE)
+    return f"https://{found[1]}" if found else ""
+
+
 def push_chart(release: Release, digests: dict[str, str]) -> str:
     """Package the chart with the pushed images in its values, push it, and return its digest."""
     with tempfile.TemporaryDirectory() as folder:
         chart = Path(shutil.copytree(release.root / CHART, Path(folder) / "finetune-operator"))
-        values = chart / "values.yaml"
-        text = values.read_text()
-        for name, digest in digests.items():
-            text = with_image(text, IMAGES[name][2], release.image(name), digest)
-        values.write_text(text)
+        (chart / "values.yaml").write_text(with_images(release, digests))
         _run("helm", "package", str(chart), f"--destination={release.dist}")
     archive = release.dist / f"finetune-operator-{release.version}.tgz"
     options = ["--plain-http"] if release.plain_http else []
@@ -145,13 +163,27 @@ def push_chart(release: Release, digests: dict[str, str]) -> str:
     return digest[0]
 
 
-def with_image(values: str, name: str, repository: str, digest: str) -> str:
-    """Return the text of values.yaml with the repository and the digest of the image that has this name."""
+def with_images(release: Release, digests: dict[str, str]) -> str:
+    """Return the text of the chart's values.yaml with the pushed images. Raises Refused where one cannot be set."""
+    text = (release.root / CHART / "values.yaml").read_text()
+    for name, digest in digests.items():
+        text = with_image(text, IMAGES[name][2], release.image(name), digest)
+    return text
+
+
+def with_image(values: str, name: str, image: str, digest: str) -> str:
+    """Return the text of values.yaml with registry, repository and digest of the image whose repository is `name`.
+
+    Registry and repository are apart, so that a user can replace the registry alone. Empty ones stay empty.
+    """
+    registry, _, repository = ('""', "", name) if name == '""' else image.partition("/")
     comments = r"(?: *#.*\n)*"
-    pattern = rf'(?P<head> repository: ){name}\n(?P<tag>{comments} +tag: ""\n{comments})(?P<key> +digest: )""'
-    changed, count = re.subn(pattern, rf'\g<head>{repository}\n\g<tag>\g<key>"{digest}"', values)
+    head = rf'(?P<registry> registry: )""\n(?P<repository>{comments} +repository: ){name}\n'
+    tail = rf'(?P<digest>{comments} +tag: ""\n{comments} +digest: )""'
+    filled = rf'\g<registry>{registry}\n\g<repository>{repository}\n\g<digest>"{digest}"'
+    changed, count = re.subn(head + tail, filled, values)
     if count != 1:
-        raise Refused(f"values.yaml has {count} images {name} with an empty tag and digest, not one")
+        raise Refused(f"values.yaml has {count} images {name} with an empty registry, tag and digest, not one")
     return changed
 
 

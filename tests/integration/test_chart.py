@@ -1,6 +1,7 @@
 """The chart's manifests as Helm renders them; test_chart_dry_run.py applies them to an API server."""
 
 import re
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -134,6 +135,17 @@ def test_user_labels_and_annotations_are_added_to_our_own():
             continue  # it is Argo CD's, not this release's
         labels = one["metadata"]["labels"]
         assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), one["kind"]
+
+
+def test_version_with_build_metadata_gives_valid_labels(tmp_path):
+    """Flux adds the commit to the version: `reconcileStrategy: Revision` of deploy/flux/operator.yaml."""
+    copy = shutil.copytree(CHART, tmp_path / CHART.name)
+    description = copy / "Chart.yaml"
+    description.write_text(re.sub(r"(?m)^(version: .*)", r"\1+0123456789ab", description.read_text()))
+    text = helm("template", RELEASE, str(copy), "--values", "-", given=yaml.safe_dump(EVERYTHING))
+    labels = {value for one in yaml.safe_load_all(text) if one for value in one["metadata"].get("labels", {}).values()}
+    assert any(value.endswith("_0123456789ab") for value in labels)
+    assert [value for value in labels if not re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value)] == []
 
 
 def test_label_of_a_monitor_replaces_the_common_label():

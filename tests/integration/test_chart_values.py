@@ -1,6 +1,7 @@
 """The values of the chart: each of them has an effect, and a wrong one is refused with its path."""
 
 import copy
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -67,6 +68,16 @@ def test_every_value_changes_the_manifests(path):
     *parents, last = path
     value_at(values, tuple(parents))[last] = value_at(DEFAULTS, path)
     assert render_text(values) != render_text(EVERYTHING)
+
+
+def test_notes_name_values_that_exist():
+    """Helm takes a path that does not exist for an empty value, and the text for users is not checked at all."""
+    notes = (CHART / "templates" / "NOTES.txt").read_text()
+    used = set(re.findall(r"\.Values\.([\w.]+)", notes))
+    shown = set(re.findall(r"\b[a-z]\w*(?:\.[a-z]\w*)+", re.sub(r"{{.*?}}", "", notes))) - {"pipeline.yaml"}
+    assert {"crds.keep", "metrics.prometheusRule.runbookUrl"} <= shown
+    known = {".".join(path[:length]) for path in LEAVES for length in range(1, len(path) + 1)}
+    assert used | shown <= known
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,14 @@ def registry(tmp_path: Path) -> Iterator[RegistryServer]:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file with the arguments of each call of docker, which is the first program of PATH, as helm is."""
+    """The file with the arguments of each call of docker; its folder is the first of PATH."""
     programs, log = tmp_path / "programs", tmp_path / "calls"
     programs.mkdir()
     (programs / "helm").symlink_to(binaries.program("helm"))
+    (programs / "uv").symlink_to(shutil.which("false"))  # `offline` writes no bill of materials
     (programs / "docker").write_text(DOCKER.replace("CALLS", repr(str(log))))
     (programs / "docker").chmod(0o755)
-    beside = Path(sys.executable).parent  # uv
-    monkeypatch.setenv("PATH", os.pathsep.join([str(programs), str(beside), os.environ["PATH"]]))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(programs), os.environ["PATH"]]))
     return log
 
 
@@ -104,13 +104,9 @@ def publish(registry: RegistryServer, checkout: Path) -> str:
 def test_chart_pulled_by_its_digest_renders_the_checkout(registry: RegistryServer, checkout: Path, tmp_path: Path):
     chart = f"oci://{registry.host}/team/charts/finetune-operator@{publish(registry, checkout)}"
     helm("pull", chart, "--plain-http", "--untar", f"--untardir={tmp_path}")
-    images = {
-        "image.repository": "operator",
-        "trainer.image.repository": "trainer",
-        "trainer.cpuImage.repository": "trainer-cpu",
-    }
-    digests = {name.replace("repository", "digest"): DIGESTS[of] for name, of in images.items()}
-    repositories = {name: f"{registry.host}/team/finetune-{of}" for name, of in images.items()}
+    images = {"image": "operator", "trainer.image": "trainer", "trainer.cpuImage": "trainer-cpu"}
+    digests = {f"{name}.digest": DIGESTS[of] for name, of in images.items()}
+    repositories = {f"{name}.repository": f"{registry.host}/team/finetune-{of}" for name, of in images.items()}
     settings = [f"--set={name}={value}" for name, value in (repositories | digests).items()]
     pulled = helm("template", "finetune-operator", str(tmp_path / "finetune-operator"), "--namespace=finetune-system")
     expected = helm(
@@ -119,6 +115,17 @@ def test_chart_pulled_by_its_digest_renders_the_checkout(registry: RegistryServe
     )
     assert pulled == expected
     assert f"{registry.host}/team/finetune-operator:{VERSION}@{DIGESTS['operator']}" in pulled
+
+
+@pytest.mark.usefixtures("calls", "offline")
+def test_mirror_replaces_the_registry_of_every_image(registry: RegistryServer, checkout: Path):
+    publish(registry, checkout)
+    archive = str(checkout / "dist" / f"finetune-operator-{VERSION}.tgz")
+    mirror = [f"--set={name}.registry=mirror.example" for name in ("image", "trainer.image")]
+    mirrored = helm("template", "finetune-operator", archive, *mirror)
+    assert registry.host not in mirrored
+    for name, digest in DIGESTS.items():
+        assert f"mirror.example/team/finetune-{name}:{VERSION}@{digest}" in mirrored
 
 
 @pytest.mark.usefixtures("offline")
@@ -150,6 +157,25 @@ def test_bill_of_materials_lists_every_tested_package(checkout: Path, monkeypatc
     assert listed == set((ROOT / "constraints.txt").read_text().split())
 
 
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("remote", "source"),
+    [
+        ("https://git.example/team/finetune.git", "https://git.example/team/finetune"),
+        ("https://user:token@git.example/finetune", "https://git.example/finetune"),
+        ("git@git.example:team/finetune.git", ""),
+    ],
+)
+def test_images_name_the_https_remote_as_their_source(
+    registry: RegistryServer, checkout: Path, calls: Path, remote, source
+):
+    """Without the credentials that a remote may have: a label of an image is public."""
+    git(checkout, "remote", "add", "origin", remote)
+    publish(registry, checkout)
+    for line in calls.read_text().splitlines():
+        assert f"--build-arg=SOURCE={source}" in json.loads(line)
+
+
 def other_version(checkout: Path) -> None:
     replace(checkout / "charts/finetune-operator/Chart.yaml", r"^appVersion: .*", 'appVersion: "9.9.9"')
     commit(checkout)
@@ -157,6 +183,11 @@ def other_version(checkout: Path) -> None:
 
 def no_changes(checkout: Path) -> None:
     replace(checkout / "CHANGELOG.md", rf"^## {VERSION}", "## Unreleased")
+    commit(checkout)
+
+
+def changes_of_a_candidate(checkout: Path) -> None:
+    replace(checkout / "CHANGELOG.md", rf"^## {VERSION}", f"## {VERSION}-rc1")
     commit(checkout)
 
 
@@ -174,22 +205,34 @@ def pinned(checkout: Path) -> None:
     commit(checkout)
 
 
-@pytest.mark.usefixtures("calls", "offline")
+@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     ("change", "error"),
     [
         (other_version, r"appVersion in charts/finetune-operator/Chart.yaml is 9.9.9, and pyproject.toml has 1.2.3"),
         (no_changes, "CHANGELOG.md has no section ## 1.2.3: move"),
+        (changes_of_a_candidate, "CHANGELOG.md has no section ## 1.2.3: move"),
         (uncommitted, r"(?s)commit or remove them:.*forgotten"),
         (untagged, "HEAD has no tag v1.2.3, but none: git tag -s v1.2.3"),
-        (pinned, "values.yaml has 0 images finetune-operator with an empty tag and digest"),
+        (pinned, "values.yaml has 0 images finetune-operator with an empty registry, tag and digest"),
     ],
 )
-def test_incomplete_release_is_refused(registry: RegistryServer, checkout: Path, capsys, change, error):
+def test_incomplete_release_is_refused_before_a_push(checkout: Path, calls: Path, capsys, change, error):
     change(checkout)
-    assert RELEASE.main([f"{registry.host}/team", "--plain-http"], checkout) == 2
+    assert RELEASE.main(["registry.example/team"], checkout) == 2
     assert re.search(error, capsys.readouterr().err)
-    assert registry.tags("team/charts/finetune-operator") == []
+    assert not calls.exists()
+
+
+@pytest.mark.parametrize("program", ["docker", "helm", "uv"])
+def test_missing_program_is_named_before_a_push(checkout: Path, calls: Path, capsys, monkeypatch, program):
+    programs = calls.parent / "programs"
+    (programs / "git").symlink_to(shutil.which("git"))
+    (programs / program).unlink()
+    monkeypatch.setenv("PATH", str(programs))
+    assert RELEASE.main(["registry.example/team"], checkout) == 2
+    assert f"{program} is not installed" in capsys.readouterr().err
+    assert not calls.exists()
 
 
 @pytest.mark.usefixtures("calls", "offline")

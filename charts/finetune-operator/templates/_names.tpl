@@ -15,11 +15,12 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
+{{- /* A label has no plus sign. Flux adds +COMMIT to the version with reconcileStrategy: Revision. */}}
 {{- define "finetune.labels" -}}
 {{ include "finetune.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
