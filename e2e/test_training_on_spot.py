@@ -15,7 +15,7 @@ from testcluster.kube_namespace import KubeNamespace, job, pod, temporary_namesp
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
-pytestmark = pytest.mark.skipif(os.environ.get("FAULTS") != "all", reason="test_exact_resume.py has it; set FAULTS=all")
+pytestmark = pytest.mark.skipif(os.environ.get("FAULTS") != "all", reason="test_quick_start.py has it; set FAULTS=all")
 CHECKPOINT_STEPS = 20
 """Steps between two periodic checkpoints in the demo's manifest."""
 

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from testcluster.kind.provider import NEEDED, Kind
 from testcluster.nodes import parse
 from testcluster.provider import ClusterSpec, Provider
 
+FOLDER = Path(__file__).resolve().parent
 IMAGES = ("finetune-operator:dev",)
 """The trainer's image takes minutes to load onto three nodes; the tests' stages are scripts in the toolbox image."""
 SHORT = frozenset(
@@ -28,15 +30,27 @@ SHORT = frozenset(
 """Tests that run with KIND=short: the network, the image, an eviction, a lost node, and the chart with all stages."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the tests that KIND does not select. The functions have no marks, because other files run them, too."""
     short = SHORT if os.environ.get("KIND") == "short" else frozenset()
     skipped = pytest.mark.skip(reason="runs with KIND=all")
-    for item in items:
-        if item.path.parent != Path(__file__).parent or item.name in short:
-            continue
-        if os.environ.get("KIND") != "all":
+    own = [item for item in items if item.path.parent == FOLDER]
+    if _is_asked_for(config):
+        check_collected(short, {item.name for item in own})
+    for item in own:
+        if item.name not in short and os.environ.get("KIND") != "all":
             item.add_marker(skipped)
+
+
+def _is_asked_for(config: pytest.Config) -> bool:
+    """Return whether the run is of the whole folder: its path or one above it is an argument."""
+    return any(FOLDER.is_relative_to((config.invocation_params.dir / path).resolve()) for path in config.args)
+
+
+def check_collected(short: AbstractSet[str], collected: AbstractSet[str]) -> None:
+    """Raise pytest.UsageError if a test of `short` was not collected: a renamed one would silently not run."""
+    if gone := sorted(short - collected):
+        raise pytest.UsageError(f"KIND=short: {FOLDER} has no {', '.join(gone)}: change SHORT in its conftest.py")
 
 
 @pytest.fixture(scope="module")

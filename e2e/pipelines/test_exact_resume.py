@@ -1,7 +1,9 @@
 """A pipeline whose training loses its nodes ends with the bytes of an uninterrupted local run."""
 
 import hashlib
+import os
 
+import pytest
 import yaml
 
 from e2e.pipelines.chart import Operator
@@ -14,6 +16,10 @@ from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
 CHECKPOINT_STEPS = yaml.safe_load(MANIFEST.read_text())["spec"]["train"]["checkpoint"]["everySteps"]
+pytestmark = pytest.mark.skipif(
+    os.environ.get("FAULTS") != "all",
+    reason="test_several_nodes.py loses a node, test_quick_start.py compares with a local run; set FAULTS=all",
+)
 
 
 def training() -> Object:
@@ -59,7 +65,7 @@ def test_reclaimed_and_lost_training_matches_reference_bytes(
     assert "exitCode" not in second
     # The deleted node's pod got no SIGTERM, so the third attempt resumes at the last periodic checkpoint.
     assert third["startStep"] % CHECKPOINT_STEPS == 0
-    assert saved < third["startStep"] <= progress["step"] + CHECKPOINT_STEPS
+    assert saved + CHECKPOINT_STEPS < third["startStep"]  # it trains on while its node is deleted
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (2, 0)
     assert namespace.run("get", "events").count("AttemptInterrupted") == 2
 

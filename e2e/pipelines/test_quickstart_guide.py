@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,27 @@ def blocks(section: str) -> list[str]:
     return [block.strip().replace("\\\n", " ") for block in text.split("```")[1::2]]
 
 
-def run_block(block: str, kube: Kube) -> str:
+def make_checkout(folder: Path) -> Path:
+    """Return a folder in which the guide's commands find the demo's files.
+
+    Without FAULTS=all they train the base model for one step, which takes seconds instead of minutes, and the gate is
+    open: such a model does not pass it.
+    """
+    demo = folder / DEMO.relative_to(ROOT)
+    shutil.copytree(DEMO, demo)
+    if os.environ.get("FAULTS") != "all":
+        _replace(demo / "material.py", "\nSTEPS = 600\n", "\nSTEPS = 1\n")
+        _replace(demo / "pipeline.yaml", "value: 0.5", "value: 0.0")
+    return folder
+
+
+def _replace(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, f"{file} has {text.count(old)} times {old!r}"
+    file.write_text(text.replace(old, new))
+
+
+def run_block(block: str, kube: Kube, folder: Path = ROOT) -> str:
     """Run a block in bash until the first error, and return its output; raises CalledProcessError."""
     lines = [line for line in block.splitlines() if not line.startswith(SKIPPED)]
     script = "\n".join(["trap 'kill $(jobs -p) 2> /dev/null || true' EXIT", *lines])
@@ -37,19 +58,21 @@ def run_block(block: str, kube: Kube) -> str:
     path = os.pathsep.join([str(kube.kubectl.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"KUBECONFIG": str(kube.kubeconfig), "PATH": path}
     shell = ["bash", "-e", "-c", script]
-    completed = subprocess.run(shell, cwd=ROOT, env=environment, check=False, text=True, stdout=subprocess.PIPE)
+    completed = subprocess.run(shell, cwd=folder, env=environment, check=False, text=True, stdout=subprocess.PIPE)
     print(completed.stdout)
     completed.check_returncode()
     return completed.stdout
 
 
 @pytest.fixture(scope="module")
-def docstrings(cluster: Provider, operator: Operator) -> Iterator[PipelineDriver]:
+def docstrings(
+    cluster: Provider, operator: Operator, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PipelineDriver]:
     """The demo's pipeline, applied with the guide's commands to the namespace `default`."""
     namespace = KubeNamespace(cluster.kube, "default")
     _, apply, _ = blocks("On a cluster")
     try:
-        run_block(apply, cluster.kube)
+        run_block(apply, cluster.kube, make_checkout(tmp_path_factory.mktemp("checkout")))
         yield PipelineDriver(namespace, yaml.safe_load(MANIFEST.read_text())["metadata"]["name"])
     finally:
         namespace.run("delete", "-f", str(MANIFEST), "-f", str(MATERIAL), "--wait=false", "--ignore-not-found")

@@ -1,8 +1,12 @@
 """`make test-all` sets every switch that adds tests, and CONTRIBUTING.md says what each needs."""
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 SWITCH = re.compile(r'environ\.get\("([A-Z]+)"(?:, "")?\) [!=]= "all"')
@@ -30,3 +34,13 @@ def test_recipe_of_test_all_sees_the_switches(tmp_path: Path):
     (tmp_path / "Makefile").write_text("\n".join([*lines, rule]))
     done = subprocess.run(["make", "-C", tmp_path, "-s", "test-all"], capture_output=True, text=True, check=True)
     assert done.stdout == "all all all\n"
+
+
+@pytest.mark.parametrize(("more", "code"), [([], 0), (["--ignore=e2e/kind/test_kind.py"], 4)])
+def test_short_run_on_kind_needs_every_test_that_it_names(more: list[str], code: int):
+    """A renamed test is like a missing file: without the error it would silently not run in .ci/run."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *more, "e2e/kind"]
+    environment = os.environ | {"KIND": "short"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("change SHORT in its conftest.py" in done.stderr) is bool(code)
