@@ -22,6 +22,8 @@ from support.faults.life import Life, Outcome, a_life
 from support.faults.operators import OperatorForks
 from support.faults.simulation import Simulation, simulation
 
+from finetune_operator.controller.leader_election import LEASE_DURATION
+
 PROGRESS_WITHIN = 30.0
 """Seconds from the recovery to the next stage."""
 CLOCK_ERROR = 60.0
@@ -117,9 +119,10 @@ def clock_becomes_wrong(seconds: float) -> Disturbance:
 
 @asynccontextmanager
 async def leader_killed(life: Life) -> AsyncIterator[None]:
-    """Kill the leader; the standby takes over."""
+    """Kill the leader; the standby may take over when the Lease has expired, which is the recovery."""
     life.operator.kill()
     yield
+    await asyncio.sleep(LEASE_DURATION)
 
 
 @asynccontextmanager

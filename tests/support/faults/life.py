@@ -105,9 +105,14 @@ class Life:
         true = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
         return status.get("observedGeneration") == found["metadata"].get("generation") and "Finished" in true
 
+    async def has_settled(self) -> bool:
+        """Return whether it has finished and no refused request is left, which the operator repeats with backoff."""
+        status = self.simulation.pipelines.objects.get(self.path, {}).get("status", {})
+        return await self.has_finished() and not status.get("refusals")
+
     async def wait_finished(self) -> Any:
-        """Wait until the pipeline has finished; return its status without times."""
-        await until(self.has_finished, self.finished_within, self.describe)
+        """Wait until the pipeline has finished and settled; return its status without times."""
+        await until(self.has_settled, self.finished_within, self.describe)
         return comparable(await self.status(), self.name, self.namespace, self.uid)
 
     async def delete(self) -> tuple[str, ...]:
