@@ -1,0 +1,31 @@
+"""The plan for a GPU runs to its end on a CPU, with a tiny model: `TRAINING=all` runs it.
+
+A machine with a GPU is rare, so a plan that fails there wastes it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: a minute")
+def test_plan_for_a_gpu_measures_every_variant_and_resumes_with_equal_bytes(tmp_path: Path):
+    output = tmp_path / "gpu.json"
+    command = [sys.executable, ROOT / "bench" / "gpu.py", "--device=cpu", "--shape=tiny", f"--output={output}"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=900)
+    found = json.loads(output.read_text())
+    assert [name for name, one in found.items() if "error" in one] == []
+    assert found.pop("device") == "cpu"
+    assert found.pop("torch")
+    assert len(found.pop("pauses")["milliseconds"]) > 1
+    resumes = found.pop("resumes")
+    assert (resumes["equal bytes"], resumes["repeatable"]) == (True, True)
+    assert resumes["seconds to the first step"] > 0
+    assert {"all on", "compiled layers", "all logits", "mask"} <= found.keys()
+    assert all(one["tokens/s"] > 0 for one in found.values())
