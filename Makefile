@@ -16,7 +16,7 @@ test: ## run all unit, integration and e2e tests (TESTS=tests/unit/core for some
 ifdef TESTS
 	@$(PY) -m pytest $(TESTS)
 else
-	@units=0; $(PY) -m pytest --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
+	@units=0; $(PY) -m pytest --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15 \
 	  || units=$$?; $(PY) -m e2e && exit $$units  # both, so that one run shows every failure
 endif
 

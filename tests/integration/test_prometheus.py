@@ -1,14 +1,18 @@
-"""A real Prometheus scrapes an operator and a training process, and its alert fires: `MONITORING=all` runs it."""
+"""A real Prometheus scrapes an operator and a training process, and its alert fires: `MONITORING=all` runs it.
+
+A real Prometheus Operator makes its configuration of the chart's monitors.
+"""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.charts import CLUSTER_WIDE, Object, only, render
+from support.charts import CLUSTER_WIDE, Object, is_monitoring, only, pod, render
 from support.monitoring import ALL_ENABLED, alert_rules, dashboard_expressions
 from support.operator_process import install_crd, running_operator
-from support.prometheus_server import Prometheus, discovered, prometheus, static
+from support.prometheus_operator import Configuration, configuration, from_here, prometheus_operator
+from support.prometheus_server import Prometheus, prometheus, static
 from support.scenario import ALL_STAGES, Scenario, a_pipeline
 from support.simulated_kubelet import simulated_kubelet
 from support.stages import start_stage
@@ -51,32 +55,47 @@ def stuck_pipeline(team: KubeNamespace) -> PipelineDriver:
 
 
 def stage_pod() -> Object:
-    """Return a pod with the labels, annotations and port of a training attempt's, which a KWOK node runs."""
+    """Return a pod with the labels, annotations and port of a training attempt's."""
     scenario = Scenario(a_pipeline()).finish()
     [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == "train"]
     built = build_job(Pipeline(Key("team", "my.model"), "uid-1", 1, a_pipeline()), template)["spec"]["template"]
-    [container] = built["spec"]["containers"]
+    return kwok_pod("scraped", built)
+
+
+def kwok_pod(name: str, template: Object) -> Object:
+    """Return a pod that a KWOK node runs, with the metadata and ports of a template."""
+    [container] = template["spec"]["containers"]
     tolerations = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
-    own = {"name": "stage", "image": "none", "ports": container["ports"], "securityContext": UNPRIVILEGED}
-    meta = {**built["metadata"], "name": "scraped"}
+    own = {"name": container["name"], "image": "none", "ports": container["ports"], "securityContext": UNPRIVILEGED}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": meta,
+        "metadata": {**template["metadata"], "name": name},
         "spec": {"tolerations": tolerations, "containers": [own]},
     }
 
 
 @pytest.fixture(scope="module")
-def scene(control_plane, tmp_path_factory, tiny_model):
-    """A Prometheus, the pipeline that is stuck, and the namespace of a pod that it discovers."""
+def made(control_plane) -> Iterator[tuple[KubeNamespace, Configuration]]:
+    """A namespace with a pod of the operator and one of a stage, and what the Prometheus Operator makes of the chart.
+
+    The namespace's name is part of the monitors, so that they are of the operator in it.
+    """
+    with temporary_namespace(control_plane.kube, "watched-operator") as own, prometheus_operator(control_plane.kube):
+        objects = render(ALL_ENABLED, namespace=own.name)
+        own.create(kwok_pod("operator", pod(objects)), only(objects, "Service"), stage_pod())
+        yield own, configuration(own, [one for one in objects if is_monitoring(one)])
+
+
+@pytest.fixture(scope="module")
+def scene(control_plane, made, tmp_path_factory, tiny_model):
+    """A Prometheus and the pipeline that is stuck."""
     kube, folder, port = control_plane.kube, tmp_path_factory.mktemp("prometheus"), free_port()
+    own, configured = made
     install_crd(kube)
     create_growing_class(kube)
-    monitor = only(render(ALL_ENABLED), "PodMonitor")
-    with temporary_namespace(kube, "watched-operator") as own, temporary_namespace(kube, "watched-team") as team:
+    with temporary_namespace(kube, "watched-team") as team:
         objects = render(CLUSTER_WIDE, namespace=own.name)
-        own.create(stage_pod())
         with (
             training(folder, tiny_model) as trainer,
             running_operator(own, objects, folder, port),
@@ -86,7 +105,7 @@ def scene(control_plane, tmp_path_factory, tiny_model):
                 alert_rules(waitingMinutes=1),
                 static("operator", port, namespace=NAMESPACE),
                 static("trainer", trainer, namespace="team", pod="p", pipeline="demo", attempt="1"),
-                discovered(monitor, kube.kubeconfig),
+                *(from_here(scrape, kube.kubeconfig) for scrape in configured.scrapes),
             ) as server,
         ):
             yield server, stuck_pipeline(team)
@@ -115,10 +134,24 @@ def test_training_process_is_scraped(scene: tuple[Prometheus, PipelineDriver]):
     assert 0 < float(loss["value"][1]) < 100
 
 
+def test_prometheus_operator_takes_every_rule(made: tuple[KubeNamespace, Configuration]):
+    _, configured = made
+    assert configured.rules == alert_rules()
+
+
+def test_service_monitor_finds_the_operator(scene: tuple[Prometheus, PipelineDriver]):
+    server, driver = scene
+    [found] = until(lambda: server.targets("serviceMonitor/watched-operator/finetune-operator/0"), 120, driver.describe)
+    assert found["scrapeUrl"].endswith(":8080/metrics")
+    labels = {name: found["labels"][name] for name in ("job", "namespace", "pod")}
+    assert labels == {"job": "finetune-operator-metrics", "namespace": "watched-operator", "pod": "operator"}
+
+
 def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheus, PipelineDriver]):
     """A pipeline's name may have dots, and its annotation has the whole of it."""
     server, driver = scene
-    [found] = until(lambda: server.targets("stages"), 120, driver.describe)
+    pool = "podMonitor/watched-operator/finetune-operator-stages/0"
+    [found] = until(lambda: server.targets(pool), 120, driver.describe)
     assert found["scrapeUrl"].endswith(":8080/metrics")
     assert {name: found["labels"][name] for name in ("pipeline", "attempt", "namespace", "pod")} == {
         "pipeline": "my.model",

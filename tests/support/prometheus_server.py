@@ -1,4 +1,4 @@
-"""A real Prometheus on this machine that scrapes what the chart's monitors select."""
+"""A real Prometheus on this machine."""
 
 import json
 import urllib.parse
@@ -52,41 +52,9 @@ class Prometheus:
         return [one for one in self.ask("targets", state="active")["activeTargets"] if one["scrapePool"] == pool]
 
 
-PROMETHEUS_NAMES = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
-
-
 def static(job: str, port: int, **labels: str) -> Object:
     """Return the scrape configuration of a process on this machine."""
     return {"job_name": job, "static_configs": [{"targets": [f"{LOOPBACK}:{port}"], "labels": labels}]}
-
-
-def discovered(monitor: Object, kubeconfig: Path) -> Object:
-    """Return what the Prometheus Operator makes of a PodMonitor: how it selects pods and labels them.
-
-    They are scraped once an hour, so not in a test: the addresses of KWOK's pods may be those of other machines.
-    """
-    selector, [endpoint] = monitor["spec"]["selector"], monitor["spec"]["podMetricsEndpoints"]
-    labels = {**selector["matchLabels"], **{one["key"]: ".+" for one in selector["matchExpressions"]}}
-    kept = [_keep(f"label_{_name(key)}", value) for key, value in labels.items()]
-    own = [{PROMETHEUS_NAMES.get(key, key): value for key, value in one.items()} for one in endpoint["relabelings"]]
-    usual = [
-        {"source_labels": [f"__meta_kubernetes_{source}"], "target_label": target}
-        for source, target in (("namespace", "namespace"), ("pod_name", "pod"))
-    ]
-    return {
-        "job_name": "stages",
-        "scrape_interval": "1h",
-        "kubernetes_sd_configs": [{"role": "pod", "kubeconfig_file": str(kubeconfig)}],
-        "relabel_configs": [*kept, _keep("container_port_name", endpoint["port"]), *usual, *own],
-    }
-
-
-def _keep(source: str, value: str) -> Object:
-    return {"action": "keep", "source_labels": [f"__meta_kubernetes_pod_{source}"], "regex": value}
-
-
-def _name(label: str) -> str:
-    return label.replace(".", "_").replace("/", "_").replace("-", "_")
 
 
 @contextmanager

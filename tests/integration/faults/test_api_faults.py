@@ -1,8 +1,8 @@
 """Faults of the API server, of its watches, of clocks and of the Lease: nothing is lost, and nothing is done twice.
 
 Each scenario disturbs one life while its second train process runs. The process succeeds during the disturbance, so
-that the operator has something to miss. Within 30 s after the recovery evaluate must run. All scenarios run at the same
-time, each with an operator and a proxy of its own. FAULTS=all adds an outage of three minutes.
+that the operator has something to miss. Within 30 s after the recovery evaluate must run. Several scenarios run at
+the same time, each with an operator and a proxy of its own. FAULTS=all adds an outage of three minutes.
 """
 
 import asyncio
@@ -20,14 +20,17 @@ from support.faults.faults import Cut, Delay, EndWatch, Fault, Rule, Stale, Watc
 from support.faults.lease import add_standby, steal_lease
 from support.faults.life import Life, Outcome, a_life
 from support.faults.operators import OperatorForks
-from support.faults.simulation import Simulation, simulation
+from support.faults.simulation import Simulation, simulation, until
 
 from finetune_operator.controller.leader_election import LEASE_DURATION
 
 PROGRESS_WITHIN = 30.0
 """Seconds from the recovery to the next stage."""
 CLOCK_ERROR = 60.0
+WATCHES_WITHIN = 60.0
 """Seconds."""
+LIVES_AT_A_TIME = 9
+"""With all at the same time, the operators' own work takes longer than what the limits allow, on two busy cores."""
 ERROR_RATE = 0.05
 Disturbance = Callable[[Life], AbstractAsyncContextManager[None]]
 
@@ -46,7 +49,10 @@ def watches_end(how: WatchEnd) -> Disturbance:
 
     @asynccontextmanager
     async def disturb(life: Life) -> AsyncIterator[None]:
-        assert life.proxy.end_watches(how)
+        async def ended() -> int:
+            return life.proxy.end_watches(how)
+
+        await until(ended, WATCHES_WITHIN, "the operator has no watch")  # on a busy machine it may be opening them
         yield
 
     return disturb
@@ -263,10 +269,16 @@ async def run_scenario(simulated: Simulation, name: str) -> Result:
 
 
 async def run_scenarios(kubeconfig: Path, forks: OperatorForks, folder: Path, names: list[str]) -> dict[str, Result]:
-    """Run an undisturbed life and the scenarios, all at the same time."""
+    """Run an undisturbed life and the scenarios, several at the same time."""
+    places = asyncio.Semaphore(LIVES_AT_A_TIME)
+
+    async def run_in_place(name: str) -> Result:
+        async with places:
+            return await run_scenario(simulated, name)
+
     async with simulation(kubeconfig, forks, folder) as simulated:
         SCENARIOS.setdefault("none", Scenario())
-        results = await asyncio.gather(*(run_scenario(simulated, name) for name in ("none", *names)))
+        results = await asyncio.gather(*(run_in_place(name) for name in ("none", *names)))
     return dict(zip(("none", *names), results, strict=True))
 
 
