@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: a minute")
-def test_plan_for_a_gpu_measures_every_variant_and_resumes_with_equal_bytes(tmp_path: Path):
+def test_plan_measures_every_variant_and_resumes_equal_bytes(tmp_path: Path):
     output = tmp_path / "gpu.json"
     command = [sys.executable, ROOT / "bench" / "gpu.py", "--device=cpu", "--shape=tiny", f"--output={output}"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=900)
