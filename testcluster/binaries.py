@@ -113,6 +113,9 @@ BINARIES: dict[str, Binary] = {
     "promql": Binary("prometheus", "./expressions", version_module="github.com/prometheus/prometheus", for_tests=True),
     "promtool": _prometheus("promtool"),
     "prometheus": _prometheus("prometheus"),
+    "prometheus-operator": Binary(
+        "prometheus-operator", "github.com/prometheus-operator/prometheus-operator/cmd/operator", for_tests=True
+    ),
     "argocd": Binary("argocd", "github.com/argoproj/argo-cd/v3/cmd", ("version", "--client"), for_tests=True),
     **{f"{name}-{minor}": _older_kubernetes(name, minor) for minor in OLDER_KUBERNETES for name in CONTROL_PLANE},
     "source-controller": _flux("source-controller"),
