@@ -23,7 +23,7 @@ PARALLEL_LIVES = 8
 REFERENCE_LIVES = 5
 LONGEST = 1500
 """Characters of a difference that are printed."""
-DEFAULT_POINTS = 24
+DEFAULT_POINTS = 12
 """Cut points of a default run; they are spread evenly over all."""
 
 

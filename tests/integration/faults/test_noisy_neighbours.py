@@ -2,10 +2,11 @@
 
 One namespace has 100 servers that do not answer, stages that are interrupted again and again, and pipelines of 560 kB,
 as large as the limits of the API allow. In two others an admission webhook does not answer, so that each request to
-create a Job takes ten seconds.
+create a Job takes ten seconds. `FAULTS=all` runs it.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from support.faults.pods import Ending, StagePod, interrupted
 from support.faults.proxy import running_proxy
 from support.faults.simulation import MUTE, Simulation, own_address, simulation, until
 
+pytestmark = pytest.mark.skipif(os.environ.get("FAULTS") != "all", reason="FAULTS=all runs it: two minutes")
 Object = dict[str, Any]
 GREEDY, SLOW, GOOD = "greedy", ("slow-admission", "slow-too"), "good"
 SERVING, REPLICAS = 10, 10
