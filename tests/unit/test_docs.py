@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.pipeline_states import STATES
 
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, Reason, link
 from finetune_operator.controller.metrics import FINAL_PHASES
@@ -87,6 +88,15 @@ def test_section_of_a_reason_has_its_message_and_a_fix(reason):
 def test_messages_in_troubleshooting_are_those_of_the_code(reason):
     words = words_of_the_code()
     assert [part for part in quoted(entry("Message", section(reason))) if part not in words] == []
+
+
+def test_section_without_a_message_is_of_no_reason_of_ready():
+    """The message of `Ready` names at least the stage and its state, so `none` would be wrong."""
+    statuses = [state.object()["status"] for state in STATES.values()]
+    conditions = [one for status in statuses for one in status.get("conditions", [])]
+    reasons = {one["reason"] for one in conditions if one["type"] == "Ready" and one["message"]}
+    assert {"Retrying", "Progressing"} <= reasons
+    assert {reason for reason in reasons if entry("Message", section(reason)).startswith("none")} == set()
 
 
 def test_every_event_has_a_row_in_troubleshooting():

@@ -154,7 +154,8 @@ def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) ->
     """Return phase, reason and message of the pipeline.
 
     The order matters. A pipeline with a live Job is not Finished, even if that Job is being stopped. Failed and done
-    come before suspended, because a finished pipeline cannot be suspended.
+    come before suspended, because a finished pipeline cannot be suspended. A cancelled one does not continue when
+    resumed.
     """
     running = any(status.running_attempt for status in plan.stages.values())
     failed = assessment.failed_stage
@@ -165,7 +166,7 @@ def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) ->
         return Summary(phase, "False", status.reason, message, stalled=True, finished=True)
     if assessment.done and not running:
         return _finish(assessment)
-    if pipeline.spec.suspend:
+    if pipeline.spec.suspend and not assessment.cancelled:
         return Summary(
             "Suspended",
             "False",
