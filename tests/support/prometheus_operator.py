@@ -16,9 +16,10 @@ from testcluster.kube import Kube
 from testcluster.kube_namespace import KubeNamespace, until, wait_until_established
 
 NAME = "prometheus-operator"
-CRDS = "example/prometheus-operator-crd/monitoring.coreos.com_*.yaml"
+GROUP = "monitoring.coreos.com"
+CRDS = f"example/prometheus-operator-crd/{GROUP}_*.yaml"
 SERVER: Object = {
-    "apiVersion": "monitoring.coreos.com/v1",
+    "apiVersion": f"{GROUP}/v1",
     "kind": "Prometheus",
     "metadata": {"name": "platform"},
     # An empty selector selects every object of the namespace. Without replicas, only the configuration is made.
@@ -29,10 +30,11 @@ SERVER: Object = {
 @contextmanager
 def prometheus_operator(kube: Kube) -> Iterator[None]:
     """Create its CRDs, run it with the administrator's rights, and delete the CRDs at the end."""
-    crds = [path.read_text() for path in sorted(source(NAME).glob(CRDS))]
-    names = [yaml.safe_load(text)["metadata"]["name"] for text in crds]
-    for text in crds:
-        kube.apply(text)
+    files = sorted(source(NAME).glob(CRDS))
+    # The names of the files, because PyYAML cannot read an enumeration that has "=", as theirs do.
+    names = [f"{file.stem.partition('_')[2]}.{GROUP}" for file in files]
+    for file in files:
+        kube.apply(file.read_text())
     try:
         wait_until_established(kube, *names)
         api, own = free_port(), free_port()
