@@ -128,6 +128,11 @@ class Application:
         return list(itertools.dropwhile(lambda state: state[0] != "Synced", self.states))
 
     @property
+    def syncs(self) -> set[str]:
+        """Its syncs from the first time it was Synced."""
+        return {sync for sync, _ in self.states_since_sync}
+
+    @property
     def operation(self) -> Object:
         """The state of its last sync operation."""
         operation: Object = self.status.get("operationState", {})

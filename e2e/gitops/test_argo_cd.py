@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.gitops.application import Application, application_set, example, examples, install, template_with_trigger
+from e2e.gitops.application import (
+    CRD,
+    Application,
+    application_set,
+    example,
+    examples,
+    install,
+    template_with_trigger,
+)
 from e2e.gitops.argo_cd import CUSTOMIZATIONS, EXAMPLES, LABELS
 from e2e.gitops.manifests import (
     NEWER_SUMMARY,
@@ -26,6 +34,7 @@ from e2e.gitops.manifests import (
     unchanged,
     unreadable,
 )
+from e2e.pipelines import chart
 from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster.kube_namespace import until
 
@@ -358,8 +367,8 @@ def test_crd_and_pipelines_stay_when_git_disables_the_crd(operator: Application,
     assert (operator.installed, driver.object["metadata"]["uid"]) == before
 
 
-def test_no_drift_in_any_mode_of_comparison(new_application: Callable[[str], Application]):
-    """The pipeline with every field and the smallest one, unchanged in Git, are synced once."""
+def test_no_drift_in_any_mode_of_comparison(operator: Application, new_application: Callable[[str], Application]):
+    """The chart, and the pipeline with every field and the smallest one, unchanged in Git, are synced once."""
     applications = []
     for mode, (options, annotations) in MODES.items():
         application = new_application(mode)
@@ -369,12 +378,18 @@ def test_no_drift_in_any_mode_of_comparison(new_application: Callable[[str], App
     for application in applications:
         until(lambda one=application: one.state[0] == "Synced", 60, application.describe)
     before = [application.generations for application in applications]
+    states_of_the_chart = operator.states
     time.sleep(DRIFT_SECONDS)
+    assert operator.states == states_of_the_chart
     for application, generation in zip(applications, before, strict=True):
         application.refresh("hard")
-        assert {sync for sync, _ in application.states_since_sync} == {"Synced"}, application.describe()
+        assert application.state[0] == "Synced"
+        assert application.syncs == {"Synced"}, application.describe()
         assert len(application.status["history"]) == 1
         assert application.generations == generation
+        # What differs is recorded: the watch of the states has not ended, and the comparison sees a change.
+        application.commit({"least.json": pipeline("least", seed=1)})
+        until(lambda one=application: "OutOfSync" in one.syncs, 60, application.describe)
 
 
 @more
@@ -394,8 +409,8 @@ def test_next_wave_is_made_without_the_health_check(application: Application):
     application.wait("Synced", "Degraded")
 
 
-def test_chart_adds_the_customizations_to_argo_cds_config_map(operator: Application):
-    """The last test: the keys stay in the ConfigMap, so an Application without this value is OutOfSync."""
+def test_chart_adds_the_customizations_and_leaves_them(operator: Application):
+    """The last test: it deletes the operator's Application, which leaves the CRD and Argo CD's own ConfigMap."""
     argo_cd = operator.argo_cd
     argo_cd.configure({})
     install(operator, replicaCount=1, argocd={"customizations": True})
@@ -407,3 +422,11 @@ def test_chart_adds_the_customizations_to_argo_cds_config_map(operator: Applicat
     operator.wait("Synced", "Healthy")
     assert "timeout.reconciliation" in found()["data"]
     assert found()["metadata"]["labels"] == LABELS
+    install(operator, replicaCount=1, crds={"keep": False})
+    until(lambda: operator.state[0] == "OutOfSync", 60, operator.describe)
+    uid, *_ = operator.installed
+    argo_cd.command("app", "delete", operator.name, "--cascade", "--yes", "--wait")
+    assert operator.namespace.get("deployment", chart.RELEASE) == {}
+    assert argo_cd.kube.json("get", "crd", CRD)["metadata"]["uid"] == uid
+    assert CUSTOMIZATIONS.items() <= found()["data"].items()
+    assert "timeout.reconciliation" in found()["data"]
