@@ -64,7 +64,12 @@ class Query:
 def alert_rules(**thresholds: Any) -> list[Object]:
     """Return the alerts of the chart."""
     values = {"metrics": {"prometheusRule": {"enabled": True, **thresholds}}}
-    [group] = only(render(values), "PrometheusRule")["spec"]["groups"]
+    return rules_of(render(values))
+
+
+def rules_of(objects: list[Object]) -> list[Object]:
+    """Return the alerts of the rendered chart."""
+    [group] = only(objects, "PrometheusRule")["spec"]["groups"]
     rules: list[Object] = group["rules"]
     return rules
 

@@ -72,7 +72,9 @@ def configuration(own: KubeNamespace, selected: list[Object]) -> Configuration:
 
 def _configuration(own: KubeNamespace) -> Configuration:
     written = own.get("secret", "prometheus-platform").get("data", {}).get("prometheus.yaml.gz", "")
-    server = yaml.safe_load(gzip.decompress(base64.b64decode(written))) if written else {}
+    text = gzip.decompress(base64.b64decode(written)).decode() if written else "{}"
+    # The reloader in the server's pod writes the number of its shard.
+    server = yaml.safe_load(text.replace("$(SHARD)", "0"))
     files = own.get("configmap", "prometheus-platform-rulefiles-0").get("data", {})
     groups = [group for text in files.values() for group in yaml.safe_load(text)["groups"]]
     return Configuration(server.get("scrape_configs") or [], [rule for group in groups for rule in group["rules"]])
