@@ -12,6 +12,7 @@ EVERYTHING = Path(__file__).parents[2] / "tests" / "data" / "everything.yaml"
 SUMMARY = "One-word summary"
 NEWER_SUMMARY = "The newer summary"
 """Description of the CRD's first printer column, and that of a newer chart."""
+IMAGE = "repository: finetune-operator\n"
 CRDS_ENABLED = re.compile(r"(^crds:\n(?:  #.*\n)*  enabled: )true$", re.MULTILINE)
 FAILS_ONCE = 'once=$FINETUNE_WORKSPACE/once; [ -e "$once" ] || { touch "$once"; FAIL_WITH=70; }'
 
@@ -66,6 +67,18 @@ def newer_chart() -> dict[str, str]:
             raise ValueError(f"{name} has not exactly one line with {old!r} at its end: change newer_chart")
         files[f"charts/{chart.CHART.name}/{name}"] = text.replace(f"{old}\n", f"{new}\n")
     return files
+
+
+def broken_chart() -> dict[str, str]:
+    """Return the files of `newer_chart`, with an image of the operator that no registry has.
+
+    Raises ValueError where the chart has no such line any more.
+    """
+    files = newer_chart()
+    values = f"charts/{chart.CHART.name}/values.yaml"
+    if files[values].count(IMAGE) != 1:
+        raise ValueError(f"values.yaml has not exactly one line with {IMAGE!r}: change broken_chart")
+    return {**files, values: files[values].replace(IMAGE, "repository: missing\n")}
 
 
 def chart_without_crd() -> dict[str, str]:

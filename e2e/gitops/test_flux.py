@@ -13,9 +13,18 @@ import yaml
 
 from e2e.gitops.flux import NAMESPACE, Flux, Kustomization, running_flux
 from e2e.gitops.git_repository import GitRepository
-from e2e.gitops.manifests import NEWER_SUMMARY, failing, failing_once, gated, newer_chart, unreadable
+from e2e.gitops.manifests import (
+    NEWER_SUMMARY,
+    SUMMARY,
+    broken_chart,
+    failing,
+    failing_once,
+    gated,
+    newer_chart,
+    unreadable,
+)
 from e2e.pipelines import chart
-from e2e.pipelines.driver import pipeline
+from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster import fixtures
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
@@ -257,6 +266,32 @@ def test_changed_value_upgrades_the_operator(flux: Flux, operator: KubeNamespace
     assert "--grace-seconds=32" in arguments(operator)
 
 
+def summary(flux: Flux) -> str:
+    """Return the description of the first printer column of the CRD."""
+    [version] = flux.kube.json("get", "crd", "finetunepipelines.finetune.dev")["spec"]["versions"]
+    return str(version["additionalPrinterColumns"][0]["description"])
+
+
+def test_failed_upgrade_is_rolled_back_with_its_crd(flux: Flux, charts: GitRepository, kustomization: Kustomization):
+    """Also the last attempt, of two here; a new commit then upgrades. The pipelines stay."""
+    driver = PipelineDriver.start(kustomization.namespace, pipeline("bot", suspend=True))
+    uid, operator = driver.object["metadata"]["uid"], KubeNamespace(flux.kube, chart.NAMESPACE)
+    release(flux, replicaCount=1)
+    manifest = helm_release(replicaCount=1)
+    manifest["spec"] |= {"timeout": "20s", "upgrade": {"remediation": {"retries": 1}}}
+    flux.kube.apply([manifest])
+    flux.commit(charts, broken_chart())
+    until(lambda: summary(flux) == NEWER_SUMMARY, 120, flux.logs)
+    until(lambda: flux.ready("helmrelease", chart.RELEASE).get("reason") == "RetriesExceeded", 180, flux.logs)
+    assert flux.objects.get("helmrelease", chart.RELEASE)["status"]["upgradeFailures"] == 2
+    assert released(flux)[1] == "deployed"
+    assert (summary(flux), "--grace-seconds=30" in arguments(operator)) == (SUMMARY, True)
+    charts.revert()
+    flux.commit(charts, {})
+    release(flux, replicaCount=1)
+    assert driver.object["metadata"]["uid"] == uid
+
+
 def test_commit_upgrades_chart_and_crd_of_the_same_version(flux: Flux, charts: GitRepository, operator: KubeNamespace):
     """What `reconcileStrategy: Revision` of the example is for, and why it needs no `crds` policy."""
     release(flux, replicaCount=1)
@@ -265,8 +300,7 @@ def test_commit_upgrades_chart_and_crd_of_the_same_version(flux: Flux, charts: G
     commit = flux.commit(charts, newer_chart())
     until(lambda: released(flux) == (f"{version}+{commit[:12]}", "deployed"), 120, flux.logs)
     assert "--grace-seconds=31" in arguments(operator)
-    crd = flux.kube.json("get", "crd", "finetunepipelines.finetune.dev")
-    assert crd["spec"]["versions"][0]["additionalPrinterColumns"][0]["description"] == NEWER_SUMMARY
+    assert summary(flux) == NEWER_SUMMARY
 
 
 def test_pipelines_wait_for_the_kustomization_of_the_operator(
