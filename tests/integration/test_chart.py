@@ -182,7 +182,7 @@ def test_argo_cds_config_map_gets_only_the_customizations():
 def test_all_objects_have_the_given_name():
     objects = render(EVERYTHING)
     assert names(objects, "Deployment", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule") == {"tuner"}
-    assert names(objects, "NetworkPolicy") == {"tuner", "tuner-stages"}
+    assert names(objects, "NetworkPolicy") == {"tuner", "tuner-stages", "tuner-to-stages"}
     assert only(objects, "Service")["metadata"]["name"] == "tuner-metrics"
     assert parsed_options(objects).lease_name == "tuner"
     assert not [one for one in objects if one["metadata"]["name"].startswith(RELEASE)]

@@ -3,6 +3,7 @@
 import pytest
 from support.charts import CLUSTER_WIDE, EVERYTHING, Object, of_kind, only, pod, render
 
+from e2e.pipelines.chart import NAMESPACE
 from finetune_operator.core.metadata import job_labels
 from testcluster.errors import TimedOut
 
@@ -37,9 +38,9 @@ def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
 
 def test_network_policy_limits_who_reads_metrics():
     assert of_kind(render(CLUSTER_WIDE), "NetworkPolicy") == []
-    operators, _stages = of_kind(render(EVERYTHING), "NetworkPolicy")
+    operators, _from_stages, to_stages = of_kind(render(EVERYTHING), "NetworkPolicy")
     (rule,) = operators["spec"]["ingress"]
-    assert rule["from"] == [{"podSelector": {}}]
+    assert rule["from"] == to_stages["spec"]["ingress"][-1]["from"] == [{"podSelector": {}}]
 
 
 def stage_policies(stages: Object, **values: object) -> list[Object]:
@@ -66,6 +67,22 @@ def test_each_namespace_of_pipelines_has_the_policy_of_stages():
     assert namespaces({"namespaces": ["team-a"]}) == []
 
 
-def test_policy_of_stages_without_a_namespace_is_refused():
+def test_pods_of_stages_admit_the_operator_and_each_other():
+    stages = {"fromOperator": True, "namespaces": ["team-a"]}
+    objects = render({"networkPolicy": {"stages": stages}})
+    policy = only(objects, "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    operator, training = policy["ingress"]
+    [peer] = operator["from"]
+    assert peer["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+    [worker] = training["from"]
+    assert worker["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    assert not worker["podSelector"]["matchLabels"].items() <= job_labels("demo", "evaluate", 1, "i").items()
+
+
+@pytest.mark.parametrize("stages", [{"egress": [STORE]}, {"fromOperator": True}])
+def test_policy_of_stages_without_a_namespace_is_refused(stages):
     with pytest.raises(TimedOut, match=r"set networkPolicy\.stages\.namespaces"):
-        stage_policies({"egress": [STORE]})
+        stage_policies(stages)

@@ -105,6 +105,7 @@ EVERYTHING: Object = {
                     "ports": [{"protocol": "TCP", "port": 443}],
                 }
             ],
+            "fromOperator": True,
             "namespaces": ["team-b"],
         },
     },
