@@ -108,6 +108,9 @@ BINARIES: dict[str, Binary] = {
         "fake-gcs-server", ".", version_module="github.com/fsouza/fake-gcs-server", for_tests=True
     ),
     "kstatus": Binary("kstatus", ".", version_module="github.com/fluxcd/cli-utils", for_tests=True),
+    "flux-health": Binary(
+        "flux-kustomize-controller", "./health", version_module="github.com/fluxcd/pkg/runtime", for_tests=True
+    ),
     "luavm": Binary("argocd", "./luavm", version_module="github.com/argoproj/argo-cd/v3", for_tests=True),
     "miniredis": Binary("argocd", "./miniredis", version_module="github.com/alicebob/miniredis/v2", for_tests=True),
     "promql": Binary("prometheus", "./expressions", version_module="github.com/prometheus/prometheus", for_tests=True),
@@ -153,9 +156,10 @@ def folder(name: str = "") -> Path:
     group = {key: binary for key, binary in BINARIES.items() if _test_module(key) == module}
     digest = hashlib.sha256(f"{_architecture()} {_FLAGS} {sorted(group.items())}".encode())
     modules = {binary.module for binary in group.values()}
-    for file in sorted(file for kind in ("go.mod", "go.sum", "*.go") for file in MODULES.glob(f"*/{kind}")):
-        if file.parent.name in modules:
-            digest.update(f"{file.relative_to(MODULES)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
+    for file in sorted(file for kind in ("go.mod", "go.sum", "*.go") for file in MODULES.rglob(kind)):
+        path = file.relative_to(MODULES)
+        if path.parts[0] in modules:
+            digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
     return cache() / "-".join(part for part in ("bin", module, digest.hexdigest()[:16]) if part)
 
 

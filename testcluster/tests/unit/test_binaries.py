@@ -255,12 +255,13 @@ def test_unwritable_cache_is_refused(go, monkeypatch, tmp_path):
         binaries.build_missing(PROGRAMS)
 
 
-@pytest.mark.parametrize("changed", ["etcd/go.sum", "etcd/go.mod", "pause/main.go"])
+@pytest.mark.parametrize("changed", ["etcd/go.sum", "etcd/go.mod", "pause/main.go", "pause/more/main.go"])
 def test_changed_module_changes_the_folder(tmp_path, monkeypatch, changed):
     modules = shutil.copytree(binaries.MODULES, tmp_path / "modules")
     before = binaries.folder()
     monkeypatch.setattr(binaries, "MODULES", modules)
     assert binaries.folder() == before
+    (modules / changed).parent.mkdir(exist_ok=True)
     with (modules / changed).open("a") as file:
         file.write("\n")
     assert binaries.folder() != before

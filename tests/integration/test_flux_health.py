@@ -1,0 +1,42 @@
+"""The expressions of deploy/flux/health-check-exprs.yaml in Flux's own evaluator, for each state of a pipeline."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.pipeline_states import FAILED, STATES, Object
+from support.programs import program
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPRESSIONS = ROOT / "deploy" / "flux" / "health-check-exprs.yaml"
+pytestmark = pytest.mark.skipif(os.environ.get("GITOPS") != "all", reason="not among the defaults; set GITOPS=all")
+
+
+def without_stalled(pipeline: Object) -> Object:
+    """Return the object as an older operator would write it, which had no such condition for a closed gate."""
+    status = pipeline["status"]
+    conditions = [one for one in status.get("conditions", []) if one["type"] != "Stalled"]
+    return {**pipeline, "status": {**status, "conditions": conditions}}
+
+
+def evaluate(folder: Path, objects: dict[str, Object]) -> dict[str, str]:
+    """Return for each object the status that Flux computes, or the error of its evaluator."""
+    paths = [folder / f"{name}.json" for name in objects]
+    for path, found in zip(paths, objects.values(), strict=True):
+        path.write_text(json.dumps(found))
+    output = subprocess.check_output([program("flux-health"), EXPRESSIONS, *paths], text=True)
+    answers = [json.loads(line) for line in output.splitlines()]
+    return {name: one["error"] or one["status"] for name, one in zip(objects, answers, strict=True)}
+
+
+def test_expressions_say_of_each_state_what_kstatus_says(tmp_path: Path) -> None:
+    found = evaluate(tmp_path, {name: state.object() for name, state in STATES.items()})
+    assert found == {name: state.kstatus for name, state in STATES.items()}
+
+
+def test_expressions_find_an_ended_pipeline_failed_without_stalled(tmp_path: Path) -> None:
+    failed = {name: without_stalled(state.object()) for name, state in STATES.items() if state.kstatus == FAILED}
+    del failed["unreadable"]  # has no end
+    assert set(evaluate(tmp_path, failed).values()) == {FAILED}
