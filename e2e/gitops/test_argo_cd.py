@@ -76,6 +76,18 @@ def test_closed_gate_holds_the_next_wave_until_lowered(application: Application)
     assert application.namespace.get("configmap", "later")
 
 
+@more
+def test_failed_wave_without_refresh_is_retried_with_the_old_commit(application: Application):
+    application.namespace.claim("models")
+    application.repository.commit({"bot.json": in_wave(0, gated(0.95)), "later.json": in_wave(1, LATER)})
+    application.create(retry={"limit": 3, "backoff": {"duration": "5s", "factor": 1}})
+    application.wait_health("bot", "Degraded")
+    application.commit({"bot.json": in_wave(0, gated(0.5))})
+    until(lambda: application.operation.get("retryCount") == 3, 60, application.describe)
+    assert application.generations == {"bot": 1}
+    application.wait("Synced", "Healthy", 120)  # the new commit is synced after the last retry
+
+
 def test_failed_stage_is_degraded_until_retry(application: Application):
     application.repository.commit({"bot.json": failing_once()})
     application.create()
