@@ -77,7 +77,7 @@ def test_closed_gate_holds_the_next_wave_until_lowered(application: Application)
 
 
 @more
-def test_failed_wave_without_refresh_is_retried_with_the_old_commit(application: Application):
+def test_wave_without_refresh_is_retried_with_the_old_commit(application: Application):
     application.namespace.claim("models")
     application.repository.commit({"bot.json": in_wave(0, gated(0.95)), "later.json": in_wave(1, LATER)})
     application.create(retry={"limit": 3, "backoff": {"duration": "5s", "factor": 1}})

@@ -36,7 +36,7 @@ def test_expressions_say_of_each_state_what_kstatus_says(tmp_path: Path) -> None
     assert found == {name: state.kstatus for name, state in STATES.items()}
 
 
-def test_expressions_find_an_ended_pipeline_failed_without_stalled(tmp_path: Path) -> None:
+def test_expressions_without_stalled_find_failed_pipelines(tmp_path: Path) -> None:
     failed = {name: without_stalled(state.object()) for name, state in STATES.items() if state.kstatus == FAILED}
     del failed["unreadable"]  # has no end
     assert set(evaluate(tmp_path, failed).values()) == {FAILED}
