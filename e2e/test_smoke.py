@@ -28,7 +28,7 @@ def test_pod_without_toleration_is_not_scheduled_on_spot(namespace: KubeNamespac
     intolerant = pod("intolerant", "true", selector={"finetune.dev/capacity": "spot"})
     del intolerant["spec"]["tolerations"]
     namespace.create(intolerant)
-    conditions = until(lambda: namespace.get("pod", "intolerant")["status"].get("conditions"), 20)
+    conditions = until(lambda: namespace.get("pod", "intolerant")["status"].get("conditions"), 60)
     assert conditions[0]["reason"] == "Unschedulable"
     assert "untolerated taint" in conditions[0]["message"]
 
@@ -45,7 +45,7 @@ def test_strict_volume_admits_one_pod_at_a_time(namespace: KubeNamespace):
     namespace.create(pod("first", "busybox sleep 600", claims={"single": "/data"}, grace=1))
     namespace.wait_phase("first", "Running")
     namespace.create(pod("second", "true", claims={"single": "/data"}))
-    conditions = until(lambda: namespace.get("pod", "second")["status"].get("conditions"), 20)
+    conditions = until(lambda: namespace.get("pod", "second")["status"].get("conditions"), 60)
     assert "ReadWriteOncePod" in conditions[0]["message"]
     namespace.run("delete", "pod", "first", "--now")
     assert namespace.wait_phase("second", "Succeeded", seconds=90) == "Succeeded"
@@ -53,7 +53,7 @@ def test_strict_volume_admits_one_pod_at_a_time(namespace: KubeNamespace):
 
 def test_strict_class_refuses_other_modes_with_an_event(namespace: KubeNamespace):
     namespace.claim("wide", "ReadWriteMany", STRICT)
-    event = until(lambda: namespace.get("event", "wide.refused"), 20)
+    event = until(lambda: namespace.get("event", "wide.refused"), 60)
     assert event["reason"] == "ProvisioningFailed"
     assert "ReadWriteOncePod" in event["message"]
 
@@ -71,7 +71,7 @@ def test_service_name_resolves_from_another_node(namespace: KubeNamespace):
     )
     namespace.wait_phase("server", "Running")
     name = f"server.{namespace.name}.svc.cluster.local"
-    request = f"for i in 1 2 3 4 5 6 7 8 9 10; do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
+    request = f"for i in $(busybox seq 60); do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
     assert namespace.run_script(request, "client", node="spot-2").strip() == "here"
 
 

@@ -98,7 +98,7 @@ class Application:
     def refresh(self, kind: str = "normal") -> None:
         """Compare with Git now; `hard` also renders the manifests anew."""
         self.argo_cd.objects.run("annotate", "application", self.name, f"{REFRESH}={kind}", "--overwrite")
-        until(lambda: REFRESH not in self.object["metadata"].get("annotations", {}), 30, self.describe)
+        until(lambda: REFRESH not in self.object["metadata"].get("annotations", {}), 90, self.describe)
 
     @property
     def object(self) -> Object:
@@ -156,6 +156,10 @@ class Application:
     def wait(self, sync: str, health: str, seconds: float = 120) -> None:
         """Wait for a sync and a health; raises TimedOut with `describe`."""
         until(lambda: self.state == (sync, health), seconds, self.describe)
+
+    def wait_recorded(self, sync: str, health: str) -> None:
+        """Wait until the last of `states` is this one: another process records them."""
+        until(lambda: self.states[-1:] == [(sync, health)], 30, self.describe)
 
     def wait_health(self, pipeline: str, health: str, seconds: float = 120) -> str:
         """Wait for the health of one pipeline, and return its message; raises TimedOut with `describe`."""

@@ -58,6 +58,7 @@ def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
     message = application.wait_health("bot", "Progressing")
     assert message
     application.wait("Synced", "Healthy")
+    application.wait_recorded("Synced", "Healthy")
     assert application.states_since_sync == [("Synced", "Progressing"), ("Synced", "Healthy")]
     assert application.pipeline("bot").status["phase"] == "Succeeded"
     assert len(application.status["history"]) == 1
@@ -96,6 +97,7 @@ def test_failed_stage_is_degraded_until_retry(application: Application):
     assert application.actions("bot") == {"retry"}
     application.act("retry", "bot")
     application.wait("Synced", "Healthy")
+    application.wait_recorded("Synced", "Healthy")
     healths = ("Progressing", "Degraded", "Progressing", "Healthy")
     assert application.states_since_sync == [("Synced", health) for health in healths]
 
@@ -110,10 +112,11 @@ def test_unreadable_pipeline_is_degraded_until_repaired(application: Application
 
 
 def test_actions_suspend_and_resume_where_git_is_silent(application: Application):
-    application.repository.commit({"bot.json": pipeline("bot", steps={"train": 50})})
+    application.repository.commit({"bot.json": pipeline("bot", steps={"train": 150})})
     application.create()
     application.pipeline("bot").wait_state("train", "Running")
-    assert application.operation["phase"] == "Succeeded"  # nothing waits for the last wave
+    # Nothing waits for the last wave.
+    until(lambda: application.operation["phase"] == "Succeeded", 30, application.describe)
     application.act("suspend", "bot")
     application.wait("Synced", "Suspended")
     assert application.actions("bot") == {"resume", "cancel"}
@@ -130,7 +133,7 @@ def test_actions_suspend_and_resume_where_git_is_silent(application: Application
 
 def test_suspend_in_git_wins_over_the_action(application: Application):
     def at(*, suspend: bool) -> Object:
-        return {"bot.json": pipeline("bot", steps={"train": 50}, suspend=suspend)}
+        return {"bot.json": pipeline("bot", steps={"train": 150}, suspend=suspend)}
 
     application.repository.commit(at(suspend=False))
     application.create()
@@ -147,7 +150,7 @@ def test_suspend_in_git_wins_over_the_action(application: Application):
 
 @more
 def test_suspended_pipeline_holds_its_wave_until_resumed(application: Application):
-    bot = in_wave(0, pipeline("bot", steps={"train": 50}))
+    bot = in_wave(0, pipeline("bot", steps={"train": 150}))
     application.repository.commit({"bot.json": bot, "later.json": in_wave(1, LATER)})
     application.create()
     application.pipeline("bot").wait_state("train", "Running")
@@ -269,7 +272,7 @@ def test_hook_of_the_example_runs_after_each_sync(application: Application):
     assert application.operation["phase"] == "Running"
     until(lambda: application.operation["phase"] == "Succeeded", 60, application.describe)
     until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
-    assert application.state == ("Synced", "Healthy")
+    application.wait("Synced", "Healthy")
     application.commit({"later.json": {**LATER, "data": {"changed": "yes"}}})
     until(lambda: application.namespace.run("get", "ft", "-o", "name"), 60, application.describe)
 
@@ -437,7 +440,7 @@ def test_chart_adds_the_customizations_and_leaves_them(operator: Application):
     install(operator, replicaCount=1, crds={"keep": False})
     until(lambda: operator.state[0] == "OutOfSync", 60, operator.describe)
     uid, *_ = operator.installed
-    argo_cd.command("app", "delete", operator.name, "--cascade", "--yes", "--wait")
+    operator.delete()
     assert operator.namespace.get("deployment", chart.RELEASE) == {}
     assert argo_cd.kube.json("get", "crd", CRD)["metadata"]["uid"] == uid
     assert CUSTOMIZATIONS.items() <= found()["data"].items()

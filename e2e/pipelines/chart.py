@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.pipelines.driver import evict
 from testcluster import binaries
 from testcluster.commands import run_command
 from testcluster.kube import Kube
@@ -55,6 +56,20 @@ class Operator:
         """Run helm against the cluster, in the release's namespace."""
         options = ["--kubeconfig", str(self.kube.kubeconfig), "--namespace", self.namespace]
         return helm(*options, *arguments, timeout=timeout)
+
+    def wait_ready(self) -> None:
+        """Wait until the Eviction API may evict a replica, because both are ready."""
+        until(lambda: self.objects.get("pdb", self.release)["status"].get("disruptionsAllowed"), 90, self.logs)
+
+    def lose_leader(self, *, gracefully: bool) -> None:
+        """Evict or kill the leader, and wait until the other replica leads: after 17 s, if it has just started."""
+        self.wait_ready()
+        lost = self.leader()
+        if gracefully:
+            evict(self.objects, lost)
+        else:
+            self.objects.run("delete", "pod", lost, "--grace-period=0", "--force")
+        until(lambda: self.leader() not in {"", lost}, 90, self.logs)
 
     def leader(self) -> str:
         """Return the name of the pod that holds the Lease; empty if there is none."""

@@ -31,6 +31,7 @@ def test_operator_survives_an_api_server_outage(operator: Operator, namespace: K
         time.sleep(OUTAGE_SECONDS)
     finally:
         cluster.resume(CONTROL_PLANE)
+    cluster.kube.wait_api(60)
     driver.wait_finished(seconds=150)
     for stage in ("prepare", "train", "evaluate"):
         assert len(driver.jobs(stage)) == 1

@@ -177,5 +177,5 @@ def test_blocked_pipelines_do_not_delay_others(namespace: KubeNamespace):
     bad_drivers = [PipelineDriver.start(namespace, manifest) for manifest in bad]
     good = [PipelineDriver.start(namespace, pipeline(f"good-{n:02}")) for n in range(20)]
     for driver in good:
-        driver.wait_finished(seconds=240)
+        driver.wait_finished(seconds=480)
     assert not [driver.name for driver in bad_drivers if driver.status.get("phase") == "Succeeded"]

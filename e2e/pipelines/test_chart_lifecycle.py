@@ -9,8 +9,8 @@ from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster import fixtures
 from testcluster.kube_namespace import KubeNamespace, Object, temporary_namespace, until
 
-LONG = {"train": 200}
-"""40 s of training, so that it still runs when the release has changed."""
+LONG = {"train": 9000}
+"""Half an hour of training, which a test ends when the release has changed."""
 
 
 @pytest.fixture
@@ -56,6 +56,7 @@ def test_upgrade_replaces_replicas_and_keeps_running_pods(release: Operator, nam
     release.install("podAnnotations.release=next")
     until(lambda: before.isdisjoint(release.pods()), 60, release.logs)
     assert namespace.phase(pod["metadata"]["name"]) == "Running"
+    driver.finish("train")
     driver.wait_finished(seconds=120)
     assert current_uids(driver, job, pod) == uids(job, pod)
     assert_each_stage_ran_once(driver)
@@ -72,6 +73,7 @@ def test_training_survives_an_uninstall_and_its_result_is_read(release: Operator
     assert current_uids(driver, before, job, pod) == uids(before, job, pod)
     assert namespace.phase(pod["metadata"]["name"]) == "Running"
 
+    driver.finish("train")
     namespace.run("wait", "--for=condition=Complete", "--timeout=120s", f"job/{job['metadata']['name']}", timeout=130)
     assert driver.stage("train")["state"] == "Running"  # no operator runs, so the status is not updated
     assert driver.jobs("evaluate") == []

@@ -14,7 +14,7 @@ WITH_OUTPUT = {"pod": {"command": ["sh", "-c", f"echo started{SCRIPT}"]}}
 
 
 def test_commands_follow_a_pipeline_through_its_lifecycle(namespace: KubeNamespace, terminal: Terminal):
-    steps = {"train": 200}
+    steps = {"train": 300}
     fields = ({"prepare": UNMATCHED_NODE}, {})
     blocked, fixed = (pipeline("observed", steps=steps, train=WITH_OUTPUT, **more) for more in fields)
     fresh = terminal.plan(terminal.write(blocked))

@@ -11,7 +11,8 @@ import yaml
 from e2e.pipelines.driver import SCRIPT, PipelineDriver, pipeline
 from e2e.pipelines.terminal import Terminal
 from e2e.progress import wait_for_step
-from testcluster.kube_namespace import KubeNamespace
+from testcluster.errors import TimedOut
+from testcluster.kube_namespace import KubeNamespace, until
 
 pytestmark = pytest.mark.usefixtures("operator")
 # Serves /progress, which the script of the other tests does not.
@@ -51,6 +52,7 @@ def drill(terminal: Terminal, *arguments: str) -> dict[str, Any]:
 def test_drill_reports_a_graceful_eviction(namespace: KubeNamespace, terminal: Terminal):
     driver = training(namespace, "drilled")
     report = drill(terminal, "drilled")
+    driver.until(lambda: "startStep" in driver.stage("train")["attempts"][-1])
     first, second = driver.stage("train")["attempts"]
     assert "EvictionByEvictionAPI" in first["message"]
     assert (report["outcome"], report["lostSteps"], report["complete"]) == ("Interrupted", 0, True)
@@ -120,5 +122,12 @@ def test_printed_rule_is_what_a_viewer_needs(namespace: KubeNamespace, terminal:
 def test_role_edit_may_drill(namespace: KubeNamespace):
     account = f"system:serviceaccount:{namespace.name}:editor"
     namespace.run("create", "rolebinding", "editor", "--clusterrole=edit", f"--serviceaccount={namespace.name}:editor")
+
+    def may(verb: str, resource: str) -> bool:
+        try:
+            return namespace.run("auth", "can-i", verb, resource, f"--as={account}").strip() == "yes"
+        except TimedOut:  # kubectl exits with 1
+            return False
+
     for verb, resource in (("create", "pods/eviction"), ("delete", "pods"), ("get", "pods/proxy")):
-        assert namespace.run("auth", "can-i", verb, resource, f"--as={account}").strip() == "yes"
+        until(lambda verb=verb, resource=resource: may(verb, resource), 30)  # RBAC reads the binding from a cache

@@ -51,7 +51,7 @@ def test_node_reclaimed_with_notice_saves_and_resumes(operator: Operator, namesp
     driver = PipelineDriver.start(namespace, pipeline("reclaimed", steps={"train": 100}, train=SPOT))
     driver.wait_state("train", "Running")
     node = node_of(driver)
-    reclaim(cluster, node, 8.0, "taint")
+    reclaim(cluster, node, 20.0, "taint")
     try:
         driver.wait_finished(seconds=120)
         first = driver.stage("train")["attempts"][0]

@@ -20,7 +20,12 @@ def test_successful_pipeline_reports_stages_and_conditions(namespace: KubeNamesp
     assert [status["stages"][name]["reason"] for name in ("push", "deploy")] == ["NotRequested"] * 2
     assert len(driver.jobs()) == 3
     assert status["observedGeneration"] == driver.object["metadata"]["generation"]
-    events = namespace.run("get", "events", "--field-selector=involvedObject.kind=FineTunePipeline")
+
+    def own_events() -> str:
+        return namespace.run("get", "events", "--field-selector=involvedObject.kind=FineTunePipeline")
+
+    driver.until(lambda: "PipelineSucceeded" in own_events())  # the operator creates it after the status
+    events = own_events()
     assert "StageSucceeded" not in events  # the conditions show it
     assert events.count("PipelineSucceeded") == 1
 
@@ -31,7 +36,7 @@ def test_suspended_training_saves_and_resumes(namespace: KubeNamespace):
     driver.patch(suspend=True)
     driver.until(lambda: driver.stage("train")["attempts"][-1]["outcome"] == "Stopped")
     assert driver.condition("Ready")["reason"] == "Suspended"
-    assert namespace.run("get", "pods", "-l", "finetune.dev/stage=train", "-o", "name") == ""
+    driver.until(lambda: namespace.run("get", "pods", "-l", "finetune.dev/stage=train", "-o", "name") == "")
     first = driver.stage("train")["attempts"][0]
     assert first["exitCode"] == 75
     driver.patch(suspend=None)

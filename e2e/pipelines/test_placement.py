@@ -38,8 +38,10 @@ def priced(operator: Operator) -> Iterator[Operator]:
         *node_class(0, "dear", "OnDemand", DEAR, "finetune\\.dev/capacity=on-demand"),
         *node_class(1, "cheap", "Spot", CHEAP, "finetune\\.dev/class=cheap"),
     )
+    operator.wait_settled()  # until then, the old leader may place a stage by its own prices
     yield operator
     operator.install()
+    operator.wait_settled()
 
 
 def nodes(cluster: Provider, capacity: str) -> list[str]:
@@ -100,7 +102,7 @@ def check_costs(status: dict, second: dict, third: dict) -> None:
 def test_eviction_is_paid_and_reported(priced: Operator, namespace: KubeNamespace, cluster: Provider):
     with node_label(cluster, "spot", "cheap"):
         auto = {"placement": {"expectedSeconds": 900}}
-        driver = PipelineDriver.start(namespace, pipeline("paid", steps={"train": 40}, train=auto))
+        driver = PipelineDriver.start(namespace, pipeline("paid", steps={"train": 100}, train=auto))
         driver.wait_state("train", "Running")
         namespace.run("delete", driver.pod("train"), "--wait=false")
         status = driver.wait_finished(seconds=120)
@@ -116,6 +118,7 @@ def test_dearer_spot_is_warned_about_and_not_chosen(priced: Operator, namespace:
         *node_class(0, "dear", "OnDemand", DEAR, "finetune\\.dev/capacity=on-demand"),
         *node_class(1, "a100-spot", "Spot", DEARER, "finetune\\.dev/class=a100"),
     )
+    priced.wait_settled()
     with node_label(cluster, "spot", "a100"):
         auto = PipelineDriver.start(namespace, pipeline("auto-a100"))
         spot = PipelineDriver.start(namespace, pipeline("spot-a100", train={"placement": {"capacity": "Spot"}}))

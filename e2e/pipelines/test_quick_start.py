@@ -135,9 +135,7 @@ def test_new_leader_finishes_the_start_of_a_server(driver: PipelineDriver, opera
     [old] = servers(driver)
     driver.patch(deploy={"smokeTest": {"maxTokens": 4}})
     driver.until(lambda: len(servers(driver)) == 2, 60)
-    leader = operator.leader()
-    operator.objects.run("delete", "pod", leader, "--grace-period=0", "--force")
-    until(lambda: operator.leader() not in {"", leader}, 30, operator.logs)
+    operator.lose_leader(gracefully=False)
     driver.until(
         lambda: len(servers(driver)) == 1 and servers(driver)[0]["metadata"]["uid"] != old["metadata"]["uid"], 120
     )

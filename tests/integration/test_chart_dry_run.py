@@ -15,7 +15,7 @@ from support.charts import CLUSTER_WIDE, EVERYTHING, NAMESPACED, VARIANTS, is_mo
 from e2e.pipelines.chart import NAMESPACE, RELEASE
 from testcluster.errors import TimedOut
 from testcluster.kube import Kube
-from testcluster.kube_namespace import temporary_namespace
+from testcluster.kube_namespace import temporary_namespace, until
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 DRY = ("--dry-run=server", "--validate=strict")
@@ -85,6 +85,8 @@ def allowed(kube: Kube, namespace: str, verb: str, resource: str, *, group: str 
 def with_namespaced_roles(kube):
     """The API with the roles of a release for team-a and team-b."""
     kube.apply(of_kind(render(NAMESPACED), "ServiceAccount", "Role", "RoleBinding"))
+    # RBAC reads the roles from a cache.
+    until(lambda: all(allowed(kube, team, "get", "jobs", group="batch") for team in NAMESPACED["namespaces"]), 30)
     return kube
 
 

@@ -84,9 +84,9 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
     driver.wait_finished()
     edit_and_grow(driver)
     lose_and_remove_server(driver)
+    kubelet.held.add("train")  # before the patch that starts it, or its pod ends at once
     driver.patch(suspend=True, train={"epochs": 2})
     driver.patch(suspend=False)
-    kubelet.held.add("train")
     driver.wait_state("train", "Running")
     driver.annotate("cancel", "1")
     driver.wait_finished("Cancelled")

@@ -98,9 +98,9 @@ def test_attempt_with_too_few_nodes_gives_them_up(team: KubeNamespace):
     """The cluster has three nodes with eight GPUs each; the fourth pod waits, and the other three hold theirs."""
     placement = {"capacity": "OnDemand", "fallback": {"afterPendingSeconds": 5}}
     driver = start(team, gpus=8, nodes=4, placement=placement)
-    driver.until(lambda: driver.stage("train").get("reason") == "WaitingForCapacity", 120)
     # The scheduler may still be binding one of the three that fit.
-    assert re.match(r"[1-4] of 4 pods have no node; pod [0-3]: ", driver.stage("train")["message"])
+    waiting = re.compile(r"[1-4] of 4 pods have no node; pod [0-3]: ")
+    driver.until(lambda: waiting.match(driver.stage("train").get("message", "")), 120)
     driver.until(lambda: driver.stage("train")["attempts"][0]["outcome"] == "Stopped")
     assert driver.stage("train")["attempts"][0]["reason"] == "WaitingForCapacity"
     assert live_pods(driver, 1) == []

@@ -82,10 +82,10 @@ def test_watch_sees_the_termination_of_a_reclaimed_pod(cluster: Provider, by: st
     with temporary_namespace(cluster.kube, f"reclaimed-by-{by}") as namespace, watch_pods(namespace) as watched:
         namespace.create(pod("saves", SAVES_ON_SIGTERM, node="spot-1", grace=20))
         namespace.wait_phase("saves", "Running")
-        reclaiming = threading.Thread(target=reclaim, args=(cluster, "spot-1", 8.0, by))
+        reclaiming = threading.Thread(target=reclaim, args=(cluster, "spot-1", 20.0, by))
         reclaiming.start()
         until(
-            lambda: watched.is_deleted("saves"), 30, lambda: f"no deletion was observed: {watched.termination('saves')}"
+            lambda: watched.is_deleted("saves"), 60, lambda: f"no deletion was observed: {watched.termination('saves')}"
         )
         assert watched.termination("saves")["code"] == 75
         assert watched.termination("saves")["message"] == "step 17\n"
