@@ -4,6 +4,7 @@ One cluster and one Argo CD for all tests, an Application for each. GITOPS=all a
 ten minutes.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -437,8 +438,15 @@ def test_chart_adds_the_customizations_and_leaves_them(operator: Application):
     operator.wait("Synced", "Healthy")
     assert "timeout.reconciliation" in found()["data"]
     assert found()["metadata"]["labels"] == LABELS
-    install(operator, replicaCount=1, crds={"keep": False})
+    install(operator, replicaCount=1)
     until(lambda: operator.state[0] == "OutOfSync", 60, operator.describe)
+    argo_cd.objects.run("annotate", "configmap", "argocd-cm", "argocd.argoproj.io/tracking-id-")
+    without = json.dumps({"data": dict.fromkeys(CUSTOMIZATIONS)})
+    argo_cd.objects.run("patch", "configmap", "argocd-cm", "--type=merge", "--patch", without)
+    operator.wait("Synced", "Healthy")
+    install(operator, replicaCount=1, argocd={"customizations": True}, crds={"keep": False})
+    until(lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe)
+    operator.wait("Synced", "Healthy")
     uid, *_ = operator.installed
     operator.delete()
     assert operator.namespace.get("deployment", chart.RELEASE) == {}

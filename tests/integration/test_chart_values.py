@@ -1,6 +1,7 @@
 """The values of the chart: each of them has an effect, and a wrong one is refused with its path."""
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 
@@ -18,9 +19,17 @@ from support.charts import (
 )
 
 from e2e.pipelines.chart import CHART, helm
+from finetune_operator.api.stages.pod import PodDefaults
 from testcluster.errors import TimedOut
 
 every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+
+
+def sections(values: Object, *path: str) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield (*path, key)
+            yield from sections(value, *path, key)
 
 
 def leaves(values: Object, *path: str) -> Iterator[tuple[str, ...]]:
@@ -105,6 +114,8 @@ def test_notes_name_values_that_exist():
         ({"imagePullSecrets": ["pull"]}, "/imagePullSecrets/0': got string, want object"),
         ({"namespaces": "team-a"}, "/namespaces': got string, want array"),
         ({"namespaces": ["Team A"]}, "/namespaces/0'.*'Team A'"),
+        ({"defaults": {"podDefaults": {"toleratons": []}}}, "/defaults/podDefaults': .*'toleratons' not allowed"),
+        ({"vllm": {"image": {"tag": ""}}}, "/vllm/image/tag'.*minLength"),
         ({"defaults": {"train": {}}}, "/defaults': .*'train' not allowed"),
         ({"defaults": {"workspace": {"size": "1Gi"}}}, "/defaults/workspace': .*'size' not allowed"),
         ({"placement": {"cheap": {}}}, "/placement': .*'cheap' not allowed"),
@@ -144,6 +155,23 @@ def test_notes_name_values_that_exist():
 def test_invalid_value_is_refused_with_its_path(values, error):
     with pytest.raises(TimedOut, match=error):
         render(values)
+
+
+@pytest.mark.parametrize("path", list(sections(DEFAULTS)), ids=".".join)
+def test_null_section_renders_or_is_refused_with_its_path(path):
+    values: Object = {path[-1]: None}
+    for parent in reversed(path[:-1]):
+        values = {parent: values}
+    try:
+        render(values)
+    except TimedOut as refusal:
+        assert f"missing property '{path[-1]}'" in str(refusal)
+
+
+def test_schema_knows_the_fields_of_pod_defaults():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema["properties"]["defaults"]["properties"]["podDefaults"]["properties"]
+    assert list(known) == sorted(field.alias or name for name, field in PodDefaults.model_fields.items())
 
 
 def test_null_removes_a_default():

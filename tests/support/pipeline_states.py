@@ -156,6 +156,9 @@ STATES: dict[str, PipelineState] = {
     "suspended while being cancelled": PipelineState(
         lambda: _running().cancel("now").edit(suspend=True), IN_PROGRESS, PROGRESSING
     ),
+    "cancelled while being suspended": PipelineState(
+        lambda: _running().edit(suspend=True).cancel("now"), IN_PROGRESS, PROGRESSING
+    ),
     "asked to retry while being cancelled": PipelineState(
         lambda: _asked(_running().cancel("now"), RETRY_ANNOTATION),
         IN_PROGRESS,

@@ -211,7 +211,9 @@ class _Assessor:
         job = self.observation.jobs.get(attempt.job)
         refusal = self.refusals.get(attempt.job)
         if attempt.stopping:
-            return StageState.RUNNING, attempt.stopping, f"stopping: {refusal.message}" if refusal else "stopping"
+            # The latest of two stops: a pipeline that is cancelled while it is being suspended does not continue.
+            reason = Reason.CANCELLED if self.cancelled else attempt.stopping
+            return StageState.RUNNING, reason, f"stopping: {refusal.message}" if refusal else "stopping"
         state = StageState.RUNNING if job and job.state is not JobState.WAITING else StageState.QUEUED
         blocker = job.blocker if job else refusal or self._create_blocker(spec)
         if blocker:
