@@ -162,10 +162,12 @@ def test_null_section_renders_or_is_refused_with_its_path(path):
     values: Object = {path[-1]: None}
     for parent in reversed(path[:-1]):
         values = {parent: values}
+    refusal = ""
     try:
         render(values)
-    except TimedOut as refusal:
-        assert f"missing property '{path[-1]}'" in str(refusal)
+    except TimedOut as error:
+        refusal = str(error)
+    assert not refusal or f"missing property '{path[-1]}'" in refusal
 
 
 def test_schema_knows_the_fields_of_pod_defaults():

@@ -147,6 +147,7 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
             {"train": {"parallelism": "FSDP", "optimizer": {"name": "AdamW8Bit"}}},
             "parallelism: FSDP shards no weights of 4 bits and no moments of 8: set method to LoRA or Full",
         ),
+        ({"train": {"compile": True, "lora": {"variant": "DoRA"}}}, "compile: DoRA cannot be compiled: set compile"),
         (
             {"train": FULL, "evaluate": {"weights": "Adapter"}},
             "evaluate.weights: train.method Full trains no adapter",

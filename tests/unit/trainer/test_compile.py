@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 
 from finetune_trainer.contract import Samples
 from finetune_trainer.contract.sample_rows import SAMPLES
+from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training import document_attention
 
 torch.set_num_threads(1)
@@ -23,13 +24,26 @@ def traced(monkeypatch):
     counters.clear()
 
 
-@pytest.mark.parametrize("packing", [True, False], ids=["packed", "unpacked"])
-def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing):
-    """Once for the first layer, whose input needs no gradient, once for the others, and once for validation."""
+VARIATIONS = {
+    "packed": (True, {}),
+    "unpacked": (False, {}),
+    "BF16": (True, {"dtype": "BF16"}),
+    "QLoRA": (True, {"method": "QLoRA"}),
+    "RsLoRA": (True, {"lora": {"rank": 4, "variant": "RsLoRA"}}),
+    "Full": (True, {"method": "Full", "lora": None}),
+}
+
+
+@pytest.mark.parametrize(("packing", "more"), VARIATIONS.values(), ids=VARIATIONS)
+def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing, more):
+    """Once for the first layer, whose input needs no gradient, once for the others, and once for validation.
+
+    In BF16 a compiled layer rounds elsewhere.
+    """
     model = make_tiny_model(tmp_path / "model", layers=4)
     rows, validation_rows = documents(60, longest=28), documents(8, seed=5, longest=28)
     write_rows(tmp_path, rows, validation_rows, packing=packing)
-    recipe = {"max_steps": 12, "eval_steps": 6, "lora": {"rank": 4, "dropout": 0.0}}
+    recipe = {"max_steps": 12, "eval_steps": 6, "lora": {"rank": 4, "dropout": 0.0}, **more}
     plain = run_train(train_config(model, **recipe), tmp_path)
     assert not counters["stats"]
     compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
@@ -53,6 +67,15 @@ def test_flat_batches_compile_no_layer_again(tmp_path, monkeypatch):
     assert not counters["graph_break"]
     assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
     assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+
+
+def test_compiled_dora_is_refused(tmp_path):
+    """Its layers would be compiled in pieces, again and again, up to a limit that ends compiling."""
+    model = make_tiny_model(tmp_path / "model", layers=2)
+    write_rows(tmp_path, documents(8, longest=28), [])
+    config = train_config(model, max_steps=1, lora={"rank": 4, "variant": "DoRA"}, compile=True)
+    with pytest.raises(ConfigInvalid, match=r"train\.compile: DoRA cannot be compiled"):
+        run_train(config, tmp_path)
 
 
 def test_samples_compile_nothing(tmp_path):

@@ -218,8 +218,9 @@ class TrainRecipe(ContractModel):
     """Recompute activations in the backward pass: uses less memory and is slower. It changes no result."""
 
     compile: bool = False
-    """Compile the layers with torch.compile: starts slower, to run faster on a GPU. With dropout on a CPU, it drops
-    other elements. The compiler is in the image finetune-trainer, not in finetune-trainer-cpu."""
+    """Compile the layers with torch.compile: starts slower, to run faster on a GPU. Results differ by rounding in BF16,
+    and with dropout on a CPU by the elements dropped. Not for lora.variant DoRA. The compiler is in the image
+    finetune-trainer, not in finetune-trainer-cpu."""
 
     parallelism: Literal["DDP", "FSDP"] = "DDP"
     """How several processes hold the model. DDP: each holds all of it. FSDP: its weights, their gradients and the

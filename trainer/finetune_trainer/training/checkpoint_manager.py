@@ -156,6 +156,14 @@ class CheckpointManager:
             ) from self._write_error
         return self.saved_step
 
+    def finish_write(self) -> int | None:
+        """Wait for the write in progress, if any, and return the newest durable step.
+
+        Raise Replaced if the write found that a newer attempt has the folder.
+        """
+        self._wait_for_write()
+        return self.saved_step
+
     def _is_writing(self) -> bool:
         if self._pending_write is not None and self._pending_write.done():
             self._wait_for_write()

@@ -42,5 +42,8 @@ class CheckpointReader:
     def save(self, snapshot: Snapshot) -> None:
         """Write nothing."""
 
+    def finish_write(self) -> None:
+        """Return that no step is durable by this process."""
+
     def save_blocking(self, _step: int, _snapshot: Callable[[], Snapshot]) -> None:
         """Write nothing; return that no step is durable by this process."""

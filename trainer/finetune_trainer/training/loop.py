@@ -104,7 +104,7 @@ class TrainingRun:
         if not self.ranks.is_sharded:
             return checkpoints.save_blocking(self.state.step, self.snapshot)
         if isinstance(error, PeerLost):
-            return checkpoints.saved_step
+            return checkpoints.finish_write()
         snapshot = self.snapshot()
         self.ranks.leave()
         return checkpoints.save_blocking(self.state.step, lambda: snapshot)

@@ -25,15 +25,23 @@ def started_adapter(base: Any, config: TrainConfig, start: StartAdapter | None) 
     The settings are those of the recipe. Where it has none, they are those of `start`.
     """
     if start is None:
+        _check_compile(config, config.recipe.adapter)
         return trainable_adapter(base, config.recipe.adapter, config.model, config.seed)
     _check_supported(start)
     _warn_of_another_model(start, config.model.uri)
     if config.recipe.lora is not None:
         _check_settings(config.recipe.lora, start)
     lora = config.recipe.lora or lora_of(start)
+    _check_compile(config, lora)
     trainable = trainable_adapter(base, lora, config.model, config.seed)
     _load(trainable.weights, start)
     return trainable
+
+
+def _check_compile(config: TrainConfig, lora: Lora) -> None:
+    """Raise ConfigInvalid for DoRA: the compiler cannot trace all of PEFT's, and gives up at its limit."""
+    if config.recipe.compile and lora.variant == "DoRA":
+        raise ConfigInvalid("train.compile: DoRA cannot be compiled: set compile to false, or lora.variant to RsLoRA")
 
 
 def lora_of(start: StartAdapter) -> Lora:

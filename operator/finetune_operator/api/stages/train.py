@@ -77,6 +77,13 @@ class Train(StageSpec, TrainRecipe):
             ),
         ),
         Rule(
+            field="compile",
+            message="DoRA cannot be compiled: set compile to false, or lora.variant to RsLoRA",
+            cel="!has(self.compile) || !self.compile || !has(self.lora) || !has(self.lora.variant)"
+            " || self.lora.variant != 'DoRA'",
+            is_valid=lambda data: not data["compile"] or data.get("lora", {}).get("variant") != "DoRA",
+        ),
+        Rule(
             field="earlyStopping",
             message="needs repeated validation: set evalSteps",
             cel="!has(self.earlyStopping) || has(self.evalSteps)",
