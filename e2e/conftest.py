@@ -13,6 +13,7 @@ from testcluster.provider import Provider
 
 ORDER = (
     "test_argo_cd",
+    "test_argo_cd_chart",
     "test_flux",
     "test_nodes",
     "test_invalid_input",

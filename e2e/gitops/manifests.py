@@ -12,6 +12,7 @@ EVERYTHING = Path(__file__).parents[2] / "tests" / "data" / "everything.yaml"
 SUMMARY = "One-word summary"
 NEWER_SUMMARY = "The newer summary"
 """Description of the CRD's first printer column, and that of a newer chart."""
+LATER, OTHER = ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in ("later", "other"))
 IMAGE = "repository: finetune-operator\n"
 CRDS_ENABLED = re.compile(r"(^crds:\n(?:  #.*\n)*  enabled: )true$", re.MULTILINE)
 FAILS_ONCE = 'once=$FINETUNE_WORKSPACE/once; [ -e "$once" ] || { touch "$once"; FAIL_WITH=70; }'

@@ -1,7 +1,6 @@
 """Pipelines and the chart under real Flux: GITOPS=all. Its controllers take minutes to build."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from e2e.gitops.manifests import (
     newer_chart,
     unreadable,
 )
+from e2e.gitops.second_lane import more
 from e2e.pipelines import chart
 from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster import fixtures
@@ -34,7 +34,7 @@ EXAMPLES = Path(__file__).parents[2] / "deploy" / "flux"
 EARLY = "failed early due to stalled resources"
 TIMEOUT = "timeout waiting for"
 
-pytestmark = pytest.mark.skipif(os.environ.get("GITOPS") != "all", reason="not among the defaults; set GITOPS=all")
+pytestmark = more
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,17 @@
 """The expressions of deploy/flux/health-check-exprs.yaml in Flux's own evaluator, for each state of a pipeline."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
-import pytest
 from support.pipeline_states import FAILED, STATES, Object
 from support.programs import program
 
+from e2e.gitops.second_lane import more
+
 ROOT = Path(__file__).resolve().parents[2]
 EXPRESSIONS = ROOT / "deploy" / "flux" / "health-check-exprs.yaml"
-pytestmark = pytest.mark.skipif(os.environ.get("GITOPS") != "all", reason="not among the defaults; set GITOPS=all")
+pytestmark = more
 
 
 def without_stalled(pipeline: Object) -> Object:

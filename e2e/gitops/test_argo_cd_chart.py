@@ -1,0 +1,135 @@
+"""The chart, the examples and what drifts, under a real Argo CD of their own.
+
+GITOPS=all adds a test, and watches for drift for ten minutes.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.gitops.application import CRD, Application, examples, install
+from e2e.gitops.argo_cd import CUSTOMIZATIONS, EXAMPLES, LABELS
+from e2e.gitops.manifests import NEWER_SUMMARY, SUMMARY, chart_without_crd, newer_chart, unchanged
+from e2e.gitops.second_lane import ALL, more
+from e2e.pipelines import chart
+from e2e.pipelines.driver import PipelineDriver, pipeline
+from testcluster.kube_namespace import until
+
+Object = dict[str, Any]
+DRIFT_SECONDS = 600 if ALL else 30
+MODES = {
+    "client": ((), {}),
+    "apply": (("ServerSideApply=true",), {}),
+    "server": (("ServerSideApply=true",), {"argocd.argoproj.io/compare-options": "ServerSideDiff=true"}),
+}
+"""How Argo CD compares: syncOptions and annotations of an Application."""
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (EXAMPLES / "examples").glob("*.yaml")))
+def test_api_server_accepts_the_example(operator: Application, name: str):
+    for manifest in examples(name):
+        manifest["metadata"].setdefault("namespace", "default")
+        operator.argo_cd.kube.run(
+            "create", "--dry-run=server", "--validate=strict", "-f", "-", given=yaml.safe_dump(manifest)
+        )
+
+
+def test_chart_is_upgraded_and_rolled_back_with_its_crd(operator: Application, application: Application):
+    """One commit changes the CRD and a value, and its revert is the rollback. A training goes on meanwhile."""
+    kinds = {resource["kind"] for resource in operator.status["resources"]}
+    assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= kinds
+    driver = PipelineDriver.start(application.namespace, pipeline("bot", steps={"train": 900}))
+    driver.wait_state("train", "Running")
+    uid, *_ = before = operator.installed
+    assert before == (uid, SUMMARY, "--grace-seconds=30")
+    earlier = len(operator.states)
+    operator.commit(newer_chart())
+    until(lambda: operator.installed == (uid, NEWER_SUMMARY, "--grace-seconds=31"), 90, operator.describe)
+    operator.wait("Synced", "Healthy")
+    assert ("OutOfSync", "Healthy") in operator.states[earlier:]  # the upgrade; that it is over is checked above
+    operator.repository.revert()
+    operator.refresh()
+    until(lambda: operator.installed == before, 90, operator.describe)
+    operator.wait("Synced", "Healthy")
+    driver.finish("train")
+    driver.wait_finished()
+    assert [len(driver.stage(name)["attempts"]) for name in ("prepare", "train")] == [1, 1]
+
+
+@more
+def test_crd_and_pipelines_stay_when_git_disables_the_crd(operator: Application, application: Application):
+    """Argo CD tracks no CRD, so it prunes none."""
+    driver = PipelineDriver.start(application.namespace, pipeline("bot", suspend=True))
+    before = operator.installed, driver.object["metadata"]["uid"]
+    commit = operator.commit(chart_without_crd())
+    try:
+        until(lambda: operator.has_compared(commit), 90, operator.describe)
+        operator.wait("Synced", "Healthy")
+        assert not operator.has_kind("CustomResourceDefinition")
+        assert (operator.installed, driver.object["metadata"]["uid"]) == before
+    finally:
+        operator.repository.revert()
+        operator.refresh()
+    until(lambda: operator.has_kind("CustomResourceDefinition"), 90, operator.describe)
+    operator.wait("Synced", "Healthy")
+    assert (operator.installed, driver.object["metadata"]["uid"]) == before
+
+
+def test_no_drift_in_any_mode_of_comparison(operator: Application, new_application: Callable[[str], Application]):
+    """The chart, and the pipeline with every field and the smallest one, unchanged in Git, are synced once."""
+    applications = []
+    for mode, (options, annotations) in MODES.items():
+        application = new_application(mode)
+        application.repository.commit(unchanged(application.namespace.name))
+        application.create(options, annotations)
+        applications.append(application)
+    for application in applications:
+        until(lambda one=application: one.state[0] == "Synced", 60, application.describe)
+    before = [application.generations for application in applications]
+    states_of_the_chart = operator.states
+    time.sleep(DRIFT_SECONDS)
+    # A slow node may be late with a probe of the operator, which is no drift.
+    assert {sync for sync, _ in operator.states[len(states_of_the_chart) :]} <= {"Synced"}
+    for application, generation in zip(applications, before, strict=True):
+        application.refresh("hard")
+        assert application.state[0] == "Synced"
+        assert application.syncs == {"Synced"}, application.describe()
+        assert len(application.status["history"]) == 1
+        assert application.generations == generation
+        # What differs is recorded: the watch of the states has not ended, and the comparison sees a change.
+        application.commit({"least.json": pipeline("least", seed=1)})
+        until(lambda one=application: "OutOfSync" in one.syncs, 60, application.describe)
+
+
+def test_chart_adds_the_customizations_and_leaves_them(operator: Application):
+    """The last test: it deletes the operator's Application, which leaves the CRD and Argo CD's own ConfigMap."""
+    argo_cd = operator.argo_cd
+    argo_cd.configure({})
+    install(operator, replicaCount=1, argocd={"customizations": True})
+
+    def found() -> Object:
+        return argo_cd.objects.get("configmap", "argocd-cm")
+
+    until(lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe)
+    operator.wait("Synced", "Healthy")
+    assert "timeout.reconciliation" in found()["data"]
+    assert found()["metadata"]["labels"] == LABELS
+    install(operator, replicaCount=1)
+    until(lambda: operator.state[0] == "OutOfSync", 60, operator.describe)
+    argo_cd.objects.run("annotate", "configmap", "argocd-cm", "argocd.argoproj.io/tracking-id-")
+    without = json.dumps({"data": dict.fromkeys(CUSTOMIZATIONS)})
+    argo_cd.objects.run("patch", "configmap", "argocd-cm", "--type=merge", "--patch", without)
+    operator.wait("Synced", "Healthy")
+    install(operator, replicaCount=1, argocd={"customizations": True}, crds={"keep": False})
+    until(lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe)
+    operator.wait("Synced", "Healthy")
+    uid, *_ = operator.installed
+    operator.delete()
+    assert operator.namespace.get("deployment", chart.RELEASE) == {}
+    assert argo_cd.kube.json("get", "crd", CRD)["metadata"]["uid"] == uid
+    assert CUSTOMIZATIONS.items() <= found()["data"].items()
+    assert "timeout.reconciliation" in found()["data"]
