@@ -1,5 +1,7 @@
 """Compiled layers: the same training, and no compilation that depends on the documents of a batch."""
 
+import os
+
 import pytest
 import torch
 from support.document_kernel import attend_in_one_operation
@@ -49,6 +51,19 @@ def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing, more):
     compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
     assert 2 <= counters["stats"]["unique_graphs"] <= 3
     assert not counters["graph_break"]
+    assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
+    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+
+
+@pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: the C++ compiler's half minute")
+def test_compiled_kernels_change_no_loss(tmp_path, monkeypatch):
+    monkeypatch.undo()  # the default backend, as users have it
+    model = make_tiny_model(tmp_path / "model", layers=4)
+    write_rows(tmp_path, documents(60, longest=28), documents(8, seed=5, longest=28))
+    recipe = {"max_steps": 12, "eval_steps": 6, "lora": {"rank": 4, "dropout": 0.0}}
+    plain = run_train(train_config(model, **recipe), tmp_path)
+    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
+    assert 2 <= counters["stats"]["unique_graphs"] <= 3
     assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
     assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
 
