@@ -128,7 +128,8 @@ def test_chart_adds_the_customizations_and_leaves_them(operator: Application):
     until(lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe)
     operator.wait("Synced", "Healthy")
     uid, *_ = operator.installed
-    operator.delete()
+    argo_cd.command("app", "delete", operator.name, "--cascade", "--yes")
+    until(lambda: not operator.object, 120, operator.describe)
     assert operator.namespace.get("deployment", chart.RELEASE) == {}
     assert argo_cd.kube.json("get", "crd", CRD)["metadata"]["uid"] == uid
     assert CUSTOMIZATIONS.items() <= found()["data"].items()

@@ -315,7 +315,7 @@ def test_read_returns_name_namespace_annotations_and_spec():
     manifest = read(ROOT / "tests/data/everything.yaml")
     assert (manifest.name, manifest.namespace) == ("everything", "research")
     assert manifest.annotations == {"finetune.dev/retry": "1"}
-    assert manifest.spec.train.lora.variant == "DoRA"
+    assert manifest.spec.train.lora.variant == "RsLoRA"
 
 
 def test_every_pattern_of_the_schema_has_a_message():
