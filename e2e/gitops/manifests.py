@@ -88,3 +88,9 @@ def chart_without_crd() -> dict[str, str]:
     if replaced != 1:
         raise ValueError("values.yaml has not exactly one crds.enabled: true: change chart_without_crd")
     return {f"charts/{chart.CHART.name}/values.yaml": text}
+
+
+def without_stalled(status: Object) -> Object:
+    """Return the status of a closed gate as an operator wrote it that did not know such a gate as Stalled."""
+    conditions = [condition for condition in status["conditions"] if condition["type"] != "Stalled"]
+    return {**status, "conditions": conditions}

@@ -21,6 +21,7 @@ from e2e.gitops.manifests import (
     gated,
     newer_chart,
     unreadable,
+    without_stalled,
 )
 from e2e.gitops.second_lane import more
 from e2e.pipelines import chart
@@ -326,12 +327,6 @@ def test_pipelines_wait_for_the_kustomization_of_the_operator(
     upgraded = flux.ready("helmrelease", chart.RELEASE)["lastTransitionTime"]
     team.wait_ready("True", "ReconciliationSucceeded")
     assert team.pipeline("bot").object["metadata"]["creationTimestamp"] >= upgraded
-
-
-def without_stalled(status: Object) -> Object:
-    """Return the status of a closed gate as an operator wrote it that did not know such a gate as Stalled."""
-    conditions = [condition for condition in status["conditions"] if condition["type"] != "Stalled"]
-    return {**status, "conditions": conditions}
 
 
 def test_expressions_fail_early_with_an_older_operator(kustomization: Kustomization, operator: KubeNamespace):

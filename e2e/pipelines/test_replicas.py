@@ -30,5 +30,5 @@ def test_new_leader_starts_stages_within_30_seconds(operator: Operator, namespac
     operator.objects.run("delete", "pod", leader, "--grace-period=0", "--force")
     killed_at = time.monotonic()
     driver = PipelineDriver.start(namespace, pipeline("soon"))
-    driver.until(lambda: driver.jobs("prepare"), 30)
+    driver.wait_state("prepare", "Running", "Succeeded", seconds=30)
     print(f"first Job {time.monotonic() - killed_at:.1f} s after the leader was killed")

@@ -24,7 +24,7 @@ from support.faults.simulation import Simulation, simulation, until
 
 from finetune_operator.controller.leader_election import LEASE_DURATION
 
-PROGRESS_WITHIN = 45.0
+PROGRESS_WITHIN = 30.0
 """Seconds from the recovery to the next stage."""
 CLOCK_ERROR = 60.0
 WATCHES_WITHIN = 60.0

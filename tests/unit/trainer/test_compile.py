@@ -26,6 +26,17 @@ def traced(monkeypatch):
     counters.clear()
 
 
+def assert_compiling_changes_no_loss(model, workspace, recipe):
+    """Train without and with the compiler, which works three times at most and breaks no graph."""
+    plain = run_train(train_config(model, **recipe), workspace)
+    assert not counters["stats"]
+    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), workspace)
+    assert 2 <= counters["stats"]["unique_graphs"] <= 3
+    assert not counters["graph_break"]
+    assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
+    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+
+
 VARIATIONS = {
     "packed": (True, {}),
     "unpacked": (False, {}),
@@ -46,13 +57,7 @@ def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing, more):
     rows, validation_rows = documents(60, longest=28), documents(8, seed=5, longest=28)
     write_rows(tmp_path, rows, validation_rows, packing=packing)
     recipe = {"max_steps": 12, "eval_steps": 6, "lora": {"rank": 4, "dropout": 0.0}, **more}
-    plain = run_train(train_config(model, **recipe), tmp_path)
-    assert not counters["stats"]
-    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
-    assert 2 <= counters["stats"]["unique_graphs"] <= 3
-    assert not counters["graph_break"]
-    assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
-    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+    assert_compiling_changes_no_loss(model, tmp_path, recipe)
 
 
 @pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: the C++ compiler's half minute")
@@ -61,11 +66,7 @@ def test_compiled_kernels_change_no_loss(tmp_path, monkeypatch):
     model = make_tiny_model(tmp_path / "model", layers=4)
     write_rows(tmp_path, documents(60, longest=28), documents(8, seed=5, longest=28))
     recipe = {"max_steps": 12, "eval_steps": 6, "lora": {"rank": 4, "dropout": 0.0}}
-    plain = run_train(train_config(model, **recipe), tmp_path)
-    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
-    assert 2 <= counters["stats"]["unique_graphs"] <= 3
-    assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
-    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+    assert_compiling_changes_no_loss(model, tmp_path, recipe)
 
 
 def test_flat_batches_compile_no_layer_again(tmp_path, monkeypatch):
@@ -76,12 +77,7 @@ def test_flat_batches_compile_no_layer_again(tmp_path, monkeypatch):
     filling = [document(start, 32) for start in range(0, 40, 4)]
     write_rows(tmp_path, [*documents(40, longest=28), *filling], documents(8, seed=5, longest=28))
     recipe = {"max_steps": 12, "eval_steps": 6, "micro_batch_size": 1, "lora": {"rank": 4, "dropout": 0.0}}
-    plain = run_train(train_config(model, **recipe), tmp_path)
-    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), tmp_path)
-    assert 2 <= counters["stats"]["unique_graphs"] <= 3
-    assert not counters["graph_break"]
-    assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
-    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+    assert_compiling_changes_no_loss(model, tmp_path, recipe)
 
 
 def test_compiled_dora_is_refused(tmp_path):
