@@ -58,7 +58,7 @@ def run_test(folder: Path, series, rule_files=(), **expected) -> subprocess.Comp
 def test_promtool_accepts_the_rules(tmp_path):
     done = promtool("check", "rules", write_rules(tmp_path, alert_rules()))
     assert done.returncode == 0, done.stderr
-    assert "11 rules found" in done.stdout
+    assert "12 rules found" in done.stdout
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_not():

@@ -18,6 +18,7 @@ HONORED = 'DCGM_FI_DEV_GPU_UTIL{gpu="0", namespace="team", pod="p"}'
 THROUGHPUT = 'finetune_stage_tokens_per_second{stage="train", namespace="team", pod="p", pipeline="demo", attempt="2"}'
 TRAINS = (THROUGHPUT, "900x400")
 WAITS = 'finetune_waiting_oldest_seconds{job="op", instance="a", stage="train", reason="WaitingForCapacity"}'
+LOST = 'finetune_waiting_stages{job="op", instance="a", stage="train", reason="NodeLost"}'
 QUEUED = 'finetune_queue_oldest_seconds{{job="op", instance="{}", namespace="sys"}}'
 UNREADABLE = 'finetune_unreadable_pipelines{job="op", instance="a"}'
 DOWN = 'finetune_servers_down{job="op", instance="a"}'
@@ -130,6 +131,17 @@ CASES = (
     ),
     Case("half an hour for capacity", "FineTuneStageWaiting", (LEADS, (WAITS, "1800x20")), 6),
     Case("a wait that an earlier leader saw", "FineTuneStageWaiting", ((LEADER, "0x20"), (WAITS, "3700x20")), 6),
+    Case(
+        "a node does not come back",
+        "FineTuneNodeLost",
+        (LEADS, (LOST, "0x4 2x20")),
+        16,
+        {"job": "op", "stage": "train"},
+        "A stage train waits for a node that does not answer.",
+        "2 of these stages go on when the Node object is deleted.",
+    ),
+    Case("a node that comes back", "FineTuneNodeLost", (LEADS, (LOST, "0x4 1x8 0x20")), 16),
+    Case("a lost node that an earlier leader saw", "FineTuneNodeLost", ((LEADER, "0x20"), (LOST, "1x20")), 16),
     Case(
         "interruptions of two stages",
         "FineTuneInterruptionStorm",

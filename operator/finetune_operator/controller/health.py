@@ -87,7 +87,8 @@ class Health:
         now, oldest = time.time(), dict[tuple[str, str], float]()  # noqa: TID251  an edge
         for one in self.informers.cache.waiting():
             WAITING_STAGES.labels(one.stage, one.reason).inc()
-            oldest[one.stage, one.reason] = min(one.since, oldest.get((one.stage, one.reason), now))
+            if one.since is not None:
+                oldest[one.stage, one.reason] = min(one.since, oldest.get((one.stage, one.reason), now))
         for labels, since in oldest.items():
             WAITING_OLDEST_SECONDS.labels(*labels).set(now - since)
 

@@ -63,13 +63,14 @@ UNREADABLE_PIPELINES = Gauge(
 )
 WAITING_STAGES = Gauge(
     "finetune_waiting_stages",
-    "Stages whose turn it is and whose process has not started, in the cache of this replica, by stage and reason",
+    "Stages whose turn it is and whose process has not started, or whose node does not answer (reason NodeLost), "
+    "in the cache of this replica, by stage and reason",
     ["stage", "reason"],
     registry=REGISTRY,
 )
 WAITING_OLDEST_SECONDS = Gauge(
     "finetune_waiting_oldest_seconds",
-    "How long the first of those stages has waited, in seconds, by stage and reason",
+    "How long the first of those stages has waited for its process to start, in seconds, by stage and reason",
     ["stage", "reason"],
     registry=REGISTRY,
 )

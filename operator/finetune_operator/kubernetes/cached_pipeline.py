@@ -25,13 +25,16 @@ REASONS = {reason.value: reason.value for reason in Reason}
 
 @dataclass(frozen=True, slots=True)
 class WaitingStage:
-    """The stage whose turn it is, while its process has not started."""
+    """The stage whose turn it is, while its process has not started, or its node does not answer."""
 
     stage: str
     reason: str
     """One of Reason; empty for a reason that this version does not know."""
-    since: float
-    """Unix time of the last change before: a start or an end of a process, or a change of a condition."""
+    since: float | None
+    """Unix time of the last change before: a start or an end of a process, or a change of a condition.
+
+    None for a process whose node does not answer: the status does not say since when.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class CachedPipeline:
     unreadable: bool = False
     """Whether the operator has written that it cannot read the object."""
     waiting: WaitingStage | None = None
-    """None: the pipeline runs, is suspended, has finished or is unreadable."""
+    """None: a process runs, or the pipeline is suspended, has finished or is unreadable."""
     parsed: Pipeline | None = None
     """The parsed object, while the pipeline has not finished."""
 
@@ -149,7 +152,11 @@ def _waiting_stage(meta: Object, status: Object) -> WaitingStage | None:
     stages = _objects(status.get("stages"))
     current = next((one for one in stages if one.get("name") == status.get("stage")), {})
     name = next((kind.name for kind in STAGES if kind.name == current.get("name")), None)
-    if name is None or current.get("state") not in {StageState.PENDING, StageState.QUEUED}:
+    if name is None:
+        return None
+    if (current.get("state"), current.get("reason")) == (StageState.RUNNING, Reason.NODE_LOST):
+        return WaitingStage(name, Reason.NODE_LOST.value, None)
+    if current.get("state") not in {StageState.PENDING, StageState.QUEUED}:
         return None
     since = max(_times(meta, status, stages), default=None)
     return None if since is None else WaitingStage(name, REASONS.get(str(current.get("reason")), ""), since)

@@ -98,13 +98,13 @@ def test_metrics_count_servers_that_are_down():
     assert "finetune_servers_down 0.0" in get("metrics", phases=["Running"])[1]
 
 
-def waiting_status(reason, minutes):
+def waiting_status(reason, minutes, state="Queued"):
     since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat()
     changed = {"type": "Ready", "status": "False", "lastTransitionTime": since}
     of_stage = {"type": "Trained", "status": "Unknown", "lastTransitionTime": since}
     return {
         "stage": "train",
-        "stages": [{"name": "train", "state": "Queued", "reason": reason}],
+        "stages": [{"name": "train", "state": state, "reason": reason}],
         "conditions": [changed, of_stage],
     }
 
@@ -124,3 +124,10 @@ def test_metrics_show_how_long_stages_wait_and_why():
     [oldest] = re.findall(r'finetune_waiting_oldest_seconds{reason="WaitingForCapacity",stage="train"} (\S+)', text)
     assert 5400 <= float(oldest) < 5460
     assert "finetune_waiting_stages{" not in get("metrics")[1]
+
+
+def test_metrics_count_stages_whose_node_does_not_answer():
+    """Their process has started: how long they have waited is not known."""
+    _, text = get("metrics", statuses=[waiting_status("NodeLost", 90, state="Running")])
+    assert 'finetune_waiting_stages{reason="NodeLost",stage="train"} 1.0' in text
+    assert "finetune_waiting_oldest_seconds{" not in text

@@ -9,6 +9,9 @@ from support.pipeline_objects import stored_object
 from support.placements import FULL, GPU, H100, end_stopped, settings, training, wait_until_moved
 from support.scenario import START, Scenario, a_pipeline, merged
 
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.status import StageState
+from finetune_operator.core.observation import Blocker
 from finetune_operator.core.report import unreadable_status
 from finetune_operator.kubernetes.cached_pipeline import WaitingStage, trim_pipeline
 from finetune_operator.kubernetes.cluster import parse_pipeline
@@ -36,6 +39,16 @@ def test_stage_whose_process_has_not_started_waits(state):
 @pytest.mark.parametrize("state", ["Running", "Succeeded", "Failed", "Skipped", "Invented", None])
 def test_stage_in_another_state_does_not_wait(state):
     assert waiting(state) is None
+
+
+def test_running_stage_waits_while_its_node_does_not_answer():
+    scenario = Scenario(a_pipeline()).run_before("train")
+    job = scenario.start("train")
+    assert waiting_in(scenario) is None
+    scenario.cluster.update_job(job, blocker=Blocker(Reason.NODE_LOST, "node n does not answer"))
+    scenario.reconcile_until_stable()
+    assert scenario.stage("train").state is StageState.RUNNING
+    assert waiting_in(scenario) == WaitingStage("train", "NodeLost", None)
 
 
 def test_finished_pipeline_does_not_wait():
