@@ -1,6 +1,8 @@
 """Texts that training generates at validations: the adapter is the same, and each step has each prompt once."""
 
+import json
 import random
+import re
 import shutil
 import signal
 import time
@@ -15,6 +17,7 @@ from support.training import (
     train_config,
     write_rows,
 )
+from transformers import AutoTokenizer
 
 from finetune_trainer.contract import ExitCode, PrepareResult, Samples
 from finetune_trainer.contract.sample_rows import SAMPLES, SampleRow, parse_samples, read_samples
@@ -110,6 +113,26 @@ def test_failing_generation_is_logged_once_and_training_goes_on(config, undistur
     assert adapter_digest(workspace) == undisturbed[1]
     assert rows_of(workspace) == []
     assert capsys.readouterr().out.count("train: no samples: RuntimeError: no kernel for this") == 1
+
+
+def test_samples_end_at_the_last_position_of_the_model(config, undisturbed, workspace, tiny_model):
+    """A position that the model does not have would end the use of a GPU by the process, and so the training."""
+    positions = json.loads((tiny_model / "config.json").read_text())["max_position_embeddings"]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    texts = ("w " * count for count in range(1, 2 * positions))
+    prompt = next(text for text in texts if positions - 4 <= len(tokenizer(text)["input_ids"]) < positions)
+    samples = Samples(prompts=(prompt,), max_new_tokens=6)
+    run_train(config.model_copy(update={"samples": samples}), workspace)
+    assert adapter_digest(workspace) == undisturbed[1]
+    assert [row.step for row in read_samples(stage_folder(workspace) / SAMPLES)] == VALIDATED
+
+
+def test_prompt_that_is_too_long_ends_the_samples_only(config, undisturbed, workspace, capsys):
+    samples = Samples(prompts=("w " * 2000,), max_new_tokens=6)
+    assert run_train(config.model_copy(update={"samples": samples}), workspace).steps == STEPS
+    assert adapter_digest(workspace) == undisturbed[1]
+    message = r"no samples: ValueError: the prompt 'w w.*' has \d+ tokens, and the model 512 positions: shorten it"
+    assert re.search(message, capsys.readouterr().out)
 
 
 def test_prompts_are_conversations_where_the_records_are(config, packed, workspace, tiny_model, monkeypatch):

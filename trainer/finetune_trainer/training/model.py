@@ -1,6 +1,7 @@
 """The model in training: its loss, whatever the method of training."""
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +13,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import Batch, Documents
-from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.dropout import speed_up_dropout
 from finetune_trainer.training.embedding_noise import document_lengths, embedding_noise
 from finetune_trainer.training.loss import (
@@ -106,6 +106,11 @@ class TrainedModel:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
+    def positions(self) -> float:
+        """Number of positions that the model has; infinite where its config does not say."""
+        return getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or math.inf
+
+    @property
     def head(self) -> Any:
         """The output head, or None."""
         return self.model.get_output_embeddings()
@@ -133,7 +138,7 @@ class TrainedModel:
         """Return the context in which compiled layers run as they are: with a cache, each would be compiled anew."""
         return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
 
-    def load(self, weights: Tensors) -> None:
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy weights with the same names and shapes into the parameters."""
         drop_gathered(self.model)
         for name, tensor in self.weights.items():

@@ -1,6 +1,7 @@
 """Texts that the model generates at validations, for people. Training gets the same bytes with them and without."""
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ class SampleGenerator:
         self._conversations = conversations
         if conversations:
             self._tokenizer.chat_template = dated_template_of(self._tokenizer)
-        self._prompts = {prompt: self._encoded(prompt) for prompt in settings.prompts}
-        self._max_new_tokens = settings.max_new_tokens
+        self._settings = settings
 
     def texts(self, model: TrainedModel, raise_if_stop_requested: Callable[[], None]) -> dict[str, str]:
-        """Return the text of each prompt. The model is in training mode afterwards."""
+        """Return the text of each prompt. The model is in training mode afterwards.
+
+        Raise ValueError if a prompt has tokens or positions that the model does not have.
+        """
+        for prompt, tokens in self._prompts.items():
+            _check(prompt, tokens, model)
         model.model.eval()
         try:
             with torch.no_grad(), model.autocast(), attention_with_mask(model), model.eager():
@@ -45,7 +50,7 @@ class SampleGenerator:
         )
         padding = self._tokenizer.pad_token_id
         config = GenerationConfig(
-            max_new_tokens=self._max_new_tokens,
+            max_new_tokens=int(min(self._settings.max_new_tokens, model.positions - len(tokens))),
             do_sample=False,
             num_beams=1,
             eos_token_id=ends or None,
@@ -60,6 +65,11 @@ class SampleGenerator:
         )
         return str(self._tokenizer.decode(found[0, len(tokens) :], skip_special_tokens=True))
 
+    @cached_property
+    def _prompts(self) -> dict[str, list[int]]:
+        """The tokens of each prompt: encoded at the first use, where an error of a chat template ends no training."""
+        return {prompt: self._encoded(prompt) for prompt in self._settings.prompts}
+
     def _encoded(self, prompt: str) -> list[int]:
         """Return the prompt as training would have it before a completion: without EOS."""
         if self._conversations:
@@ -68,6 +78,16 @@ class SampleGenerator:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         tokens = list(self._tokenizer(prompt)["input_ids"])
         return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self._tokenizer.eos_token_id else tokens
+
+
+def _check(prompt: str, tokens: list[int], model: TrainedModel) -> None:
+    """Raise ValueError for what the model has no embedding of: on a GPU it would end the process, not the samples."""
+    if len(tokens) >= model.positions:
+        has = f"has {len(tokens)} tokens, and the model {model.positions} positions"
+        raise ValueError(f"the prompt {prompt[:40]!r} {has}: shorten it in train.samples.prompts")
+    if max(tokens) >= model.vocabulary:
+        has = f"has token {max(tokens)}, and the model 0 to {model.vocabulary - 1}"
+        raise ValueError(f"the prompt {prompt[:40]!r} {has}: the tokenizer is of another model")
 
 
 class _StopSignalCheck(StoppingCriteria):  # type: ignore[misc]  # the class has no types
