@@ -121,6 +121,13 @@ def test_qlora_without_bitsandbytes_names_the_package(tiny_model, monkeypatch):
         loaded(tiny_model, method="QLoRA")
 
 
+def test_quantized_module_to_save_is_refused(tiny_model):
+    message = r"modulesToSave: q_proj has weights in 4 bits, which cannot be trained: .*train\.lora\.targetModules"
+    with pytest.raises(ConfigInvalid, match=message):
+        loaded(tiny_model, method="QLoRA", lora={"rank": 4, "modules_to_save": ["q_proj"]})
+    loaded(tiny_model, method="QLoRA", lora={"rank": 4, "modules_to_save": ["lm_head"]})
+
+
 @pytest.mark.parametrize("modules", [("lm_head",), ("embed_tokens", "lm_head")])
 def test_modules_to_save_are_trained_whole_and_merged(untied_model, packed, tokens, modules):
     identity = "-".join(modules)

@@ -60,12 +60,17 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
 
 
 def _check_modules_to_save(base: Any, lora: Lora) -> None:
-    """Raise ConfigInvalid if a name in modulesToSave matches no layer; PEFT would ignore it."""
-    layers = {name.rpartition(".")[2] for name, _ in base.named_modules()} - {""}
+    """Raise ConfigInvalid if a name in modulesToSave matches no layer, which PEFT would ignore, or a quantized one."""
+    layers = {name.rpartition(".")[2]: module for name, module in base.named_modules() if name}
     for name in lora.modules_to_save:
         if name not in layers:
             known = ", ".join(sorted(layers))
             raise ConfigInvalid(f"train.lora.modulesToSave: {name} is no layer of the model; its layers are {known}")
+        if not all(parameter.is_floating_point() for parameter in layers[name].parameters()):
+            raise ConfigInvalid(
+                f"train.lora.modulesToSave: {name} has weights in 4 bits, which cannot be trained: "
+                "name it in train.lora.targetModules, or set train.method to LoRA"
+            )
 
 
 def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
