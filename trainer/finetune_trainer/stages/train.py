@@ -13,7 +13,7 @@ from finetune_trainer.models.loading import check_context_length
 from finetune_trainer.models.start_adapter import StartAdapter, open_adapter
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.artifacts import CorruptArtifact
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, SourceNotFound
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.notices import watch_notices
 from finetune_trainer.runtime.stage_folder import Context, read_result
@@ -194,14 +194,17 @@ def check_tokens(splits: Iterable[PackedRows], vocabulary: int) -> None:
 
 
 def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
-    """Restore the latest valid checkpoint if there is one, and log differences of the numeric environment."""
-    snapshot = checkpoints.load_latest(run.layout())
-    if run.ranks.is_first:  # the others wait for the step in their load_latest
-        run.ranks.sum(snapshot.state.step if snapshot else 0)
-    if snapshot is not None:
-        restore_thread_count(snapshot.state.numerics.get("threads"))
-        run.restore(snapshot)
-        log_line(f"resumed from step {run.state.step} of {run.sampler.steps}")
+    """Restore the latest valid checkpoint if there is one, and log differences of the numeric environment.
+
+    Raise ServiceUnavailable if a process that is not the first cannot read it.
+    """
+    try:
+        restore(run, checkpoints)
+    except CorruptArtifact as error:
+        raise ServiceUnavailable(
+            "the checkpoint that the first process has verified cannot be read by another one: "
+            f"check that all nodes see the same files in spec.workspace: {error}"
+        ) from error
     run.metrics.resume(run.state.step, samples=run.samples is not None)
     saved, current = run.state.numerics, numerics_of(run)
     for name in sorted(saved.keys() & current.keys()):
@@ -211,6 +214,17 @@ def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
                 "the result may differ in its last bits from that of an uninterrupted run"
             )
     run.state.numerics = current
+
+
+def restore(run: TrainingRun, checkpoints: Checkpoints) -> None:
+    """Restore the latest valid checkpoint if there is one. Raise CorruptArtifact if its files can be read no more."""
+    snapshot = checkpoints.load_latest(run.layout())
+    if run.ranks.is_first:  # the others wait for the step in their load_latest
+        run.ranks.sum(snapshot.state.step if snapshot else 0)
+    if snapshot is not None:
+        restore_thread_count(snapshot.state.numerics.get("threads"))
+        run.restore(snapshot)
+        log_line(f"resumed from step {run.state.step} of {run.sampler.steps}")
 
 
 def numerics_of(run: TrainingRun) -> dict[str, str]:

@@ -10,13 +10,15 @@
 Every checkpoint holds the best weights, so none depends on another one.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors import SafetensorError, safe_open
+from typing_extensions import override
 
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.training.determinism import Tensors
@@ -30,12 +32,12 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the state at a step boundary, in memory that training does not write to."""
+    """A copy of the state at a step boundary, in memory that training does not write to, or in files."""
 
     state: State
-    weights: Tensors
-    optimizer: Tensors
-    best: Tensors | None
+    weights: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+    best: Mapping[str, torch.Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -52,28 +54,37 @@ class Layout:
 
 def write_files(folder: Path, snapshot: Snapshot, weights_format: WeightsFormat) -> None:
     """Write a snapshot into an empty folder; raise OSError if a file cannot be written."""
-    weights_format.write(snapshot.weights, folder)
-    save_tensors(snapshot.optimizer, folder / OPTIMIZER)
+    weights_format.write(dict(snapshot.weights), folder)
+    save_tensors(dict(snapshot.optimizer), folder / OPTIMIZER)
     if snapshot.best is not None:
-        save_tensors(snapshot.best, folder / BEST)
+        save_tensors(dict(snapshot.best), folder / BEST)
     (folder / STATE).write_text(snapshot.state.model_dump_json(indent=1))
 
 
 def read_files(folder: Path, layout: Layout) -> Snapshot:
-    """Read a snapshot; raise CorruptArtifact, naming the file and the problem, unless it matches the layout."""
+    """Read a snapshot into memory; raise CorruptArtifact, naming file and problem, unless it fits the layout."""
+    found = open_files(folder, layout)
+    best = None if found.best is None else dict(found.best)
+    return replace(found, weights=dict(found.weights), optimizer=dict(found.optimizer), best=best)
+
+
+def open_files(folder: Path, layout: Layout) -> Snapshot:
+    """Return a snapshot whose tensors are read one by one, when they are used.
+
+    Raise CorruptArtifact where a file has other tensors than the layout; reading one may raise it, too.
+    """
     state = _state(folder / STATE, layout.steps)
-    optimizer = _tensors(folder / OPTIMIZER)
+    optimizer = TensorFile(folder / OPTIMIZER)
     if not optimizer:
         raise CorruptArtifact(f"{folder.name}/{OPTIMIZER} has no optimizer state")
     # A parameter that never had a gradient has no optimizer state; any other one must have all its tensors.
     with_state = {name.rpartition(".")[0] for name in optimizer}
     expected = {name: like for name, like in layout.optimizer.items() if name.rpartition(".")[0] in with_state}
-    best = None if state.best_step is None else _checked(folder / BEST, layout.weights)
     return Snapshot(
         state=state,
-        weights=_checked(folder / layout.format.file, layout.weights),
-        optimizer=_checked(folder / OPTIMIZER, expected, optimizer),
-        best=best,
+        weights=TensorFile(folder / layout.format.file).expect(layout.weights),
+        optimizer=optimizer.expect(expected),
+        best=None if state.best_step is None else TensorFile(folder / BEST).expect(layout.weights),
     )
 
 
@@ -89,31 +100,56 @@ def _state(path: Path, steps: int) -> State:
     return state
 
 
-def _tensors(path: Path) -> Tensors:
-    try:
-        found: Tensors = load(path.read_bytes())
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CorruptArtifact(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
-    return found
+class TensorFile(Mapping[str, torch.Tensor]):
+    """The tensors of a file. Each is read and checked when it is asked for, so that no two must be in memory."""
 
+    def __init__(self, path: Path) -> None:
+        """Open the file; raise CorruptArtifact if it cannot be read."""
+        self._path, self._layout = path, Tensors()
+        # pread and not mmap: where the volume fails, a read of mapped memory kills the process.
+        self._file: Any = self._read(lambda: safe_open(path, framework="pt", backend="pread"))
+        self._names = tuple(self._file.keys())
 
-def _checked(path: Path, layout: Tensors, found: Tensors | None = None) -> Tensors:
-    """Return the file's tensors.
+    def expect(self, layout: Tensors) -> Self:
+        """Set the names, shapes and dtypes that the tensors must have; raise CorruptArtifact if the names differ."""
+        if differing := sorted({*self._names} ^ {*layout}):
+            has = "has an unexpected" if differing[0] in self._names else "lacks the"
+            raise CorruptArtifact(f"{self._where} {has} tensor {differing[0]}")
+        self._layout = layout
+        return self
 
-    Raises CorruptArtifact unless they have the layout's names, shapes and dtypes, and finite values.
-    """
-    found = _tensors(path) if found is None else found
-    where = f"{path.parent.name}/{path.name}"
-    if differing := sorted(set(found) ^ set(layout)):
-        raise CorruptArtifact(
-            f"{where} {'has an unexpected' if differing[0] in found else 'lacks the'} tensor {differing[0]}"
-        )
-    for name, like in layout.items():
-        if (found[name].shape, found[name].dtype) != (like.shape, like.dtype):
+    @override
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Read a tensor; raise CorruptArtifact unless it has the shape and dtype of the layout, and finite values."""
+        like = self._layout[name]
+        found: torch.Tensor = self._read(lambda: self._file.get_tensor(name))
+        if (found.shape, found.dtype) != (like.shape, like.dtype):
             raise CorruptArtifact(
-                f"{where}: {name} is {found[name].dtype} {list(found[name].shape)}, "
+                f"{self._where}: {name} is {found.dtype} {list(found.shape)}, "
                 f"this run's is {like.dtype} {list(like.shape)}"
             )
-        if not torch.isfinite(found[name]).all():
-            raise CorruptArtifact(f"{where}: {name} is not finite")
-    return found
+        if not torch.isfinite(found).all():
+            raise CorruptArtifact(f"{self._where}: {name} is not finite")
+        return found
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def _where(self) -> str:
+        return f"{self._path.parent.name}/{self._path.name}"
+
+    def _read(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CorruptArtifact(f"{self._where} cannot be read: {error}") from None

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from finetune_trainer.runtime.artifacts import CorruptArtifact
-from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.training.checkpoint_format import Layout, Snapshot, read_files
+from finetune_trainer.training.checkpoint_format import Layout, Snapshot, open_files
 from finetune_trainer.training.checkpoint_manager import folder_of
 from finetune_trainer.training.ranks import Ranks
 
@@ -21,19 +19,17 @@ class CheckpointReader:
     def load_latest(self, layout: Layout) -> Snapshot | None:
         """Return the checkpoint that the first process has loaded, or None; the processes wait for each other.
 
-        Raise ServiceUnavailable if this process cannot read it.
+        Its tensors are read one by one: all processes of a pod share its memory. Raise CorruptArtifact if this process
+        cannot read it.
         """
         (step,) = self._ranks.sum(0)
         if not step:
             return None
-        folder = folder_of(self._folder, int(step))
-        try:
-            return read_files(folder, layout)
-        except CorruptArtifact as error:
-            raise ServiceUnavailable(
-                f"checkpoint {folder.name}, which the first process has verified, cannot be read by another one: "
-                f"check that all nodes see the same files in spec.workspace: {error}"
-            ) from error
+        return open_files(folder_of(self._folder, int(step)), layout)
+
+    def lacks(self, _step: int) -> bool:
+        """Return False."""
+        return False
 
     def should_save(self, _step: int) -> bool:
         """Return False."""

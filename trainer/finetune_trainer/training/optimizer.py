@@ -73,7 +73,7 @@ class NamedOptimizer(ABC):
             for key, tensor in self._layout_of(parameter).items()
         }
 
-    def restore(self, saved: Tensors) -> None:
+    def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Restore a state from `tensors`."""
         for name, parameter in self._parameters.items():
             state = {key: saved[f"{name}.{key}"] for key in self._layout_of(parameter) if f"{name}.{key}" in saved}
