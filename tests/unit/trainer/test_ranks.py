@@ -26,7 +26,8 @@ from support.training import (
     write_rows,
 )
 
-from finetune_trainer.contract import ExitCode, TerminationMessage
+from finetune_trainer.contract import ExitCode, Samples, TerminationMessage
+from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.data.row_format import record_size
 from finetune_trainer.runtime.notices import Ec2
@@ -254,18 +255,52 @@ def test_frozen_process_is_given_up_after_sigterm(new_training):
     assert interruption.step == interruption.saved_step > 5
 
 
+SHARDED_PAIR = {"processes_per_node": 2, "parallelism": "FSDP", "max_steps": 400}
+SOON_ENDED = {
+    "constants": {
+        "finetune_trainer.training.rank_processes.HANG_SECONDS": 0.1,
+        "finetune_trainer.training.rank_processes.WATCH_SECONDS": 0.05,
+    },
+    "slow_disk": 0.3,
+}
+"""A process that waits for a lost one is ended long before it could write a checkpoint."""
+
+
 def test_sharded_checkpoint_is_written_after_the_others_end(new_training):
     """They end after the weights are gathered. A process that waits for one of them is ended; this one only writes."""
-    name = "finetune_trainer.training.rank_processes"
-    options = {"constants": {f"{name}.HANG_SECONDS": 0.1, f"{name}.WATCH_SECONDS": 0.05}, "slow_disk": 0.3}
-    recipe = {"processes_per_node": 2, "parallelism": "FSDP", "max_steps": 400, "checkpoint": {"every_steps": 1000}}
-    training = new_training(options, **recipe)
+    training = new_training(SOON_ENDED, **SHARDED_PAIR, checkpoint={"every_steps": 1000})
     process = training.start()
     process.until(lambda: training.step() > 5)
     process.kill(signal.SIGTERM)
     assert process.wait() == ExitCode.INTERRUPTED
     interruption = training.message.interruption
     assert interruption.step == interruption.saved_step > 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_end_of_a_process_leaves_the_sharded_write_whole(new_training, number):
+    # The first process is then nearly always in a sum, where it finds that another one is lost.
+    constants = SOON_ENDED["constants"] | {"finetune_trainer.training.ranks.POLL_SECONDS": 0.05}
+    training = new_training(SOON_ENDED | {"constants": constants}, **SHARDED_PAIR, checkpoint={"every_steps": 5})
+    checkpoints = stage_folder(training.workspace) / "checkpoints"
+    process = training.start()
+    process.until(lambda: list(checkpoints.glob(".step-*")))
+    os.kill(process.other_ranks()[0], number)
+    assert process.wait() == (ExitCode.UNAVAILABLE if number == signal.SIGKILL else ExitCode.INTERRUPTED)
+    steps = sorted(int(folder.name.removeprefix("step-")) for folder in checkpoints.glob("step-*"))
+    assert steps[0] == 5
+    if number == signal.SIGTERM:
+        interruption = training.message.interruption
+        assert interruption.step == interruption.saved_step == steps[-1] >= 5
+
+
+def test_samples_of_a_sharded_model_do_not_change_the_adapter(new_training):
+    recipe = SHARDED_PAIR | {"max_steps": 8, "eval_steps": 4}
+    plain, sampling = new_training(**recipe).run(), new_training(**recipe)
+    samples = Samples(prompts=("A reader opens",), max_new_tokens=4)
+    sampling.config = sampling.config.model_copy(update={"samples": samples})
+    assert sampling.run().digest == plain.digest
+    assert [row.step for row in read_samples(stage_folder(sampling.workspace) / SAMPLES)] == [4, 8]
 
 
 class Pod:

@@ -130,6 +130,10 @@ class CheckpointManager:
         passed = step // self._rule.every_steps > self._last_step // self._rule.every_steps
         return passed or time.monotonic() - self._last_time >= self._rule.every_seconds
 
+    def lacks(self, step: int) -> bool:
+        """Return whether the state at this boundary has been neither saved nor handed to the writer."""
+        return step not in {0, self._last_step} or self._write_error is not None
+
     def save(self, snapshot: Snapshot) -> None:
         """Start writing a snapshot in the background. A write error is logged, and training continues.
 

@@ -88,7 +88,7 @@ class TrainingRun:
         self.model.load(snapshot.weights)
         self.optimizer.restore(snapshot.optimizer)
         self.state = snapshot.state
-        self.best = snapshot.best if self.ranks.is_first else None
+        self.best = dict(snapshot.best) if snapshot.best is not None and self.ranks.is_first else None
 
     def should_save(self, checkpoints: "Checkpoints") -> bool:
         """Return whether a checkpoint is due: by the decision of the first process, if all take part in saving."""
@@ -103,8 +103,11 @@ class TrainingRun:
         """
         if not self.ranks.is_sharded:
             return checkpoints.save_blocking(self.state.step, self.snapshot)
-        if isinstance(error, PeerLost):
+        if isinstance(error, PeerLost) or not self.ranks.any(checkpoints.lacks(self.state.step)):
+            self.ranks.leave()
             return checkpoints.finish_write()
+        # Before the state is gathered: memory has room for one whole copy. The others wait in the gathering.
+        checkpoints.finish_write()
         snapshot = self.snapshot()
         self.ranks.leave()
         return checkpoints.save_blocking(self.state.step, lambda: snapshot)

@@ -26,6 +26,8 @@ POLL_SECONDS = 1e-4
 """Between two looks whether a sum has arrived. A process that waits in PyTorch instead would hear no signal."""
 ABANDON_SECONDS = 10.0
 """Time after a request to stop in which the others must answer: those on a lost node never do."""
+ABANDON_SHARDED_SECONDS = 60.0
+"""The same for sharded models. The first process may be copying all weights, and nothing is saved without it."""
 PEER_ERROR = re.compile(r"^\[\S*third_party/gloo|Connection (closed|reset)|Broken pipe|[Tt]imed out|ncclRemoteError")
 """Messages of gloo and NCCL when a connection ends. Other errors, such as NCCL's for invalid usage, are faults."""
 TIMEOUT = timedelta(hours=1)
@@ -127,6 +129,10 @@ class RankGroup(Ranks):
     def leave(self) -> None:
         self._left.set()
 
+    @property
+    def _abandon_seconds(self) -> float:
+        return ABANDON_SECONDS
+
     def _sum(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by the sum of all processes' tensors."""
         abandon_at: float | None = None
@@ -134,7 +140,7 @@ class RankGroup(Ranks):
             work: Any = torch.distributed.all_reduce(tensor, async_op=True)
             while not work.is_completed():
                 if self._stop.requested:
-                    abandon_at = abandon_at or time.monotonic() + ABANDON_SECONDS
+                    abandon_at = abandon_at or time.monotonic() + self._abandon_seconds
                 if self._has_lost_a_peer() or (abandon_at and time.monotonic() > abandon_at):
                     raise PeerLost
                 time.sleep(POLL_SECONDS)
@@ -155,6 +161,11 @@ class ShardedRankGroup(RankGroup):
     @override
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Do nothing: the backward pass has summed them."""
+
+    @property
+    @override
+    def _abandon_seconds(self) -> float:
+        return ABANDON_SHARDED_SECONDS
 
 
 def is_loss_of_peer(error: RuntimeError) -> bool:
