@@ -216,15 +216,21 @@ class Application:
         return f"{self.states}\n{status}\n{objects}\n{self.argo_cd.logs()}"
 
 
-def install(operator: Application, **values: Any) -> None:
-    """Apply the example's Application of the chart, with the images of the cluster and more values."""
+def install(
+    operator: Application,
+    options: tuple[str, ...] = (),
+    annotations: Mapping[str, str] | None = None,
+    **values: Any,
+) -> None:
+    """Apply the example's Application of the chart with the cluster's images, more syncOptions and more values."""
     manifest = example("operator")
     spec = manifest["spec"]
     spec["source"]["repoURL"] = operator.repository.url
     spec["source"]["helm"]["releaseName"] = chart.RELEASE
     images: Object = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}}
     spec["source"]["helm"]["valuesObject"] = {**images, **values}
-    manifest["metadata"]["name"] = operator.name
+    spec["syncPolicy"]["syncOptions"] += options
+    manifest["metadata"] |= {"name": operator.name, "annotations": dict(annotations or {})}
     operator.argo_cd.kube.apply([manifest])
 
 

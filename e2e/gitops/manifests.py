@@ -12,8 +12,10 @@ EVERYTHING = Path(__file__).parents[2] / "tests" / "data" / "everything.yaml"
 SUMMARY = "One-word summary"
 NEWER_SUMMARY = "The newer summary"
 """Description of the CRD's first printer column, and that of a newer chart."""
+NEXT_VERSION = "99.0.0"
 LATER, OTHER = ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in ("later", "other"))
 IMAGE = "repository: finetune-operator\n"
+VERSIONS = re.compile(r'^((?:version|appVersion): "?)[0-9.]+', re.MULTILINE)
 CRDS_ENABLED = re.compile(r"(^crds:\n(?:  #.*\n)*  enabled: )true$", re.MULTILINE)
 FAILS_ONCE = 'once=$FINETUNE_WORKSPACE/once; [ -e "$once" ] || { touch "$once"; FAIL_WITH=70; }'
 
@@ -68,6 +70,12 @@ def newer_chart() -> dict[str, str]:
             raise ValueError(f"{name} has not exactly one line with {old!r} at its end: change newer_chart")
         files[f"charts/{chart.CHART.name}/{name}"] = text.replace(f"{old}\n", f"{new}\n")
     return files
+
+
+def next_version() -> dict[str, str]:
+    """Return the chart's Chart.yaml with NEXT_VERSION as its version and that of the images."""
+    text = (chart.CHART / "Chart.yaml").read_text()
+    return {f"charts/{chart.CHART.name}/Chart.yaml": VERSIONS.sub(rf"\g<1>{NEXT_VERSION}", text)}
 
 
 def broken_chart() -> dict[str, str]:

@@ -13,7 +13,15 @@ import yaml
 
 from e2e.gitops.application import CRD, Application, examples, install
 from e2e.gitops.argo_cd import CUSTOMIZATIONS, EXAMPLES, LABELS
-from e2e.gitops.manifests import NEWER_SUMMARY, SUMMARY, chart_without_crd, newer_chart, unchanged
+from e2e.gitops.manifests import (
+    NEWER_SUMMARY,
+    NEXT_VERSION,
+    SUMMARY,
+    chart_without_crd,
+    newer_chart,
+    next_version,
+    unchanged,
+)
 from e2e.gitops.second_lane import ALL, more
 from e2e.pipelines import chart
 from e2e.pipelines.driver import PipelineDriver, pipeline
@@ -39,25 +47,33 @@ def test_api_server_accepts_the_example(operator: Application, name: str):
 
 
 def test_chart_is_upgraded_and_rolled_back_with_its_crd(operator: Application, application: Application):
-    """One commit changes the CRD and a value, and its revert is the rollback. A training goes on meanwhile."""
+    """One commit changes version, CRD and a value, and its revert is the rollback. A training goes on meanwhile."""
     kinds = {resource["kind"] for resource in operator.status["resources"]}
     assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= kinds
     driver = PipelineDriver.start(application.namespace, pipeline("bot", steps={"train": 900}))
     driver.wait_state("train", "Running")
     uid, *_ = before = operator.installed
     assert before == (uid, SUMMARY, "--grace-seconds=30")
-    earlier = len(operator.states)
-    operator.commit(newer_chart())
+    earlier, version = len(operator.states), version_of(operator)
+    operator.commit(newer_chart() | next_version())
     until(lambda: operator.installed == (uid, NEWER_SUMMARY, "--grace-seconds=31"), 90, operator.describe)
     operator.wait("Synced", "Healthy")
+    assert version_of(operator) == NEXT_VERSION
     assert ("OutOfSync", "Healthy") in operator.states[earlier:]  # the upgrade; that it is over is checked above
     operator.repository.revert()
     operator.refresh()
     until(lambda: operator.installed == before, 90, operator.describe)
     operator.wait("Synced", "Healthy")
+    assert version_of(operator) == version != NEXT_VERSION
     driver.finish("train")
     driver.wait_finished()
     assert [len(driver.stage(name)["attempts"]) for name in ("prepare", "train")] == [1, 1]
+
+
+def version_of(operator: Application) -> str:
+    """Return the version that the operator's Deployment is labelled with."""
+    labels = operator.namespace.get("deployment", chart.RELEASE)["metadata"]["labels"]
+    return str(labels["app.kubernetes.io/version"])
 
 
 @more
@@ -80,7 +96,10 @@ def test_crd_and_pipelines_stay_when_git_disables_the_crd(operator: Application,
 
 
 def test_no_drift_in_any_mode_of_comparison(operator: Application, new_application: Callable[[str], Application]):
-    """The chart, and the pipeline with every field and the smallest one, unchanged in Git, are synced once."""
+    """The pipeline with every field and the smallest one, unchanged in Git, are synced once in each mode.
+
+    The chart, compared in one mode after the other, is not synced again.
+    """
     applications = []
     for mode, (options, annotations) in MODES.items():
         application = new_application(mode)
@@ -90,9 +109,14 @@ def test_no_drift_in_any_mode_of_comparison(operator: Application, new_applicati
     for application in applications:
         until(lambda one=application: one.state[0] == "Synced", 60, application.describe)
     before = [application.generations for application in applications]
-    states_of_the_chart = operator.states
-    time.sleep(DRIFT_SECONDS)
-    assert operator.states == states_of_the_chart
+    for options, annotations in MODES.values():
+        install(operator, options, annotations, replicaCount=1)
+        operator.refresh("hard")
+        operator.wait("Synced", "Healthy")
+        states_of_the_chart = operator.states
+        time.sleep(DRIFT_SECONDS / len(MODES))
+        assert operator.states == states_of_the_chart
+        assert operator.state == ("Synced", "Healthy")
     for application, generation in zip(applications, before, strict=True):
         application.refresh("hard")
         assert application.state[0] == "Synced"
