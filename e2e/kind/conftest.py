@@ -27,7 +27,7 @@ SHORT = frozenset(
         "test_pipeline_of_all_stages_succeeds",
     }
 )
-"""Tests that run with KIND=short: the network, the image, an eviction, a lost node, and the chart with all stages."""
+"""Tests that run with KIND=short: the network, the image, an eviction, a lost node, and the chart without deploy."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
