@@ -47,7 +47,7 @@ from finetune_trainer.runtime.stage_folder import Context  # noqa: E402
 from finetune_trainer.stages import train  # noqa: E402
 from finetune_trainer.stop_signal import StopSignal  # noqa: E402
 from finetune_trainer.training import document_attention, loop, loss, methods, model  # noqa: E402
-from train_bench.measuring import StepTimes, make_rows, timed  # noqa: E402
+from train_bench.measuring import Pause, StepTimes, make_rows, timed  # noqa: E402
 
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bf16 peak of a chip, by a part of its name, from the vendors' data sheets."""
@@ -183,10 +183,10 @@ class Plan:
 
         That is the snapshot and the start of its write.
         """
-        seconds: list[float] = []
-        with timed(loop, "save", seconds):
+        found: list[Pause] = []
+        with timed(loop, "save", found):
             self.run_anew(self.config("pauses", every=2, dropout=0.05))
-        return {"milliseconds": [1e3 * one for one in seconds]}
+        return {"milliseconds": [1e3 * pause.seconds for pause in found]}
 
     def resumes(self) -> dict[str, Any]:
         """Compare the adapter of a process that was killed, and resumed by another, with that of a whole run."""

@@ -16,7 +16,8 @@ Prints, each as median, minimum and maximum:
 
 - throughput in tokens per second, and the ratio of ours to each of the others in the same turn;
 - peak memory of the process;
-- how long a checkpoint pauses training, over all checkpoints of all turns;
+- how long a checkpoint pauses training, over all checkpoints of all turns, and how much longer it makes a step, by the
+  medians of steps with one and without: what is written beside training slows that, too;
 - the time from SIGTERM until the process has saved a checkpoint and exited.
 
 TRL runs with gradient_checkpointing=False, which is not its default, because the others run without it. With QLoRA it
@@ -39,7 +40,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -53,7 +54,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from finetune_trainer.contract import Environment  # noqa: E402
 from train_bench import trainer_process  # noqa: E402
 from train_bench.benchmark import BATCH, CONTEXT, VOCABULARY, Benchmark  # noqa: E402
-from train_bench.measuring import CLOCKS, make_pairs, make_rows, spread  # noqa: E402
+from train_bench.measuring import CLOCKS, Pause, make_pairs, make_rows, spread, steps_by_pause  # noqa: E402
 from train_bench.ranks import Recorded  # noqa: E402
 
 TRAINERS = {
@@ -71,13 +72,14 @@ PAUSES = {
     "TRL SFTTrainer": "train_bench.with_trl:pauses_sft",
     "TRL DPOTrainer": "train_bench.with_trl:pauses_dpo",
 }
-"""Name -> the function that trains and returns how long each checkpoint paused training."""
+"""Name -> the function that trains and returns the times at which the steps ended, and each pause for a checkpoint."""
 
 
 class Measured(NamedTuple):
     """What a process of a trainer has measured."""
 
-    seconds: list[float]
+    result: Any
+    """What its function has returned, as JSON has it."""
     peak_mib: float
 
 
@@ -145,7 +147,7 @@ def throughput(benchmark: Benchmark) -> None:
     for turn in range(options.repeats):
         for name in order_of(turn, names):
             measured = measure(benchmark, TRAINERS[name])
-            speeds[name].append(tokens / (measured.seconds[-1] - measured.seconds[0]))
+            speeds[name].append(tokens / (measured.result[-1] - measured.result[0]))
             peaks[name].append(measured.peak_mib)
     for name in names:
         print(f"{name:15} {spread(speeds[name], ',.0f')} tokens/s, peak memory {spread(peaks[name], ',.0f')} MiB")
@@ -155,19 +157,35 @@ def throughput(benchmark: Benchmark) -> None:
 
 
 def pauses(benchmark: Benchmark) -> None:
-    """Print how long a checkpoint pauses training.
+    """Print how long a checkpoint pauses training, and how much longer it makes a step with all that follows.
 
-    In our loop that is the snapshot and the start of its write, in the other trainers the whole save.
+    In our loop the pause is the snapshot and the start of its write, in the other trainers the whole save.
     """
-    options = benchmark.options
+    options = argparse.Namespace(**{**vars(benchmark.options), "clock": "wall"})
+    benchmark = Benchmark(benchmark.folder, options)
     names = OBJECTIVES[options.objective]
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[float]] = {name: [] for name in names}
+    steps: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in names}
     for turn in range(options.pauses):
         for name in order_of(turn, names):
-            seconds[name] += measure(benchmark, PAUSES[name]).seconds
-    for name, found in seconds.items():
-        print(f"a checkpoint pauses training: {name:15} {milliseconds(found)}, {len(found)} checkpoints")
+            ends, measured = measure(benchmark, PAUSES[name]).result
+            checkpoints = [Pause(*each) for each in measured]
+            found[name] += [pause.seconds for pause in checkpoints]
+            for has_pause, durations in steps_by_pause(ends, checkpoints).items():
+                steps[name][has_pause] += durations
+    for name, seconds in found.items():
+        print(f"a checkpoint pauses training: {name:15} {milliseconds(seconds)}, {len(seconds)} checkpoints")
+    for name, durations_of in steps.items():
+        print(f"a checkpoint makes a step longer: {name:15} {longer(durations_of)}")
     print_checkpoint_size(benchmark)
+
+
+def longer(steps: dict[bool, list[float]]) -> str:
+    """Return how much longer steps with a checkpoint are than those without, by their medians."""
+    if not all(steps.values()):
+        return "not measured: there are too few steps"
+    with_one, without = (statistics.median(steps[has_one]) for has_one in (True, False))
+    return f"by {1e3 * (with_one - without):.1f} ms, to {1e3 * with_one:.1f} from {1e3 * without:.1f}"
 
 
 def milliseconds(seconds: list[float]) -> str:
@@ -203,9 +221,7 @@ def print_steps(rank: int, turns: list[list[Recorded]]) -> None:
     pauses = [pause for turn in turns for pause in turn[rank].pauses.values()]
     print(f"process {rank}: its pause at a checkpoint {milliseconds(pauses)}")
     print(f"process {rank}: a step with a checkpoint {milliseconds(steps[True])}, without {milliseconds(steps[False])}")
-    if all(steps.values()):
-        longer = statistics.median(steps[True]) - statistics.median(steps[False])
-        print(f"process {rank}: by their medians, a checkpoint makes a step {1e3 * longer:.1f} ms longer")
+    print(f"process {rank}: a checkpoint makes a step longer: {longer(steps)}")
 
 
 def stopping(benchmark: Benchmark, repeats: int) -> None:

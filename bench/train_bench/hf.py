@@ -11,7 +11,7 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.methods import load_trainable
 from train_bench.benchmark import BATCH, PAUSES_EVERY, PAUSES_RANK, Benchmark
-from train_bench.measuring import CLOCKS, timed
+from train_bench.measuring import CLOCKS, Pause, timed
 
 
 class StepTimesCallback(TrainerCallback):
@@ -40,17 +40,18 @@ def train(benchmark: Benchmark, **changes: object) -> list[float]:
     )
 
 
-def pauses(benchmark: Benchmark) -> list[float]:
-    """Return the seconds that each of HF's checkpoints takes."""
+def pauses(benchmark: Benchmark) -> tuple[list[float], list[Pause]]:
+    """Return the times at which the steps ended, and each of HF's checkpoints."""
     return pauses_of(train, InOrder, benchmark)
 
 
-def pauses_of(train: Callable[..., list[float]], trainer: type[Trainer], benchmark: Benchmark) -> list[float]:
-    """Return the seconds that each checkpoint takes of HF's trainer or a subclass, with what the subclass adds."""
-    seconds: list[float] = []
-    with timed(trainer, "_save_checkpoint", seconds):
-        train(benchmark, rank=PAUSES_RANK, save_strategy="steps", save_steps=PAUSES_EVERY)
-    return seconds
+def pauses_of(
+    train: Callable[..., list[float]], trainer: type[Trainer], benchmark: Benchmark
+) -> tuple[list[float], list[Pause]]:
+    """Return the times at which steps ended of HF's trainer or a subclass, and the checkpoints with all it adds."""
+    found: list[Pause] = []
+    with timed(trainer, "_save_checkpoint", found):
+        return train(benchmark, rank=PAUSES_RANK, save_strategy="steps", save_steps=PAUSES_EVERY), found
 
 
 def train_with(

@@ -1,11 +1,12 @@
 """What the benchmarks of training share: packed rows, the times of steps and of calls, and how results are printed."""
 
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,9 +64,16 @@ class StepTimes(ProgressReporter):
             self.ends.append(CLOCKS[self.clock]())
 
 
+class Pause(NamedTuple):
+    """A call during which training waits, in seconds of the wall clock."""
+
+    start: float
+    seconds: float
+
+
 @contextlib.contextmanager
-def timed(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
-    """Append the duration of every call of a method or function to `seconds` while the context is open."""
+def timed(owner: Any, name: str, pauses: list[Pause]) -> Iterator[None]:
+    """Append every call of a method or function to `pauses` while the context is open."""
     original = getattr(owner, name)
 
     def wrapped(*arguments: object, **named: object) -> object:
@@ -73,13 +81,21 @@ def timed(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
         try:
             return original(*arguments, **named)
         finally:
-            seconds.append(time.perf_counter() - start)
+            pauses.append(Pause(start, time.perf_counter() - start))
 
     setattr(owner, name, wrapped)
     try:
         yield
     finally:
         setattr(owner, name, original)
+
+
+def steps_by_pause(ends: list[float], pauses: list[Pause]) -> dict[bool, list[float]]:
+    """Return the durations of the steps that a pause is a part of, and of the others; `ends` are of the wall clock."""
+    steps: dict[bool, list[float]] = {False: [], True: []}
+    for before, end in itertools.pairwise(ends):
+        steps[any(before <= pause.start < end for pause in pauses)].append(end - before)
+    return steps
 
 
 def spread(values: list[float], form: str) -> str:

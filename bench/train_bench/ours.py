@@ -9,7 +9,7 @@ from finetune_trainer.stages import train as train_stage
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training import loop
 from train_bench.benchmark import PAUSES_EVERY, PAUSES_RANK, Benchmark
-from train_bench.measuring import StepTimes, timed
+from train_bench.measuring import Pause, StepTimes, timed
 
 
 def train(benchmark: Benchmark, **changes: int) -> list[float]:
@@ -25,12 +25,11 @@ def train(benchmark: Benchmark, **changes: int) -> list[float]:
     return times.ends
 
 
-def pauses(benchmark: Benchmark) -> list[float]:
-    """Return the seconds that the loop waits at each checkpoint.
+def pauses(benchmark: Benchmark) -> tuple[list[float], list[Pause]]:
+    """Return the times at which the steps ended, and how long the loop waits at each checkpoint.
 
     That is the snapshot and the start of its write.
     """
-    seconds: list[float] = []
-    with timed(loop, "save", seconds):
-        train(benchmark, rank=PAUSES_RANK, every=PAUSES_EVERY)
-    return seconds
+    found: list[Pause] = []
+    with timed(loop, "save", found):
+        return train(benchmark, rank=PAUSES_RANK, every=PAUSES_EVERY), found

@@ -1,4 +1,4 @@
-"""Run one function of a trainer of bench/train.py; print its seconds and the peak memory of this process, in JSON.
+"""Run one function of a trainer of bench/train.py; print its result and the peak memory of this process, in JSON.
 
     trainer_process.py MODULE:FUNCTION FOLDER OPTIONS
 
@@ -22,5 +22,5 @@ if __name__ == "__main__":
     logging.disable(logging.WARNING)
     _, function, folder, options = sys.argv
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-        seconds = pkgutil.resolve_name(function)(Benchmark(Path(folder), Namespace(**json.loads(options))))
-    print(json.dumps({"seconds": seconds, "peak_mib": memory_mib(os.getpid(), "VmHWM")}))
+        result = pkgutil.resolve_name(function)(Benchmark(Path(folder), Namespace(**json.loads(options))))
+    print(json.dumps({"result": result, "peak_mib": memory_mib(os.getpid(), "VmHWM")}))

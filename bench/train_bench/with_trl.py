@@ -6,6 +6,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from train_bench.benchmark import Benchmark
 from train_bench.hf import pauses_of, stack_rows, train_with
+from train_bench.measuring import Pause
 
 
 class InOrderSFT(SFTTrainer):
@@ -43,8 +44,8 @@ def train_sft(benchmark: Benchmark, **changes: object) -> list[float]:
     )
 
 
-def pauses_sft(benchmark: Benchmark) -> list[float]:
-    """Return the seconds that each checkpoint of trl.SFTTrainer takes."""
+def pauses_sft(benchmark: Benchmark) -> tuple[list[float], list[Pause]]:
+    """Return the times at which the steps of trl.SFTTrainer ended, and its checkpoints."""
     return pauses_of(train_sft, InOrderSFT, benchmark)
 
 
@@ -63,6 +64,6 @@ def train_dpo(benchmark: Benchmark, **changes: object) -> list[float]:
     )
 
 
-def pauses_dpo(benchmark: Benchmark) -> list[float]:
-    """Return the seconds that each checkpoint of trl.DPOTrainer takes."""
+def pauses_dpo(benchmark: Benchmark) -> tuple[list[float], list[Pause]]:
+    """Return the times at which the steps of trl.DPOTrainer ended, and its checkpoints."""
     return pauses_of(train_dpo, InOrderDPO, benchmark)
