@@ -131,8 +131,9 @@ def one_process(new_training):
         {"processes_per_node": 4, "gradient_accumulation_steps": 1},
         {"nodes": 2, "processes_per_node": 2, "gradient_accumulation_steps": 1},
         {"processes_per_node": 2, "gradient_accumulation_steps": 2, "parallelism": "FSDP"},
+        {"processes_per_node": 4, "gradient_accumulation_steps": 1, "parallelism": "FSDP"},
     ],
-    ids=["2", "4", "2x2", "sharded"],
+    ids=["2", "4", "2x2", "2 sharded", "4 sharded"],
 )
 def test_losses_of_several_processes_equal_those_of_one(new_training, one_process, processes):
     several = new_training(**PLAIN, **processes).run()
@@ -140,6 +141,14 @@ def test_losses_of_several_processes_equal_those_of_one(new_training, one_proces
     assert len(several.losses) == STEPS
     assert several.message.result.validation_loss == pytest.approx(one_process.message.result.validation_loss, abs=1e-6)
     assert several.message.result.tokens == one_process.message.result.tokens
+
+
+@pytest.mark.parametrize("recipe", [{"method": "Full", "lora": None}, PLAIN | {"method": "QLoRA"}], ids=str)
+def test_losses_of_other_methods_equal_those_of_one_process(new_training, recipe):
+    one = new_training(gradient_accumulation_steps=2, **recipe).run()
+    two = new_training(gradient_accumulation_steps=1, processes_per_node=2, **recipe).run()
+    assert two.losses == pytest.approx(one.losses, abs=1e-6)
+    assert two.message.result.validation_loss == pytest.approx(one.message.result.validation_loss, abs=1e-6)
 
 
 @pytest.mark.parametrize("parallelism", ["DDP", "FSDP"])
