@@ -19,6 +19,7 @@ from finetune_trainer.runtime.errors import Interrupted, ServiceUnavailable
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
+from finetune_trainer.training.checkpoint_format import Snapshot
 from finetune_trainer.training.checkpoint_manager import CheckpointManager
 from finetune_trainer.training.schedule import learning_rate
 from finetune_trainer.training.state import State
@@ -169,6 +170,23 @@ def test_write_error_of_checkpoint_on_stop_fails_the_stage(tiny_model, workspace
             run_train(config_for(tiny_model), workspace, stop_at=8)
     run_train(config_for(tiny_model), workspace)
     assert adapter_digest(workspace) == uninterrupted[1]
+
+
+def test_stop_raises_the_error_of_a_write_not_tried_again(tmp_path, monkeypatch):
+    """As for a sharded model whose other processes have left: its state cannot be gathered once more."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
+    with CheckpointManager(
+        tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, b""
+    ) as checkpoints:
+        assert checkpoints.lacks(8)
+        checkpoints.save(Snapshot(State(step=8), {}, {}, None))
+        with pytest.raises(ServiceUnavailable, match=r"stop requested at step 8.*No space left.*from the beginning"):
+            checkpoints.save_blocking(8, None)
+        assert checkpoints.lacks(8)
 
 
 def test_bug_in_checkpoint_writer_is_raised(tiny_model, workspace, monkeypatch):

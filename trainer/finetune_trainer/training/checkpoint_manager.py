@@ -143,13 +143,14 @@ class CheckpointManager:
         self._last_step, self._last_time, self._write_error = snapshot.state.step, time.monotonic(), None
         self._pending_write = self._executor.submit(self._write, snapshot)
 
-    def save_blocking(self, step: int, snapshot: Callable[[], Snapshot]) -> int | None:
+    def save_blocking(self, step: int, snapshot: Callable[[], Snapshot] | None) -> int | None:
         """Make this step durable and return the newest durable step, or None before the first step.
 
-        Raises ServiceUnavailable if the checkpoint cannot be written, Replaced if a newer attempt has the folder.
+        Without `snapshot` the step must have been handed to the writer, and a failed write is not tried again. Raises
+        ServiceUnavailable if the checkpoint cannot be written, Replaced if a newer attempt has the folder.
         """
         self._wait_for_write()
-        if step not in {0, self.saved_step}:
+        if snapshot and step not in {0, self.saved_step}:
             self.save(snapshot())
             self._wait_for_write()
         if self._write_error:

@@ -41,5 +41,5 @@ class CheckpointReader:
     def finish_write(self) -> None:
         """Return that no step is durable by this process."""
 
-    def save_blocking(self, _step: int, _snapshot: Callable[[], Snapshot]) -> None:
+    def save_blocking(self, _step: int, _snapshot: Callable[[], Snapshot] | None) -> None:
         """Write nothing; return that no step is durable by this process."""

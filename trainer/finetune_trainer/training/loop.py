@@ -103,9 +103,12 @@ class TrainingRun:
         """
         if not self.ranks.is_sharded:
             return checkpoints.save_blocking(self.state.step, self.snapshot)
-        if isinstance(error, PeerLost) or not self.ranks.any(checkpoints.lacks(self.state.step)):
+        if isinstance(error, PeerLost):
             self.ranks.leave()
             return checkpoints.finish_write()
+        if not self.ranks.any(checkpoints.lacks(self.state.step)):
+            self.ranks.leave()
+            return checkpoints.save_blocking(self.state.step, None)
         # Before the state is gathered: memory has room for one whole copy. The others wait in the gathering.
         checkpoints.finish_write()
         snapshot = self.snapshot()
