@@ -36,6 +36,7 @@ from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
 
 STEPS = 24
 LOG = "log"
+PROCESSES = "finetune_trainer.training.rank_processes"
 ALL = os.environ.get("TRAINING") == "all"
 """Whether to run what takes minutes."""
 
@@ -143,7 +144,10 @@ def test_losses_of_several_processes_equal_those_of_one(new_training, one_proces
     assert several.message.result.tokens == one_process.message.result.tokens
 
 
-@pytest.mark.parametrize("recipe", [{"method": "Full", "lora": None}, PLAIN | {"method": "QLoRA"}], ids=str)
+FULL = {"method": "Full", "lora": None}
+
+
+@pytest.mark.parametrize("recipe", [FULL, PLAIN | {"method": "QLoRA"}], ids=str)
 def test_losses_of_other_methods_equal_those_of_one_process(new_training, recipe):
     one = new_training(gradient_accumulation_steps=2, **recipe).run()
     two = new_training(gradient_accumulation_steps=1, processes_per_node=2, **recipe).run()
@@ -165,7 +169,6 @@ def test_preference_losses_of_two_processes_equal_those_of_one(new_training, par
     assert two.message.result.validation_loss == pytest.approx(one.message.result.validation_loss, abs=1e-6)
 
 
-FULL = {"method": "Full", "lora": None}
 SHARDED = [FULL, {"lora": {"rank": 4, "alpha": 8}, "dtype": "BF16"}]
 if ALL:
     SHARDED += [FULL | {"gradient_checkpointing": True}, FULL | {"dtype": "BF16"}]
@@ -265,13 +268,7 @@ def test_frozen_process_is_given_up_after_sigterm(new_training):
 
 
 SHARDED_PAIR = {"processes_per_node": 2, "parallelism": "FSDP", "max_steps": 400}
-SOON_ENDED = {
-    "constants": {
-        "finetune_trainer.training.rank_processes.HANG_SECONDS": 0.1,
-        "finetune_trainer.training.rank_processes.WATCH_SECONDS": 0.05,
-    },
-    "slow_disk": 0.3,
-}
+SOON_ENDED = {"constants": {f"{PROCESSES}.HANG_SECONDS": 0.1, f"{PROCESSES}.WATCH_SECONDS": 0.05}, "slow_disk": 0.3}
 """A process that waits for a lost one is ended long before it could write a checkpoint."""
 
 
@@ -326,7 +323,7 @@ class Pod:
 
 def start_pods(training, port, first=None, second=None):
     """Start two pods of a training, with what their environments have besides."""
-    options = {"constants": {"finetune_trainer.training.rank_processes.RENDEZVOUS_PORT": port}}
+    options = {"constants": {f"{PROCESSES}.RENDEZVOUS_PORT": port}}
     return [
         training.server.start(
             training.config, Pod(training.workspace, rank, **more), training.workspace / f"{LOG}-{rank}", **options
@@ -368,8 +365,7 @@ def test_resumed_pods_train_as_one_process_and_the_first_writes(new_training, on
 def test_pod_that_waits_for_another_in_vain_can_be_retried(new_training):
     training = new_training(nodes=2)
     port = free_port()
-    name = "finetune_trainer.training.rank_processes"
-    options = {"constants": {f"{name}.RENDEZVOUS_PORT": port, f"{name}.JOIN_SECONDS": 1.0}}
+    options = {"constants": {f"{PROCESSES}.RENDEZVOUS_PORT": port, f"{PROCESSES}.JOIN_SECONDS": 1.0}}
     pod = Pod(training.workspace, 0)
     assert training.server.start(training.config, pod, training.workspace / LOG, **options).wait() == (
         ExitCode.UNAVAILABLE
