@@ -113,6 +113,7 @@ def test_no_drift_in_any_mode_of_comparison(operator: Application, new_applicati
         install(operator, options, annotations, replicaCount=1)
         operator.refresh("hard")
         operator.wait("Synced", "Healthy")
+        operator.wait_recorded("Synced", "Healthy")
         states_of_the_chart = operator.states
         time.sleep(DRIFT_SECONDS / len(MODES))
         assert operator.states == states_of_the_chart
