@@ -1,6 +1,7 @@
 import os
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -57,16 +58,17 @@ def check_collected(short: AbstractSet[str], collected: AbstractSet[str]) -> Non
 def docker_engine() -> Iterator[str]:
     """A Docker engine that has a node image; the value is the image's name."""
     report = binaries.report_progress
-    try:
-        engine.check()
-        with step("programs and files of the node image"):
-            # Everything that needs the internet comes before the engine, whose network is its own.
-            binaries.build_missing([*NEEDED, "helm"], report)
-            files = None if fixtures.NODE_IMAGE else node_image.build(report)
-    except UsageError as error:
-        missing(str(error))
-    fixtures.remove_leftovers()
-    with engine.running(report):
+    with ExitStack() as stack:
+        try:
+            engine.check()
+            with step("programs and files of the node image"):
+                # Everything that needs the internet comes before the engine, whose network is its own.
+                binaries.build_missing([*NEEDED, "helm"], report)
+                files = None if fixtures.NODE_IMAGE else node_image.build(report)
+            fixtures.remove_leftovers()
+            stack.enter_context(engine.running(report))
+        except UsageError as error:
+            missing(str(error))
         with step("node image loaded into Docker"):
             name = node_image.load(files, report) if files else fixtures.NODE_IMAGE
         yield name

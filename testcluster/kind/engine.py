@@ -50,7 +50,7 @@ def running(report: Callable[[str], None]) -> Iterator[None]:
     """Use the Docker engine that answers, or run one until the end of the context.
 
     With an engine of its own, the calling thread and the processes that it starts have no network but that of the
-    engine. Raises UsageError when this machine cannot run an engine, and TimedOut when the engine does not start.
+    engine. Raises UsageError when this machine cannot run an engine, and TimedOut when the engine does not answer.
     """
     remove_leftovers()
     check()
@@ -133,10 +133,13 @@ def _debian_docker() -> Path:
 
 @contextmanager
 def _network() -> Iterator[None]:
-    """Move this thread to a new network namespace, and back."""
+    """Move this thread to a new network namespace, and back. Raises UsageError where root lacks the right to that."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
-        _call(libc.unshare(ctypes.c_int(_CLONE_NEWNET)), "unshare")
+        try:
+            _call(libc.unshare(ctypes.c_int(_CLONE_NEWNET)), "unshare")
+        except OSError as error:
+            raise UsageError(f"a Docker engine of the tests needs a network namespace: {error}; start Docker") from None
         try:
             run_command("ip", "link", "set", "lo", "up")
             yield
@@ -218,6 +221,12 @@ def _wait(process: subprocess.Popen[bytes], folder: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT
     while not ENGINES["docker"].is_available():
         if process.poll() is not None or time.monotonic() > deadline:
-            log = (folder / "dockerd.log").read_text(errors="replace").strip()
-            raise TimedOut(f"dockerd did not start; its log ends: {log[-1500:]}")
+            raise _failure(process, (folder / "dockerd.log").read_text(errors="replace").strip())
         time.sleep(0.1)
+
+
+def _failure(process: subprocess.Popen[bytes], log: str) -> UsageError | TimedOut:
+    """Return why the engine does not answer: it has refused this machine, or it takes too long."""
+    if process.poll() is None:
+        return TimedOut(f"dockerd did not answer within {_START_TIMEOUT} s; its log ends: {log[-1500:]}")
+    return UsageError(f"dockerd cannot run on this machine: {log.splitlines()[-1] if log else 'no log'}; start Docker")

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,3 +139,27 @@ def test_engine_without_dockerd_names_the_packages(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match=r"apt install docker\.io iptables"):
         engine.check()
+
+
+@pytest.fixture
+def limited_machine(cache, monkeypatch):
+    """A machine on which root may neither change the firewall nor create a network namespace."""
+    ends = ["sh", "-c", "echo starting; echo iptables: Permission denied; exit 1"]
+    monkeypatch.setattr(Docker, "is_available", lambda _: False)
+    monkeypatch.setattr(engine, "check", lambda: None)
+    monkeypatch.setattr(engine, "_raise_inotify", lambda _: None)
+    monkeypatch.setattr(engine, "contained", lambda *_: ends)
+    monkeypatch.setattr(engine, "libc", SimpleNamespace(unshare=lambda _: -1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_engine_without_a_network_namespace_is_refused(limited_machine):
+    with pytest.raises(UsageError, match=r"needs a network namespace: .*unshare"), engine.running(lambda _: None):
+        pass
+
+
+def test_engine_that_ends_is_refused_with_its_last_line(limited_machine, monkeypatch):
+    monkeypatch.setattr(engine, "_network", nullcontext)
+    expected = "^dockerd cannot run on this machine: iptables: Permission denied; start Docker$"
+    with pytest.raises(UsageError, match=expected), engine.running(lambda _: None):
+        pass
