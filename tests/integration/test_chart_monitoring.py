@@ -107,6 +107,9 @@ def test_dashboards_are_found_by_the_sidecar():
     default = of_kind(render(ALL_ENABLED), "ConfigMap")
     assert {one["metadata"]["name"] for one in default} == {f"{RELEASE}-fleet", f"{RELEASE}-single"}
     assert {one["metadata"]["labels"]["grafana_dashboard"] for one in default} == {"1"}
+    # The sidecar writes the value of each key to a file of that name.
+    files = [name for one in default for name in one["data"]]
+    assert sorted(files) == [f"{RELEASE}-fleet.json", f"{RELEASE}-single.json"]
     changed = of_kind(render({**EVERYTHING, "argocd": {}}), "ConfigMap")
     assert len(changed) == len(default)
     for one in changed:
