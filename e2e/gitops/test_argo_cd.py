@@ -3,6 +3,7 @@
 One cluster and one Argo CD for all tests, an Application for each. GITOPS=all adds tests.
 """
 
+import json
 import time
 from typing import Any
 
@@ -78,6 +79,22 @@ def test_failed_stage_is_degraded_until_retry(application: Application):
     application.wait_recorded("Synced", "Healthy")
     healths = ("Progressing", "Degraded", "Progressing", "Healthy")
     assert application.states_since_sync == [("Synced", health) for health in healths]
+
+
+@more
+def test_wave_after_the_last_retry_waits_for_a_sync(application: Application):
+    """Argo CD does not sync a commit again by itself that it failed to sync, though the pipeline is Healthy now."""
+    application.repository.commit({"bot.json": in_wave(0, failing_once()), "later.json": in_wave(1, LATER)})
+    application.create(retry={"limit": 0})
+    until(lambda: application.operation.get("phase") == "Failed", 60, application.describe)
+    application.act("retry", "bot")
+    application.wait_health("bot", "Healthy")
+    time.sleep(8)  # longer than a comparison and a self-heal
+    assert application.state[0] == "OutOfSync"
+    assert not application.namespace.get("configmap", "later")
+    application.argo_cd.command("app", "sync", application.name)
+    application.wait("Synced", "Healthy")
+    assert application.namespace.get("configmap", "later")
 
 
 def test_unreadable_pipeline_is_degraded_until_repaired(application: Application):
@@ -206,6 +223,23 @@ def test_prune_deletes_pipelines_and_keeps_retained_claims(application: Applicat
     until(lambda: not application.namespace.get("pvc", "brief-workspace"), 30, application.describe)
     application.wait("Synced", "Healthy")
     assert application.namespace.get("pvc", "bot-workspace")["metadata"].get("deletionTimestamp") is None
+
+
+@more
+def test_last_pipeline_stays_until_its_application_is_deleted(application: Application):
+    """An automated sync prunes no Application whole: the pipeline runs on without a manifest in Git."""
+    application.repository.commit({"bot.json": pipeline("bot", steps={"train": 900})})
+    application.create()
+    application.pipeline("bot").wait_state("train", "Running")
+    application.commit({"bot.json": None})
+
+    def refused() -> bool:
+        return "will wipe out all resources" in json.dumps(application.status.get("conditions"))
+
+    until(refused, 60, application.describe)
+    assert application.pipeline("bot").stage("train")["state"] == "Running"
+    application.delete()
+    assert not application.pipeline("bot").object
 
 
 @more
