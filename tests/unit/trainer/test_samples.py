@@ -1,6 +1,8 @@
 """Texts that training generates at validations: the adapter is the same, and each step has each prompt once."""
 
+import errno
 import json
+import os
 import random
 import re
 import shutil
@@ -173,6 +175,22 @@ def test_samples_after_the_resumed_step_are_replaced(tmp_path, capsys):
     assert rows == [(7, "a", "first"), (7, "b", "first"), (14, "a", "second"), (14, "b", "second")]
     assert len(path.read_text().splitlines()) == 4
     assert 'sample {"step": 14, "prompt": "b", "text": "second"}\n' in capsys.readouterr().out
+
+
+def test_samples_are_appended_again_after_a_full_disk(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = SamplesFile(tmp_path / SAMPLES)
+    file.open(0)
+    file.record([SampleRow(1, "a", "first")])
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        file.sync()
+    file.record([SampleRow(2, "a", "only in the log")])
+    file.try_again()
+    file.record([SampleRow(3, "a", "third")])
+    assert [row.step for row in read_samples(tmp_path / SAMPLES)] == [1, 3]
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", "null", '{"step": "x", "prompt": "a", "text": "b"}', '{"step": 1, '])

@@ -13,7 +13,7 @@ from finetune_trainer.runtime.progress import log_line
 
 
 class AppendedFile:
-    """Training depends on no method: an OSError, as on a full disk, is logged once, and nothing more is written.
+    """Training depends on no method: after an OSError, as on a full disk, nothing is written until `restart`.
 
     One thread writes the file. Another may call `sync`, for which `append` does not wait.
     """
@@ -23,6 +23,8 @@ class AppendedFile:
         self._file: IO[bytes] | None = None
         self._open = threading.Lock()
         """Held while the file is made durable or closed."""
+        self.has_failed = False
+        """Whether the file could not be written, and has not been restarted since."""
 
     def restart(self, content: bytes) -> None:
         """Replace the content, durably; more is appended from now on."""
@@ -32,6 +34,10 @@ class AppendedFile:
             self._file = self.path.open("ab")
         except OSError as error:
             self._give_up(error)
+            return
+        if self.has_failed:
+            self.has_failed = False
+            log_line(f"train: {self.path} is written again")
 
     def append(self, content: bytes) -> None:
         """Append to the file; the content survives a kill of this process."""
@@ -48,13 +54,17 @@ class AppendedFile:
             self._try(lambda file: os.fsync(file.fileno()))
 
     def close(self, content: bytes | None = None) -> None:
-        """Close the file and replace its content; a process that was replaced only closes it."""
+        """Close the file and replace its content; a process that was replaced only closes it.
+
+        A file that was never opened is left alone.
+        """
         with self._open:  # so that a `sync` meanwhile returns when the new content is durable
             file, self._file = self._file, None
-            if file is None:
+            if file is None and not self.has_failed:
                 return
             try:
-                file.close()
+                if file is not None:
+                    file.close()
                 if content is not None:
                     write_durably(self.path, content, self._fence.check)
             except Replaced:
@@ -73,4 +83,6 @@ class AppendedFile:
 
     def _give_up(self, error: OSError) -> None:
         self._file = None
-        log_line(f"train: {self.path} cannot be written: {error}; training continues without it")
+        if not self.has_failed:  # once, however often it is tried again
+            self.has_failed = True
+            log_line(f"train: {self.path} cannot be written: {error}; it is tried again after each checkpoint")

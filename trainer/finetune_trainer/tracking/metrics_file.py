@@ -15,7 +15,7 @@ from finetune_trainer.tracking.appended_file import AppendedFile
 
 
 class MetricsFile:
-    """The rows of one training run, in memory and in the file; on a full disk in memory only."""
+    """The rows of one training run, in memory and in the file; while the disk is full in memory only."""
 
     def __init__(self, path: Path, fence: Fence = UNFENCED) -> None:
         self._file = AppendedFile(path, fence)
@@ -38,6 +38,11 @@ class MetricsFile:
     def sync(self) -> None:
         """Make all rows durable; another thread may call this before it writes the checkpoint that they belong to."""
         self._file.sync()
+
+    def try_again(self) -> None:
+        """Write all rows if the file could not be written earlier; the thread that records calls this."""
+        if self._file.has_failed:
+            self._file.restart(_encoded(self.rows()))
 
     def rows(self, before: float = math.inf) -> list[Row]:
         """Return the rows before a step, by ascending step."""

@@ -1,5 +1,6 @@
 """The file samples.jsonl: what the model generated at each validation, one JSON object a line."""
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,6 +34,11 @@ class SamplesFile:
     def sync(self) -> None:
         """Make all rows durable; another thread may call this before it writes the checkpoint that they belong to."""
         self._file.sync()
+
+    def try_again(self) -> None:
+        """Append again if the file could not be written earlier. The rows of meanwhile are only in the log."""
+        if self._file.has_failed:
+            self.open(sys.maxsize)
 
     def close(self) -> None:
         """Close the file."""

@@ -77,8 +77,11 @@ class TrainingMetrics:
     def send(self, saved_step: int | None) -> None:
         """Send the rows before the newest durable step, if there is a newer one; return at once.
 
-        The row of that step itself may get a validation loss yet.
+        The row of that step itself may get a validation loss yet. A file that could not be written is tried again: the
+        disk had room for a checkpoint.
         """
         if saved_step is not None and saved_step > self._sent_before:
             self._sent_before = saved_step
+            self._file.try_again()
+            self._samples.try_again()
             self._trackers.log_rows(self._file.rows(before=saved_step))

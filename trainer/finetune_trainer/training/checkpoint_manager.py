@@ -33,8 +33,8 @@ class CheckpointManager:
     """Saves checkpoints asynchronously, in one background thread, one at a time.
 
     Training waits while a snapshot is copied, but not while it is written. A folder gets its name step-… only when
-    it is complete and durable, and after `sync_metrics`, so that no checkpoint lacks the metrics of its steps. Use it
-    as a context manager: leaving the block waits for the last write.
+    it is complete and durable, and after `sync_metrics`, so that no checkpoint lacks the metrics of its steps, unless
+    these could not be written. Use it as a context manager: leaving the block waits for the last write.
     """
 
     def __init__(

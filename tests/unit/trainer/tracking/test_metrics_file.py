@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import threading
@@ -83,9 +84,41 @@ def test_unwritable_file_is_logged_once_and_rows_stay_in_memory(path, capsys):
     path.mkdir()
     file = written(path, 3)
     file.sync()
+    file.try_again()
     file.close()
     assert len(file.rows()) == 3
     assert capsys.readouterr().out.count("cannot be written") == 1
+
+
+@pytest.fixture
+def after_a_full_disk(path, monkeypatch):
+    """A file whose second row could not be made durable, and whose third was not written; the disk has room again."""
+    file = written(path, 1)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        file.record(2, {"loss": 0.5})
+        file.sync()
+        file.record(3, {"loss": 0.25})
+    assert [row.step for row in read_rows(path)] == [1, 2]
+    return file
+
+
+def test_file_has_every_row_after_a_full_disk_has_room(after_a_full_disk, path, capsys):
+    after_a_full_disk.try_again()
+    after_a_full_disk.record(4, {"loss": 0.125})
+    assert [(row.step, row.values["loss"]) for row in read_rows(path)] == [(1, 1), (2, 0.5), (3, 0.25), (4, 0.125)]
+    assert "metrics.jsonl is written again" in capsys.readouterr().out
+
+
+def test_closing_writes_the_rows_that_a_full_disk_refused(after_a_full_disk, path):
+    after_a_full_disk.close()
+    assert [row.step for row in read_rows(path)] == [1, 2, 3]
+
+
+def test_closing_a_file_never_opened_keeps_it(path):
+    written(path, 2).close()
+    MetricsFile(path).close()
+    assert [row.step for row in read_rows(path)] == [1, 2]
 
 
 def test_rows_are_recorded_while_another_thread_syncs(path, monkeypatch):
