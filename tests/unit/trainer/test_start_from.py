@@ -136,6 +136,10 @@ def edit(adapter, **changes):
     [
         ({"peft_type": "IA3"}, "is an adapter of kind IA3: only LORA can be trained further"),
         ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern, which train.lora cannot express"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "has init_lora_weights pissa_niter_4, which train.lora",
+        ),
         ({"bias": "all"}, "has bias all, which"),
         ({"target_modules": ".*q_proj"}, "has target_modules that are a pattern"),
         ({"r": 2}, "is .* and must be .*, with finite values"),

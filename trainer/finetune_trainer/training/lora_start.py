@@ -17,6 +17,8 @@ from finetune_trainer.training.trainable import Trainable
 
 UNSUPPORTED = ("rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices", "layer_replication")
 """Settings of an adapter that the recipe has no words for; they are empty in an adapter of this trainer."""
+PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the base model as it is. With others, such as pissa, PEFT changes it."""
 
 
 def started_adapter(base: Any, config: TrainConfig, start: StartAdapter | None) -> Trainable:
@@ -73,6 +75,9 @@ def _check_supported(start: StartAdapter) -> None:
     config = start.config
     found = [name for name in UNSUPPORTED if config.get(name)]
     found += [f"bias {config['bias']}"] if config.get("bias") not in {None, "none"} else []
+    start_weights = config.get("init_lora_weights")
+    if isinstance(start_weights, str) and start_weights not in PLAIN_STARTS:
+        found.append(f"init_lora_weights {start_weights}")
     found += ["lora_bias"] if config.get("lora_bias") else []
     found += ["both use_dora and use_rslora"] if config.get("use_dora") and config.get("use_rslora") else []
     found += [] if isinstance(config.get("target_modules"), list) else ["target_modules that are a pattern"]
