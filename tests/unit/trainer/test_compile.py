@@ -60,6 +60,14 @@ def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing, more):
     assert_compiling_changes_no_loss(model, tmp_path, recipe)
 
 
+def test_last_batch_of_one_row_compiles_no_layer_again(tmp_path):
+    """The last step and the validation end with one. The compiler takes a size of 1 for a constant."""
+    model = make_tiny_model(tmp_path / "model", layers=4)
+    write_rows(tmp_path, documents(61, longest=28), documents(9, seed=5, longest=28), packing=False)
+    recipe = {"epochs": 1, "max_steps": None, "eval_steps": 3, "lora": {"rank": 4, "dropout": 0.0}}
+    assert_compiling_changes_no_loss(model, tmp_path, recipe | {"micro_batch_size": 4})
+
+
 @pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: the C++ compiler's half minute")
 def test_compiled_kernels_change_no_loss(tmp_path, monkeypatch):
     monkeypatch.undo()  # the default backend, as users have it

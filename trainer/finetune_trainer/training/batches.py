@@ -48,6 +48,11 @@ class Batch:
         """Return the batch with nothing to learn from and nothing to count."""
         return replace(self, target_positions=self.target_positions[:0], targets=self.targets[:0], size=0)
 
+    def doubled(self) -> "Batch":
+        """Return the batch with each row twice; only the first of each is learned from and counted."""
+        twice = {name: getattr(self, name).repeat(2, 1) for name in ("tokens", "positions", "is_padding")}
+        return replace(self, **twice)
+
     @property
     def weight(self) -> int:
         """Number of targets: the loss of a step is the mean over them."""

@@ -48,7 +48,7 @@ class TrainedModel:
         """Name in the registry of transformers of the attention that takes a mask, as the model was loaded."""
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._autocast, self._noise = recipe.dtype == "BF16", recipe.neftune_noise_alpha
-        self._is_compiled = recipe.compile
+        self._is_compiled, self._rows = recipe.compile, recipe.micro_batch_size
         self.largest_loss = chunk_size(self.vocabulary) if has_plain_head(self) else math.inf
         """Number of targets whose logits are computed at once."""
         speed_up_dropout(self.model)
@@ -62,7 +62,10 @@ class TrainedModel:
             # one has not. Without this, the compiler takes the first batch's number for a constant.
             torch.fx.experimental._config.use_duck_shape = False  # noqa: SLF001  there is no public name
             # Layer by layer: they are equal, so the compiler works once, and the selection of targets stays outside.
-            for layer in (each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer)):
+            layers = [each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer)]
+            if not layers:
+                raise ConfigInvalid(f"train.compile: {self.architecture} has no layers to compile: set it to false")
+            for layer in layers:
                 layer.compile(dynamic=True)
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
@@ -77,6 +80,8 @@ class TrainedModel:
         batch is flat.
         """
         batch = batch.to(self.device)
+        if self._is_compiled and not batch.documents and len(batch.tokens) == 1 < self._rows:
+            batch = batch.doubled()  # the compiler takes a single row for a constant, and would work anew for it
         if len(batch.targets) > self.largest_loss:
             return self._chunked_cross_entropy(batch, reduction)
         with self._noise_of(batch), head_at_positions(batch.target_positions, self.head) as select:
