@@ -1,6 +1,7 @@
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.forkserver import ForkServer
@@ -37,6 +38,23 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def new_training(
+    fork_server: ForkServer, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Returns a training of several processes, with options of the fork server and changes of its recipe."""
+    from support.rank_trainings import Training, config_of, write_all_rows  # noqa: PLC0415  the import takes seconds
+
+    prepared = write_all_rows(tmp_path_factory.mktemp("rows")) / "prepare"
+
+    def new(options: dict[str, Any] | None = None, **changes: Any) -> Training:
+        workspace = tmp_path_factory.mktemp("ranks")
+        (workspace / "prepare").symlink_to(prepared)
+        return Training(fork_server, config_of(tiny_model, **changes), workspace, options or {})
+
+    return new
 
 
 @pytest.fixture

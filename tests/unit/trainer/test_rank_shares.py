@@ -50,10 +50,10 @@ class Share(Ranks):
         self.rank, self.size = rank, size
 
 
-def test_least_is_that_of_all_processes():
-    ranks = Share(1, 3)
-    ranks.sum = lambda *own: (own[0] + 5, own[1], own[2] + 3)
-    assert [ranks.least(4), ranks.least(2), Ranks().least(7)] == [3, 2, 7]
+def test_gathered_values_are_in_the_order_of_the_processes():
+    ranks, largest = Share(1, 3), 2**53 - 1
+    ranks.sum = lambda *own: (own[0] + 5.0, own[1] + 0.0, own[2] + 3.0)
+    assert [ranks.gather(4), ranks.gather(largest), Ranks().gather(7)] == [(5, 4, 3), (5, largest, 3), (7,)]
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,123 +1,28 @@
 """Several processes that train together: equal to one process, and exact however one of them is killed."""
 
-import json
 import math
 import os
 import re
 import signal
 import time
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from support.metadata_servers import metadata_server
-from support.stores.servers import free_port
-from support.training import (
-    STEPS_OF_KILLED,
-    adapter_digest,
-    documents,
-    environment,
-    pairs,
-    random_kills,
-    stage_folder,
-    train_config,
-    write_rows,
-)
+from support.rank_trainings import PLAIN, PROCESSES, STEPS
+from support.training import STEPS_OF_KILLED, documents, random_kills, stage_folder, write_rows
 
-from finetune_trainer.contract import ExitCode, Samples, TerminationMessage
+from finetune_trainer.contract import ExitCode, Samples
 from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.data.row_format import record_size
-from finetune_trainer.runtime.notices import Ec2
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
 
-STEPS = 24
-LOG = "log"
-PROCESSES = "finetune_trainer.training.rank_processes"
 ALL = os.environ.get("TRAINING") == "all"
 """Whether to run what takes minutes."""
 
 
-class Training:
-    """A train stage of several processes in a workspace of its own."""
-
-    def __init__(self, server, config, workspace, **options):
-        self.server, self.config, self.workspace, self.options = server, config, workspace, options
-
-    @classmethod
-    def new(cls, server, config, packed, folder, **options):
-        folder.mkdir()
-        (folder / "prepare").symlink_to(packed / "prepare")
-        return cls(server, config, folder, **options)
-
-    def start(self):
-        (self.workspace / "progress.json").unlink(missing_ok=True)
-        return self.server.start(
-            self.config,
-            environment(self.workspace),
-            self.workspace / LOG,
-            ranks=self.config.recipe.processes,
-            **self.options,
-        )
-
-    def step(self):
-        with suppress(OSError, ValueError):
-            return json.loads((self.workspace / "progress.json").read_text())["step"]
-        return 0
-
-    def run(self):
-        code = self.start().wait()
-        assert code == ExitCode.DONE, self.log
-        return self
-
-    @property
-    def log(self):
-        return (self.workspace / LOG).read_text()
-
-    @property
-    def digest(self):
-        return adapter_digest(self.workspace)
-
-    @property
-    def losses(self):
-        lines = (stage_folder(self.workspace) / "metrics.jsonl").read_text().splitlines()
-        return [row["loss"] for line in lines if "loss" in (row := json.loads(line))]
-
-    @property
-    def message(self):
-        return TerminationMessage.model_validate_json((self.workspace / "termination.json").read_text())
-
-
-PAIRS = "d" * 16
-"""Identity of a prepare stage whose rows are pairs."""
 DPO = {"objective": "DPO", "optimizer": {"learning_rate": 1e-3}}
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    workspace = tmp_path_factory.mktemp("packed")
-    write_rows(workspace, documents(60), documents(8, seed=5))
-    write_rows(workspace, pairs(30), pairs(5, seed=5), prepared=PAIRS, pairs=True)
-    return workspace
-
-
-@pytest.fixture(scope="module")
-def new_training(fork_server, packed, tiny_model, tmp_path_factory):
-    def new(options=None, **changes):
-        recipe = {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | changes
-        config = train_config(tiny_model, **recipe)
-        if config.recipe.objective == "DPO":
-            config = config.model_copy(update={"prepare": PAIRS})
-        return Training.new(fork_server, config, packed, tmp_path_factory.mktemp("ranks") / "w", **(options or {}))
-
-    return new
-
-
-PLAIN = {"lora": {"rank": 4, "alpha": 8}}
-"""A recipe that draws no random numbers: other processes draw others."""
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +137,7 @@ def test_kills_of_any_process_do_not_change_the_weights(new_training, several):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_sigterm_to_one_process_stops_all_at_one_step(new_training, rank):
+def test_sigterm_to_one_process_saves_the_step_and_ends_all(new_training, rank):
     training = new_training(processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000})
     process = training.start()
     process.until(lambda: training.step() > 5)
@@ -307,70 +212,6 @@ def test_samples_of_a_sharded_model_do_not_change_the_adapter(new_training):
     sampling.config = sampling.config.model_copy(update={"samples": samples})
     assert sampling.run().digest == plain.digest
     assert [row.step for row in read_samples(stage_folder(sampling.workspace) / SAMPLES)] == [4, 8]
-
-
-class Pod:
-    """The environment of a pod of several; all are on this machine, whose own name may have no address."""
-
-    def __init__(self, workspace, rank, **more):
-        files = {"termination_log": workspace / f"termination-{rank}.json"}
-        address = {"node_rank": rank, "master_address": "127.0.0.1"}
-        self._environment = replace(environment(workspace), **files, **address, **more)
-
-    def variables(self):
-        return self._environment.variables() | {"GLOO_SOCKET_IFNAME": "lo"}
-
-
-def start_pods(training, port, first=None, second=None):
-    """Start two pods of a training, with what their environments have besides."""
-    options = {"constants": {f"{PROCESSES}.RENDEZVOUS_PORT": port}}
-    return [
-        training.server.start(
-            training.config, Pod(training.workspace, rank, **more), training.workspace / f"{LOG}-{rank}", **options
-        )
-        for rank, more in enumerate((first or {}, second or {}))
-    ]
-
-
-def test_notice_on_another_node_saves_the_next_step(new_training):
-    training = new_training(nodes=2, max_steps=4000, checkpoint={"every_steps": 5000})
-    with metadata_server("EC2") as (served, base):
-        served.set(Ec2.ACTION, {"action": "terminate", "time": "2030-01-01T08:22:00Z"})
-        noticed = {"interruption_notices": "EC2", "metadata_endpoint": base, "progress_file": None}
-        pods = start_pods(training, free_port(), second=noticed)
-        assert pods[0].until(lambda: list((stage_folder(training.workspace) / "checkpoints").glob("step-*")), 60)
-        pods[0].kill()
-        assert [pod.wait() for pod in pods] == [ExitCode.INTERRUPTED] * 2
-    assert "EC2 announces terminate" in (training.workspace / f"{LOG}-1").read_text()
-    log = (training.workspace / f"{LOG}-0").read_text()
-    assert log.count(f"{NOTICE_OF_ANOTHER}: the next step boundary is saved") == 1
-
-
-@pytest.mark.parametrize("parallelism", ["DDP", "FSDP"])
-def test_resumed_pods_train_as_one_process_and_the_first_writes(new_training, one_process, parallelism):
-    """They resume from a checkpoint with the best weights so far."""
-    training = new_training(nodes=2, parallelism=parallelism, gradient_accumulation_steps=2, **PLAIN)
-    pods = start_pods(training, free_port())
-    assert pods[0].until(lambda: training.step() > 8)
-    pods[1].kill()
-    assert [pod.wait() for pod in pods] == [ExitCode.INTERRUPTED] * 2
-    assert [pod.wait() for pod in start_pods(training, free_port())] == [ExitCode.DONE] * 2
-    assert training.losses == pytest.approx(one_process.losses, abs=1e-6)
-    messages = [(training.workspace / f"termination-{rank}.json").read_text() for rank in range(2)]
-    results = [TerminationMessage.model_validate_json(message).result for message in messages]
-    assert results[0].validation_loss == pytest.approx(one_process.message.result.validation_loss, abs=1e-6)
-    assert results[1] is None
-
-
-def test_pod_that_waits_for_another_in_vain_can_be_retried(new_training):
-    training = new_training(nodes=2)
-    port = free_port()
-    options = {"constants": {f"{PROCESSES}.RENDEZVOUS_PORT": port, f"{PROCESSES}.JOIN_SECONDS": 1.0}}
-    pod = Pod(training.workspace, 0)
-    assert training.server.start(training.config, pod, training.workspace / LOG, **options).wait() == (
-        ExitCode.UNAVAILABLE
-    )
-    assert "the 2 processes of train.nodes and train.processesPerNode have not met within 1 s" in training.log
 
 
 def test_failure_of_another_process_is_that_of_the_stage(new_training):

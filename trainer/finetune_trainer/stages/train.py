@@ -27,6 +27,7 @@ from finetune_trainer.training.checkpoint_reader import CheckpointReader
 from finetune_trainer.training.determinism import (
     Tensors,
     numeric_environment,
+    numeric_fingerprint,
     prepare_device,
     restore_thread_count,
     set_thread_count,
@@ -45,6 +46,7 @@ from finetune_trainer.training.sharding import shard
 from finetune_trainer.training.validation import Validator
 
 CHECKPOINTS = "checkpoints"
+UNLIKE = "the last bits of their weights may differ, so run all pods on nodes of one kind"
 
 
 def run(config: TrainConfig, context: Context) -> TrainResult | None:
@@ -119,7 +121,9 @@ def load_model(
     trainable = load_trainable(source, config, torch.device("cpu") if others.is_sharded else device, start)
     ranks = others.join(context.progress)
     # A checkpoint has one thread count, with which all processes resume, on whichever nodes.
-    set_thread_count(ranks.least(torch.get_num_threads()))
+    set_thread_count(min(ranks.gather(torch.get_num_threads())))
+    if len(set(ranks.gather(numeric_fingerprint(device)))) > 1:
+        log_line(f"train: process {ranks.rank} has {numeric_environment(device)}, and another one differs: {UNLIKE}")
     model = TrainedModel(shard(trainable, ranks, device) if ranks.is_sharded else trainable, device, config.recipe)
     document_attention.enable(model, config.recipe.dtype)
     return model, ranks

@@ -1,6 +1,7 @@
 """Determinism: the device, the random number generators, and the numeric environment that results depend on."""
 
 import hashlib
+import json
 import os
 import platform
 from pathlib import Path
@@ -42,6 +43,12 @@ def numeric_environment(device: torch.device) -> dict[str, str]:
         "transformers": transformers.__version__,
         "peft": peft.__version__,
     }
+
+
+def numeric_fingerprint(device: torch.device) -> int:
+    """Return a number of 48 bits that differs where the numeric environment does."""
+    text = json.dumps(numeric_environment(device), sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
 
 def processor() -> str:

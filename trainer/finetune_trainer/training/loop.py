@@ -158,11 +158,22 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
             run.metrics.record_step(run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second})
             more = run.objective.progress_of(metrics)
             run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve(), **more)
+    except RuntimeError as error:
+        if not run.ranks.has_lost_peer(error):
+            raise
+        raise interrupted(run, checkpoints, PeerLost()) from error
     except Interrupted as error:
-        # The unfinished step is discarded: weights and optimizer state are still those of the boundary.
-        saved = run.save_boundary(checkpoints, error)
-        run.metrics.send(saved)
-        raise type(error)(run.state.step, saved) from None
+        raise interrupted(run, checkpoints, error) from None
+
+
+def interrupted(run: TrainingRun, checkpoints: Checkpoints, error: Interrupted) -> Interrupted:
+    """Save the last step boundary. Return the error with that step and the newest durable one.
+
+    The unfinished step is discarded: weights and optimizer state are still those of the boundary.
+    """
+    saved = run.save_boundary(checkpoints, error)
+    run.metrics.send(saved)
+    return type(error)(run.state.step, saved)
 
 
 def save(run: TrainingRun, checkpoints: Checkpoints) -> None:

@@ -62,9 +62,9 @@ class Ranks:
         """Return whether the flag is set in any process; raise PeerLost if one has ended."""
         return flag
 
-    def least(self, value: int) -> int:
-        """Return the least of all processes' values; raise PeerLost if one has ended."""
-        return int(min(self.sum(*(value if rank == self.rank else 0 for rank in range(self.size)))))
+    def gather(self, value: int) -> tuple[int, ...]:
+        """Return all processes' values, each below 2^53; raise PeerLost if one has ended."""
+        return tuple(map(int, self.sum(*(value if rank == self.rank else 0 for rank in range(self.size)))))
 
     def micro_batches(self, indices: Indices, size: int) -> Iterator[tuple[Indices, bool]]:
         """Yield the indices of each micro-batch of this process, and whether they count.
@@ -80,6 +80,10 @@ class Ranks:
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace each gradient by the sum of all processes' gradients; raise PeerLost if one has ended."""
+
+    def has_lost_peer(self, _error: RuntimeError) -> bool:
+        """Return whether a pass of the model failed because another process has ended."""
+        return False
 
     def leave(self) -> None:
         """Note that this process waits for the others no more, so that the loss of one does not end it."""
@@ -161,6 +165,10 @@ class ShardedRankGroup(RankGroup):
     @override
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Do nothing: the backward pass has summed them."""
+
+    @override
+    def has_lost_peer(self, error: RuntimeError) -> bool:
+        return is_loss_of_peer(error) or self._has_lost_a_peer()
 
     @property
     @override
