@@ -223,7 +223,7 @@ class Run:
         """Return one line."""
         child = f", of each other process {self.largest_child:,.0f}" if self.largest_child else ""
         return (
-            f"{count:>9,} records: peak {self.peak:,.0f} MiB{child}, together {self.together:,.0f}; "
+            f"{count:>9,} records: peak {self.peak:,.0f} MiB{child}, Pss together {self.together:,.0f}; "
             f"{self.seconds:.1f} s: {count / self.seconds:,.0f} records/s, {self.speed:,.0f} tokens/s, "
             f"{self.tokens / self.cpu_seconds:,.0f} tokens per CPU second of all processes"
         )
@@ -272,9 +272,8 @@ def compare_sizes(folder: Path, options: argparse.Namespace, written: dict[int, 
         print(runs[-1].text(count), flush=True)
     small, large = runs[-2:]
     print(f"peak memory: ratio {large.peak / small.peak:.3f}, difference {large.peak - small.peak:,.0f} MiB")
-    print(
-        f"together: ratio {large.together / small.together:.3f}, difference {large.together - small.together:,.0f} MiB"
-    )
+    difference = large.together - small.together
+    print(f"Pss together: ratio {large.together / small.together:.3f}, difference {difference:,.0f} MiB")
 
 
 def compare_in_turns(folder: Path, options: argparse.Namespace, count: int, data: Path) -> None:

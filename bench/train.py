@@ -15,7 +15,7 @@ to the end of its last.
 Prints, each as median, minimum and maximum:
 
 - throughput in tokens per second, and the ratio of ours to each of the others in the same turn;
-- peak memory of the process;
+- peak memory of the process, without checkpoints and with them;
 - how long a checkpoint pauses training, over all checkpoints of all turns, and how much longer it makes a step, by the
   medians of steps with one and without: what is written beside training slows that, too;
 - the time from SIGTERM until the process has saved a checkpoint and exited.
@@ -166,10 +166,12 @@ def pauses(benchmark: Benchmark) -> None:
     names = OBJECTIVES[options.objective]
     found: dict[str, list[float]] = {name: [] for name in names}
     steps: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in names}
+    peaks: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(options.pauses):
         for name in order_of(turn, names):
-            ends, measured = measure(benchmark, PAUSES[name]).result
-            checkpoints = [Pause(*each) for each in measured]
+            (ends, seconds), peak_mib = measure(benchmark, PAUSES[name])
+            checkpoints = [Pause(*each) for each in seconds]
+            peaks[name].append(peak_mib)
             found[name] += [pause.seconds for pause in checkpoints]
             for has_pause, durations in steps_by_pause(ends, checkpoints).items():
                 steps[name][has_pause] += durations
@@ -177,6 +179,8 @@ def pauses(benchmark: Benchmark) -> None:
         print(f"a checkpoint pauses training: {name:15} {milliseconds(seconds)}, {len(seconds)} checkpoints")
     for name, durations_of in steps.items():
         print(f"a checkpoint makes a step longer: {name:15} {longer(durations_of)}")
+    for name, peak in peaks.items():
+        print(f"peak memory with checkpoints: {name:15} {spread(peak, ',.0f')} MiB")
     print_checkpoint_size(benchmark)
 
 

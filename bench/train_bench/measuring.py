@@ -59,7 +59,8 @@ class StepTimes(ProgressReporter):
         self.ends: list[float] = []
 
     def update(self, **fields: object) -> None:
-        """Record the time if a step has ended."""
+        """Report the progress as training does, and record the time if a step has ended."""
+        super().update(**fields)
         if "loss" in fields:
             self.ends.append(CLOCKS[self.clock]())
 
