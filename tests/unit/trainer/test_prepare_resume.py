@@ -5,7 +5,6 @@ import json
 import random
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,10 +73,13 @@ class Attempts:
 
     def wait(self, process: Any) -> int:
         code = process.wait()
-        log = self._folder / "tokenized"
-        lines = log.read_text().splitlines() if log.exists() else []
-        self.tokenized.append([int(number[0]) for line in lines if (number := re.search(r"\d+", line))])
+        self.tokenized.append([int(number[0]) for line in self.lines() if (number := re.search(r"\d+", line))])
         return code
+
+    def lines(self) -> list[str]:
+        """Return the texts that the newest attempt has tokenized."""
+        log = self._folder / "tokenized"
+        return log.read_text().splitlines() if log.exists() else []
 
     def result(self) -> PrepareResult:
         result = read_termination_message(self.environment).result
@@ -119,10 +121,7 @@ def test_random_kills_change_neither_bytes_nor_result(
         assert attempts.environment.manifest_dir
         write_jsonl(attempts.environment.manifest_dir / "data.jsonl", records())
         write_several(attempts.environment.manifest_dir)
-    process = once.start()
-    began = time.monotonic()
-    assert once.wait(process) == ExitCode.DONE
-    duration = time.monotonic() - began
+    assert once.wait(once.start()) == ExitCode.DONE
 
     moments = random.Random(7)
     code, kills = None, 0
@@ -130,7 +129,8 @@ def test_random_kills_change_neither_bytes_nor_result(
         process = killed.start()
         # The last attempts are not killed, so that one of them begins with complete parts and ends.
         if kills < 8 and killed.complete_before[-1] < RECORDS * 0.8:
-            time.sleep(moments.uniform(0.1, 0.5) * duration)
+            most = moments.randrange(RECORDS // 3)
+            process.until(lambda most=most: len(killed.lines()) > most)
             process.kill(signal.SIGKILL)
             kills += 1
         code = killed.wait(process)
