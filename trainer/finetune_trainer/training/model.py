@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.runtime.errors import ConfigInvalid
@@ -23,7 +22,7 @@ from finetune_trainer.training.loss import (
     head_at_positions,
 )
 from finetune_trainer.training.low_rank import speed_up_lora
-from finetune_trainer.training.sharding import drop_gathered, sharded_like
+from finetune_trainer.training.sharding import drop_gathered, layers_of, sharded_like
 from finetune_trainer.training.trainable import Trainable
 
 ISOLATION_TOLERANCE = 0.05
@@ -62,7 +61,7 @@ class TrainedModel:
             # one has not. Without this, the compiler takes the first batch's number for a constant.
             torch.fx.experimental._config.use_duck_shape = False  # noqa: SLF001  there is no public name
             # Layer by layer: they are equal, so the compiler works once, and the selection of targets stays outside.
-            layers = [each for each in self.model.modules() if isinstance(each, GradientCheckpointingLayer)]
+            layers = layers_of(self.model)
             if not layers:
                 raise ConfigInvalid(f"train.compile: {self.architecture} has no layers to compile: set it to false")
             for layer in layers:

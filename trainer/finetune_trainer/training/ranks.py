@@ -137,6 +137,9 @@ class RankGroup(Ranks):
     def _abandon_seconds(self) -> float:
         return ABANDON_SECONDS
 
+    def _is_of_lost_peer(self, error: RuntimeError) -> bool:
+        return is_loss_of_peer(error) or self._has_lost_a_peer()
+
     def _sum(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by the sum of all processes' tensors."""
         abandon_at: float | None = None
@@ -150,7 +153,7 @@ class RankGroup(Ranks):
                 time.sleep(POLL_SECONDS)
             work.wait()
         except RuntimeError as error:
-            if not is_loss_of_peer(error) and not self._has_lost_a_peer():
+            if not self._is_of_lost_peer(error):
                 raise
             reason = next(iter(str(error).splitlines()), "")
             log_line(f"train: process {self.rank} of {self.size} has lost another one: {reason}")
@@ -168,7 +171,7 @@ class ShardedRankGroup(RankGroup):
 
     @override
     def has_lost_peer(self, error: RuntimeError) -> bool:
-        return is_loss_of_peer(error) or self._has_lost_a_peer()
+        return self._is_of_lost_peer(error)
 
     @property
     @override

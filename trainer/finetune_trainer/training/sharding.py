@@ -30,7 +30,7 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
     Raise ConfigInvalid if its architecture has no layers that can be gathered one after the other.
     """
     module = trainable.module
-    layers = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
+    layers = layers_of(module)
     if not layers:
         raise ConfigInvalid("train.parallelism FSDP: this architecture cannot be sharded by layers: set it to DDP")
     names = {parameter.data_ptr(): name for name, parameter in module.named_parameters()}
@@ -44,6 +44,11 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
     parameters = dict(module.named_parameters())
     weights = {name: parameters[names[tensor.data_ptr()]].detach() for name, tensor in trainable.weights.items()}
     return replace(trainable, weights=weights)
+
+
+def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the decoder layers of a model; none where its architecture in transformers has no such layers."""
+    return [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
 def drop_gathered(module: torch.nn.Module) -> None:
