@@ -20,6 +20,7 @@ larger than what is carried to such a machine.
 
 import argparse
 import contextlib
+import copy
 import gc
 import json
 import os
@@ -113,7 +114,7 @@ class Plan:
 
     def _meta(self) -> Any:
         with torch.device("meta"):
-            return LlamaForCausalLM(self.llama)
+            return LlamaForCausalLM(copy.deepcopy(self.llama))  # a model writes its attention into its configuration
 
     def load(self, *_: object) -> Any:
         """Return the model with random weights, in place of reading 16 GB of files."""
