@@ -91,6 +91,30 @@ def timed(owner: Any, name: str, pauses: list[Pause]) -> Iterator[None]:
         setattr(owner, name, original)
 
 
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute while the context is open."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def recorded(owner: Any, name: str, values: list[Any]) -> Iterator[None]:
+    """Append what each call of a function returns while the context is open."""
+    original = getattr(owner, name)
+
+    def call(*arguments: object) -> object:
+        values.append(original(*arguments))
+        return values[-1]
+
+    with replaced(owner, name, call):
+        yield
+
+
 def steps_by_pause(ends: list[float], pauses: list[Pause]) -> dict[bool, list[float]]:
     """Return the durations of the steps that a pause is a part of, and of the others; `ends` are of the wall clock."""
     steps: dict[bool, list[float]] = {False: [], True: []}

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: a minute")
+@pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: three minutes")
 def test_plan_measures_every_variant_and_resumes_equal_bytes(tmp_path: Path):
     output = tmp_path / "gpu.json"
     command = ["bash", ROOT / "bench" / "gpu.sh", output, "--device=cpu", "--shape=tiny"]
@@ -24,8 +24,13 @@ def test_plan_measures_every_variant_and_resumes_equal_bytes(tmp_path: Path):
     assert found.pop("device") == "cpu"
     assert found.pop("torch")
     assert len(found.pop("pauses")["milliseconds"]) > 1
-    resumes = found.pop("resumes")
-    assert (resumes["equal bytes"], resumes["repeatable"]) == (True, True)
-    assert resumes["seconds to the first step"] > 0
-    assert {"all on", "compiled layers", "all logits", "mask"} <= found.keys()
+    for name in ("resumes", "resumes compiled"):
+        resumes = found.pop(name)
+        assert (resumes["equal bytes"], resumes["repeatable"]) == (True, True), name
+        assert resumes["seconds to the first step"] > 0
+    resumed = found.pop("methods")
+    assert {"LoRA", "QLoRA", "Full", "DPO"} <= resumed.keys()
+    assert all(resumed.values()), resumed
+    assert 0 < found.pop("attention")["mask"]["gradients"] < 0.05  # in bf16
+    assert {"all on", "HF Trainer", "compiled layers", "all logits", "mask"} <= found.keys()
     assert all(one["tokens/s"] > 0 for one in found.values())
