@@ -60,7 +60,15 @@ def quantized_and_biased(wide: int, high: int) -> torch.nn.Module:
     return quantized(wide, high, bias=True)
 
 
-LAYERS = [linear, biased, conv1d, quantized, quantized_and_biased]
+class Other(torch.nn.Linear):
+    """A layer of which only its own forward pass is known."""
+
+
+def other(wide: int, high: int) -> torch.nn.Module:
+    return Other(wide, high, bias=False)
+
+
+LAYERS = [linear, biased, other, conv1d, quantized, quantized_and_biased]
 
 
 def pair(layer, **changes) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -160,10 +168,20 @@ def test_layer_with_two_adapters_adds_both():
     assert torch.equal(ours(x), of_peft(x))
 
 
-def test_output_is_added_to_in_place_without_a_bias():
+def test_output_of_another_layer_is_added_to_in_place():
     """The output of the base layer is not copied: this is what the forward pass is for."""
-    _, ours = pair(linear)
+    _, ours = pair(other)
     layer = ours.base_model.model.first
     outputs: list[torch.Tensor] = []
     layer.base_layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     assert layer(torch.randn(3, WIDTH)).data_ptr() == outputs[0].data_ptr()
+
+
+def test_layer_whose_bias_is_trained_is_that_of_peft():
+    of_peft, ours = pair(biased)
+    found = []
+    for model in (of_peft, ours):
+        bias = model.base_model.model.first.base_layer.bias.requires_grad_(True)
+        model(torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(2))).sum().backward()
+        found.append(bias.grad)
+    torch.testing.assert_close(found[1], found[0])

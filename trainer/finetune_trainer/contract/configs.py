@@ -26,7 +26,7 @@ from finetune_trainer.contract.recipes import (
 )
 from finetune_trainer.contract.tracking import Tracking
 
-RESULTS_VERSION = 4
+RESULTS_VERSION = 5
 """Part of every identity. Increment it when the trainer produces different results from the same config."""
 
 

@@ -1,7 +1,8 @@
-"""LoRA's part of a layer's output, with fewer passes over large tensors than PEFT's.
+"""A linear layer with LoRA, with fewer passes over large tensors than PEFT's.
 
-PEFT computes `output + up(down(x)) * scaling`: it writes three tensors of the output's size, and one for the gradient.
-Here the small tensor between the two matrices is scaled, and the product is added where the output is.
+PEFT computes `layer(x) + up(down(x)) * scaling`: it writes three tensors of the output's size, and one for their
+gradient. Here the small tensor between the two matrices is scaled, and the product is added where the output is. So
+is the adapter's part of the input's gradient, if the layer is a plain one without dropout.
 """
 
 from typing import Any
@@ -9,10 +10,52 @@ from typing import Any
 import torch
 from peft.import_utils import is_bnb_4bit_available
 from peft.tuners import lora
+from torch.nn.functional import linear
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+class AdaptedLinear(torch.autograd.Function):  # type: ignore[misc]  # the class has no types
+    """`x @ weight.T + bias + scaling * dropped @ down.T @ up.T`, where weight and bias are frozen.
+
+    x and dropped are [..., N], weight [M, N], bias [M] or None, down [R, N], up [M, R]. Without dropout, both are one.
+    """
+
+    @staticmethod
+    def forward(  # noqa: D102, PLR0917  PyTorch's name and order
+        ctx: Any,
+        x: torch.Tensor,
+        dropped: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        hidden = _hidden(dropped, down, scaling)
+        ctx.scaling, ctx.is_dropped = scaling, dropped is not x
+        ctx.save_for_backward(dropped, hidden, weight, down, up)
+        output = linear(x, weight, bias)
+        output.flatten(0, -2).addmm_(hidden, up.t())
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:  # noqa: D102  PyTorch's name
+        dropped, hidden, weight, down, up = ctx.saved_tensors
+        rows, grad_hidden = grad.flatten(0, -2), _grad_hidden(grad, up, ctx.scaling)
+        grad_x = grad_dropped = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (rows @ weight).view_as(dropped)
+            if ctx.is_dropped:
+                grad_dropped = (grad_hidden @ down).view_as(dropped)
+            else:
+                grad_x.flatten(0, -2).addmm_(grad_hidden, down)
+        grad_down = grad_hidden.t() @ dropped.flatten(0, -2)
+        return grad_x, grad_dropped, None, None, grad_down, rows.t() @ hidden, None
 
 
 class LowRankUpdate(torch.autograd.Function):  # type: ignore[misc]  # the class has no types
-    """The sum of an output [..., M] and `scaling * x @ down.T @ up.T`.
+    """The sum of an output [..., M] and `scaling * x @ down.T @ up.T`, for layers of any kind.
 
     x is [..., N], down [R, N], up [M, R].
     """
@@ -21,7 +64,7 @@ class LowRankUpdate(torch.autograd.Function):  # type: ignore[misc]  # the class
     def forward(  # noqa: D102, PLR0917  PyTorch's name and order
         ctx: Any, output: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        hidden = (x.flatten(0, -2) @ down.t()).mul_(scaling)
+        hidden = _hidden(x, down, scaling)
         ctx.scaling = scaling
         ctx.save_for_backward(x, hidden, down, up)
         # Autograd forbids to change the view that bitsandbytes returns, and `flatten` copies what is not contiguous.
@@ -32,12 +75,21 @@ class LowRankUpdate(torch.autograd.Function):  # type: ignore[misc]  # the class
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: D102  PyTorch's name
+    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:  # noqa: D102  PyTorch's name
         x, hidden, down, up = ctx.saved_tensors
-        rows = grad.flatten(0, -2)
-        grad_hidden = (rows @ up).mul_(ctx.scaling)
+        grad_hidden = _grad_hidden(grad, up, ctx.scaling)
         grad_x = (grad_hidden @ down).view_as(x) if ctx.needs_input_grad[1] else None
-        return grad, grad_x, grad_hidden.t() @ x.flatten(0, -2), rows.t() @ hidden, None
+        return grad, grad_x, grad_hidden.t() @ x.flatten(0, -2), grad.flatten(0, -2).t() @ hidden, None
+
+
+def _hidden(x: torch.Tensor, down: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Return the scaled product of the inputs [..., N] and the first matrix, with all but the last dimension flat."""
+    return (x.flatten(0, -2) @ down.t()).mul_(scaling)
+
+
+def _grad_hidden(grad: torch.Tensor, up: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Return the gradient of the product before it was scaled."""
+    return (grad.flatten(0, -2) @ up).mul_(scaling)
 
 
 class AddsInPlace:
@@ -51,12 +103,38 @@ class AddsInPlace:
             whole: torch.Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
             return whole
         down, up, scaling = (each[names[0]] for each in (self.lora_A, self.lora_B, self.scaling))
-        output = self.base_layer(x)
         dropped = self.lora_dropout[names[0]](x)
-        with torch.autocast(x.device.type, enabled=False):  # all have the output's dtype, also to be added to it
-            inputs, *weights = (each.to(output.dtype) for each in (dropped, down.weight, up.weight))
-            updated: torch.Tensor = LowRankUpdate.apply(output, inputs, *weights, scaling)
-        return updated
+        forward = _adapted_linear if is_frozen_linear(self.base_layer) else _updated_output
+        return forward(self.base_layer, x, dropped, down.weight, up.weight, scaling)
+
+
+def is_frozen_linear(layer: torch.nn.Module) -> bool:
+    """Return whether a layer is PyTorch's own, and none of its parameters is trained."""
+    return type(layer) is torch.nn.Linear and not any(each.requires_grad for each in layer.parameters())
+
+
+def _adapted_linear(  # noqa: PLR0917  the order of _updated_output
+    layer: torch.nn.Linear, x: torch.Tensor, dropped: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    inputs = x.to(dtype)
+    # The same tensor without dropout, also where it is cast: the function asks whether it is.
+    dropped = inputs if dropped is x else dropped.to(dtype)
+    parameters = (None if each is None else each.to(dtype) for each in (layer.weight, layer.bias, down, up))
+    with torch.autocast(kind, enabled=False):
+        adapted: torch.Tensor = AdaptedLinear.apply(inputs, dropped, *parameters, scaling)
+    return adapted
+
+
+def _updated_output(  # noqa: PLR0917  the order of _adapted_linear
+    layer: torch.nn.Module, x: torch.Tensor, dropped: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    output = layer(x)
+    inputs, *weights = (each.to(output.dtype) for each in (dropped, down, up))
+    with torch.autocast(x.device.type, enabled=False):  # all have the output's dtype, also to be added to it
+        updated: torch.Tensor = LowRankUpdate.apply(output, inputs, *weights, scaling)
+    return updated
 
 
 def speed_up_lora(model: torch.nn.Module) -> None:
