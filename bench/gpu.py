@@ -6,7 +6,7 @@
 The model has the shape of an 8B Llama and random weights, made on the device: nothing is downloaded. The rows are
 packed, 4,096 tokens each, all of them full. Each variant is a run of the train stage. Of each the file has:
 
-- tokens per second, from the end of the second step to the end of the last, and the peak memory;
+- tokens per second, by the median of the steps after the second, and the peak memory;
 - MFU: 4 FLOPs per weight and token, because frozen weights need no gradient, over the chip's dense bf16 peak. The
   input's embedding is not counted, because a token only reads one row of it. Where it is the output's weight, too, it
   is counted once. Attention's products of tokens with tokens are not counted;
@@ -18,7 +18,7 @@ Besides the variants:
   mask;
 - how long a checkpoint holds training up;
 - whether a run whose process was killed and resumed in another one has the bytes of one that was not, and the seconds
-  from the start of that process to its first step, with all imports, and the model made on the device in place of read;
+  from the start of that process to the end of its first step, with all imports, and the model made on the device;
 - a small model, read from files: the same for each method of training and with compiled layers, where an exception
   interrupts the run in place of a kill; and how far loss and gradients of packed documents are from those of one
   document a row in fp32.

@@ -134,6 +134,7 @@ class LargeModel:
             train.run(config, Context(environment, stage, times, StopSignal()))
         seconds = [after - before for before, after in zip(times.ends[1:], times.ends[2:], strict=False)]
         return {
+            "start step": times.start_step,
             "first step at": time.time() - time.perf_counter() + times.ends[0] if times.ends else None,
             "attention by boundaries": problems == [""],
             "seconds a step": statistics.median(seconds) if seconds else None,
@@ -160,7 +161,7 @@ class LargeModel:
         change = changes.pop("replaced", None)
         with replaced(*change) if change else contextlib.nullcontext():
             found = self.run_anew(self.config("speed", **changes))
-        del found["first step at"]
+        del found["first step at"], found["start step"]
         tokens = self.rows_per_step * self.context / found["seconds a step"]
         flops = next((peak for chip, peak in PEAK_FLOPS.items() if chip in device_name(self.device)), None)
         return found | {"tokens/s": tokens, "MFU": 4 * self.weights * tokens / flops if flops else None}
@@ -172,7 +173,7 @@ class LargeModel:
         """
         found: list[Pause] = []
         with timed(loop, "save", found):
-            self.run_anew(self.config("pauses", every=2, dropout=0.05))
+            self.run_anew(self.config("pauses", every=2))
         return {"milliseconds": [1e3 * pause.seconds for pause in found]}
 
     def resumes(self) -> dict[str, Any]:
@@ -188,10 +189,12 @@ class LargeModel:
             return {"error": f"the processes ended with {codes}: {resumed.stderr[-1000:]}"}
         killed = self.take_adapter("killed")
         whole = self.adapter_of_whole_run()
+        last = json.loads(resumed.stdout.splitlines()[-1])
         return {
+            "resumed from step": last["start step"],
             "equal bytes": killed == whole,
             "repeatable": killed == whole or whole == self.adapter_of_whole_run(),
-            "seconds to the first step": json.loads(resumed.stdout.splitlines()[-1])["first step at"] - started,
+            "seconds to the end of the first step": last["first step at"] - started,
         }
 
     def adapter_of_whole_run(self) -> str:

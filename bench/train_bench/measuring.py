@@ -57,10 +57,13 @@ class StepTimes(ProgressReporter):
         super().__init__("train", environment)
         self.clock = clock
         self.ends: list[float] = []
+        self.start_step: object = None
+        """The step that the run began with: not 0 if it was resumed."""
 
     def update(self, **fields: object) -> None:
         """Report the progress as training does, and record the time if a step has ended."""
         super().update(**fields)
+        self.start_step = fields.get("start_step", self.start_step)
         if "loss" in fields:
             self.ends.append(CLOCKS[self.clock]())
 

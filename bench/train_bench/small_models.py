@@ -1,6 +1,5 @@
 """Small models on the device, read from files: each method of training, and attention by boundaries of documents."""
 
-import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ SHAPES = {
         "max_position_embeddings": 64,
     },
 }
-"""The small model beside each large one: 0.16 billion weights, or the same tiny model."""
+"""The small model beside each large one: 0.19 billion weights, or the same tiny model."""
 ADAPTER = {"rank": 16, "alpha": 32, "dropout": 0.05}
 METHODS: dict[str, dict[str, Any]] = {
     "LoRA": {"lora": ADAPTER},
@@ -70,6 +69,16 @@ class InterruptedAtStep(StepTimes):
         super().update(**fields)
         if fields.get("step") == INTERRUPTED:
             raise Interrupted
+
+
+class Resumed(StepTimes):
+    """Raises RuntimeError if the run begins anew."""
+
+    @override
+    def update(self, **fields: object) -> None:
+        super().update(**fields)
+        if self.start_step == 0:
+            raise RuntimeError("the run began anew")
 
 
 class SmallModels:
@@ -114,9 +123,11 @@ class SmallModels:
         for name in ("whole", "again"):
             shutil.rmtree(workspace / "train" / name, ignore_errors=True)
         whole = self._run(workspace, self.config("whole", **recipe))
-        with contextlib.suppress(Interrupted):
+        try:
             self._run(workspace, self.config("again", **recipe), InterruptedAtStep)
-        return whole == self._run(workspace, self.config("again", **recipe))
+        except Interrupted:
+            return whole == self._run(workspace, self.config("again", **recipe), Resumed)
+        raise RuntimeError("the run was not interrupted")
 
     @staticmethod
     def _run(workspace: Path, config: TrainConfig, progress: type[StepTimes] = StepTimes) -> str:

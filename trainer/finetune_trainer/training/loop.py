@@ -67,10 +67,12 @@ class TrainingRun:
         )
 
     def reserve_snapshot(self) -> None:
-        """Reserve the memory of a snapshot on a GPU's machine, so that no checkpoint waits for it."""
+        """Reserve the memory of a snapshot on a GPU's machine, so that the first checkpoint does not wait for it."""
         if self.model.device.type == "cuda" and self.ranks.is_first:
             layout = self.layout()
-            reserve_copies(layout.weights, layout.optimizer)
+            # The best weights so far are kept beside each snapshot.
+            best = [layout.weights] if self.validator.has_examples else []
+            reserve_copies(layout.weights, layout.optimizer, *best)
 
     def copy_weights(self) -> Tensors | None:
         """Return a copy of the weights, or None if this is not the first process; all of them must call this."""

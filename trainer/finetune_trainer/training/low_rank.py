@@ -36,7 +36,7 @@ class AdaptedLinear(torch.autograd.Function):  # type: ignore[misc]  # the class
         ctx.scaling, ctx.is_dropped = scaling, dropped is not x
         ctx.save_for_backward(dropped, hidden, weight, down, up)
         output = linear(x, weight, bias)
-        output.flatten(0, -2).addmm_(hidden, up.t())
+        output.view(-1, output.shape[-1]).addmm_(hidden, up.t())
         return output
 
     @staticmethod
@@ -49,7 +49,7 @@ class AdaptedLinear(torch.autograd.Function):  # type: ignore[misc]  # the class
             if ctx.is_dropped:
                 grad_dropped = (grad_hidden @ down).view_as(dropped)
             else:
-                grad_x.flatten(0, -2).addmm_(grad_hidden, down)
+                grad_x.view(-1, grad_x.shape[-1]).addmm_(grad_hidden, down)
         grad_down = grad_hidden.t() @ dropped.flatten(0, -2)
         return grad_x, grad_dropped, None, None, grad_down, rows.t() @ hidden, None
 

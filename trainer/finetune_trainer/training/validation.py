@@ -18,9 +18,14 @@ class Validator:
         self._objective = objective
         self._every, self._last_step = every_steps, last_step
 
+    @property
+    def has_examples(self) -> bool:
+        """Whether there is anything to validate with."""
+        return len(self._objective) > 0
+
     def should_validate(self, state: State) -> bool:
         """Return whether a validation is due at this step boundary and has not run yet."""
-        if not len(self._objective) or state.step in {0, state.validated_step}:
+        if not self.has_examples or state.step in {0, state.validated_step}:
             return False
         return state.step == self._last_step or (self._every is not None and state.step % self._every == 0)
 
