@@ -33,8 +33,9 @@ def assert_compiling_changes_no_loss(model, workspace, recipe):
     compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), workspace)
     assert 2 <= counters["stats"]["unique_graphs"] <= 3
     assert not counters["graph_break"]
-    assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
-    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=1e-4)
+    rounding = 1e-3 if recipe.get("dtype") == "BF16" else 1e-4  # of 5.8, and bf16 has a precision of 4e-3
+    assert compiled.loss == pytest.approx(plain.loss, abs=rounding)
+    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=rounding)
 
 
 VARIATIONS = {

@@ -198,9 +198,10 @@ def test_training_is_strictly_deterministic(tiny_model, workspace):
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def test_compile_without_a_compiler_names_the_fix(tiny_model, workspace, monkeypatch):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+def test_compile_without_a_compiler_names_the_fix(tiny_model, workspace):
     torch.compiler.reset()
-    message, code = run_to_failure(config_for(tiny_model, compile=True), environment(workspace))
+    # Not monkeypatch: it would leave the compiler of later tests without this setting.
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        message, code = run_to_failure(config_for(tiny_model, compile=True), environment(workspace))
     assert code == ExitCode.CONFIG
     assert message.startswith("train.compile needs a C compiler, and this image has none: set train.pod.image")
