@@ -76,6 +76,17 @@ class Pause(NamedTuple):
 
 
 @contextlib.contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute while the context is open."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
 def timed(owner: Any, name: str, pauses: list[Pause]) -> Iterator[None]:
     """Append every call of a method or function to `pauses` while the context is open."""
     original = getattr(owner, name)
@@ -87,22 +98,8 @@ def timed(owner: Any, name: str, pauses: list[Pause]) -> Iterator[None]:
         finally:
             pauses.append(Pause(start, time.perf_counter() - start))
 
-    setattr(owner, name, wrapped)
-    try:
+    with replaced(owner, name, wrapped):
         yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute while the context is open."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 @contextlib.contextmanager

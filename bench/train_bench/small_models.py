@@ -19,9 +19,10 @@ from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training import document_attention, methods
 from finetune_trainer.training.batches import Batch, load_batch
 from finetune_trainer.training.model import TrainedModel
+from train_bench import large_model
 from train_bench.measuring import StepTimes, make_pairs, make_rows
 
-SHAPES = {
+SHAPES: dict[str, dict[str, int]] = {
     "8b": {
         "vocab_size": 32_000,
         "hidden_size": 1024,
@@ -31,15 +32,7 @@ SHAPES = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 1024,
     },
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    },
+    "tiny": large_model.SHAPES["tiny"][0] | {"max_position_embeddings": large_model.SHAPES["tiny"][1]},
 }
 """The small model beside each large one: 0.19 billion weights, or the same tiny model."""
 ADAPTER = {"rank": 16, "alpha": 32, "dropout": 0.05}
