@@ -12,6 +12,7 @@ from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
 from finetune_trainer.models.start_adapter import StartAdapter, open_adapter
 from finetune_trainer.runtime import artifacts
+from finetune_trainer.runtime.allocator import keep_freed_memory
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
 from finetune_trainer.runtime.gpu import check_gpu
@@ -127,6 +128,8 @@ def load_model(
         log_line(f"train: process {ranks.rank} has {numeric_environment(device)}, and another one differs: {UNLIKE}")
     model = TrainedModel(shard(trainable, ranks, device) if ranks.is_sharded else trainable, device, config.recipe)
     document_attention.enable(model, config.recipe.dtype)
+    if device.type == "cpu":
+        keep_freed_memory()  # after the model is loaded: what that frees goes back to the kernel
     return model, ranks
 
 
