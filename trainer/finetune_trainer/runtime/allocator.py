@@ -1,23 +1,23 @@
-"""Keep the memory that training frees at each step for the next one."""
+"""Keep the memory that a training step frees for the next step."""
 
 import ctypes
 import os
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of mallopt(3), from glibc's malloc.h."""
-LARGEST = 2**31 - 1
-"""Bytes: mallopt takes an int."""
-CHOSEN_BY_USER = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
-"""Environment variables in which a user sets the same."""
+CHOSEN_BY_USER = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"}
+"""Environment variables with which a user says what becomes of freed memory; GLIBC_TUNABLES is another."""
 
 
 def keep_freed_memory() -> None:
-    """Make glibc's malloc keep freed memory, unless the user has set that; do nothing with another C library.
+    """Make glibc's malloc keep freed memory until the process ends; do nothing with another C library.
 
-    By default it returns large blocks to the kernel, which clears their pages when the next step asks for them. PyTorch
-    keeps no memory of its own on a CPU. The process then holds its peak until it ends.
+    glibc returns large blocks to the kernel, which must clear each page before the next step can have it. PyTorch
+    keeps no memory of its own on a CPU. A user's setting of malloc stays as it is.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and not CHOSEN_BY_USER & os.environ.keys():
-        mallopt(M_TRIM_THRESHOLD, LARGEST)
-        mallopt(M_MMAP_THRESHOLD, LARGEST)
+    is_chosen = CHOSEN_BY_USER & os.environ.keys() or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+    if mallopt is not None and not is_chosen:
+        mallopt(M_TRIM_THRESHOLD, -1)  # never
+        # No block has a mapping of its own. M_MMAP_THRESHOLD would not do: before glibc 2.35 it ends at 32 MiB.
+        mallopt(M_MMAP_MAX, 0)

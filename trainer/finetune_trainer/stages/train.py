@@ -106,6 +106,8 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         try:
             resume(run, checkpoints)
             run.reserve_snapshot()
+            if model.device.type == "cpu":
+                keep_freed_memory()  # from here on: what loading and resuming have freed goes back to the kernel
             train(run, checkpoints)
             weights = run.trained_weights()
         finally:  # before the checkpoints are closed, which waits for one that is being written
@@ -128,8 +130,6 @@ def load_model(
         log_line(f"train: process {ranks.rank} has {numeric_environment(device)}, and another one differs: {UNLIKE}")
     model = TrainedModel(shard(trainable, ranks, device) if ranks.is_sharded else trainable, device, config.recipe)
     document_attention.enable(model, config.recipe.dtype)
-    if device.type == "cpu":
-        keep_freed_memory()  # after the model is loaded: what that frees goes back to the kernel
     return model, ranks
 
 
