@@ -7,6 +7,7 @@ two units of work and stops at a boundary.
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,6 +22,8 @@ class StopSignal:
         self.requested = False
         self._deferred = 0
         self._on_immediate_exit: Callable[[], None] = lambda: None
+        # Reentrant: a signal handler runs in the main thread, which may have it.
+        self._exit = threading.RLock()
 
     def install(self) -> None:
         """Install handlers for SIGTERM and SIGINT; without a handler, PID 1 in a container ignores them."""
@@ -30,6 +33,13 @@ class StopSignal:
     def on_immediate_exit(self, callback: Callable[[], None]) -> None:
         """Register a callback that runs before an immediate exit; it replaces the previous one."""
         self._on_immediate_exit = callback
+
+    def claim_exit(self) -> None:
+        """Let no other thread end the process any more: it would leave unfinished what this one writes at its end.
+
+        If another thread is ending the process already, wait for that. A signal still ends it.
+        """
+        self._exit.acquire()  # and never released
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -47,8 +57,9 @@ class StopSignal:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.requested = True
         if not self._deferred:
-            self._on_immediate_exit()
-            os._exit(ExitCode.INTERRUPTED)
+            with self._exit:
+                self._on_immediate_exit()
+                os._exit(ExitCode.INTERRUPTED)
 
 
 stop = StopSignal()

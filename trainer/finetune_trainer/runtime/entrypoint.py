@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
         print(f"{arguments[0]}: {error}", file=sys.stderr)
         return ExitCode.CONFIG
     message, code = run_stage(arguments[0], environment)
+    stop.claim_exit()  # the heartbeat may see only now that this attempt was replaced
     write_termination_message(environment, message)
     return code
 

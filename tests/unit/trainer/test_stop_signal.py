@@ -1,0 +1,57 @@
+"""Of two threads that end the process, one writes its last file whole."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from finetune_trainer import stop_signal
+from finetune_trainer.contract import ExitCode
+
+TWO_THREADS = f"""
+import sys, threading, time
+from pathlib import Path
+
+sys.path.insert(0, {str(Path(stop_signal.__file__).parents[1])!r})
+from finetune_trainer.stop_signal import StopSignal
+
+stop, message, first = StopSignal(), Path(sys.argv[1]), sys.argv[2]
+empty = threading.Event()
+
+def write_slowly(text):
+    with message.open("w") as file:
+        empty.set()
+        time.sleep(0.3)
+        file.write(text)
+
+stop.on_immediate_exit(lambda: write_slowly("stopped"))
+other = threading.Thread(target=stop.request, daemon=True)
+if first == "request":
+    other.start()
+    empty.wait()
+    stop.claim_exit()
+else:
+    stop.claim_exit()
+    threading.Thread(target=lambda: (empty.wait(), other.start()), daemon=True).start()
+write_slowly("done")
+"""
+"""A program in which one thread writes its last file while another one wants to end the process."""
+
+
+@pytest.mark.parametrize(
+    ("first", "text", "code"), [("request", "stopped", ExitCode.INTERRUPTED), ("claim", "done", 0)]
+)
+def test_last_file_is_that_of_the_thread_that_began_to_end_the_process(tmp_path, first, text, code):
+    message = tmp_path / "message"
+    done = subprocess.run([sys.executable, "-c", TWO_THREADS, message, first], check=False, timeout=30)
+    assert (message.read_text(), done.returncode) == (text, code)
+
+
+def test_signal_ends_a_process_that_has_claimed_its_exit():
+    program = TWO_THREADS.partition("stop.on_immediate_exit")[0] + (
+        "import os, signal\nstop.install()\nstop.on_immediate_exit(lambda: message.write_text('stopped'))\n"
+        "stop.claim_exit()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(20)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "/dev/null", ""], check=False, timeout=10)
+    assert done.returncode == ExitCode.INTERRUPTED
