@@ -19,13 +19,15 @@ from finetune_trainer.stop_signal import StopSignal
 stop, message, first = StopSignal(), Path(sys.argv[1]), sys.argv[2]
 empty = threading.Event()
 
-def write_slowly(text):
+def write(text):
     with message.open("w") as file:
+        is_first = not empty.is_set()
         empty.set()
-        time.sleep(0.3)
+        if is_first:  # the other one would be done before
+            time.sleep(1)
         file.write(text)
 
-stop.on_immediate_exit(lambda: write_slowly("stopped"))
+stop.on_immediate_exit(lambda: write("stopped"))
 other = threading.Thread(target=stop.request, daemon=True)
 if first == "request":
     other.start()
@@ -34,7 +36,7 @@ if first == "request":
 else:
     stop.claim_exit()
     threading.Thread(target=lambda: (empty.wait(), other.start()), daemon=True).start()
-write_slowly("done")
+write("done")
 """
 """A program in which one thread writes its last file while another one wants to end the process."""
 
@@ -51,7 +53,7 @@ def test_last_file_is_that_of_the_thread_that_began_to_end_the_process(tmp_path,
 def test_signal_ends_a_process_that_has_claimed_its_exit():
     program = TWO_THREADS.partition("stop.on_immediate_exit")[0] + (
         "import os, signal\nstop.install()\nstop.on_immediate_exit(lambda: message.write_text('stopped'))\n"
-        "stop.claim_exit()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(20)\n"
+        "stop.claim_exit()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, "/dev/null", ""], check=False, timeout=10)
+    done = subprocess.run([sys.executable, "-c", program, "/dev/null", ""], check=False, timeout=30)
     assert done.returncode == ExitCode.INTERRUPTED

@@ -125,8 +125,10 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
         message = TerminationMessage(interruption=Interruption(step=now.step, saved_step=now.saved_step), progress=now)
     log_line(f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}")
     context.stop.claim_exit()  # this process may be ending by itself just now
-    write_termination_message(context.environment, message)
-    os._exit(failure.exit_code if failure else ExitCode.INTERRUPTED)
+    try:
+        write_termination_message(context.environment, message)
+    finally:  # whatever happens: nothing else can end this process now
+        os._exit(failure.exit_code if failure else ExitCode.INTERRUPTED)
 
 
 class RankProcesses:
