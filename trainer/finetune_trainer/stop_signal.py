@@ -35,7 +35,7 @@ class StopSignal:
         self._on_immediate_exit = callback
 
     def claim_exit(self) -> None:
-        """Let no other thread end the process any more: it would leave unfinished what this one writes at its end.
+        """Prevent other threads from ending the process: one would leave unfinished what this thread writes at its end.
 
         If another thread is ending the process already, wait for that. A signal still ends it.
         """

@@ -44,7 +44,7 @@ write("done")
 @pytest.mark.parametrize(
     ("first", "text", "code"), [("request", "stopped", ExitCode.INTERRUPTED), ("claim", "done", 0)]
 )
-def test_last_file_is_that_of_the_thread_that_began_to_end_the_process(tmp_path, first, text, code):
+def test_last_file_is_that_of_the_thread_that_ends_first(tmp_path, first, text, code):
     message = tmp_path / "message"
     done = subprocess.run([sys.executable, "-c", TWO_THREADS, message, first], check=False, timeout=30)
     assert (message.read_text(), done.returncode) == (text, code)
