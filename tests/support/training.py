@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, product
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, TypeVar
@@ -28,11 +29,16 @@ T = TypeVar("T")
 
 
 def random_kills(targets: Sequence[T], longest_delay: float) -> Iterator[tuple[T, float, Signals]]:
-    """Yield KILLS targets, delays in seconds and signals, the same ones in every run."""
+    """Yield KILLS targets, delays in seconds and signals, the same ones in every run.
+
+    Each target gets each signal before one gets the same signal again.
+    """
     generator = np.random.Generator(np.random.Philox(KILLS))
-    for _ in range(KILLS):
-        target = targets[generator.integers(len(targets))]
-        yield target, generator.uniform(0, longest_delay), (SIGTERM, SIGKILL)[generator.integers(2)]
+    kinds = [*product(targets, (SIGTERM, SIGKILL))]
+    rounds = chain.from_iterable(generator.permutation(len(kinds)) for _ in range(KILLS))
+    for kind in islice(rounds, KILLS):
+        target, number = kinds[kind]
+        yield target, generator.uniform(0, longest_delay), number
 
 
 def document(start: int, length: int, *, prompt: int = 3, vocabulary: int = 320) -> Document:
