@@ -24,6 +24,9 @@ TRL runs with gradient_checkpointing=False, which is not its default, because th
 would train its adapter in bf16. Here it trains it in fp32, as the others do. With DPO, a row is one completion of a
 pair, and TRL turns dropout off, so ours must have none.
 
+Ours makes malloc keep freed memory, unless malloc is set in the environment. MALLOC_TRIM_THRESHOLD_=1099511627776 and
+MALLOC_MMAP_MAX_=0 there do the same for all.
+
 With several processes only ours runs, and no speeds are compared. It prints how long each process waits at a
 checkpoint, and how long its steps are: those that begin with a checkpoint of the first process, and the others.
 """
