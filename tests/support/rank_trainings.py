@@ -1,7 +1,6 @@
 """Trainings of several processes, in workspaces of their own; the processes are in one pod or in two."""
 
 import json
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -138,8 +137,3 @@ class _Pod:
 
     def variables(self) -> dict[str, str]:
         return self.environment.variables() | {"GLOO_SOCKET_IFNAME": "lo"}
-
-
-def stop_code(number: signal.Signals) -> int:
-    """Return the exit code of a process that got a signal."""
-    return ExitCode.INTERRUPTED if number == signal.SIGTERM else -number

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from finetune_trainer.contract import Environment, TrainConfig, TrainResult
+from finetune_trainer.contract import Environment, ExitCode, TrainConfig, TrainResult
 from finetune_trainer.data.packing import Document, PackedWriter
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.progress import ProgressReporter
@@ -26,6 +26,11 @@ STEPS_OF_KILLED = 80
 """So many that none of KILLS finds the training done."""
 
 T = TypeVar("T")
+
+
+def stop_code(number: Signals) -> int:
+    """Return the exit code of a stage that got a signal while it ran."""
+    return ExitCode.INTERRUPTED if number == SIGTERM else -number
 
 
 def random_kills(targets: Sequence[T], longest_delay: float) -> Iterator[tuple[T, float, Signals]]:

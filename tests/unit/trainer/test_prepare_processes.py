@@ -15,6 +15,7 @@ from support.forkserver import ForkedStage, ForkServer
 from support.models import prompt_records, write_jsonl
 from support.prepared import IDENTITY, make_tokenizer, output_folder, prepare, prepare_config
 from support.stages import environment_in, run_in_process
+from support.training import stop_code
 
 from finetune_trainer.contract import Environment, ExitCode, PrepareRecipe
 from finetune_trainer.data import batch_tokenizer
@@ -300,7 +301,7 @@ def test_no_process_outlives_a_killed_stage(
     stage.kill(number)
     code = stage.wait()
     assert time.monotonic() - began < 2
-    assert code == (ExitCode.INTERRUPTED if number == signal.SIGTERM else -signal.SIGKILL)
+    assert code == stop_code(number)
     assert len(workers) == 2
     while any(is_running(worker) for worker in workers):
         assert time.monotonic() - began < 5

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from support.rank_trainings import PLAIN, PROCESSES, STEPS
-from support.training import STEPS_OF_KILLED, documents, random_kills, stage_folder, write_rows
+from support.training import STEPS_OF_KILLED, documents, random_kills, stage_folder, stop_code, write_rows
 
 from finetune_trainer.contract import ExitCode, Samples
 from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
@@ -130,8 +130,8 @@ def test_kills_of_any_process_do_not_change_the_weights(new_training, several):
         time.sleep(after)
         os.kill([process.pid, *process.other_ranks()][rank], number)
         # A lost process is a failure of its pod; all others are interruptions.
-        expected = ExitCode.INTERRUPTED if number == signal.SIGTERM else ExitCode.UNAVAILABLE if rank else -number
-        assert process.wait() == expected, training.log
+        lost = rank > 0 and number == signal.SIGKILL
+        assert process.wait() == (ExitCode.UNAVAILABLE if lost else stop_code(number)), training.log
     assert training.run().digest == uninterrupted
     assert "corrupt" not in training.log
 

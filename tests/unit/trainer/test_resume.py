@@ -20,6 +20,7 @@ from support.training import (
     pairs,
     random_kills,
     stage_folder,
+    stop_code,
     train_config,
     write_rows,
 )
@@ -198,8 +199,8 @@ def test_random_kills_do_not_change_the_weights(new_training, method):
     config, uninterrupted = method
     training = new_training(config)
     training.kill("start", 0.2, signal.SIGTERM)
-    for kill in random_kills(("saving", "training"), longest_delay=0.05):
-        assert training.kill(*kill) in {ExitCode.INTERRUPTED, -signal.SIGKILL}
+    for moment, after, number in random_kills(("saving", "training"), longest_delay=0.05):
+        assert training.kill(moment, after, number) == stop_code(number)
     assert training.finish() == uninterrupted
     assert "corrupt" not in (training.workspace / "log").read_text()
 
@@ -214,7 +215,7 @@ def test_kills_in_the_reference_do_not_change_the_weights(tiny_model, new_traini
         process = training.start()
         assert process.until(lambda: len([*reference.glob("*-*.json")]) > counts[-1])
         process.kill(number)
-        assert process.wait() == (ExitCode.INTERRUPTED if number == signal.SIGTERM else -signal.SIGKILL)
+        assert process.wait() == stop_code(number)
         counts.append(len([*reference.glob("*-*.json")]))
     assert 0 < counts[1] < counts[2] < counts[3] < 17
     assert training.finish() == train_uninterrupted(config, f"reference-{number}")

@@ -5,9 +5,9 @@ from signal import SIGKILL, SIGTERM
 import peft
 import pytest
 from support.metadata_servers import metadata_server
-from support.rank_trainings import PLAIN, PROCESSES, stop_code
+from support.rank_trainings import PLAIN, PROCESSES
 from support.stores.servers import free_port
-from support.training import stage_folder
+from support.training import stage_folder, stop_code
 
 from finetune_trainer.contract import ExitCode
 from finetune_trainer.runtime.notices import Ec2
