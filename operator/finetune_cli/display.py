@@ -42,6 +42,8 @@ PROGRESS_SECONDS = 5.0
 """Shortest time between two lines of progress."""
 LOADING_SECONDS = 10.0
 """Time between two lines about a stage that has not done a step yet."""
+BAR_WIDTH = 16
+"""So wide that a stage with steps of five digits fits a terminal of 80 columns."""
 
 AttemptDetails = Callable[[AttemptStatus], Sequence[str]]
 """Returns the lines to print under an attempt, for example about its pod."""
@@ -229,7 +231,7 @@ def _bar(stage: StageStatus) -> RenderableType | None:
     progress = stage.progress
     if stage.state is not StageState.RUNNING or progress is None or not progress.total:
         return None
-    return ProgressBar(total=progress.total, completed=progress.step, width=24)
+    return ProgressBar(total=progress.total, completed=progress.step, width=BAR_WIDTH)
 
 
 def stage_summary(stage: StageStatus, now: datetime | None = None) -> str:

@@ -24,9 +24,9 @@ def failed_scenario(times):
     return scenario
 
 
-def shown(renderable):
+def shown(renderable, width=200):
     """Return what a console prints."""
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=width)
     console.print(renderable)
     return console.file.getvalue()
 
@@ -102,6 +102,14 @@ def test_stage_that_loads_has_its_elapsed_time():
     scenario.cluster.progress(job, 3, total=10, eta_seconds=47133.0)
     scenario.reconcile_until_stable()
     assert "3/10  13h5m left" in shown(live_table("demo", scenario.status, now=now))
+
+
+def test_running_training_fits_a_terminal_of_80_columns():
+    scenario = Scenario().run("prepare")
+    job = scenario.start("train")
+    scenario.cluster.progress(job, 12345, total=34200, loss=0.259, tokens_per_second=12653.0, eta_seconds=3900.0)
+    lines = shown(live_table("demo", scenario.reconcile_until_stable().status), width=80).splitlines()
+    assert [line.rstrip() for line in lines if line.rstrip().endswith(" 12,653 tok/s  1h5m left")], lines
 
 
 def test_line_output_reports_now_and_then_what_loads(monkeypatch):
