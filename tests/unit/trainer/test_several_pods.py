@@ -1,5 +1,6 @@
 """Two pods that train together: exact whichever of them is lost, and only the first writes."""
 
+import time
 from signal import SIGKILL, SIGTERM
 
 import peft
@@ -7,7 +8,7 @@ import pytest
 from support.metadata_servers import metadata_server
 from support.rank_trainings import PLAIN, PROCESSES
 from support.stores.servers import free_port
-from support.training import stage_folder, stop_code
+from support.training import STEPS_OF_KILLED, random_kills, stage_folder, stop_code
 
 from finetune_trainer.contract import ExitCode
 from finetune_trainer.runtime.notices import Ec2
@@ -15,6 +16,12 @@ from finetune_trainer.stages.train import UNLIKE
 from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
 
 BOTH = ["DDP", "FSDP"]
+METHODS = {
+    "LoRA": {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+    "QLoRA": {"method": "QLoRA", "dtype": "BF16", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+    "Full, sharded": {"method": "Full", "lora": None, "parallelism": "FSDP"},
+    "DPO": {"objective": "DPO", "optimizer": {"learning_rate": 1e-3}, "lora": {"rank": 4, "alpha": 8}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +46,22 @@ def undisturbed(new_training):
 
 def of_two_pods(new_training, parallelism):
     return new_training(nodes=2, parallelism=parallelism, gradient_accumulation_steps=2, **PLAIN)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kills_of_any_pod_do_not_change_the_weights(new_training, method):
+    recipe = METHODS[method] | {"nodes": 2, "max_steps": STEPS_OF_KILLED}
+    calm, disturbed = new_training(**recipe), new_training(**recipe)
+    assert [pod.wait() for pod in calm.start_pods()] == [ExitCode.DONE] * 2
+    for lost, after, number in random_kills((0, 1), longest_delay=0.1):
+        pods = disturbed.start_pods()
+        assert pods[0].until(lambda: disturbed.step() > 0)
+        time.sleep(after)
+        pods[lost].kill(number)
+        codes = [pod.wait() for pod in pods]
+        assert (codes[lost], codes[1 - lost]) == (stop_code(number), ExitCode.INTERRUPTED), disturbed.log_of(1 - lost)
+    assert [pod.wait() for pod in disturbed.start_pods()] == [ExitCode.DONE] * 2
+    assert disturbed.digest == calm.digest
 
 
 @pytest.mark.parametrize("parallelism", BOTH)
