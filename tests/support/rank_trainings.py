@@ -28,6 +28,17 @@ PAIRS = "d" * 16
 """Identity of a prepare stage whose rows are pairs."""
 PLAIN = {"lora": {"rank": 4, "alpha": 8}}
 """A recipe that draws no random numbers: other processes draw others."""
+DPO = {"objective": "DPO", "optimizer": {"learning_rate": 1e-3}}
+METHODS: dict[str, dict[str, Any]] = {
+    "LoRA": {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+    "QLoRA": {"method": "QLoRA", "dtype": "BF16", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+    "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
+}
+METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP", "dtype": "BF16"}
+METHODS["DPO"] = METHODS["LoRA"] | DPO
+METHODS["DPO, sharded"] = METHODS["DPO"] | {"parallelism": "FSDP"}
+METHODS["Full, sharded"] = METHODS["Full"] | {"parallelism": "FSDP"}
+"""Recipes that draw random numbers, where the method can, by the names of their tests."""
 TERMINATION = "termination.json"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from support.rank_trainings import PLAIN, PROCESSES, STEPS
+from support.rank_trainings import DPO, METHODS, PLAIN, PROCESSES, STEPS
 from support.training import STEPS_OF_KILLED, documents, random_kills, stage_folder, stop_code, write_rows
 
 from finetune_trainer.contract import ExitCode, Samples
@@ -20,9 +20,6 @@ from finetune_trainer.training.batches import StepSampler
 
 ALL = os.environ.get("TRAINING") == "all"
 """Whether to run what takes minutes."""
-
-
-DPO = {"objective": "DPO", "optimizer": {"learning_rate": 1e-3}}
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +94,6 @@ def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
     assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-3
 
 
-METHODS = {
-    "LoRA": {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
-    "QLoRA": {"method": "QLoRA", "dtype": "BF16", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
-    "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
-}
-METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP", "dtype": "BF16"}
-METHODS["DPO"] = METHODS["LoRA"] | DPO
-METHODS["DPO, sharded"] = METHODS["DPO"] | {"parallelism": "FSDP"}
-METHODS["Full, sharded"] = METHODS["Full"] | {"parallelism": "FSDP"}
 RUNS = [("LoRA", 2), ("QLoRA", 2), ("Full", 2), ("DPO", 2), ("LoRA, sharded", 2), ("Full, sharded", 2)]
 if ALL:
     RUNS += [("DPO, sharded", 2)]
