@@ -14,7 +14,9 @@ MARKDOWN_COLUMNS = 100
 TEST_NAME_LENGTH = 60
 SENTENCE_WORDS = 25
 
-BANNED_FIRST_WORDS = frozenset({"give", "gives", "say", "says", "tell", "tells", "have", "has", "let", "lets"})
+BANNED_FIRST_WORDS = frozenset(
+    {"give", "gives", "say", "says", "tell", "tells", "have", "has", "let", "lets"}
+)
 BANNED_WORDS = {
     "(?:some|any|no|every)body": "name the actor",
     "(?:someone|who[e]ver)": "name the actor",
@@ -37,7 +39,12 @@ def main() -> int:
     """Return 1 where a file breaks a rule, else 0. A new file is checked before it is committed."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    found = [problem for name in names.stdout.splitlines() if name not in EXCEPTIONS for problem in problems_of(name)]
+    found = [
+        problem
+        for name in names.stdout.splitlines()
+        if name not in EXCEPTIONS
+        for problem in problems_of(name)
+    ]
     print("\n".join(found) or "style: ok", file=sys.stderr if found else sys.stdout)
     return int(bool(found))
 
@@ -67,7 +74,11 @@ def long_lines(text: str) -> Iterator[tuple[int, str]]:
     in_code = False
     for number, line in enumerate(text.splitlines(), 1):
         in_code ^= line.lstrip().startswith("```")
-        prose = not in_code and not line.lstrip().startswith(("|", "```", "<img", "![")) and " " in line.strip()
+        prose = (
+            not in_code
+            and not line.lstrip().startswith(("|", "```", "<img", "!["))
+            and " " in line.strip()
+        )
         if prose and len(line) > MARKDOWN_COLUMNS:
             yield number, f"{len(line)} characters, more than {MARKDOWN_COLUMNS}"
 
@@ -75,8 +86,15 @@ def long_lines(text: str) -> Iterator[tuple[int, str]]:
 def code_problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield problems of docstrings and of test names."""
     for node in ast.walk(tree):
-        if isinstance(node, Function) and node.name.startswith("test_") and len(node.name) > TEST_NAME_LENGTH:
-            yield node.lineno, f"the test's name has {len(node.name)} characters, more than {TEST_NAME_LENGTH}"
+        if (
+            isinstance(node, Function)
+            and node.name.startswith("test_")
+            and len(node.name) > TEST_NAME_LENGTH
+        ):
+            yield (
+                node.lineno,
+                f"the test's name has {len(node.name)} characters, more than {TEST_NAME_LENGTH}",
+            )
         if isinstance(node, Documented):
             yield from docstring_problems(node)
 
@@ -89,7 +107,10 @@ def docstring_problems(node: Documented) -> Iterator[tuple[int, str]]:
     if words and words[0].lower().strip(".,:`") in BANNED_FIRST_WORDS:
         yield line, f"the docstring of {name} starts with {words[0]}"
     if len(words) > SENTENCE_WORDS:
-        yield line, f"the first sentence of {name} has {len(words)} words, more than {SENTENCE_WORDS}"
+        yield (
+            line,
+            f"the first sentence of {name} has {len(words)} words, more than {SENTENCE_WORDS}",
+        )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
     options = parser.parse_args(arguments)
     try:
-        release = Release(options.registry.strip("/"), checked_version(root), root, options.plain_http)
+        release = Release(
+            options.registry.strip("/"), checked_version(root), root, options.plain_http
+        )
         print(publish(release))
     except Refused as problem:
         print(f"release: {problem}", file=sys.stderr)
@@ -76,11 +78,18 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
 def checked_version(root: Path) -> str:
     """Return the version of the checkout. Raises Refused where two files disagree, or HEAD has another tag."""
     version = _found(r'^version = "(.*)"', root / "pyproject.toml")
-    for field, pattern in {"version": r"^version: (.*)", "appVersion": r'^appVersion: "(.*)"'}.items():
+    for field, pattern in {
+        "version": r"^version: (.*)",
+        "appVersion": r'^appVersion: "(.*)"',
+    }.items():
         if (other := _found(pattern, root / CHART / "Chart.yaml")) != version:
-            raise Refused(f"{field} in {CHART}/Chart.yaml is {other}, and pyproject.toml has {version}: set both")
+            raise Refused(
+                f"{field} in {CHART}/Chart.yaml is {other}, and pyproject.toml has {version}: set both"
+            )
     if not changes(root, version):
-        raise Refused(f"CHANGELOG.md has no section ## {version}: move what is under Unreleased there")
+        raise Refused(
+            f"CHANGELOG.md has no section ## {version}: move what is under Unreleased there"
+        )
     if changed := _run("git", "-C", str(root), "status", "--porcelain"):
         raise Refused(f"files differ from the commit: commit or remove them:\n{changed}")
     tags = _run("git", "-C", str(root), "tag", "--points-at", "HEAD").split()
@@ -105,9 +114,16 @@ def publish(release: Release) -> str:
     write_bill_of_materials(release)  # before the images: it downloads a package, which may fail
     digests = {name: push_image(release, name) for name in IMAGES}
     chart = push_chart(release, digests)
-    artifacts = [f"{release.image(name)}:{release.version}@{digest}" for name, digest in digests.items()]
-    lines = [f"- `{one}`" for one in (*artifacts, f"oci://{release.registry}/charts/finetune-operator@{chart}")]
-    notes = "\n".join([f"# {release.version}", "", *lines, "", changes(release.root, release.version), ""])
+    artifacts = [
+        f"{release.image(name)}:{release.version}@{digest}" for name, digest in digests.items()
+    ]
+    lines = [
+        f"- `{one}`"
+        for one in (*artifacts, f"oci://{release.registry}/charts/finetune-operator@{chart}")
+    ]
+    notes = "\n".join(
+        [f"# {release.version}", "", *lines, "", changes(release.root, release.version), ""]
+    )
     (release.dist / "notes.md").write_text(notes)
     return notes
 
@@ -124,22 +140,38 @@ def push_image(release: Release, name: str) -> str:
     """Build an image for both architectures with its attestations, push it, and return the digest of its index."""
     metadata = release.dist / f"{name}.json"
     revision = _run("git", "-C", str(release.root), "rev-parse", "HEAD").strip()
-    command = ["docker", "buildx", "build", f"--platform={PLATFORMS}", "--sbom=true", "--provenance=mode=max"]
+    command = [
+        "docker",
+        "buildx",
+        "build",
+        f"--platform={PLATFORMS}",
+        "--sbom=true",
+        "--provenance=mode=max",
+    ]
     dockerfile, own, _ = IMAGES[name]
-    arguments = [*own, f"VERSION={release.version}", f"REVISION={revision}", f"SOURCE={source(release.root)}"]
+    arguments = [
+        *own,
+        f"VERSION={release.version}",
+        f"REVISION={revision}",
+        f"SOURCE={source(release.root)}",
+    ]
     command += [f"--build-arg={argument}" for argument in arguments]
     command += [f"--file={release.root}/Dockerfile.{dockerfile}", f"--metadata-file={metadata}"]
     _run(*command, f"--tag={release.image(name)}:{release.version}", "--push", str(release.root))
     digest = str(json.loads(metadata.read_text()).get("containerimage.digest", ""))
     if not DIGEST.fullmatch(digest):
-        raise Refused(f"docker buildx pushed {release.image(name)} and reported no digest, but {digest!r}")
+        raise Refused(
+            f"docker buildx pushed {release.image(name)} and reported no digest, but {digest!r}"
+        )
     return digest
 
 
 def source(root: Path) -> str:
     """Return the address of the remote `origin` without its credentials; empty where it is not https."""
     remotes = _run("git", "-C", str(root), "remote", "--verbose")
-    found = re.search(r"^origin\thttps://(?:[^@/\s]*@)?(\S+?)(?:\.git)? \(fetch\)", remotes, re.MULTILINE)
+    found = re.search(
+        r"^origin\thttps://(?:[^@/\s]*@)?(\S+?)(?:\.git)? \(fetch\)", remotes, re.MULTILINE
+    )
     return f"https://{found[1]}" if found else ""
 
 
@@ -157,7 +189,9 @@ def push_chart(release: Release, digests: dict[str, str]) -> str:
         text=True,
         check=False,
     )
-    digest = DIGEST.search(done.stdout + done.stderr)  # helm prints it to one of the two, by its version
+    digest = DIGEST.search(
+        done.stdout + done.stderr
+    )  # helm prints it to one of the two, by its version
     if done.returncode or not digest:
         raise Refused(f"helm push failed: {done.stderr.strip()[-2000:]}")
     return digest[0]
@@ -183,7 +217,9 @@ def with_image(values: str, name: str, image: str, digest: str) -> str:
     filled = rf'\g<registry>{registry}\n\g<repository>{repository}\n\g<digest>"{digest}"'
     changed, count = re.subn(head + tail, filled, values)
     if count != 1:
-        raise Refused(f"values.yaml has {count} images {name} with an empty registry, tag and digest, not one")
+        raise Refused(
+            f"values.yaml has {count} images {name} with an empty registry, tag and digest, not one"
+        )
     return changed
 
 
@@ -191,8 +227,18 @@ def write_bill_of_materials(release: Release) -> None:
     """Write the Python packages that were tested, as CycloneDX; BuildKit attests what each image contains."""
     file = release.dist / f"finetune-operator-{release.version}.cdx.json"
     tool = ["uv", "tool", "run", "--quiet", "--from", CYCLONEDX, "cyclonedx-py", "requirements"]
-    options = ["--mc-type=application", "--output-reproducible", "--output-format=JSON", f"--output-file={file}"]
-    _run(*tool, str(release.root / "constraints.txt"), f"--pyproject={release.root}/pyproject.toml", *options)
+    options = [
+        "--mc-type=application",
+        "--output-reproducible",
+        "--output-format=JSON",
+        f"--output-file={file}",
+    ]
+    _run(
+        *tool,
+        str(release.root / "constraints.txt"),
+        f"--pyproject={release.root}/pyproject.toml",
+        *options,
+    )
 
 
 def _found(pattern: str, file: Path) -> str:
@@ -204,7 +250,9 @@ def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise Refused(f"{command[0]} is not installed: it makes the release (docs/release.md)") from None
+        raise Refused(
+            f"{command[0]} is not installed: it makes the release (docs/release.md)"
+        ) from None
     if done.returncode:
         raise Refused(f"{' '.join(command[:3])} failed: {done.stderr.strip()[-2000:]}")
     return done.stdout

@@ -56,7 +56,11 @@ def counts(text: str) -> list[int]:
 def spread(values: list[float], digits: int = 1) -> str:
     """Return median, minimum and maximum as text."""
     middle, low, high = statistics.median(values), min(values), max(values)
-    return f"{middle:.{digits}f}" if low == high else f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+    return (
+        f"{middle:.{digits}f}"
+        if low == high
+        else f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+    )
 
 
 def requests(run: Run, *verbs: str) -> float:
@@ -66,7 +70,9 @@ def requests(run: Run, *verbs: str) -> float:
 
 def quantiles(runs: list[Run], field: Callable[[Run], list[int]]) -> str:
     """Return the medians of p50, p95 and p99."""
-    return " / ".join(f"{statistics.median(field(run)[index] for run in runs):.0f}" for index in range(3))
+    return " / ".join(
+        f"{statistics.median(field(run)[index] for run in runs):.0f}" for index in range(3)
+    )
 
 
 COLUMNS: dict[str, Callable[[list[Run]], str]] = {
@@ -78,14 +84,18 @@ COLUMNS: dict[str, Callable[[list[Run]], str]] = {
     "pod done -> next Job ms": lambda runs: quantiles(runs, lambda run: run.from_pod),
     "Complete -> next Job ms": lambda runs: quantiles(runs, lambda run: run.from_complete),
     "own CPU ms/stage": lambda runs: spread([run.cpu_ms_per_stage for run in runs]),
-    "all CPU ms/stage": lambda runs: spread([1000 * sum(run.cpu.values()) / run.jobs for run in runs]),
+    "all CPU ms/stage": lambda runs: spread(
+        [1000 * sum(run.cpu.values()) / run.jobs for run in runs]
+    ),
     "RSS peak MiB": lambda runs: spread([run.rss_peak for run in runs], 0),
     "own writes": lambda runs: spread([requests(run, *WRITES) for run in runs]),
     "GET": lambda runs: spread([requests(run, "get") for run in runs]),
     "LIST": lambda runs: spread([requests(run, "list") for run in runs], 2),
     "WATCH": lambda runs: spread([requests(run, "watch") for run in runs], 2),
     "all writes": lambda runs: spread([run.all_writes for run in runs]),
-    "foreign load": lambda runs: spread([100 * run.foreign_share for run in runs], 0) + " %" + marked(runs),
+    "foreign load": lambda runs: (
+        spread([100 * run.foreign_share for run in runs], 0) + " %" + marked(runs)
+    ),
 }
 """Requests are per pipeline, without those of Leases."""
 
@@ -97,10 +107,15 @@ def marked(runs: list[Run]) -> str:
 
 def table(count: int, runs: list[Run]) -> str:
     """Return the figures of all variants for one number of pipelines, as a table of Markdown."""
-    groups = [group for variant in VARIANTS if (group := [run for run in runs if run.variant == variant])]
+    groups = [
+        group for variant in VARIANTS if (group := [run for run in runs if run.variant == variant])
+    ]
     rows = [[title, *(cell(group) for group in groups)] for title, cell in COLUMNS.items()]
     rows.insert(1, ["---"] * len(rows[0]))
-    lines = [f"\n{count} pipelines, {len(groups[0])} runs", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [
+        f"\n{count} pipelines, {len(groups[0])} runs",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
     return "\n".join([*lines, *ratios(groups)])
 
 
@@ -130,20 +145,32 @@ def measure(options: argparse.Namespace, count: int, scenario: Scenario, bodies:
         for variant in (*options.variants[start:], *options.variants[:start]):
             resync = options.resync_check and turn == 0
             run = run_variant(variant, count, scenario, bodies, resync=resync)
-            assert run.succeeded == count, f"{variant}: {run.succeeded} of {count} pipelines succeeded"
-            report_progress(f"{count} {variant}: {run.stages_per_second} stages/s, {run.makespan} s")
+            assert run.succeeded == count, (
+                f"{variant}: {run.succeeded} of {count} pipelines succeeded"
+            )
+            report_progress(
+                f"{count} {variant}: {run.stages_per_second} stages/s, {run.makespan} s"
+            )
             runs.append(run)
     return runs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pipelines", type=counts, default=[20, 100, 500], help="numbers of pipelines, with commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pipelines", type=counts, default=[20, 100, 500], help="numbers of pipelines, with commas"
+    )
     parser.add_argument("--runs", type=int, default=3, help="runs of each variant for each number")
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
     parser.add_argument("--workers", type=int, help="--workers of the operator (default: its own)")
-    parser.add_argument("--claims", choices=("existing", "created"), default="existing", help="see above")
-    parser.add_argument("--resync-check", action="store_true", help="restart the operator; it must write nothing")
+    parser.add_argument(
+        "--claims", choices=("existing", "created"), default="existing", help="see above"
+    )
+    parser.add_argument(
+        "--resync-check", action="store_true", help="restart the operator; it must write nothing"
+    )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     facts, runs = machine_facts(), []
@@ -159,7 +186,9 @@ def main() -> None:
     for variant in options.variants:
         print(details([run for run in runs if run.variant == variant][-1]))
     if options.json:
-        options.json.write_text(json.dumps({"machine": facts, "runs": [run.as_json() for run in runs]}, indent=1))
+        options.json.write_text(
+            json.dumps({"machine": facts, "runs": [run.as_json() for run in runs]}, indent=1)
+        )
     resynced = [run.resync_writes for run in runs if run.resync_writes is not None]
     if resynced:
         print(f"writes of a restarted operator with all pipelines finished: {resynced}")

@@ -66,7 +66,10 @@ class Latencies:
 
     def seconds(self) -> list[float]:
         """Return the latencies, sorted; infinite where the next Job was not created."""
-        found = (self.created.get((stem, number + 1), math.inf) - when for (stem, number), when in self.failed.items())
+        found = (
+            self.created.get((stem, number + 1), math.inf) - when
+            for (stem, number), when in self.failed.items()
+        )
         return sorted(found)
 
 
@@ -101,7 +104,9 @@ async def follow(api: Api, latencies: Latencies) -> None:
             latencies.note(kind, job)
 
 
-async def measure(kubeconfig: Path, operator: OperatorProcess, count: int, each: int, seed: int) -> Latencies:
+async def measure(
+    kubeconfig: Path, operator: OperatorProcess, count: int, each: int, seed: int
+) -> Latencies:
     """Run pipelines whose pods are evicted, and return the times."""
     latencies = Latencies()
     async with simulation(kubeconfig, operator.forks, operator.folder) as simulated:
@@ -124,7 +129,9 @@ async def run_pipelines(simulated: Simulation, count: int, each: int) -> None:
     names = [f"p{number}" for number in range(count)]
     path = f"{PIPELINES}/namespaces/{NAMESPACE}/finetunepipelines"
     for name in names:
-        wanted = manifest(name, stages=("prepare", "train"), train={"maxInterruptions": MOST_INTERRUPTIONS})
+        wanted = manifest(
+            name, stages=("prepare", "train"), train={"maxInterruptions": MOST_INTERRUPTIONS}
+        )
         await simulated.api.create(path, wanted)
 
     async def all_succeeded() -> bool:
@@ -147,13 +154,18 @@ def report(ordered: list[float]) -> Iterable[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--evictions", type=int, default=100, help="of all pipelines together")
     parser.add_argument("--pipelines", type=int, default=5, help="that run at a time")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     each = math.ceil(chosen.evictions / chosen.pipelines)
-    with fixtures.cluster("latency", "none", control_plane=PLANE) as cluster, tempfile.TemporaryDirectory() as folder:
+    with (
+        fixtures.cluster("latency", "none", control_plane=PLANE) as cluster,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         install_crd(cluster.kube)
         Path(folder, KUBECONFIG).write_text(cluster.kubeconfig.read_text())
         forks = OperatorForks()

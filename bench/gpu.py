@@ -57,10 +57,14 @@ from train_bench.small_models import SmallModels  # noqa: E402
 
 def main() -> None:
     """Run the plan, or one run of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=SHAPES, default="8b")
-    parser.add_argument("--seconds", type=float, default=480, help="no measurement begins later than this")
+    parser.add_argument(
+        "--seconds", type=float, default=480, help="no measurement begins later than this"
+    )
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--run", help=argparse.SUPPRESS)
@@ -70,7 +74,13 @@ def main() -> None:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         large = LargeModel(folder, options.shape, options.device)
         if options.run:
-            print(json.dumps(large.run(large.compared(options.run), KilledOnceSaved if options.kill else StepTimes)))
+            print(
+                json.dumps(
+                    large.run(
+                        large.compared(options.run), KilledOnceSaved if options.kill else StepTimes
+                    )
+                )
+            )
         else:
             small = SmallModels(folder / "small", options.shape, options.device)
             large.write()
@@ -96,7 +106,10 @@ def parts(large: LargeModel, small: SmallModels) -> dict[str, Callable[[], dict[
 
 def measure(parts: dict[str, Callable[[], dict[str, Any]]], options: argparse.Namespace) -> None:
     """Run the plan until the time is up, and write the file after each part. What fails is recorded with its error."""
-    began, results = time.monotonic(), {"device": device_name(options.device), "torch": torch.__version__}
+    began, results = (
+        time.monotonic(),
+        {"device": device_name(options.device), "torch": torch.__version__},
+    )
     for name, part in parts.items():
         if time.monotonic() - began > options.seconds:
             results[name] = {"error": "no time left"}
@@ -104,10 +117,15 @@ def measure(parts: dict[str, Callable[[], dict[str, Any]]], options: argparse.Na
             try:
                 results[name] = part()
             except Exception as error:  # noqa: BLE001  the rest of the plan must run
-                results[name] = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
+                results[name] = {
+                    "error": f"{type(error).__name__}: {error}",
+                    "trace": traceback.format_exc()[-2000:],
+                }
         release_memory(options.device)
         options.output.write_text(json.dumps(results, indent=1, default=str) + "\n")
-        print(name, json.dumps({k: v for k, v in results[name].items() if k != "trace"}), flush=True)
+        print(
+            name, json.dumps({k: v for k, v in results[name].items() if k != "trace"}), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -85,7 +85,9 @@ def make_base(folder: Path, options: argparse.Namespace) -> Path:
         name = f"model-{number:05}-of-{len(files):05}.safetensors"
         write_sparse(folder / name, shapes)
         index |= dict.fromkeys(shapes, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
     return folder
 
 
@@ -97,9 +99,17 @@ def make_adapter(folder: Path, options: argparse.Namespace) -> Path:
         first, second = torch.randn(options.rank, columns), torch.randn(rows, options.rank)
         for number in range(options.layers):
             key = f"base_model.model.model.layers.{number}.{name}"
-            tensors |= {f"{key}.lora_A.weight": first.clone(), f"{key}.lora_B.weight": second.clone()}
+            tensors |= {
+                f"{key}.lora_A.weight": first.clone(),
+                f"{key}.lora_B.weight": second.clone(),
+            }
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": options.rank, "lora_alpha": 2 * options.rank}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": options.rank,
+        "lora_alpha": 2 * options.rank,
+    }
     targets = [name.rpartition(".")[2] for name in linear_layers(options)]
     (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": targets}))
     return folder
@@ -119,14 +129,18 @@ def empty_when_written(written: list[int]) -> None:
 
 def main() -> None:
     """Merge and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=80)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--hidden", type=int, default=8192)
     parser.add_argument("--intermediate", type=int, default=28672)
     parser.add_argument("--vocabulary", type=int, default=128256)
     parser.add_argument("--shard", default=merge.SHARD, help="size of a file of the merged model")
-    parser.add_argument("--folder", type=Path, help="where the files are written; default: the temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="where the files are written; default: the temporary folder"
+    )
     options = parser.parse_args()
     merge.SHARD = options.shard
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -145,7 +159,9 @@ def main() -> None:
         merge.save_merged(base, Path(folder, "adapter"), torch.bfloat16, Path(folder, "merged"))
         seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"{options.layers} layers, rank {options.rank}: {sum(written) / 1e9:.1f} GB in {len(written)} files")
+    print(
+        f"{options.layers} layers, rank {options.rank}: {sum(written) / 1e9:.1f} GB in {len(written)} files"
+    )
     print(f"peak memory {peak / 2**30:.2f} GiB, {seconds:.0f} s")
 
 

@@ -53,11 +53,19 @@ churn of {run.minutes:g} min, {run.pipelines} pipelines created, finished and de
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pipelines", default="1000,5000", help="numbers of pipelines, with commas; 0: none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pipelines", default="1000,5000", help="numbers of pipelines, with commas; 0: none"
+    )
     parser.add_argument("--running", type=int, default=50, help="how many of them run")
-    parser.add_argument("--churn", type=float, metavar="MINUTES", help="also measure the growth for this long")
-    parser.add_argument("--in-flight", type=int, default=20, help="pipelines that run at a time in the churn")
+    parser.add_argument(
+        "--churn", type=float, metavar="MINUTES", help="also measure the growth for this long"
+    )
+    parser.add_argument(
+        "--in-flight", type=int, default=20, help="pipelines that run at a time in the churn"
+    )
     parser.add_argument("--workers", type=int, help="--workers of the operator (default: its own)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()

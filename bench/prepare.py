@@ -114,17 +114,22 @@ class Corpus:
     def __init__(self) -> None:
         draw = random.Random(1)  # noqa: S311  text, no secret
         syllables = [start + vowel + end for start in STARTS for vowel in VOWELS for end in ENDS]
-        words = ["".join(draw.choices(syllables, k=draw.choice((1, 1, 2, 2, 3)))) for _ in range(6000)]
+        words = [
+            "".join(draw.choices(syllables, k=draw.choice((1, 1, 2, 2, 3)))) for _ in range(6000)
+        ]
         weights = [1 / (rank + 3) for rank in range(len(words))]
         self.sentences = [
-            " ".join(draw.choices(words, weights, k=draw.randint(6, 22))).capitalize() + draw.choice((".", "?", ":\n"))
+            " ".join(draw.choices(words, weights, k=draw.randint(6, 22))).capitalize()
+            + draw.choice((".", "?", ":\n"))
             for _ in range(8000)
         ]
 
     def records(self, tokens: int, tokenizer: Any, *, chat: bool) -> Iterator[dict[str, Any]]:
         """Yield records of about so many tokens, without end: a prompt and its completion, or five exchanges."""
         draw = random.Random(2)  # noqa: S311  text, no secret
-        lengths = tokenizer(self.sentences, add_special_tokens=False, return_attention_mask=False).input_ids
+        lengths = tokenizer(
+            self.sentences, add_special_tokens=False, return_attention_mask=False
+        ).input_ids
         mean = statistics.fmean(map(len, lengths))
         while True:
             count = max(10 if chat else 2, round(tokens / mean * draw.uniform(0.6, 1.4)))
@@ -132,7 +137,11 @@ class Corpus:
             if chat:
                 parts = [" ".join(chosen[turn::10]) for turn in range(10)]
                 roles = ("user", "assistant")
-                yield {"messages": [{"role": roles[at % 2], "content": part} for at, part in enumerate(parts)]}
+                yield {
+                    "messages": [
+                        {"role": roles[at % 2], "content": part} for at, part in enumerate(parts)
+                    ]
+                }
             else:
                 prompt = " ".join(chosen[: count * 3 // 4])
                 yield {"prompt": prompt, "completion": " " + " ".join(chosen[count * 3 // 4 :])}
@@ -163,7 +172,9 @@ def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
 def make_tokenizer(folder: Path, texts: Iterable[str]) -> None:
     """Train a byte-level BPE tokenizer and save it as a model folder without weights."""
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(texts, vocab_size=4096, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"])
+    bpe.train_from_iterator(
+        texts, vocab_size=4096, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"]
+    )
     PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer,  # noqa: SLF001  tokenizers offers no public conversion
         pad_token="<pad>",  # noqa: S106  a token of text
@@ -189,15 +200,20 @@ class Memory(threading.Thread):
             except OSError:  # the process has ended
                 return
             self.together = max(
-                self.together, sum(number_in(pid, "smaps_rollup", "Pss") for pid in (self.pid, *children))
+                self.together,
+                sum(number_in(pid, "smaps_rollup", "Pss") for pid in (self.pid, *children)),
             )
-            self.largest_child = max([self.largest_child, *(number_in(pid, "status", "VmHWM") for pid in children)])
+            self.largest_child = max(
+                [self.largest_child, *(number_in(pid, "status", "VmHWM") for pid in children)]
+            )
 
 
 def number_in(pid: str | int, file: str, name: str) -> int:
     """Return a number of kilobytes in a file of /proc, in bytes; 0 if the process has ended."""
     try:
-        return int(re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text())[1]) * 1024
+        return (
+            int(re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text())[1]) * 1024
+        )
     except (OSError, TypeError):
         return 0
 
@@ -238,10 +254,14 @@ def measure(folder: Path, data: Path, processes: int, packages: Path) -> Run:
         validation=Validation(fraction=0),
         recipe=PrepareRecipe(context_length=1024),
     )
-    environment = Environment(folder / "workspace", manifest_dir=folder, termination_log=folder / "termination-log")
+    environment = Environment(
+        folder / "workspace", manifest_dir=folder, termination_log=folder / "termination-log"
+    )
     # Without the defaults, because an older version does not know those that have been added since.
     values = config.model_dump(mode="json", exclude_unset=True) | {"stage": config.stage}
-    variables = os.environ | environment.variables() | {CONFIG: json.dumps(values), "HF_HUB_OFFLINE": "1"}
+    variables = (
+        os.environ | environment.variables() | {CONFIG: json.dumps(values), "HF_HUB_OFFLINE": "1"}
+    )
     variables["PYTHONPATH"] = str(packages)
     command = [sys.executable, "-c", RUNNER, str(folder / "model"), str(processes)]
     process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
@@ -251,7 +271,9 @@ def measure(folder: Path, data: Path, processes: int, packages: Path) -> Run:
     memory.over.set()
     assert process.returncode == 0
     *_, seconds, cpu_seconds, peak = output.split()
-    result = json.loads((environment.stage_dir("prepare", config.identity) / "result.json").read_bytes())
+    result = json.loads(
+        (environment.stage_dir("prepare", config.identity) / "result.json").read_bytes()
+    )
     shutil.rmtree(environment.workspace)
     mib = 2**20
     return Run(
@@ -271,9 +293,13 @@ def compare_sizes(folder: Path, options: argparse.Namespace, written: dict[int, 
         runs.append(measure(folder, data, options.processes, ROOT / "trainer"))
         print(runs[-1].text(count), flush=True)
     small, large = runs[-2:]
-    print(f"peak memory: ratio {large.peak / small.peak:.3f}, difference {large.peak - small.peak:,.0f} MiB")
+    print(
+        f"peak memory: ratio {large.peak / small.peak:.3f}, difference {large.peak - small.peak:,.0f} MiB"
+    )
     difference = large.together - small.together
-    print(f"Pss together: ratio {large.together / small.together:.3f}, difference {difference:,.0f} MiB")
+    print(
+        f"Pss together: ratio {large.together / small.together:.3f}, difference {difference:,.0f} MiB"
+    )
 
 
 def compare_in_turns(folder: Path, options: argparse.Namespace, count: int, data: Path) -> None:
@@ -294,19 +320,31 @@ def compare_in_turns(folder: Path, options: argparse.Namespace, count: int, data
     for name, measured in runs.items():
         speeds = [run.speed for run in measured]
         ratios = [one.speed / other.speed for one, other in zip(first, measured, strict=True)]
-        print(f"{name:>12}: median {statistics.median(speeds):,.0f} ({min(speeds):,.0f}-{max(speeds):,.0f}) tokens/s")
+        print(
+            f"{name:>12}: median {statistics.median(speeds):,.0f} ({min(speeds):,.0f}-{max(speeds):,.0f}) tokens/s"
+        )
         if name != "as it is":
             middle = statistics.median(ratios)
             print(f"  as it is / {name}: median {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, nargs=2, default=(10_000, 1_000_000), help="sizes to compare")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--records", type=int, nargs=2, default=(10_000, 1_000_000), help="sizes to compare"
+    )
     parser.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), default="jsonl")
     parser.add_argument("--tokens", type=int, help="tokens of a record, on average")
-    parser.add_argument("--chat", action="store_true", help="with --tokens: conversations of five exchanges, in jsonl")
-    parser.add_argument("--processes", type=int, default=0, help="processes that tokenize; 0: as the stage decides")
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="with --tokens: conversations of five exchanges, in jsonl",
+    )
+    parser.add_argument(
+        "--processes", type=int, default=0, help="processes that tokenize; 0: as the stage decides"
+    )
     parser.add_argument("--turns", type=int, help="compare with one process, so many times")
     parser.add_argument("--other", type=Path, help="with --turns: another checkout to compare with")
     options = parser.parse_args()
@@ -319,7 +357,11 @@ def main() -> None:
         written = {}
         for count in options.records[1:] if options.turns else (10, *options.records):
             written[count] = folder / f"data-{count}.{options.format}"
-            rows = corpus.records(options.tokens, tokenizer, chat=options.chat) if options.tokens else records()
+            rows = (
+                corpus.records(options.tokens, tokenizer, chat=options.chat)
+                if options.tokens
+                else records()
+            )
             write(written[count], islice(rows, count))
         if options.turns:
             compare_in_turns(folder, options, *written.popitem())

@@ -28,7 +28,9 @@ def cpu_seconds(pid: int) -> float:
 
 def memory_mib(pid: int, field_name: str) -> float:
     """Return VmRSS, VmHWM or another field of /proc/PID/status in MiB."""
-    found = re.search(rf"^{field_name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    found = re.search(
+        rf"^{field_name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     assert found, f"/proc/{pid}/status has no {field_name}"
     return int(found[1]) / 1024
 

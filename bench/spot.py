@@ -62,9 +62,13 @@ class Result:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--traces", type=int, default=150, help="traces of each family")
-    parser.add_argument("--seed", type=int, default=3, help="1 and 2 are those that Auto was tuned with")
+    parser.add_argument(
+        "--seed", type=int, default=3, help="1 and 2 are those that Auto was tuned with"
+    )
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--trace", type=Path, help="a trace of your own")
     parser.add_argument("--picture", type=Path)
@@ -112,7 +116,9 @@ def measure(family: str, job: Job, trace: Trace) -> Result:
     free = start(job, trace)
     auto_without_deadline(free)
     safe = optimum(job, trace, reserve=2 * job.restart + job.checkpoint) / lowest
-    return Result(family, ratios, safe, free.cost / job.on_demand_cost(), free.now / (job.work + job.restart))
+    return Result(
+        family, ratios, safe, free.cost / job.on_demand_cost(), free.now / (job.work + job.restart)
+    )
 
 
 Summary = tuple[float, float, int]
@@ -133,7 +139,11 @@ def summaries(results: list[Result]) -> dict[str, dict[str, Summary]]:
 def summary(ratios: list[float | None]) -> Summary:
     """Return the summary of one policy's ratios."""
     kept = [one for one in ratios if one is not None] or [np.nan]
-    return float(np.median(kept)), float(np.percentile(kept, 95)), sum(one is None for one in ratios)
+    return (
+        float(np.median(kept)),
+        float(np.percentile(kept, 95)),
+        sum(one is None for one in ratios),
+    )
 
 
 def print_table(results: list[Result]) -> None:
@@ -141,7 +151,10 @@ def print_table(results: list[Result]) -> None:
     print("| median, p95, missed |", " | ".join(POLICIES), "|")
     print("|---" * (len(POLICIES) + 1) + "|")
     for family, found in summaries(results).items():
-        count = sum(family in ("all", one.family) and (family == DEAR or one.family != DEAR) for one in results)
+        count = sum(
+            family in ("all", one.family) and (family == DEAR or one.family != DEAR)
+            for one in results
+        )
         cells = (f"{median:.2f}, {p95:.2f}, {missed}" for median, p95, missed in found.values())
         print(f"| {family} ({count}) |", " | ".join(cells), "|")
 

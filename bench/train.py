@@ -153,7 +153,9 @@ def throughput(benchmark: Benchmark) -> None:
             speeds[name].append(tokens / (measured.result[-1] - measured.result[0]))
             peaks[name].append(measured.peak_mib)
     for name in names:
-        print(f"{name:15} {spread(speeds[name], ',.0f')} tokens/s, peak memory {spread(peaks[name], ',.0f')} MiB")
+        print(
+            f"{name:15} {spread(speeds[name], ',.0f')} tokens/s, peak memory {spread(peaks[name], ',.0f')} MiB"
+        )
     for name in names[1:]:
         ratios = [ours / theirs for ours, theirs in zip(speeds["ours"], speeds[name], strict=True)]
         print(f"ours / {name:15} {spread(ratios, '.2f')}")
@@ -179,7 +181,9 @@ def pauses(benchmark: Benchmark) -> None:
             for has_pause, durations in steps_by_pause(ends, checkpoints).items():
                 steps[name][has_pause] += durations
     for name, seconds in found.items():
-        print(f"a checkpoint pauses training: {name:15} {milliseconds(seconds)}, {len(seconds)} checkpoints")
+        print(
+            f"a checkpoint pauses training: {name:15} {milliseconds(seconds)}, {len(seconds)} checkpoints"
+        )
     for name, durations_of in steps.items():
         print(f"a checkpoint makes a step longer: {name:15} {longer(durations_of)}")
     for name, peak in peaks.items():
@@ -192,7 +196,9 @@ def longer(steps: dict[bool, list[float]]) -> str:
     if not all(steps.values()):
         return "not measured: there are too few steps"
     with_one, without = (statistics.median(steps[has_one]) for has_one in (True, False))
-    return f"by {1e3 * (with_one - without):.1f} ms, to {1e3 * with_one:.1f} from {1e3 * without:.1f}"
+    return (
+        f"by {1e3 * (with_one - without):.1f} ms, to {1e3 * with_one:.1f} from {1e3 * without:.1f}"
+    )
 
 
 def milliseconds(seconds: list[float]) -> str:
@@ -227,7 +233,9 @@ def print_steps(rank: int, turns: list[list[Recorded]]) -> None:
             steps[str(number) in turn[0].pauses].append(ends[number] - ends[number - 1])
     pauses = [pause for turn in turns for pause in turn[rank].pauses.values()]
     print(f"process {rank}: its pause at a checkpoint {milliseconds(pauses)}")
-    print(f"process {rank}: a step with a checkpoint {milliseconds(steps[True])}, without {milliseconds(steps[False])}")
+    print(
+        f"process {rank}: a step with a checkpoint {milliseconds(steps[True])}, without {milliseconds(steps[False])}"
+    )
     print(f"process {rank}: a checkpoint makes a step longer: {longer(steps)}")
 
 
@@ -249,7 +257,8 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
         command = [sys.executable, "-m", "finetune_trainer", "train"]
         process = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.DEVNULL)
         while not (
-            environment.progress_file.exists() and json.loads(environment.progress_file.read_text())["step"] > 2
+            environment.progress_file.exists()
+            and json.loads(environment.progress_file.read_text())["step"] > 2
         ):
             time.sleep(0.05)
         time.sleep(0.1 * turn)
@@ -261,22 +270,35 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5, help="turns of the speeds; 0: none")
-    parser.add_argument("--pauses", type=int, default=3, help="turns in which checkpoints are timed; 0: none")
+    parser.add_argument(
+        "--pauses", type=int, default=3, help="turns in which checkpoints are timed; 0: none"
+    )
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument(
-        "--counted", dest="target_fraction", type=float, default=0.25, help="fraction of the tokens in the loss"
+        "--counted",
+        dest="target_fraction",
+        type=float,
+        default=0.25,
+        help="fraction of the tokens in the loss",
     )
     parser.add_argument("--dropout", type=float, default=0.0, help="of the adapter's inputs")
     parser.add_argument("--method", choices=("LoRA", "QLoRA", "Full"), default="LoRA")
     parser.add_argument("--objective", choices=OBJECTIVES, default="SFT")
     parser.add_argument("--dtype", choices=("FP32", "BF16"), default="FP32")
     parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu: CPU seconds, for a machine with other load"
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="cpu: CPU seconds, for a machine with other load",
     )
     parser.add_argument("--processes", type=int, default=1, help="with several, only ours runs")
-    parser.add_argument("--parallelism", choices=("DDP", "FSDP"), default="DDP", help="of several processes")
+    parser.add_argument(
+        "--parallelism", choices=("DDP", "FSDP"), default="DDP", help="of several processes"
+    )
     options = parser.parse_args()
     if options.objective == "DPO" and options.dropout:
         parser.error("TRL's DPOTrainer has no dropout: leave --dropout out")

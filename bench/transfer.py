@@ -77,7 +77,9 @@ class Store:
 
 def make_model(folder: Path, megabytes: Sequence[int]) -> SealedModel:
     """Write weights and small files of random bytes, and seal them."""
-    weights = {f"model-{number}.safetensors": size * MEGABYTE for number, size in enumerate(megabytes, 1)}
+    weights = {
+        f"model-{number}.safetensors": size * MEGABYTE for number, size in enumerate(megabytes, 1)
+    }
     folder.mkdir()
     for name, size in (weights | {"tokenizer.json": TOKENIZER_BYTES} | SMALL_FILES).items():
         (folder / name).write_bytes(os.urandom(size))
@@ -94,7 +96,11 @@ def s3(folder: Path) -> Iterator[Store]:
         if programs := install_clients():
             boto3 = stack.enter_context(closing(Boto3Client(programs, servers.BUCKET)))
             others += [boto3, RcloneClient(programs, servers.BUCKET)]
-        yield Store("S3", [*ours(server.uri("models"), ObjectTarget, ObjectSource), *others], lambda: _clear(folder))
+        yield Store(
+            "S3",
+            [*ours(server.uri("models"), ObjectTarget, ObjectSource), *others],
+            lambda: _clear(folder),
+        )
 
 
 def _clear(folder: Path) -> None:
@@ -106,7 +112,10 @@ def _clear(folder: Path) -> None:
 @contextmanager
 def oci(folder: Path) -> Iterator[Store]:
     """Run a registry with its clients. Without its storage it has no blob that it need not be sent."""
-    with serve_registry(folder) as server, patch.dict(os.environ, {"DOCKER_CONFIG": str(folder / "no-docker")}):
+    with (
+        serve_registry(folder) as server,
+        patch.dict(os.environ, {"DOCKER_CONFIG": str(folder / "no-docker")}),
+    ):
         others = [RequestsClient(server.host, parallel) for parallel in (1, 4)]
         verifying = RequestsClient(server.host, 4, verifies=True)
         own = ours(f"oci://{server.host}/models", RegistryTarget, RegistrySource)
@@ -115,7 +124,10 @@ def oci(folder: Path) -> Iterator[Store]:
 
 def ours(base: str, target: type, source: type) -> list[Client]:
     """Return our client with fsync and without."""
-    return [OurClient(OURS, base, target, source), OurClient(UNFLUSHED, base, target, source, is_durable=False)]
+    return [
+        OurClient(OURS, base, target, source),
+        OurClient(UNFLUSHED, base, target, source, is_durable=False),
+    ]
 
 
 STORES = {"s3": s3, "oci": oci}
@@ -146,7 +158,11 @@ def transfer(client: Client, model: SealedModel, key: str, into: Path) -> tuple[
     start = time.perf_counter()
     found = client.fetch(key, into)
     fetched = time.perf_counter() - start
-    different = [name for name in model.names if not filecmp.cmp(model.folder / name, found / name, shallow=False)]
+    different = [
+        name
+        for name in model.names
+        if not filecmp.cmp(model.folder / name, found / name, shallow=False)
+    ]
     assert not different, f"{client.name} fetched other bytes of {different}"
     shutil.rmtree(into)
     return sent, fetched
@@ -155,22 +171,37 @@ def transfer(client: Client, model: SealedModel, key: str, into: Path) -> tuple[
 def report(store: Store, times: Times, size: int) -> None:
     """Print the times of each client, and the ratios of ours to the fastest other one."""
     for direction in ("send", "fetch"):
-        medians = {client.name: statistics.median(times[direction, client.name]) for client in store.clients}
+        medians = {
+            client.name: statistics.median(times[direction, client.name])
+            for client in store.clients
+        }
         for name, seconds in medians.items():
             low, high = min(times[direction, name]), max(times[direction, name])
             rate = f"{size / MEGABYTE / seconds:,.0f} MB/s"
-            print(f"{store.name:<4}{direction:<6}{name:<33}{seconds:6.2f} s ({low:.2f} to {high:.2f}), {rate}")
+            print(
+                f"{store.name:<4}{direction:<6}{name:<33}{seconds:6.2f} s ({low:.2f} to {high:.2f}), {rate}"
+            )
         fastest = min(medians.keys() - {OURS, UNFLUSHED}, key=lambda name: medians[name])
         ratio, unflushed = medians[OURS] / medians[fastest], medians[UNFLUSHED] / medians[fastest]
-        print(f"{store.name} {direction}: ours / {fastest}: {ratio:.2f} (goal {GOAL}), without fsync {unflushed:.2f}")
+        print(
+            f"{store.name} {direction}: ours / {fastest}: {ratio:.2f} (goal {GOAL}), without fsync {unflushed:.2f}"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=5, help="measured turns of each client")
     parser.add_argument("--stores", choices=STORES, nargs="+", default=list(STORES))
-    parser.add_argument("--megabytes", type=int, nargs="+", default=(120, 70), help="size of each file of weights")
-    parser.add_argument("--folder", type=Path, help="folder on the disk to use; the one for temporary files by default")
+    parser.add_argument(
+        "--megabytes", type=int, nargs="+", default=(120, 70), help="size of each file of weights"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="folder on the disk to use; the one for temporary files by default",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
@@ -179,7 +210,9 @@ def main() -> None:
         size, start = sum(path.stat().st_size for path in files), time.perf_counter()
         for path in files:
             digest_file(path)
-        print(f"{size / MEGABYTE:.0f} MB in {len(files)} files; SHA-256 of all: {time.perf_counter() - start:.2f} s")
+        print(
+            f"{size / MEGABYTE:.0f} MB in {len(files)} files; SHA-256 of all: {time.perf_counter() - start:.2f} s"
+        )
         for chosen in options.stores:
             (folder / chosen).mkdir()
             with STORES[chosen](folder / chosen) as store:

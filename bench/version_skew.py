@@ -30,7 +30,9 @@ from support.operator_process import install_crd  # noqa: E402
 from testcluster import fixtures  # noqa: E402
 
 
-async def live(simulated: Simulation, namespace: str, first: OperatorForks, second: OperatorForks | None) -> Outcome:
+async def live(
+    simulated: Simulation, namespace: str, first: OperatorForks, second: OperatorForks | None
+) -> Outcome:
     """Run one life with the first version, and a standby of the second."""
     await simulated.create_namespace(namespace)
     async with AsyncExitStack() as stack:
@@ -43,16 +45,25 @@ async def live(simulated: Simulation, namespace: str, first: OperatorForks, seco
     return outcome
 
 
-async def live_all(kubeconfig: Path, previous: OperatorForks, current: OperatorForks, lives: int) -> list[str]:
+async def live_all(
+    kubeconfig: Path, previous: OperatorForks, current: OperatorForks, lives: int
+) -> list[str]:
     """Run all lives at once, and return how they differ from the life of one version."""
     with tempfile.TemporaryDirectory() as folder:
         async with simulation(kubeconfig, current, Path(folder)) as simulated:
-            pairs = [(previous, current) if number % 2 else (current, previous) for number in range(lives)]
+            pairs = [
+                (previous, current) if number % 2 else (current, previous)
+                for number in range(lives)
+            ]
             alone, *skewed = await asyncio.gather(
                 live(simulated, "alone", current, None),
                 *(live(simulated, f"skewed-{number}", *pair) for number, pair in enumerate(pairs)),
             )
-    return [found for number, one in enumerate(skewed) if (found := difference(f"skewed-{number}", alone, one))]
+    return [
+        found
+        for number, one in enumerate(skewed)
+        if (found := difference(f"skewed-{number}", alone, one))
+    ]
 
 
 def difference(name: str, alone: Outcome, skewed: Outcome) -> str:
@@ -68,7 +79,9 @@ def git(*arguments: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--previous", required=True, help="revision of the other version")
     parser.add_argument("--lives", type=int, default=4)
     chosen = parser.parse_args()
@@ -82,7 +95,9 @@ def main() -> int:
         try:
             install_crd(cluster.kube)
             with closing(OperatorForks(checkout)) as previous, closing(OperatorForks()) as current:
-                differences = asyncio.run(live_all(cluster.kubeconfig, previous, current, chosen.lives))
+                differences = asyncio.run(
+                    live_all(cluster.kubeconfig, previous, current, chosen.lives)
+                )
         finally:
             git("worktree", "remove", "--force", str(checkout))
     print("\n".join(differences) or f"{chosen.lives} lives ended as that of one version")

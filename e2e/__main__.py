@@ -38,7 +38,9 @@ def main(arguments: list[str]) -> int:
     try:
         prepare(of_tests(named))
     except UsageError as error:
-        print(f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {error}\n", file=sys.stderr)
+        print(
+            f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {error}\n", file=sys.stderr
+        )
         return int(os.environ.get("CI", "") in {"true", "1"})
     except TimedOut as error:
         print(f"e2e: {error}", file=sys.stderr)
@@ -46,7 +48,8 @@ def main(arguments: list[str]) -> int:
     if named:
         return _test(*arguments)
     return max(
-        _test(SERIAL_TESTS, *arguments), _test(*XDIST_ARGUMENTS, f"--ignore={SERIAL_TESTS}", *LAYERS, *arguments)
+        _test(SERIAL_TESTS, *arguments),
+        _test(*XDIST_ARGUMENTS, f"--ignore={SERIAL_TESTS}", *LAYERS, *arguments),
     )
 
 
@@ -79,7 +82,9 @@ def prepare(for_tests: tuple[str, ...] = ()) -> None:
 def install_docker() -> None:
     """Install Debian's engine, which the tests on kind start, unless an engine answers. Raises UsageError."""
     if not ENGINES["docker"].is_available():
-        deps.install([package for package, program in engine.PACKAGES.items() if not shutil.which(program)])
+        deps.install(
+            [package for package, program in engine.PACKAGES.items() if not shutil.which(program)]
+        )
 
 
 def _test(*arguments: str) -> int:

@@ -39,10 +39,14 @@ IMAGES = ("finetune-operator:dev", "finetune-trainer-cpu:dev")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by the position of their file in ORDER."""
-    items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER))
+    items.sort(
+        key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER)
+    )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Print the table of the fault matrix, and write it to FAULT_TABLE or pytest's cache; print the steps on kind."""
     if rows := rows_of(terminalreporter.stats):
         table = markdown(rows)

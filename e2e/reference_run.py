@@ -70,7 +70,12 @@ def run_demo(material: Path, workdir: Path, until: str) -> None:
 def environment() -> dict[str, str]:
     """Return the environment of a subprocess: only what it needs, nothing of the environment of the test run."""
     path = ":".join(str(ROOT / part) for part in ("operator", "trainer"))
-    return {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/tmp",
+        "PYTHONPATH": path,
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
 
 
 def upload_material(namespace: KubeNamespace, reference_run: ReferenceRun, **mounts: str) -> None:
@@ -88,7 +93,16 @@ def upload_material(namespace: KubeNamespace, reference_run: ReferenceRun, **mou
 def upload(namespace: KubeNamespace, folder: Path, target: str) -> None:
     """Copy a folder to a path in the pod `filler`; raises CalledProcessError."""
     pack = subprocess.Popen(["tar", "-C", str(folder), "-cf", "-", "."], stdout=subprocess.PIPE)
-    execute = ["--kubeconfig", str(namespace.kube.kubeconfig), "-n", namespace.name, "exec", "-i", "filler", "--"]
+    execute = [
+        "--kubeconfig",
+        str(namespace.kube.kubeconfig),
+        "-n",
+        namespace.name,
+        "exec",
+        "-i",
+        "filler",
+        "--",
+    ]
     unpack = ["busybox", "tar", "-C", target, "-xf", "-"]
     subprocess.run([str(namespace.kube.kubectl), *execute, *unpack], stdin=pack.stdout, check=True)
     if code := pack.wait():

@@ -40,16 +40,26 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize(("name", "package"), [("operator", "finetune_operator"), ("trainer-cpu", "finetune_trainer")])
-def test_image_holds_what_it_needs_and_no_build_tools(namespace: KubeNamespace, name: str, package: str):
-    namespace.create(pod("inspect", "", image=f"finetune-{name}:dev", command=["python", "-c", INSPECT, package]))
+@pytest.mark.parametrize(
+    ("name", "package"), [("operator", "finetune_operator"), ("trainer-cpu", "finetune_trainer")]
+)
+def test_image_holds_what_it_needs_and_no_build_tools(
+    namespace: KubeNamespace, name: str, package: str
+):
+    namespace.create(
+        pod("inspect", "", image=f"finetune-{name}:dev", command=["python", "-c", INSPECT, package])
+    )
     phase = namespace.wait_phase("inspect", "Succeeded", "Failed", seconds=120)
     assert phase == "Succeeded", namespace.run("logs", "inspect")
     observed = json.loads(namespace.run("logs", "inspect").splitlines()[-1])
     trainer = name != "operator"
     assert (observed["pid"], observed["uid"], observed["gid"]) == (1, 65532, 65532)
     assert observed["programs"] == []
-    assert (observed["torch"], observed["transformers"], observed["lm_eval"]) == (trainer, trainer, trainer)
+    assert (observed["torch"], observed["transformers"], observed["lm_eval"]) == (
+        trainer,
+        trainer,
+        trainer,
+    )
     assert observed["kopf"] is not trainer
     assert observed["trl"] is False
     assert observed["writable"] == ["/tmp"]
@@ -63,6 +73,13 @@ def test_image_holds_what_it_needs_and_no_build_tools(namespace: KubeNamespace, 
 def test_cli_in_operator_image_runs_without_a_cluster(namespace: KubeNamespace):
     """The image holds every file that the command line needs."""
     namespace.create(
-        pod("help", "", image="finetune-operator:dev", command=["python", "-m", "finetune_cli", "init", "--help"])
+        pod(
+            "help",
+            "",
+            image="finetune-operator:dev",
+            command=["python", "-m", "finetune_cli", "init", "--help"],
+        )
     )
-    assert namespace.wait_phase("help", "Succeeded", "Failed") == "Succeeded", namespace.run("logs", "help")
+    assert namespace.wait_phase("help", "Succeeded", "Failed") == "Succeeded", namespace.run(
+        "logs", "help"
+    )

@@ -19,9 +19,16 @@ print(client.CoreV1Api().read_namespaced_service_account("default", open(
 def test_pods_run_on_on_demand_and_spot_nodes(namespace: KubeNamespace):
     for capacity in ("on-demand", "spot"):
         name = f"on-{capacity}"
-        assert namespace.run_script("echo $((6*7))", name, selector={"finetune.dev/capacity": capacity}).strip() == "42"
+        assert (
+            namespace.run_script(
+                "echo $((6*7))", name, selector={"finetune.dev/capacity": capacity}
+            ).strip()
+            == "42"
+        )
         node = namespace.get("pod", name)["spec"]["nodeName"]
-        assert namespace.get("node", node)["metadata"]["labels"]["finetune.dev/capacity"] == capacity
+        assert (
+            namespace.get("node", node)["metadata"]["labels"]["finetune.dev/capacity"] == capacity
+        )
 
 
 def test_pod_without_toleration_is_not_scheduled_on_spot(namespace: KubeNamespace):
@@ -35,9 +42,16 @@ def test_pod_without_toleration_is_not_scheduled_on_spot(namespace: KubeNamespac
 
 def test_volume_keeps_data_for_a_pod_on_another_node(namespace: KubeNamespace):
     namespace.claim("data")
-    namespace.run_script("echo kept > /data/file", "writer", node="spot-1", claims={"data": "/data"})
+    namespace.run_script(
+        "echo kept > /data/file", "writer", node="spot-1", claims={"data": "/data"}
+    )
     namespace.run("delete", "pod", "writer")
-    assert namespace.run_script("busybox cat /data/file", "reader", node="spot-2", claims={"data": "/data"}) == "kept\n"
+    assert (
+        namespace.run_script(
+            "busybox cat /data/file", "reader", node="spot-2", claims={"data": "/data"}
+        )
+        == "kept\n"
+    )
 
 
 def test_strict_volume_admits_one_pod_at_a_time(namespace: KubeNamespace):
@@ -60,7 +74,12 @@ def test_strict_class_refuses_other_modes_with_an_event(namespace: KubeNamespace
 
 def test_service_name_resolves_from_another_node(namespace: KubeNamespace):
     namespace.create(
-        pod("server", "while true; do echo here | busybox nc -l -p 8080; done", node="spot-1", grace=1)
+        pod(
+            "server",
+            "while true; do echo here | busybox nc -l -p 8080; done",
+            node="spot-1",
+            grace=1,
+        )
         | {"metadata": {"name": "server", "labels": {"app": "server"}}},
         {
             "apiVersion": "v1",
@@ -71,7 +90,9 @@ def test_service_name_resolves_from_another_node(namespace: KubeNamespace):
     )
     namespace.wait_phase("server", "Running")
     name = f"server.{namespace.name}.svc.cluster.local"
-    request = f"for i in $(busybox seq 60); do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
+    request = (
+        f"for i in $(busybox seq 60); do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
+    )
     assert namespace.run_script(request, "client", node="spot-2").strip() == "here"
 
 
@@ -88,9 +109,16 @@ def test_operator_image_reads_api_with_service_account(namespace: KubeNamespace)
             "kind": "RoleBinding",
             "metadata": {"name": "reader"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
-            "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace.name}],
+            "subjects": [
+                {"kind": "ServiceAccount", "name": "default", "namespace": namespace.name}
+            ],
         },
-        pod("reader", "", image="finetune-operator:dev", command=["python", "-c", READ_SERVICE_ACCOUNT]),
+        pod(
+            "reader",
+            "",
+            image="finetune-operator:dev",
+            command=["python", "-c", READ_SERVICE_ACCOUNT],
+        ),
     )
     namespace.wait_phase("reader", "Succeeded", "Failed")
     assert namespace.run("logs", "reader").strip() == "default"
@@ -103,8 +131,12 @@ def test_privileged_pod_is_refused_by_pod_security(namespace: KubeNamespace):
         namespace.create(privileged)
 
 
-def test_image_pushed_to_the_registry_is_pulled_by_a_node(cluster: Provider, namespace: KubeNamespace):
-    layer = image_layers.layer({"bin/busybox": image_layers.busybox(), "bin/sh": image_layers.busybox()})
+def test_image_pushed_to_the_registry_is_pulled_by_a_node(
+    cluster: Provider, namespace: KubeNamespace
+):
+    layer = image_layers.layer(
+        {"bin/busybox": image_layers.busybox(), "bin/sh": image_layers.busybox()}
+    )
     # The config must differ from the toolbox image's: containerd treats images with equal configs as one image and
     # drops the first one's name.
     config = image_layers.config([layer], ["/bin/busybox", "sh"])

@@ -11,11 +11,20 @@ import pytest
 
 from e2e.progress import PORT, wait_for_step
 from e2e.reference_run import ReferenceRun, upload, upload_material
-from testcluster.kube_namespace import KubeNamespace, job, pod, temporary_namespace, until, watch_pods
+from testcluster.kube_namespace import (
+    KubeNamespace,
+    job,
+    pod,
+    temporary_namespace,
+    until,
+    watch_pods,
+)
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
-pytestmark = pytest.mark.skipif(os.environ.get("FAULTS") != "all", reason="test_quick_start.py has it; set FAULTS=all")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("FAULTS") != "all", reason="test_quick_start.py has it; set FAULTS=all"
+)
 CHECKPOINT_STEPS = 20
 """Steps between two periodic checkpoints in the demo's manifest."""
 
@@ -54,14 +63,19 @@ def train(namespace: KubeNamespace, reference_run: ReferenceRun, name: str, *, n
     }
     container = template["spec"]["containers"][0]
     container["env"] = [{"name": key, "value": value} for key, value in env.items()]
-    container["resources"] = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
+    container["resources"] = {
+        "requests": {"cpu": "1", "memory": "1Gi"},
+        "limits": {"memory": "4Gi"},
+    }
     namespace.create(job(name, template))
 
 
 def outcome(namespace: KubeNamespace, name: str) -> list[tuple[str, str]]:
     conditions = namespace.get("job", name).get("status", {}).get("conditions", [])
     return [
-        (condition["type"], condition.get("reason", "")) for condition in conditions if condition["status"] == "True"
+        (condition["type"], condition.get("reason", ""))
+        for condition in conditions
+        if condition["status"] == "True"
     ]
 
 
@@ -103,14 +117,19 @@ def test_training_evicted_then_killed_matches_reference_bytes(
         "exec", "filler", "--", "busybox", "sha256sum", f"/workspace/{reference_run.adapter}"
     ).split()[0]
     expected = subprocess.run(
-        ["sha256sum", str(expected_folder / "adapter_model.safetensors")], capture_output=True, text=True, check=True
+        ["sha256sum", str(expected_folder / "adapter_model.safetensors")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert actual == expected.stdout.split()[0]
     for node in ("spot-1", "spot-2"):
         cluster.revive(node)
 
 
-def test_training_evicted_during_imports_exits_in_time(namespace: KubeNamespace, reference_run: ReferenceRun):
+def test_training_evicted_during_imports_exits_in_time(
+    namespace: KubeNamespace, reference_run: ReferenceRun
+):
     """SIGTERM arrives before any checkpoint exists: the process exits with 75 within its grace period."""
     identity = f"{reference_run.identity[:-5]}early"  # another identity, so that no earlier checkpoint is found
     early = dataclasses.replace(
@@ -119,7 +138,14 @@ def test_training_evicted_during_imports_exits_in_time(namespace: KubeNamespace,
     )
     with watch_pods(namespace) as watched:
         train(namespace, early, "early", node="ondemand-2")
-        until(lambda: any(seen["status"].get("phase") == "Running" for _, seen in watched.events_of("early")), 60)
+        until(
+            lambda: any(
+                seen["status"].get("phase") == "Running" for _, seen in watched.events_of("early")
+            ),
+            60,
+        )
         namespace.run("delete", "pod", "-l", "attempt=early", "--wait=false")
-        until(lambda: watched.is_deleted("early"), 30, "the pod did not end within its grace period")
+        until(
+            lambda: watched.is_deleted("early"), 30, "the pod did not end within its grace period"
+        )
         assert watched.termination("early")["code"] == 75

@@ -31,7 +31,9 @@ def main() -> int:
     except UsageError as problem:
         return _fail(problem, 2)
     except PermissionError as problem:
-        return _fail(f"{problem}; run the command as the user who created the cluster, or with sudo", 2)
+        return _fail(
+            f"{problem}; run the command as the user who created the cluster, or with sudo", 2
+        )
     except (TimedOut, OSError) as problem:
         return _fail(problem, 1)
     except KeyboardInterrupt:
@@ -53,38 +55,62 @@ def _parser() -> argparse.ArgumentParser:
         help="default for a new cluster: kind where a Docker engine answers, else linux-namespaces",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    _add_up_options(_add_verb(verbs, "up", up, "create a cluster and wait until its nodes are Ready"))
+    _add_up_options(
+        _add_verb(verbs, "up", up, "create a cluster and wait until its nodes are Ready")
+    )
     _add_verb(verbs, "down", down, "delete a cluster, whatever state it is in")
     _add_verb(verbs, "status", status, "print the state of a cluster and the KUBECONFIG line")
     _add_verb(verbs, "build", build, "build the programs of a cluster and cache them")
     _add_images(_add_verb(verbs, "load", load, "load images onto every node"))
     reclaiming = _add_node(
-        _add_verb(verbs, "reclaim", reclaim_node, "give notice, then delete the node, as a cloud does")
+        _add_verb(
+            verbs, "reclaim", reclaim_node, "give notice, then delete the node, as a cloud does"
+        )
     )
-    reclaiming.add_argument("--notice", type=duration, default=30.0, help="notice period, as in 30s (default) or 2m")
-    reclaiming.add_argument("--by", choices=get_args(Notice), default="taint", help="how pods are notified")
+    reclaiming.add_argument(
+        "--notice", type=duration, default=30.0, help="notice period, as in 30s (default) or 2m"
+    )
+    reclaiming.add_argument(
+        "--by", choices=get_args(Notice), default="taint", help="how pods are notified"
+    )
     nodes = verbs.add_parser(
-        "node", help="add, kill, revive, delete, pause, resume, partition, heal, pressure, clear-pressure"
+        "node",
+        help="add, kill, revive, delete, pause, resume, partition, heal, pressure, clear-pressure",
     )
     _add_node_verbs(nodes.add_subparsers(required=True, metavar="VERB"))
     return parser
 
 
-def _add_verb(verbs: argparse._SubParsersAction, name: str, run: Verb, summary: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=summary, description=summary)
+def _add_verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Verb,
+    summary: str,
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=summary, description=summary)
     parser.set_defaults(verb=run)
     return parser
 
 
 def _add_up_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", default="ondemand,spot:2", help="classes and counts, as in ondemand,spot:3,gpu:1")
-    parser.add_argument("--kwok", type=count, default=0, metavar="N", help="number of KWOK nodes to add")
-    parser.add_argument("--image", action="append", default=[], help="image to load onto every node; repeatable")
-    parser.add_argument("--node-image", help="kind only: the image of a node, for example a local one")
+    parser.add_argument(
+        "--nodes", default="ondemand,spot:2", help="classes and counts, as in ondemand,spot:3,gpu:1"
+    )
+    parser.add_argument(
+        "--kwok", type=count, default=0, metavar="N", help="number of KWOK nodes to add"
+    )
+    parser.add_argument(
+        "--image", action="append", default=[], help="image to load onto every node; repeatable"
+    )
+    parser.add_argument(
+        "--node-image", help="kind only: the image of a node, for example a local one"
+    )
 
 
 def _add_images(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="a name that docker or buildah knows, or a .tar")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="a name that docker or buildah knows, or a .tar"
+    )
 
 
 def _add_node(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -107,7 +133,9 @@ def _add_node_verbs(verbs: argparse._SubParsersAction) -> None:  # type: ignore[
     }
     for verb, summary in summaries.items():
         _add_node(_add_verb(verbs, verb, _node_verb(verb), summary))
-    pressing = _add_node(_add_verb(verbs, "pressure", pressure, "make the kubelet detect a shortage"))
+    pressing = _add_node(
+        _add_verb(verbs, "pressure", pressure, "make the kubelet detect a shortage")
+    )
     pressing.add_argument("of", choices=get_args(Pressure))
 
 

@@ -38,7 +38,9 @@ The linker removes the debug data (-s -w). The compiler does not write it either
 """
 _COMPILER_MEMORY = {"GOGC": "off", "GOMEMLIMIT": "1GiB"}
 """A process of the compiler collects garbage only above 1 GiB: 16 % less processor time for registry."""
-_UNREACHABLE = re.compile(r'dial tcp|(Get|read) "?http|reading http\S+: 5\d\d|module lookup disabled')
+_UNREACHABLE = re.compile(
+    r'dial tcp|(Get|read) "?http|reading http\S+: 5\d\d|module lookup disabled'
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Binary:
 
 
 def _kubernetes(name: str, *version_arguments: str) -> Binary:
-    return Binary("kubernetes", f"k8s.io/kubernetes/cmd/{name}", version_arguments or ("--version",))
+    return Binary(
+        "kubernetes", f"k8s.io/kubernetes/cmd/{name}", version_arguments or ("--version",)
+    )
 
 
 def _older_kubernetes(name: str, minor: str) -> Binary:
@@ -73,11 +77,19 @@ def _containerd(name: str) -> Binary:
 def _prometheus(name: str) -> Binary:
     # Of its service discoveries, the tests use Kubernetes and files. The others are the clouds' libraries.
     tags = "remove_all_sd,enable_kubernetes_sd"
-    return Binary("prometheus", f"github.com/prometheus/prometheus/cmd/{name}", tags=tags, for_tests=True)
+    return Binary(
+        "prometheus", f"github.com/prometheus/prometheus/cmd/{name}", tags=tags, for_tests=True
+    )
 
 
 def _flux(name: str) -> Binary:
-    return Binary(f"flux-{name}", f"github.com/fluxcd/{name}", ("--help",), for_tests=True, names_its_version=False)
+    return Binary(
+        f"flux-{name}",
+        f"github.com/fluxcd/{name}",
+        ("--help",),
+        for_tests=True,
+        names_its_version=False,
+    )
 
 
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -101,7 +113,9 @@ BINARIES: dict[str, Binary] = {
     "coredns": Binary("coredns", ".", version_module="github.com/coredns/coredns"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kind": Binary("kind", "sigs.k8s.io/kind"),
-    "kubeadm": Binary("kubernetes", "k8s.io/kubernetes/cmd/kubeadm", ("version", "--output=short"), for_tests=True),
+    "kubeadm": Binary(
+        "kubernetes", "k8s.io/kubernetes/cmd/kubeadm", ("version", "--output=short"), for_tests=True
+    ),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "fake-gcs-server": Binary(
@@ -109,18 +123,38 @@ BINARIES: dict[str, Binary] = {
     ),
     "kstatus": Binary("kstatus", ".", version_module="github.com/fluxcd/cli-utils", for_tests=True),
     "flux-health": Binary(
-        "flux-kustomize-controller", "./health", version_module="github.com/fluxcd/pkg/runtime", for_tests=True
+        "flux-kustomize-controller",
+        "./health",
+        version_module="github.com/fluxcd/pkg/runtime",
+        for_tests=True,
     ),
-    "luavm": Binary("argocd", "./luavm", version_module="github.com/argoproj/argo-cd/v3", for_tests=True),
-    "miniredis": Binary("argocd", "./miniredis", version_module="github.com/alicebob/miniredis/v2", for_tests=True),
-    "promql": Binary("prometheus", "./expressions", version_module="github.com/prometheus/prometheus", for_tests=True),
+    "luavm": Binary(
+        "argocd", "./luavm", version_module="github.com/argoproj/argo-cd/v3", for_tests=True
+    ),
+    "miniredis": Binary(
+        "argocd", "./miniredis", version_module="github.com/alicebob/miniredis/v2", for_tests=True
+    ),
+    "promql": Binary(
+        "prometheus",
+        "./expressions",
+        version_module="github.com/prometheus/prometheus",
+        for_tests=True,
+    ),
     "promtool": _prometheus("promtool"),
     "prometheus": _prometheus("prometheus"),
     "prometheus-operator": Binary(
-        "prometheus-operator", "github.com/prometheus-operator/prometheus-operator/cmd/operator", for_tests=True
+        "prometheus-operator",
+        "github.com/prometheus-operator/prometheus-operator/cmd/operator",
+        for_tests=True,
     ),
-    "argocd": Binary("argocd", "github.com/argoproj/argo-cd/v3/cmd", ("version", "--client"), for_tests=True),
-    **{f"{name}-{minor}": _older_kubernetes(name, minor) for minor in OLDER_KUBERNETES for name in CONTROL_PLANE},
+    "argocd": Binary(
+        "argocd", "github.com/argoproj/argo-cd/v3/cmd", ("version", "--client"), for_tests=True
+    ),
+    **{
+        f"{name}-{minor}": _older_kubernetes(name, minor)
+        for minor in OLDER_KUBERNETES
+        for name in CONTROL_PLANE
+    },
     "source-controller": _flux("source-controller"),
     "kustomize-controller": _flux("kustomize-controller"),
     "helm-controller": _flux("helm-controller"),
@@ -156,7 +190,9 @@ def folder(name: str = "") -> Path:
     group = {key: binary for key, binary in BINARIES.items() if _test_module(key) == module}
     digest = hashlib.sha256(f"{_architecture()} {_FLAGS} {sorted(group.items())}".encode())
     modules = {binary.module for binary in group.values()}
-    for file in sorted(file for kind in ("go.mod", "go.sum", "*.go") for file in MODULES.rglob(kind)):
+    for file in sorted(
+        file for kind in ("go.mod", "go.sum", "*.go") for file in MODULES.rglob(kind)
+    ):
         path = file.relative_to(MODULES)
         if path.parts[0] in modules:
             digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
@@ -184,11 +220,19 @@ def source(name: str) -> Path:
     Raises UsageError when Go or the network is missing.
     """
     module = MODULES / BINARIES[name].module
-    command = [_toolchain([name], only_downloads=True), "mod", "download", "-json", _providing(BINARIES[name])[0]]
+    command = [
+        _toolchain([name], only_downloads=True),
+        "mod",
+        "download",
+        "-json",
+        _providing(BINARIES[name])[0],
+    ]
     done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
     answer = json.loads(done.stdout or "{}")
     if done.returncode:
-        raise UsageError(f"{name}: cannot download its source: {answer.get('Error') or done.stderr.strip()}")
+        raise UsageError(
+            f"{name}: cannot download its source: {answer.get('Error') or done.stderr.strip()}"
+        )
     return Path(answer["Dir"])
 
 
@@ -225,7 +269,10 @@ def _build_all(go: str, names: list[str], target: Path, report: Callable[[str], 
                 _build(go, name, target, report)
 
     with ThreadPoolExecutor(2) as pool:
-        work = [pool.submit(build, module) for module in dict.fromkeys(BINARIES[name].module for name in names)]
+        work = [
+            pool.submit(build, module)
+            for module in dict.fromkeys(BINARIES[name].module for name in names)
+        ]
         try:
             for done in as_completed(work):
                 done.result()
@@ -276,7 +323,9 @@ def _build(go: str, name: str, target: Path, report: Callable[[str], None]) -> N
     report(f"building {name} {known} …")
     started = time.monotonic()
     # A unique folder, because the compiler of a killed build may still be writing to the folder of that build.
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=target, ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix=".building-", dir=target, ignore_cleanup_errors=True
+    ) as scratch:
         built = Path(scratch) / name
         _compile(go, name, built)
         _verify(go, name, built)
@@ -289,18 +338,38 @@ def _build(go: str, name: str, target: Path, report: Callable[[str], None]) -> N
 
 def _compile(go: str, name: str, to: Path) -> None:
     binary = BINARIES[name]
-    command = [go, "build", *_FLAGS, f"-tags={binary.tags}", f"-ldflags={_link(binary)}", "-o", str(to), binary.package]
-    settings = {"CGO_ENABLED": str(int(binary.cgo)), "GOOS": "linux", "GOARCH": _architecture(), "GOWORK": "off"}
+    command = [
+        go,
+        "build",
+        *_FLAGS,
+        f"-tags={binary.tags}",
+        f"-ldflags={_link(binary)}",
+        "-o",
+        str(to),
+        binary.package,
+    ]
+    settings = {
+        "CGO_ENABLED": str(int(binary.cgo)),
+        "GOOS": "linux",
+        "GOARCH": _architecture(),
+        "GOWORK": "off",
+    }
     # Go's temporary files go to the scratch folder: the next build deletes it after a kill, and /tmp may be small.
     settings["GOTMPDIR"] = str(to.parent)
     settings |= _COMPILER_MEMORY
     module = MODULES / binary.module
-    done = subprocess.run(command, cwd=module, env=os.environ | settings, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=module, env=os.environ | settings, capture_output=True, text=True, check=False
+    )
     if done.returncode and _UNREACHABLE.search(done.stderr):
-        raise UsageError(f"{name}: cannot reach the Go module proxy; check the network and `go env GOPROXY`")
+        raise UsageError(
+            f"{name}: cannot reach the Go module proxy; check the network and `go env GOPROXY`"
+        )
     if done.returncode:
         last = "\n".join(done.stderr.strip().splitlines()[-_LOG_LINES:])
-        raise TimedOut(f"{name} {version(binary)} could not be built; the compiler output ends with:\n{last}")
+        raise TimedOut(
+            f"{name} {version(binary)} could not be built; the compiler output ends with:\n{last}"
+        )
 
 
 def _link(binary: Binary) -> str:
@@ -308,7 +377,9 @@ def _link(binary: Binary) -> str:
 
     A program that is built as a dependency does not know its version.
     """
-    return " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in _stamps(binary).items())])
+    return " ".join(
+        ["-s -w", *(f"-X {variable}={value}" for variable, value in _stamps(binary).items())]
+    )
 
 
 def _stamps(binary: Binary) -> dict[str, str]:
@@ -316,8 +387,16 @@ def _stamps(binary: Binary) -> dict[str, str]:
     match binary.module.partition("-")[0]:
         case "kubernetes":
             major, minor = known.split(".")[:2]
-            stamps = {"Version": f"v{known}", "Major": major, "Minor": minor, "TreeState": "clean", "Commit": "none"}
-            return {f"k8s.io/component-base/version.git{key}": value for key, value in stamps.items()}
+            stamps = {
+                "Version": f"v{known}",
+                "Major": major,
+                "Minor": minor,
+                "TreeState": "clean",
+                "Commit": "none",
+            }
+            return {
+                f"k8s.io/component-base/version.git{key}": value for key, value in stamps.items()
+            }
         case "helm":
             return {"helm.sh/helm/v4/internal/version.version": f"v{known}"}
         case "prometheus":
@@ -334,7 +413,11 @@ def _verify(go: str, name: str, program: Path) -> None:
     """Run a built program. Raises UsageError when it does not run on this machine or has another version."""
     binary = BINARIES[name]
     done = _run(name, str(program), *binary.version_arguments)
-    output = done.stdout + done.stderr if binary.names_its_version else _build_information(go, name, program)
+    output = (
+        done.stdout + done.stderr
+        if binary.names_its_version
+        else _build_information(go, name, program)
+    )
     expected = version(binary)
     if done.returncode or not re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", output):
         raise UsageError(
@@ -347,14 +430,18 @@ def _build_information(go: str, name: str, program: Path) -> str:
     lines = _run(name, go, "version", "-m", str(program)).stdout.splitlines()
     module = _providing(BINARIES[name])[0]
     # The line `path` names the package, which may be the module's root, without a version.
-    return next((line for line in lines if line.split()[:2] in (["mod", module], ["dep", module])), "")
+    return next(
+        (line for line in lines if line.split()[:2] in (["mod", module], ["dep", module])), ""
+    )
 
 
 def _run(name: str, *command: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as problem:
-        raise UsageError(f"{name} was built but does not run on this machine: {problem}") from problem
+        raise UsageError(
+            f"{name} was built but does not run on this machine: {problem}"
+        ) from problem
 
 
 def _architecture() -> str:

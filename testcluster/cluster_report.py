@@ -22,8 +22,13 @@ def _api(cluster: Provider) -> str:
 
 def _nodes(cluster: Provider) -> list[str]:
     try:
-        found = {node["metadata"]["name"]: node for node in cluster.kube.json("get", "nodes")["items"]}
-        ready = {node["metadata"]["labels"].get(NAME, name): is_ready(node) for name, node in found.items()}
+        found = {
+            node["metadata"]["name"]: node for node in cluster.kube.json("get", "nodes")["items"]
+        }
+        ready = {
+            node["metadata"]["labels"].get(NAME, name): is_ready(node)
+            for name, node in found.items()
+        }
     except TimedOut:
         ready = {}
     texts = {True: "Ready", False: "not Ready", None: "no Node object"}

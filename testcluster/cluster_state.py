@@ -24,7 +24,9 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 def cache() -> Path:
     """Return the folder outside the checkout that holds programs, images and clusters."""
-    return Path(os.environ.get("FINETUNE_CACHE") or Path.home() / ".cache" / "finetune-operator").absolute()
+    return Path(
+        os.environ.get("FINETUNE_CACHE") or Path.home() / ".cache" / "finetune-operator"
+    ).absolute()
 
 
 def clusters() -> Path:
@@ -122,11 +124,17 @@ def _wait_for_lock(handle: int, folder: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"waiting for another command that changes cluster {folder.name} …", file=sys.stderr, flush=True)
+        print(
+            f"waiting for another command that changes cluster {folder.name} …",
+            file=sys.stderr,
+            flush=True,
+        )
         fcntl.flock(handle, fcntl.LOCK_EX)
     # By now the folder may be deleted, or belong to a new cluster of the same name.
     if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
-        raise TakenDown(f"cluster {folder.name} was deleted while this command waited; nothing was changed")
+        raise TakenDown(
+            f"cluster {folder.name} was deleted while this command waited; nothing was changed"
+        )
 
 
 @dataclass
@@ -168,8 +176,12 @@ class State:
     def assign_index(self, node: Node) -> None:
         """Add a node under the lowest free index. Raises UsageError when the name is taken."""
         if node.name in self.nodes:
-            raise UsageError(f"node {node.name} was created by another command in the meantime; run this command again")
-        free = (index for index in range(1, len(self.indexes) + 2) if index not in self.indexes.values())
+            raise UsageError(
+                f"node {node.name} was created by another command in the meantime; run this command again"
+            )
+        free = (
+            index for index in range(1, len(self.indexes) + 2) if index not in self.indexes.values()
+        )
         self.indexes[node.name] = next(free)
         self.nodes[node.name] = node
 

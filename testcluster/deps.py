@@ -71,7 +71,11 @@ def install_packages() -> Iterable[str]:
         if not docker:
             raise
         return PROGRAMS_FOR_KIND
-    return [name for name, program in binaries.BINARIES.items() if not program.for_tests and (docker or name != "kind")]
+    return [
+        name
+        for name, program in binaries.BINARIES.items()
+        if not program.for_tests and (docker or name != "kind")
+    ]
 
 
 def build(names: Iterable[str]) -> None:
@@ -101,9 +105,16 @@ def missing() -> list[str]:
     """Return the packages that are not installed."""
     query = shutil.which("dpkg-query")
     if not query:
-        return [name for name, proof in PACKAGES.items() if not (shutil.which(proof) or Path(proof).exists())]
+        return [
+            name
+            for name, proof in PACKAGES.items()
+            if not (shutil.which(proof) or Path(proof).exists())
+        ]
     listed = subprocess.run(
-        [query, "-W", "-f", "${Package} ${db:Status-Status}\n"], capture_output=True, text=True, check=True
+        [query, "-W", "-f", "${Package} ${db:Status-Status}\n"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [name for name in PACKAGES if f"{name} installed" not in listed.stdout.splitlines()]
 
@@ -121,7 +132,9 @@ def install(names: list[str]) -> None:
     binaries.report_progress(f"installing {' '.join(names)} …")
     noninteractive = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", *names]):
-        done = subprocess.run([apt, *command], env=noninteractive, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [apt, *command], env=noninteractive, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise UsageError(f"apt-get {command[0]} failed: {' '.join(done.stderr.split())[-400:]}")
 

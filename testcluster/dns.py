@@ -11,8 +11,16 @@ from typing import Any
 _PORT = 53
 
 POLICY_RULES: list[dict[str, Any]] = [
-    {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
-    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+    {
+        "apiGroups": [""],
+        "resources": ["services", "pods", "namespaces"],
+        "verbs": ["list", "watch"],
+    },
+    {
+        "apiGroups": ["discovery.k8s.io"],
+        "resources": ["endpointslices"],
+        "verbs": ["list", "watch"],
+    },
 ]
 
 
@@ -48,12 +56,24 @@ def is_resolving(address: str) -> bool:
 
 def manifests(address: str, service: str) -> list[dict[str, Any]]:
     """Return the Service kube-dns, its endpoint on the control plane's machine, and CoreDNS's role and binding."""
-    ports = [{"name": f"dns-{protocol.lower()}", "port": _PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    ports = [
+        {"name": f"dns-{protocol.lower()}", "port": _PORT, "protocol": protocol}
+        for protocol in ("UDP", "TCP")
+    ]
     metadata = {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
     slice_metadata = {**metadata, "labels": {"kubernetes.io/service-name": "kube-dns"}}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns"}
+    role = {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "system:coredns",
+    }
     return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"clusterIP": service, "ports": ports}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"clusterIP": service, "ports": ports},
+        },
         {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -73,6 +93,8 @@ def manifests(address: str, service: str) -> list[dict[str, Any]]:
             "kind": "ClusterRoleBinding",
             "metadata": {"name": role["name"]},
             "roleRef": role,
-            "subjects": [{"kind": "User", "name": "system:coredns", "apiGroup": "rbac.authorization.k8s.io"}],
+            "subjects": [
+                {"kind": "User", "name": "system:coredns", "apiGroup": "rbac.authorization.k8s.io"}
+            ],
         },
     ]

@@ -13,7 +13,9 @@ from testcluster import cluster_state, providers
 from testcluster.nodes import parse
 from testcluster.provider import USUAL_CONTROL_PLANE, ClusterSpec, ControlPlaneOptions, Provider
 
-PROVIDER = os.environ.get("FINETUNE_PROVIDER") or ("linux-namespaces" if os.geteuid() == 0 else None)
+PROVIDER = os.environ.get("FINETUNE_PROVIDER") or (
+    "linux-namespaces" if os.geteuid() == 0 else None
+)
 """Root's tests run on Linux namespaces, which can add nodes, even where a Docker engine answers."""
 NODE_IMAGE = os.environ.get("FINETUNE_KIND_NODE_IMAGE")
 

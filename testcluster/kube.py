@@ -25,7 +25,9 @@ class Kube:
     def run(self, *arguments: str, given: str = "", timeout: float = 60) -> str:
         """Run kubectl and return its output; `given` is its standard input. Raises TimedOut with kubectl's error."""
         command = [str(self.kubectl), "--kubeconfig", str(self.kubeconfig), *arguments]
-        return run_command(*command, called=f"kubectl {' '.join(arguments)}", given=given, timeout=timeout)
+        return run_command(
+            *command, called=f"kubectl {' '.join(arguments)}", given=given, timeout=timeout
+        )
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Run kubectl with `-o json` and return the parsed output."""
@@ -58,20 +60,28 @@ class Kube:
 
     def ready_nodes(self, since: datetime | None = None) -> set[str]:
         """Return the names of Ready nodes; with `since`, only of those whose last heartbeat is not older."""
-        return {node["metadata"]["name"] for node in self.json("get", "nodes")["items"] if is_ready(node, since)}
+        return {
+            node["metadata"]["name"]
+            for node in self.json("get", "nodes")["items"]
+            if is_ready(node, since)
+        }
 
     def find_nodes(self, name: str) -> list[dict[str, Any]]:
         """Return the Node object of a node, whose own name may differ; an empty list when it is deleted."""
         found: list[dict[str, Any]] = self.json("get", "nodes", "-l", f"{NAME}={name}")["items"]
         return found
 
-    def wait_ready(self, names: Iterable[str], seconds: float, since: datetime | None = None) -> None:
+    def wait_ready(
+        self, names: Iterable[str], seconds: float, since: datetime | None = None
+    ) -> None:
         """Wait until all named nodes are Ready. Raises TimedOut with the Ready condition of each that is not."""
         missing = set(names)
         deadline = time.monotonic() + seconds
         while missing := missing - self.ready_nodes(since):
             if time.monotonic() > deadline:
-                raise TimedOut(f"not Ready after {seconds:g} s: {'; '.join(map(self._ready_message, sorted(missing)))}")
+                raise TimedOut(
+                    f"not Ready after {seconds:g} s: {'; '.join(map(self._ready_message, sorted(missing)))}"
+                )
             time.sleep(0.1)
 
     def _ready_message(self, name: str) -> str:
@@ -79,7 +89,9 @@ class Kube:
             conditions = self.json("get", "node", name)["status"]["conditions"]
         except (TimedOut, KeyError):
             return f"{name} never registered"
-        messages = [condition["message"] for condition in conditions if condition["type"] == "Ready"]
+        messages = [
+            condition["message"] for condition in conditions if condition["type"] == "Ready"
+        ]
         return f"{name}: {' '.join(messages)}"
 
     def patch_devices(self, name: str, devices: dict[str, int]) -> None:
@@ -87,7 +99,15 @@ class Kube:
         if devices:
             quantities = {device: str(count) for device, count in devices.items()}
             patch = {"status": {"capacity": quantities, "allocatable": quantities}}
-            self.run("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
+            self.run(
+                "patch",
+                "node",
+                name,
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                json.dumps(patch),
+            )
 
     def delete_node(self, name: str) -> None:
         """Delete a Node object, as a cloud controller does when the machine no longer exists."""
@@ -100,5 +120,12 @@ def is_ready(node: dict[str, Any], since: datetime | None = None) -> bool:
     With `since`, older heartbeats do not count: they are from before the machine was last powered on.
     """
     conditions = node.get("status", {}).get("conditions", [])
-    ready = [condition for condition in conditions if condition["type"] == "Ready" and condition["status"] == "True"]
-    return any(since is None or datetime.fromisoformat(condition["lastHeartbeatTime"]) >= since for condition in ready)
+    ready = [
+        condition
+        for condition in conditions
+        if condition["type"] == "Ready" and condition["status"] == "True"
+    ]
+    return any(
+        since is None or datetime.fromisoformat(condition["lastHeartbeatTime"]) >= since
+        for condition in ready
+    )

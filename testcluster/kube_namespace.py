@@ -32,7 +32,9 @@ Object = dict[str, Any]
 
 
 def until(
-    condition: Callable[[], Any], seconds: float, otherwise: str | Callable[[], str] = "the condition is not met"
+    condition: Callable[[], Any],
+    seconds: float,
+    otherwise: str | Callable[[], str] = "the condition is not met",
 ) -> Any:
     """Call `condition` until it returns a true value, and return that value.
 
@@ -41,7 +43,9 @@ def until(
     deadline, pause = time.monotonic() + seconds, 0.1
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise TimedOut(f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}")
+            raise TimedOut(
+                f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}"
+            )
         time.sleep(pause)
         # Poll often at first, then less often: a condition that calls kubectl costs a process each time.
         pause = min(pause * 1.2, 0.7)
@@ -53,7 +57,9 @@ def wait_until_established(kube: Kube, *crds: str, seconds: float = 30) -> None:
 
     `kubectl wait` fails at once on a new CRD, which has no conditions until the API server has processed it.
     """
-    until(lambda: all(crd_conditions(kube, crd).get("Established") == "True" for crd in crds), seconds)
+    until(
+        lambda: all(crd_conditions(kube, crd).get("Established") == "True" for crd in crds), seconds
+    )
 
 
 def crd_conditions(kube: Kube, crd: str) -> dict[str, str]:
@@ -83,12 +89,21 @@ class KubeNamespace:
         for manifest in manifests:
             self.run("create", "-f", "-", given=json.dumps(manifest))
 
-    def claim(self, name: str, mode: str = "ReadWriteOnce", storage_class: str | None = None) -> None:
+    def claim(
+        self, name: str, mode: str = "ReadWriteOnce", storage_class: str | None = None
+    ) -> None:
         """Create a PersistentVolumeClaim of 1 GiB."""
         spec: Object = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
         if storage_class:
             spec["storageClassName"] = storage_class
-        self.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec})
+        self.create(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name},
+                "spec": spec,
+            }
+        )
 
     def phase(self, pod: str) -> str:
         """Return the phase of a pod, or an empty string when it does not exist."""
@@ -98,7 +113,9 @@ class KubeNamespace:
         """Wait for one of the phases and return it. Raises TimedOut with the output of kubectl describe."""
         return str(
             until(
-                lambda: self.phase(pod) in phases and self.phase(pod), seconds, lambda: self.run("describe", "pod", pod)
+                lambda: self.phase(pod) in phases and self.phase(pod),
+                seconds,
+                lambda: self.run("describe", "pod", pod),
             )
         )
 
@@ -110,11 +127,25 @@ class KubeNamespace:
 
 
 @contextmanager
-def temporary_namespace(kube: Kube, name: str, labels: dict[str, str] | None = None) -> Iterator[KubeNamespace]:
+def temporary_namespace(
+    kube: Kube, name: str, labels: dict[str, str] | None = None
+) -> Iterator[KubeNamespace]:
     """Create a namespace, wait for its service account, and delete the namespace at the end of the context."""
-    kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or RESTRICTED}}])
+    kube.apply(
+        [
+            {
+                "apiVersion": "v1",
+                "kind": "Namespace",
+                "metadata": {"name": name, "labels": labels or RESTRICTED},
+            }
+        ]
+    )
     namespace = KubeNamespace(kube, name)
-    until(lambda: namespace.get("serviceaccount", "default"), 30, f"namespace {name} has no service account")
+    until(
+        lambda: namespace.get("serviceaccount", "default"),
+        30,
+        f"namespace {name} has no service account",
+    )
     try:
         yield namespace
     finally:
@@ -142,7 +173,9 @@ def pod(
         "securityContext": UNPRIVILEGED,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(claims)],
     }
-    volumes = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims or {}]
+    volumes = [
+        {"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims or {}
+    ]
     spec: Object = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace,
@@ -164,7 +197,12 @@ def job(name: str, template: Object) -> Object:
     spec = {
         "backoffLimit": 0,
         "podFailurePolicy": {
-            "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                }
+            ]
         },
         "podReplacementPolicy": "Failed",
         "template": {"metadata": {"labels": {"attempt": name}}, "spec": template["spec"]},
@@ -180,7 +218,9 @@ class PodWatch:
 
     def events_of(self, prefix: str) -> list[tuple[str, Object]]:
         """Return the events of pods whose name starts with the prefix."""
-        return [(kind, pod) for kind, pod in self.events if pod["metadata"]["name"].startswith(prefix)]
+        return [
+            (kind, pod) for kind, pod in self.events if pod["metadata"]["name"].startswith(prefix)
+        ]
 
     def is_deleted(self, prefix: str) -> bool:
         """Check whether a pod with that prefix was deleted."""
@@ -191,11 +231,16 @@ class PodWatch:
         found: Object = {}
         for _, observed in self.events_of(prefix):
             conditions = observed["status"].get("conditions", [])
-            for disruption in (one["reason"] for one in conditions if one["type"] == "DisruptionTarget"):
+            for disruption in (
+                one["reason"] for one in conditions if one["type"] == "DisruptionTarget"
+            ):
                 found["disruption"] = disruption
             for container in observed["status"].get("containerStatuses", []):
                 if terminated := container["state"].get("terminated"):
-                    found |= {"code": terminated["exitCode"], "message": terminated.get("message", "")}
+                    found |= {
+                        "code": terminated["exitCode"],
+                        "message": terminated.get("message", ""),
+                    }
         return found
 
 

@@ -19,7 +19,13 @@ def service(binaries: Path, kubeconfig: Path) -> Service:
     """Return the kwok program. It simulates the nodes that have the annotation, and their pods."""
     selector = f"--manage-nodes-with-annotation-selector={_ANNOTATION}=fake"
     stages = f"--config={Path(__file__).with_name('kwok-stages.yaml')}"
-    options = ["--manage-all-nodes=false", selector, "--node-lease-duration-seconds=40", "--server-address=", stages]
+    options = [
+        "--manage-all-nodes=false",
+        selector,
+        "--node-lease-duration-seconds=40",
+        "--server-address=",
+        stages,
+    ]
     return Service("kwok", [str(binaries / "kwok"), f"--kubeconfig={kubeconfig}", *options])
 
 

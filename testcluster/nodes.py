@@ -11,7 +11,9 @@ from typing_extensions import override
 from testcluster.errors import UsageError
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_NODE_SPEC = re.compile(rf"(?P<capacity>[a-z]+)(?:@(?P<workload>{_LABEL}))?(?::(?P<count>\d{{1,9}}))?")
+_NODE_SPEC = re.compile(
+    rf"(?P<capacity>[a-z]+)(?:@(?P<workload>{_LABEL}))?(?::(?P<count>\d{{1,9}}))?"
+)
 NAME = "finetune.dev/node"
 """Label with the name of a node in this program; its Node object may have another name."""
 CONTROL_PLANE = "control-plane"
@@ -47,7 +49,10 @@ NODE_CLASSES: dict[str, NodeClass] = {
     "ondemand": NodeClass("on-demand", "control"),
     "spot": NodeClass("spot", "training", (Taint("spot", "true", "NoSchedule"),)),
     "gpu": NodeClass(
-        "on-demand", "training", (Taint("nvidia.com/gpu", "present", "NoSchedule"),), {"nvidia.com/gpu": 1}
+        "on-demand",
+        "training",
+        (Taint("nvidia.com/gpu", "present", "NoSchedule"),),
+        {"nvidia.com/gpu": 1},
     ),
 }
 
@@ -63,7 +68,11 @@ class Node:
     @property
     def labels(self) -> dict[str, str]:
         """Return the labels: name, capacity class, and the workload that generic placement of the operator selects."""
-        return {NAME: self.name, "finetune.dev/capacity": NODE_CLASSES[self.kind].capacity, "workload": self.workload}
+        return {
+            NAME: self.name,
+            "finetune.dev/capacity": NODE_CLASSES[self.kind].capacity,
+            "workload": self.workload,
+        }
 
     @property
     def taints(self) -> tuple[Taint, ...]:
@@ -86,10 +95,14 @@ def parse(classes: str, taken: frozenset[str] = frozenset()) -> list[Node]:
     found = [_parse_class(text) for text in classes.split(",")]
     total = sum(count for *_, count in found) + len(taken)
     if total > MAX_NODES:
-        raise UsageError(f"--nodes: {total} nodes; at most {MAX_NODES} fit on one machine (--kwok creates thousands)")
+        raise UsageError(
+            f"--nodes: {total} nodes; at most {MAX_NODES} fit on one machine (--kwok creates thousands)"
+        )
     names = Counter(name.rpartition("-")[0] for name in taken)
     return [
-        Node(_free_name(kind, names, taken), kind, workload) for kind, workload, count in found for _ in range(count)
+        Node(_free_name(kind, names, taken), kind, workload)
+        for kind, workload, count in found
+        for _ in range(count)
     ]
 
 

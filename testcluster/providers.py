@@ -24,7 +24,9 @@ def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> P
     if provider == "kind":
         return Kind(name, node_image=node_image)
     if node_image:
-        raise UsageError("--node-image works with --provider kind only; nodes of Linux namespaces have no image")
+        raise UsageError(
+            "--node-image works with --provider kind only; nodes of Linux namespaces have no image"
+        )
     return LinuxNamespaces(name)
 
 
@@ -34,7 +36,9 @@ def find(name: str, wanted: str | None = None) -> Provider:
         return cluster
     names = sorted(folder.name for folder in cluster_state.clusters().glob("*") if folder.is_dir())
     others = f"; existing clusters: {', '.join(names)}" if names else ""
-    raise UsageError(f"there is no cluster {name}{others}; `python -m testcluster --name {name} up` creates one")
+    raise UsageError(
+        f"there is no cluster {name}{others}; `python -m testcluster --name {name} up` creates one"
+    )
 
 
 def existing(name: str, wanted: str | None = None) -> list[Provider]:
@@ -47,4 +51,6 @@ def require_node(cluster: Provider, node: str) -> None:
     """Raise UsageError when the cluster has no such node."""
     names = sorted(existing_node.name for existing_node in cluster.nodes())
     if node not in names:
-        raise UsageError(f"no node {node!r} in cluster {cluster.name}; its nodes are {', '.join(names)}")
+        raise UsageError(
+            f"no node {node!r} in cluster {cluster.name}; its nodes are {', '.join(names)}"
+        )

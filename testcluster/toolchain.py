@@ -30,7 +30,9 @@ def go(needed: str, module: Path, target: Path, required_bytes: int) -> str:
     Raises NoGo when there is none, and UsageError when its caches have too little disk space.
     """
     environment = str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else ""
-    found = [program for program in (shutil.which("go"), shutil.which("go", path=environment)) if program]
+    found = [
+        program for program in (shutil.which("go"), shutil.which("go", path=environment)) if program
+    ]
     settings = {program: _go_env(program, module) for program in found}
     for program, known in settings.items():
         if parts(known.get("GOVERSION", "")) >= parts(needed):
@@ -39,7 +41,8 @@ def go(needed: str, module: Path, target: Path, required_bytes: int) -> str:
                 check_disk(folder, required_bytes, "a build", fix)
             return program
     rejected = " and ".join(
-        f"{program} is {known.get('GOVERSION') or 'not usable'}" for program, known in settings.items()
+        f"{program} is {known.get('GOVERSION') or 'not usable'}"
+        for program, known in settings.items()
     )
     raise NoGo(
         f"building the programs needs Go {needed} or newer, but {rejected or 'there is no Go on this machine'}; "
@@ -53,7 +56,9 @@ def check_libseccomp() -> None:
     compiler = shutil.which(os.environ.get("CC", "gcc").partition(" ")[0])
     config = shutil.which("pkg-config")
     if not (compiler and config and _succeeds([config, "--exists", "libseccomp"])):
-        raise UsageError("runc needs a C compiler and libseccomp; Debian: apt install libseccomp-dev pkg-config gcc")
+        raise UsageError(
+            "runc needs a C compiler and libseccomp; Debian: apt install libseccomp-dev pkg-config gcc"
+        )
 
 
 def parts(version: str) -> tuple[int, ...]:

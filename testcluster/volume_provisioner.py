@@ -36,7 +36,9 @@ def storage_classes() -> list[dict[str, Any]]:
             "kind": "StorageClass",
             "metadata": {
                 "name": name,
-                "annotations": {"storageclass.kubernetes.io/is-default-class": str(default).lower()},
+                "annotations": {
+                    "storageclass.kubernetes.io/is-default-class": str(default).lower()
+                },
             },
             "provisioner": PROVISIONER,
             "reclaimPolicy": "Delete",
@@ -64,7 +66,9 @@ class Provisioner:
                 for _ in watch.Watch().stream(claims, timeout_seconds=10):
                     self.sweep()
             except Exception as problem:  # noqa: BLE001 -- the API server may be down; this process keeps running
-                log.warning("the API request failed, retrying: %s", str(problem).splitlines()[0][:200])
+                log.warning(
+                    "the API request failed, retrying: %s", str(problem).splitlines()[0][:200]
+                )
                 time.sleep(0.5)
 
     def sweep(self) -> None:
@@ -77,7 +81,10 @@ class Provisioner:
             ):
                 self.provide(claim)
         for volume in self.core.list_persistent_volume().items:
-            if volume.status.phase == "Released" and (volume.metadata.annotations or {}).get(_OWNER) == PROVISIONER:
+            if (
+                volume.status.phase == "Released"
+                and (volume.metadata.annotations or {}).get(_OWNER) == PROVISIONER
+            ):
                 self.core.delete_persistent_volume(volume.metadata.name)
                 shutil.rmtree(self.folder / volume.metadata.name, ignore_errors=True)
 
@@ -87,7 +94,8 @@ class Provisioner:
         strict = claim.spec.storage_class_name == STRICT
         if strict and claim.spec.access_modes != ["ReadWriteOncePod"]:
             self.record_failure(
-                claim, f"class {STRICT} serves accessModes: [ReadWriteOncePod] only; use class {SHARED} for others"
+                claim,
+                f"class {STRICT} serves accessModes: [ReadWriteOncePod] only; use class {SHARED} for others",
             )
             return
         if "volume.kubernetes.io/selected-node" not in annotations:
@@ -127,7 +135,10 @@ class Provisioner:
     def record_failure(self, claim: Any, message: str) -> None:
         """Create an event, once for each claim, with the reason why the claim stays pending."""
         event = {
-            "metadata": {"name": f"{claim.metadata.name}.refused", "namespace": claim.metadata.namespace},
+            "metadata": {
+                "name": f"{claim.metadata.name}.refused",
+                "namespace": claim.metadata.namespace,
+            },
             "involvedObject": {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
@@ -151,8 +162,12 @@ def main() -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="where volumes are created on this host")
-    parser.add_argument("--path", default=NODE_FOLDER, help="where that folder is mounted on every node")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where volumes are created on this host"
+    )
+    parser.add_argument(
+        "--path", default=NODE_FOLDER, help="where that folder is mounted on every node"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     config.load_kube_config(arguments.kubeconfig)

@@ -9,7 +9,13 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-SLOW_FILES = ("test_tracked_pipeline", "test_ranks", "test_resume", "test_local_run", "test_tracked_training")
+SLOW_FILES = (
+    "test_tracked_pipeline",
+    "test_ranks",
+    "test_resume",
+    "test_local_run",
+    "test_tracked_training",
+)
 """Test files that run first, so that all workers end at about the same time."""
 
 

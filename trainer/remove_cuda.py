@@ -35,7 +35,9 @@ def main(site: Path) -> None:
     used = {name for library in own for name in library.undefined}
     for library in map(Library, sorted((site / "nvidia").glob("**/*.so*"))):
         if library.path.name in needed:
-            write_empty(torch / "lib" / library.path.name, sorted(used & library.defined), library.version)
+            write_empty(
+                torch / "lib" / library.path.name, sorted(used & library.defined), library.version
+            )
     for path in (site / "bitsandbytes").glob("*.so"):
         if DRIVERS.search(path.name):
             path.unlink()
@@ -48,7 +50,9 @@ def replaced_once(pattern: str, replacement: str, text: str) -> str:
     """Return the text with the line's part replaced; exit where it is not in exactly one line."""
     changed, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
     if count != 1:
-        sys.exit(f"remove_cuda: torch/version.py has {count} lines like {pattern}, not one: adapt this program")
+        sys.exit(
+            f"remove_cuda: torch/version.py has {count} lines like {pattern}, not one: adapt this program"
+        )
     return changed
 
 
@@ -61,10 +65,16 @@ class Library:
         with path.open("rb") as file:
             elf = ELFFile(file)
             symbols = [
-                symbol for symbol in elf.get_section_by_name(".dynsym").iter_symbols() if symbol.name[:2] != "_Z"
+                symbol
+                for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
+                if symbol.name[:2] != "_Z"
             ]
-            self.needed = {tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
-            self.undefined = {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"}
+            self.needed = {
+                tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")
+            }
+            self.undefined = {
+                symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"
+            }
             self.defined = {symbol.name for symbol in symbols} - self.undefined
             versions = elf.get_section_by_name(".gnu.version_d")
             names = [next(names).name for _, names in versions.iter_versions()] if versions else []
@@ -84,9 +94,18 @@ def write_empty(path: Path, functions: Iterable[str], version: str | None) -> No
         source, script = Path(folder, "empty.c"), Path(folder, "versions")
         source.write_text("\n".join(lines))
         script.write_text(f"{version} {{ global: *; }};")
-        options = ["-shared", "-fPIC", "-nostdlib", "-fno-builtin", "-w", f"-Wl,-soname,{path.name}"]
+        options = [
+            "-shared",
+            "-fPIC",
+            "-nostdlib",
+            "-fno-builtin",
+            "-w",
+            f"-Wl,-soname,{path.name}",
+        ]
         options += [f"-Wl,--version-script={script}"] if version else []
-        subprocess.run([sys.executable, "-m", "ziglang", "cc", *options, "-o", path, source], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "ziglang", "cc", *options, "-o", path, source], check=True
+        )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ class Dumper(yaml.SafeDumper):
         return True
 
 
-Dumper.add_representer(Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|"))
+Dumper.add_representer(
+    Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|")
+)
 
 
 def files() -> dict[Path, str | None]:
@@ -50,14 +52,22 @@ def files() -> dict[Path, str | None]:
     from support.pipeline_states import STATES  # noqa: PLC0415  not for --help
 
     data = customizations()
-    patch = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "argocd-cm"}, "data": data}
+    patch = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "argocd-cm"},
+        "data": data,
+    }
     return dict.fromkeys((RESOURCE / "testdata").iterdir()) | {
         ARGOCD / "argocd-cm.yaml": GENERATED + dump(patch),
         CHART_COPY: GENERATED + dump(data),
         RESOURCE / "health_test.yaml": GENERATED + dump({"tests": list(_health_tests(STATES))}),
         RESOURCE / "actions" / "action_test.yaml": GENERATED + dump(_action_tests(STATES)),
         **{_result(verb): GENERATED + dump(_after(STATES, verb)) for verb in RESULTS},
-        **{_example(name): GENERATED + dump(_shortened(state.object())) for name, state in STATES.items()},
+        **{
+            _example(name): GENERATED + dump(_shortened(state.object()))
+            for name, state in STATES.items()
+        },
         CONDITIONS: _conditions_page(STATES),
     }
 
@@ -67,13 +77,18 @@ def customizations() -> dict[str, Text]:
     actions = {
         "discovery.lua": Text((RESOURCE / "actions" / "discovery.lua").read_text()),
         "definitions": [
-            {"name": verb, "action.lua": Text((RESOURCE / "actions" / verb / "action.lua").read_text())}
+            {
+                "name": verb,
+                "action.lua": Text((RESOURCE / "actions" / verb / "action.lua").read_text()),
+            }
             for verb in ICONS
         ],
     }
     return {
         "resource.customizations.actions.finetune.dev_FineTunePipeline": Text(dump(actions)),
-        "resource.customizations.health.finetune.dev_FineTunePipeline": Text((RESOURCE / "health.lua").read_text()),
+        "resource.customizations.health.finetune.dev_FineTunePipeline": Text(
+            (RESOURCE / "health.lua").read_text()
+        ),
     }
 
 
@@ -88,8 +103,16 @@ def _example(name: str) -> Path:
 
 def _shortened(example: dict[str, Any]) -> dict[str, Any]:
     """Return an example with the fields that the scripts read; all stages and the spec would be a hundred lines."""
-    status = {name: value for name, value in example["status"].items() if name not in {"stages", "costs", "model"}}
-    if failed := [_failed_stage(one) for one in example["status"].get("stages", []) if one["state"] == "Failed"]:
+    status = {
+        name: value
+        for name, value in example["status"].items()
+        if name not in {"stages", "costs", "model"}
+    }
+    if failed := [
+        _failed_stage(one)
+        for one in example["status"].get("stages", [])
+        if one["state"] == "Failed"
+    ]:
         status["stages"] = failed
     spec = {"model": example["spec"]["model"], "suspend": example["spec"]["suspend"]}
     return {**example, "spec": spec, "status": status}
@@ -130,7 +153,9 @@ def _action_tests(states: dict[str, Any]) -> dict[str, Any]:
 def _discovery_tests(states: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, state in states.items():
         icons = {verb: f"fa fa-fw fa-{ICONS[verb]}" for verb in state.actions}
-        offered = [{"name": verb, "disabled": False, "iconClass": icon} for verb, icon in icons.items()]
+        offered = [
+            {"name": verb, "disabled": False, "iconClass": icon} for verb, icon in icons.items()
+        ]
         yield {"inputPath": f"../testdata/{_example(name).name}", "result": offered}
 
 

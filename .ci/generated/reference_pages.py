@@ -78,7 +78,9 @@ def api_page() -> str:
 
     schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     head = API_HEAD.format(group=GROUP, version=VERSION, short=SHORT_NAME, plural=PLURAL)
-    return "\n".join([head, *_objects("spec", schema["spec"]), *_objects("status", schema["status"])])
+    return "\n".join(
+        [head, *_objects("spec", schema["spec"]), *_objects("status", schema["status"])]
+    )
 
 
 def _objects(path: str, schema: Schema) -> Iterator[str]:
@@ -127,7 +129,9 @@ def _range(field: Schema) -> str:
 
 def _default(field: Schema) -> str:
     default = field.get("default")
-    return "" if default in (None, []) or isinstance(default, dict) else f"`{default}`"  # objects: see their own table
+    return (
+        "" if default in (None, []) or isinstance(default, dict) else f"`{default}`"
+    )  # objects: see their own table
 
 
 def _text(field: Schema) -> str:
@@ -141,9 +145,14 @@ def cli_page() -> str:
     os.environ["COLUMNS"] = "96"  # argparse wraps its help at the width of the terminal
     parts = [CLI_HEAD]
     actions = _parser([])._actions  # noqa: SLF001  argparse has no public list of its commands
-    choices = next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
+    # argparse has no public list of its commands, either.
+    [commands] = [
+        action
+        for action in actions
+        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
+    ]
     for name in COMMANDS:
-        text = choices[name].format_help().rstrip()
+        text = commands.choices[name].format_help().rstrip()
         parts.append(f"## finetune {name}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
@@ -158,6 +167,10 @@ def metrics_page() -> str:
         described = metric.describe()[0]
         name = f"{described.name}_total" if described.type == "counter" else described.name
         labels = ", ".join(f"`{label}`" for label in metric._labelnames)  # noqa: SLF001
-        rows.append(f"| `{name}` | operator | {described.type} | {labels} | {described.documentation} |")
-    rows += [f"| `{name}` | stage | gauge | `stage` | {meaning} |" for name, meaning in METRICS.items()]
+        rows.append(
+            f"| `{name}` | operator | {described.type} | {labels} | {described.documentation} |"
+        )
+    rows += [
+        f"| `{name}` | stage | gauge | `stage` | {meaning} |" for name, meaning in METRICS.items()
+    ]
     return METRICS_HEAD + "\n".join(rows) + "\n"

@@ -39,10 +39,14 @@ class Api:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.session = session
 
-    async def send(self, verb: str, path: str, body: bytes | Object | None = None, kind: str = "json") -> Object:
+    async def send(
+        self, verb: str, path: str, body: bytes | Object | None = None, kind: str = "json"
+    ) -> Object:
         """Send one request; `kind` is json, or merge-patch+json. Raises ApiError."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
-        async with self.session.request(verb, path, data=data, headers={"Content-Type": f"application/{kind}"}) as got:
+        async with self.session.request(
+            verb, path, data=data, headers={"Content-Type": f"application/{kind}"}
+        ) as got:
             content = await got.read()
         if got.status >= 400:
             raise ApiError(got.status, content[:500].decode(errors="replace"))
@@ -51,7 +55,9 @@ class Api:
 
     async def discard(self, verb: str, path: str, body: bytes) -> None:
         """Send one request and do not parse the response. Raises ApiError."""
-        async with self.session.request(verb, path, data=body, headers={"Content-Type": "application/json"}) as got:
+        async with self.session.request(
+            verb, path, data=body, headers={"Content-Type": "application/json"}
+        ) as got:
             content = await got.read()
         if got.status >= 400:
             raise ApiError(got.status, content[:500].decode(errors="replace"))
@@ -61,7 +67,9 @@ class Api:
         items: list[Object] = []
         more: dict[str, str] = {}
         while True:
-            page = await self.send("GET", f"{path}?{urlencode({**query, **more, 'limit': str(PAGE)})}")
+            page = await self.send(
+                "GET", f"{path}?{urlencode({**query, **more, 'limit': str(PAGE)})}"
+            )
             items += page["items"]
             if not (token := page["metadata"].get("continue")):
                 return items, page["metadata"]["resourceVersion"]
@@ -71,12 +79,19 @@ class Api:
         """Yield the events of a collection after this resourceVersion, forever. Raises ApiError where they expired."""
         no_end = aiohttp.ClientTimeout(total=None)
         while True:
-            where = {**query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
+            where = {
+                **query,
+                "watch": "true",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": version,
+            }
             async with self.session.get(f"{path}?{urlencode(where)}", timeout=no_end) as response:
                 async for line in _lines(response.content):
                     event: Object = json.loads(line)
                     if event["type"] == "ERROR":
-                        raise ApiError(event["object"].get("code", 0), str(event["object"].get("message")))
+                        raise ApiError(
+                            event["object"].get("code", 0), str(event["object"].get("message"))
+                        )
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
                         yield event
@@ -96,9 +111,15 @@ async def open_api(kubeconfig: Path, agent: str) -> AsyncIterator[Api]:
     config = yaml.safe_load(kubeconfig.read_text())  # noqa: ASYNC240  before any request
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     trust = ssl.create_default_context(cadata=_authority(cluster))
-    headers = {"Authorization": f"Bearer {user['token']}", "User-Agent": agent, "Accept": "application/json"}
+    headers = {
+        "Authorization": f"Bearer {user['token']}",
+        "User-Agent": agent,
+        "Accept": "application/json",
+    }
     connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=trust)
-    async with aiohttp.ClientSession(cluster["server"], connector=connector, headers=headers) as session:
+    async with aiohttp.ClientSession(
+        cluster["server"], connector=connector, headers=headers
+    ) as session:
         yield Api(session)
 
 

@@ -67,7 +67,12 @@ class Requests:
     @property
     def all_writes(self) -> int:
         """Return the writes of all programs, without those of Leases."""
-        return sum(count for verbs in self.by_agent.values() for verb, count in verbs.items() if verb in WRITES)
+        return sum(
+            count
+            for verbs in self.by_agent.values()
+            for verb, count in verbs.items()
+            if verb in WRITES
+        )
 
     def own(self, *verbs: str) -> int:
         """Return the requests of the measured program with one of these verbs."""

@@ -95,4 +95,6 @@ def slope(samples: list[tuple[float, float]]) -> float:
     """Return the slope of the line with the least squares through the samples."""
     mean_x = sum(x for x, _ in samples) / len(samples)
     mean_y = sum(y for _, y in samples) / len(samples)
-    return sum((x - mean_x) * (y - mean_y) for x, y in samples) / sum((x - mean_x) ** 2 for x, _ in samples)
+    return sum((x - mean_x) * (y - mean_y) for x, y in samples) / sum(
+        (x - mean_x) ** 2 for x, _ in samples
+    )

@@ -18,12 +18,19 @@ ROOT = Path(__file__).parents[2]
 KWOK_NODES = 10
 ACCOUNTS = ("operator", "null", "observer", "user")
 FLAGS: Mapping[str, Mapping[str, object]] = {
-    "kube-controller-manager": {"concurrent-job-syncs": 50, "kube-api-qps": 500, "kube-api-burst": 1000},
+    "kube-controller-manager": {
+        "concurrent-job-syncs": 50,
+        "kube-api-qps": 500,
+        "kube-api-burst": 1000,
+    },
     "kube-scheduler": {"kube-api-qps": 500, "kube-api-burst": 1000},
 }
 """Limits of the control plane, the same for every variant. With the defaults they would be measured instead."""
 METADATA: Mapping[str, Any] = {"omitStages": ["RequestReceived"], "rules": [{"level": "Metadata"}]}
-CREATED = [{"group": "batch", "resources": ["jobs"]}, {"group": "", "resources": ["persistentvolumeclaims"]}]
+CREATED = [
+    {"group": "batch", "resources": ["jobs"]},
+    {"group": "", "resources": ["persistentvolumeclaims"]},
+]
 BODIES: Mapping[str, Any] = {
     "omitStages": ["RequestReceived"],
     "rules": [
@@ -55,13 +62,21 @@ class BenchCluster:
 def cluster(folder: Path, policy: Mapping[str, Any] = METADATA) -> Iterator[BenchCluster]:
     """Create a fresh cluster and delete it at the end; `folder` gets the kubeconfigs."""
     options = ControlPlaneOptions(flags=FLAGS, audit_policy=policy, provisions_volumes=False)
-    with fixtures.cluster("bench", "none", kwok_nodes=KWOK_NODES, control_plane=options) as provider:
+    with fixtures.cluster(
+        "bench", "none", kwok_nodes=KWOK_NODES, control_plane=options
+    ) as provider:
         created = BenchCluster(provider, folder)
         kube = provider.kube
         kube.apply((ROOT / "crds" / "finetunepipelines.yaml").read_text())
-        until(lambda: "finetunepipelines" in kube.run("api-resources", "--api-group=finetune.dev"), 30)
-        kube.apply([*preparations(), *(one for account in ACCOUNTS for one in service_account(account))])
-        until(lambda: kube.run("-n", NAMESPACE, "get", "serviceaccount", "default", "-o", "name"), 30)
+        until(
+            lambda: "finetunepipelines" in kube.run("api-resources", "--api-group=finetune.dev"), 30
+        )
+        kube.apply(
+            [*preparations(), *(one for account in ACCOUNTS for one in service_account(account))]
+        )
+        until(
+            lambda: kube.run("-n", NAMESPACE, "get", "serviceaccount", "default", "-o", "name"), 30
+        )
         for account in ACCOUNTS:
             _write_credentials(created, account)
         yield created

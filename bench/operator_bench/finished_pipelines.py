@@ -25,9 +25,16 @@ from operator_bench.user import create_claims, gather
 from processes import cluster_programs, report_progress
 
 STOPPED = frozenset({"kwok", "kube-controller-manager"})
-ASSIGNED_METADATA = frozenset({"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"})
+ASSIGNED_METADATA = frozenset(
+    {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"}
+)
 ASSIGNED_LABELS = frozenset(
-    {"controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name"}
+    {
+        "controller-uid",
+        "job-name",
+        "batch.kubernetes.io/controller-uid",
+        "batch.kubernetes.io/job-name",
+    }
 )
 """Labels that the API server adds to a Job's template, with the Job's uid."""
 
@@ -58,7 +65,9 @@ async def read_template(api: Api, name: str) -> Template:
 
 def _new(found: Object) -> Object:
     """Return the body that creates the object again: without status and without what the API server assigns."""
-    metadata = {key: value for key, value in found["metadata"].items() if key not in ASSIGNED_METADATA}
+    metadata = {
+        key: value for key, value in found["metadata"].items() if key not in ASSIGNED_METADATA
+    }
     return {**{key: value for key, value in found.items() if key != "status"}, "metadata": metadata}
 
 
@@ -66,7 +75,9 @@ def _new_job(found: Object) -> Object:
     body: Object = json.loads(json.dumps(_new(found)))
     del body["spec"]["selector"]
     for metadata in (body["metadata"], body["spec"]["template"]["metadata"]):
-        metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in ASSIGNED_LABELS}
+        metadata["labels"] = {
+            key: value for key, value in metadata["labels"].items() if key not in ASSIGNED_LABELS
+        }
     return body
 
 
@@ -75,11 +86,16 @@ class Copier:
 
     def __init__(self, api: Api, template: Template) -> None:
         self.api, self.template = api, template
-        self.name, self.uid = template.pipeline["metadata"]["name"], template.pipeline["metadata"]["uid"]
+        self.name, self.uid = (
+            template.pipeline["metadata"]["name"],
+            template.pipeline["metadata"]["uid"],
+        )
 
     async def copy(self, name: str) -> None:
         """Create a pipeline with all of its objects, each with the status of the template's."""
-        created = await self._create(PIPELINES, _new(self.template.pipeline), self.template.pipeline, {self.name: name})
+        created = await self._create(
+            PIPELINES, _new(self.template.pipeline), self.template.pipeline, {self.name: name}
+        )
         uid = created["metadata"]["uid"]
         # Names of Jobs contain the first part of the pipeline's uid.
         changes = {self.name: name, self.uid: uid, self.uid.split("-")[0]: uid.split("-")[0]}
@@ -90,13 +106,17 @@ class Copier:
             await self._create(PODS, _new(pod), pod, of_job)
         await self._write_status(PIPELINES, name, self.template.pipeline, changes)
 
-    async def _create(self, path: str, body: Object, source: Object, changes: dict[str, str]) -> Object:
+    async def _create(
+        self, path: str, body: Object, source: Object, changes: dict[str, str]
+    ) -> Object:
         created = await self.api.send("POST", path, _replaced(body, changes))
         if path != PIPELINES:  # a pipeline's status names its Jobs, which do not exist yet
             await self._write_status(path, created["metadata"]["name"], source, changes)
         return created
 
-    async def _write_status(self, path: str, name: str, source: Object, changes: dict[str, str]) -> None:
+    async def _write_status(
+        self, path: str, name: str, source: Object, changes: dict[str, str]
+    ) -> None:
         status = _replaced({"status": source["status"]}, changes)
         await self.api.send("PATCH", f"{path}/{name}/status", status, "merge-patch+json")
 
@@ -112,7 +132,9 @@ def _replaced(body: Object, changes: dict[str, str]) -> bytes:
 def stopped_controllers(folder: Path) -> Iterator[None]:
     """Stop the processes of kube-controller-manager and kwok, and continue them at the end."""
     pids = [pid for pid, name in cluster_programs(folder).items() if name in STOPPED]
-    assert len(pids) == len(STOPPED), f"expected one process each of {sorted(STOPPED)}, found {len(pids)} processes"
+    assert len(pids) == len(STOPPED), (
+        f"expected one process each of {sorted(STOPPED)}, found {len(pids)} processes"
+    )
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

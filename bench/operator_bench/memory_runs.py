@@ -79,7 +79,9 @@ def measure(bench: BenchCluster, count: int, running: int, workers: int | None) 
         operator.start()
         with ThreadPoolExecutor(1) as pool:
             ready = pool.submit(operator.wait_ready)
-            to_transition = _ask(bench, lambda api: _wait_transition(api, pipeline_name(1), operator))
+            to_transition = _ask(
+                bench, lambda api: _wait_transition(api, pipeline_name(1), operator)
+            )
             to_ready = ready.result()
         operator.wait_idle()
         report_progress("the restarted operator is idle")
@@ -109,8 +111,16 @@ def _writes(bench: BenchCluster, since: float) -> dict[str, int]:
 def _run_one(bench: BenchCluster, workers: int | None) -> tuple[float, float, Template]:
     """Run the pipeline number 0; return the memory before and after it, and its objects."""
     prepare_claims(bench, 1, existing=True)
-    arguments = [str(bench.kubeconfig("observer")), "1", str(bench.folder / OBSERVED), "--pipelines"]
-    with running_operator(bench, workers) as operator, running_module("observer", *arguments) as observer:
+    arguments = [
+        str(bench.kubeconfig("observer")),
+        "1",
+        str(bench.folder / OBSERVED),
+        "--pipelines",
+    ]
+    with (
+        running_operator(bench, workers) as operator,
+        running_module("observer", *arguments) as observer,
+    ):
         operator.wait_idle()
         empty = operator.rss
         submit(bench, 1, existing_claims=True)
@@ -164,7 +174,13 @@ async def _end_pod(api: Api, template: Template, name: str) -> None:
 def _succeeded(status: Object, message: str) -> Object:
     container: Object = json.loads(json.dumps(status["containerStatuses"][0]))
     started = container["state"]["running"]["startedAt"]
-    ended = {"exitCode": 0, "reason": "Completed", "startedAt": started, "finishedAt": started, "message": message}
+    ended = {
+        "exitCode": 0,
+        "reason": "Completed",
+        "startedAt": started,
+        "finishedAt": started,
+        "message": message,
+    }
     container |= {"ready": False, "started": False, "state": {"terminated": ended}}
     return {"phase": "Succeeded", "containerStatuses": [container]}
 

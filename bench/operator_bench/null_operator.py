@@ -57,7 +57,9 @@ class NullOperator:
                 break
         return {"started": started, "ended": time.monotonic()}
 
-    async def _finished_stages(self, path: str, version: str, query: dict[str, str]) -> AsyncIterator[tuple[str, str]]:
+    async def _finished_stages(
+        self, path: str, version: str, query: dict[str, str]
+    ) -> AsyncIterator[tuple[str, str]]:
         async for event in self.api.watch(path, version, **query):
             found = event["object"]
             if self.trigger == "complete" and not condition(found, "Complete"):
@@ -92,14 +94,21 @@ async def run(kubeconfig: Path, bodies: list[str], count: int, trigger: str) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kubeconfig", type=Path)
-    parser.add_argument("bodies", type=Path, help="JSON array: the claim if any, then the Jobs, of pipeline 0")
+    parser.add_argument(
+        "bodies", type=Path, help="JSON array: the claim if any, then the Jobs, of pipeline 0"
+    )
     parser.add_argument("count", type=int)
     parser.add_argument("--on", choices=TRIGGERS, default="complete")
     options = parser.parse_args()
     bodies = [json.dumps(body) for body in json.loads(options.bodies.read_text())]
-    print(json.dumps(asyncio.run(run(options.kubeconfig, bodies, options.count, options.on))), flush=True)
+    print(
+        json.dumps(asyncio.run(run(options.kubeconfig, bodies, options.count, options.on))),
+        flush=True,
+    )
     sys.stdin.read()
 
 

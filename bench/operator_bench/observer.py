@@ -15,7 +15,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from operator_bench.api import JOBS, PIPELINE, PIPELINES, PODS, STAGE, STAGES, Api, Object, condition, open_api
+from operator_bench.api import (
+    JOBS,
+    PIPELINE,
+    PIPELINES,
+    PODS,
+    STAGE,
+    STAGES,
+    Api,
+    Object,
+    condition,
+    open_api,
+)
 
 Times = dict[str, dict[str, float]]
 
@@ -77,7 +88,9 @@ class Observer:
         }
 
 
-async def follow(api: Api, path: str, note: Callable[[Object], None], version: str, **query: str) -> None:
+async def follow(
+    api: Api, path: str, note: Callable[[Object], None], version: str, **query: str
+) -> None:
     """Call `note` with each object that changes."""
     async for event in api.watch(path, version, **query):
         if event["type"] != "DELETED":
@@ -86,7 +99,10 @@ async def follow(api: Api, path: str, note: Callable[[Object], None], version: s
 
 async def observe(observer: Observer, kubeconfig: Path) -> None:
     """Watch until all pipelines are done."""
-    watched = [(JOBS, observer.job, {"labelSelector": STAGE}), (PODS, observer.pod, {"labelSelector": STAGE})]
+    watched = [
+        (JOBS, observer.job, {"labelSelector": STAGE}),
+        (PODS, observer.pod, {"labelSelector": STAGE}),
+    ]
     if observer.watches_pipelines:
         watched.append((PIPELINES, observer.pipeline, {}))
     async with open_api(kubeconfig, "bench-observer") as api, asyncio.TaskGroup() as tasks:
@@ -102,11 +118,15 @@ async def observe(observer: Observer, kubeconfig: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kubeconfig", type=Path)
     parser.add_argument("count", type=int)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--pipelines", action="store_true", help="wait for the pipelines' own condition Finished")
+    parser.add_argument(
+        "--pipelines", action="store_true", help="wait for the pipelines' own condition Finished"
+    )
     options = parser.parse_args()
     observer = Observer(options.count, watches_pipelines=options.pipelines)
     asyncio.run(observe(observer, options.kubeconfig))

@@ -34,7 +34,9 @@ def free_port() -> int:
 class OperatorProcess:
     """One process of `python -m finetune_operator`."""
 
-    def __init__(self, bench: BenchCluster, workers: int | None = None, log: str = "operator.log") -> None:
+    def __init__(
+        self, bench: BenchCluster, workers: int | None = None, log: str = "operator.log"
+    ) -> None:
         self.bench, self.workers = bench, workers
         self.log = bench.folder / log
         self.started = 0.0
@@ -45,7 +47,12 @@ class OperatorProcess:
         """Start the process; it is not ready yet."""
         paths = os.pathsep.join(str(ROOT / part) for part in ("operator", "trainer"))
         kubeconfig = str(self.bench.kubeconfig("operator"))
-        variables = {"PYTHONPATH": paths, "KUBECONFIG": kubeconfig, "POD_NAMESPACE": NAMESPACE, "POD_NAME": "bench"}
+        variables = {
+            "PYTHONPATH": paths,
+            "KUBECONFIG": kubeconfig,
+            "POD_NAMESPACE": NAMESPACE,
+            "POD_NAME": "bench",
+        }
         command = [
             sys.executable,
             "-m",
@@ -58,20 +65,27 @@ class OperatorProcess:
         if self.workers:
             command += ["--workers", str(self.workers)]
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(command, env=os.environ | variables, stdout=output, stderr=output)
+            self.process = subprocess.Popen(
+                command, env=os.environ | variables, stdout=output, stderr=output
+            )
         self.started = time.monotonic()
 
     def wait_ready(self) -> float:
         """Wait until /readyz answers; return the seconds since the start."""
         deadline = self.started + READY_WITHIN
         while not self._is_ready():
-            assert time.monotonic() < deadline, f"the operator is not ready: {self.log.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, (
+                f"the operator is not ready: {self.log.read_text()[-2000:]}"
+            )
             time.sleep(0.1)
         return time.monotonic() - self.started
 
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, f"the operator ended: {self.log.read_text()[-2000:]}"
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as response:
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as response,
+        ):
             return bool(response.status == 200)
         return False
 
@@ -128,7 +142,11 @@ def running_module(module: str, *arguments: str) -> Iterator["subprocess.Popen[s
     variables = {"PYTHONPATH": str(ROOT / "bench")}
     command = [sys.executable, "-m", f"operator_bench.{module}", *arguments]
     process = subprocess.Popen(
-        command, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        env=os.environ | variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         try:

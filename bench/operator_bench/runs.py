@@ -15,7 +15,13 @@ from pathlib import Path
 from operator_bench.api import STAGES, Object
 from operator_bench.audit import Requests, count_requests, created_objects
 from operator_bench.cluster import BODIES, BenchCluster, cluster
-from operator_bench.operator_process import OperatorProcess, begin, read_result, running_module, running_operator
+from operator_bench.operator_process import (
+    OperatorProcess,
+    begin,
+    read_result,
+    running_module,
+    running_operator,
+)
 from operator_bench.user import prepare_claims, submit
 from processes import CpuAccount, cluster_programs, memory_mib, report_progress
 
@@ -81,16 +87,23 @@ def capture_bodies(scenario: Scenario, file: Path) -> None:
     """Run one pipeline; write the bodies of its claim and Jobs, as the operator sent them, without owners."""
     with tempfile.TemporaryDirectory() as name, cluster(Path(name), BODIES) as bench:
         prepare_claims(bench, 1, existing=scenario.existing_claims)
-        with running_operator(bench, scenario.workers), _observer(bench, 1, with_pipelines=True) as observer:
+        with (
+            running_operator(bench, scenario.workers),
+            _observer(bench, 1, with_pipelines=True) as observer,
+        ):
             submit(bench, 1, existing_claims=scenario.existing_claims)
             wait_observed(bench, observer, 1)
         bodies = created_objects(bench.audit_log, "operator")
     for body in bodies:
         body["metadata"].pop("ownerReferences", None)
-    bodies.sort(key=lambda body: bool(body["kind"] == "Job"))  # a stable order: a claim first, then the Jobs
+    bodies.sort(
+        key=lambda body: bool(body["kind"] == "Job")
+    )  # a stable order: a claim first, then the Jobs
     kinds = [body["kind"] for body in bodies]
     expected = ["Job"] * len(STAGES)
-    assert kinds == (expected if scenario.existing_claims else ["PersistentVolumeClaim", *expected]), kinds
+    assert kinds == (
+        expected if scenario.existing_claims else ["PersistentVolumeClaim", *expected]
+    ), kinds
     file.write_text(json.dumps(bodies))
 
 
@@ -117,9 +130,16 @@ def _run_operator(bench: BenchCluster, count: int, scenario: Scenario, *, resync
         operator.wait_idle()
         measured = Measurement(bench, "operator", operator.pid)
         found = measured.run(
-            OPERATOR, count, lambda: submit(bench, count, existing_claims=scenario.existing_claims), dict
+            OPERATOR,
+            count,
+            lambda: submit(bench, count, existing_claims=scenario.existing_claims),
+            dict,
         )
-        return replace(found, resync_writes=_writes_after_restart(bench, operator)) if resync else found
+        return (
+            replace(found, resync_writes=_writes_after_restart(bench, operator))
+            if resync
+            else found
+        )
 
 
 def _writes_after_restart(bench: BenchCluster, operator: OperatorProcess) -> int:
@@ -140,13 +160,21 @@ def _observer(
     bench: BenchCluster, count: int, *, with_pipelines: bool
 ) -> "AbstractContextManager[subprocess.Popen[str]]":
     options = ["--pipelines"] if with_pipelines else []
-    arguments = [str(bench.kubeconfig("observer")), str(count), str(bench.folder / OBSERVED), *options]
+    arguments = [
+        str(bench.kubeconfig("observer")),
+        str(count),
+        str(bench.folder / OBSERVED),
+        *options,
+    ]
     return running_module("observer", *arguments)
 
 
 def wait_observed(bench: BenchCluster, observer: "subprocess.Popen[str]", count: int) -> Object:
     """Wait for the observer's file and return its content. The observer runs on, so that its CPU can be read."""
-    file, deadline = bench.folder / OBSERVED, time.monotonic() + 60 + count * len(STAGES) * SECONDS_PER_STAGE
+    file, deadline = (
+        bench.folder / OBSERVED,
+        time.monotonic() + 60 + count * len(STAGES) * SECONDS_PER_STAGE,
+    )
     while not file.exists():
         assert observer.poll() is None, "the observer ended without a result"
         assert time.monotonic() < deadline, f"{count} pipelines were not done in time"
@@ -163,7 +191,13 @@ class Measurement:
     account: str
     pid: int
 
-    def run(self, variant: str, count: int, work: Callable[[], float], result: Callable[[], dict[str, float]]) -> Run:
+    def run(
+        self,
+        variant: str,
+        count: int,
+        work: Callable[[], float],
+        result: Callable[[], dict[str, float]],
+    ) -> Run:
         """Start the work, wait until everything is done, and return the figures."""
         idle = memory_mib(self.pid, "VmRSS")
         with _observer(self.bench, count, with_pipelines=variant == OPERATOR) as observer:
@@ -175,19 +209,32 @@ class Measurement:
             told = result()
             observed = wait_observed(self.bench, observer, count)
             cpu, foreign = account.read(time.monotonic() - began)
-        observed |= {"started": started, "ended": max(observed["finished"].values(), default=0.0)} | told
+        observed |= {
+            "started": started,
+            "ended": max(observed["finished"].values(), default=0.0),
+        } | told
         requests = count_requests(self.bench.audit_log, self.account, since)
         memory = {"rss_idle": round(idle, 1), "rss_peak": round(memory_mib(self.pid, "VmHWM"), 1)}
-        return _figures(variant, observed, cpu, requests, pipelines=count, foreign_share=foreign, **memory)
+        return _figures(
+            variant, observed, cpu, requests, pipelines=count, foreign_share=foreign, **memory
+        )
 
 
 def _figures(
-    variant: str, observed: Object, cpu: dict[str, float], requests: Requests, *, pipelines: int, **others: float
+    variant: str,
+    observed: Object,
+    cpu: dict[str, float],
+    requests: Requests,
+    *,
+    pipelines: int,
+    **others: float,
 ) -> Run:
     jobs = sum(len(stages) for stages in observed["created"].values())
     makespan = observed["ended"] - observed["started"]
     last_pod = max(seen for stages in observed["podSucceeded"].values() for seen in stages.values())
-    firsts = [1000 * (stages[STAGES[0]] - observed["started"]) for stages in observed["created"].values()]
+    firsts = [
+        1000 * (stages[STAGES[0]] - observed["started"]) for stages in observed["created"].values()
+    ]
     return Run(
         variant=variant,
         pipelines=pipelines,
@@ -202,7 +249,9 @@ def _figures(
         cpu=cpu,
         cpu_ms_per_stage=round(1000 * cpu["measured"] / jobs, 2),
         all_writes=round(requests.all_writes / pipelines, 1),
-        own={key: round(number / pipelines, 2) for key, number in sorted(requests.of_account.items())},
+        own={
+            key: round(number / pipelines, 2) for key, number in sorted(requests.of_account.items())
+        },
         errors=dict(requests.errors),
         by_agent={
             agent: {verb: round(number / pipelines, 2) for verb, number in sorted(verbs.items())}
@@ -212,7 +261,9 @@ def _figures(
     )
 
 
-def transitions(done: dict[str, dict[str, float]], created: dict[str, dict[str, float]]) -> list[float]:
+def transitions(
+    done: dict[str, dict[str, float]], created: dict[str, dict[str, float]]
+) -> list[float]:
     """Return the milliseconds from the end of each stage to the next stage's Job, of all pipelines."""
     return [
         1000 * (created[name][following] - stages[stage])

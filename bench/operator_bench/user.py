@@ -64,7 +64,9 @@ def submit(bench: BenchCluster, count: int, *, existing_claims: bool) -> float:
 
     async def create() -> float:
         names = (pipeline_name(number) for number in range(count))
-        manifests = (pipeline(name, claim_name(name) if existing_claims else None) for name in names)
+        manifests = (
+            pipeline(name, claim_name(name) if existing_claims else None) for name in names
+        )
         async with open_api(bench.kubeconfig("user"), "bench-user") as api:
             return await create_pipelines(api, manifests)
 

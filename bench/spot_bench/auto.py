@@ -54,7 +54,10 @@ class Auto:
         job = self.run.job
         self.on_demand_offer = [Offer("on-demand", Decimal(str(job.on_demand_price)))]
         self.spot_offers = list(
-            {one.node_class: Offer(one.node_class, Decimal(str(one.price))) for one in self.run.zones}.values()
+            {
+                one.node_class: Offer(one.node_class, Decimal(str(one.price)))
+                for one in self.run.zones
+            }.values()
         )
 
     def attempt(self) -> None:
@@ -67,7 +70,9 @@ class Auto:
 
     def decide(self, given_up: dict[str, Cause]) -> Decision:
         """Ask the operator's function."""
-        return decide(AUTO, self.spot_offers, self.on_demand_offer, self.experience(given_up), self.limits)
+        return decide(
+            AUTO, self.spot_offers, self.on_demand_offer, self.experience(given_up), self.limits
+        )
 
     def experience(self, given_up: dict[str, Cause]) -> Experience:
         """Return what the operator has measured. The duration of a restart is its default until there was one."""
@@ -92,7 +97,9 @@ class Auto:
         experience = self.experience(self.given_up)
         turns = offers_in_turns(self.spot_offers, experience, self.limits)
         in_turns = decision.offer in turns
-        limit = run.now + int(pending_limit(experience, self.limits, in_turns=in_turns) / minutes(1))
+        limit = run.now + int(
+            pending_limit(experience, self.limits, in_turns=in_turns) / minutes(1)
+        )
         start, zone = run.first_zone(node_class)
         run.wait(min(start, limit))
         if start > limit:
@@ -114,7 +121,9 @@ class Auto:
         quick = quick + 1 if run.now - started < QUICK else 0
         fruitless = fruitless + 1 if run.done == done else 0
         self.in_row[node_class] = quick, fruitless
-        if cause := reason_to_give_up(quick, fruitless, self.experience(self.given_up), self.limits):
+        if cause := reason_to_give_up(
+            quick, fruitless, self.experience(self.given_up), self.limits
+        ):
             self.given_up[node_class] = cause
 
     def run_on_demand(self, decision: Decision) -> None:

@@ -24,7 +24,10 @@ def optimum(job: Job, trace: Trace, reserve: int = 0) -> float:
     run = start(job, trace)
     left = np.arange(job.work + 1)
     idle = np.where(left == 0, 0.0, np.inf)
-    nodes = [_Nodes(job, job.on_demand_price, None), *(_Nodes(job, zone.price, zone) for zone in run.zones)]
+    nodes = [
+        _Nodes(job, job.on_demand_price, None),
+        *(_Nodes(job, zone.price, zone) for zone in run.zones),
+    ]
     for one in nodes:
         one.reset(idle)
     for minute in range(job.deadline - 1, -1, -1):
@@ -64,7 +67,11 @@ class _Nodes:
         self._working.append(working)
         if self._ready_from[minute] >= self._restart and len(self._working) > self._restart:
             allowed = slice(max(0, most + 1) if self._is_spot else None)
-            np.minimum(idle[allowed], (self._working[0] + self._price * self._restart)[allowed], out=idle[allowed])
+            np.minimum(
+                idle[allowed],
+                (self._working[0] + self._price * self._restart)[allowed],
+                out=idle[allowed],
+            )
 
     def allow_stop(self, idle: Costs) -> None:
         """Make an attempt that may end in this minute as cheap as one that has ended."""

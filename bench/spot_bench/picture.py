@@ -51,16 +51,22 @@ def _axis(bottom: float) -> list[str]:
     for tick in TICKS:
         x = _x(tick)
         dash = ' stroke-dasharray="3 3"' if tick in (1.1, 1.25) else ""
-        lines.append(f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}" stroke="#d0d7de"{dash}/>')
+        lines.append(
+            f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}" stroke="#d0d7de"{dash}/>'
+        )
         lines.append(_text(x, TOP - 8, f"{tick:g}", "middle"))
     return lines
 
 
 def _legend() -> list[str]:
-    found = [_text(LEFT, 18, "Cost by the offline optimum: median (circle) to 95th percentile", "start")]
+    found = [
+        _text(LEFT, 18, "Cost by the offline optimum: median (circle) to 95th percentile", "start")
+    ]
     for number, (policy, colour) in enumerate(COLOURS.items()):
         x = 20 + number * 122
-        found.append(f'<circle cx="{x}" cy="40" r="4" fill="{colour}"/>' + _text(x + 8, 44, policy, "start"))
+        found.append(
+            f'<circle cx="{x}" cy="40" r="4" fill="{colour}"/>' + _text(x + 8, 44, policy, "start")
+        )
     return found
 
 

@@ -81,7 +81,11 @@ class Run:
 
     def first_zone(self, node_class: str | None = None) -> tuple[int, Capacity]:
         """Return when a spot node can start first, and where; the cheapest of those that can start together."""
-        found = [(one.next_start(self.now), one) for one in self.zones if node_class in (None, one.node_class)]
+        found = [
+            (one.next_start(self.now), one)
+            for one in self.zones
+            if node_class in (None, one.node_class)
+        ]
         return min(found, key=lambda pair: (pair[0], pair[1].price))
 
     def on_demand(self, until: int | None = None) -> None:
@@ -100,7 +104,9 @@ class Run:
         end = needed if until is None else min(until, needed)
         worked = max(0, end - self.now - self.job.restart)
         self.measured |= worked >= MEASURED or end == needed
-        self.done += worked if checkpoint is None or end == needed else worked // checkpoint * checkpoint
+        self.done += (
+            worked if checkpoint is None or end == needed else worked // checkpoint * checkpoint
+        )
         self.cost += (end - self.now) * price / 60
         self.history.append((kind, self.now, end))
         self.attempts += 1

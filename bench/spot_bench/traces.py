@@ -64,9 +64,17 @@ def steady(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
     Published: its five ranges, each drawn as often; the last ends at 40 % here. Assumed: a node lives for a day, so
     that a share q means -ln(1 - q) interruptions a day, and capacity is back after 20 minutes (median).
     """
-    low, high = [(0.01, 0.05), (0.05, 0.10), (0.10, 0.15), (0.15, 0.20), (0.20, 0.40)][rng.integers(5)]
+    low, high = [(0.01, 0.05), (0.05, 0.10), (0.10, 0.15), (0.15, 0.20), (0.20, 0.40)][
+        rng.integers(5)
+    ]
     hours = -24 / np.log1p(-rng.uniform(low, high))
-    return [("spot", 1.0, alternate(rng, lambda: rng.exponential(hours), lambda: lognormal(rng, 1 / 3, 1.0)))]
+    return [
+        (
+            "spot",
+            1.0,
+            alternate(rng, lambda: rng.exponential(hours), lambda: lognormal(rng, 1 / 3, 1.0)),
+        )
+    ]
 
 
 def volatile(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
@@ -90,7 +98,13 @@ def scarce(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
     Assumed: the spans of `volatile`, with the two exchanged.
     """
     up, down = rng.uniform(1 / 3, 4 / 3), rng.uniform(2, 6)
-    return [("spot", 1.0, alternate(rng, lambda: lognormal(rng, up, 1.2), lambda: lognormal(rng, down, 1.4)))]
+    return [
+        (
+            "spot",
+            1.0,
+            alternate(rng, lambda: lognormal(rng, up, 1.2), lambda: lognormal(rng, down, 1.4)),
+        )
+    ]
 
 
 def bursts(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
@@ -167,7 +181,9 @@ def lognormal(rng: np.random.Generator, median: float, sigma: float) -> float:
     return median * float(np.exp(rng.normal(0, sigma)))
 
 
-def alternate(rng: np.random.Generator, up: Callable[[], float], down: Callable[[], float]) -> list[Interval]:
+def alternate(
+    rng: np.random.Generator, up: Callable[[], float], down: Callable[[], float]
+) -> list[Interval]:
     """Return intervals whose hours with capacity and without are drawn in turns, from a random moment on."""
     minute, found = -int(rng.integers(4 * DAY)), []
     while minute < LENGTH:
@@ -180,14 +196,20 @@ def alternate(rng: np.random.Generator, up: Callable[[], float], down: Callable[
 
 def without(intervals: Sequence[Interval], outage: Interval) -> list[Interval]:
     """Return the intervals less one outage."""
-    parts = [part for start, end in intervals for part in ((start, min(end, outage[0])), (max(start, outage[1]), end))]
+    parts = [
+        part
+        for start, end in intervals
+        for part in ((start, min(end, outage[0])), (max(start, outage[1]), end))
+    ]
     return [(start, end) for start, end in parts if start < end]
 
 
 def generate(family: str, rng: np.random.Generator) -> Trace:
     """Return a trace of a family."""
     drawn = FAMILIES[family](rng)
-    return Trace(family, [Zone(*one, (rng.random(len(one[2])) < GRACEFUL).tolist()) for one in drawn])
+    return Trace(
+        family, [Zone(*one, (rng.random(len(one[2])) < GRACEFUL).tolist()) for one in drawn]
+    )
 
 
 def read_trace(path: Path) -> Trace:
@@ -200,16 +222,27 @@ def read_trace(path: Path) -> Trace:
     minutes = [(round(start), round(end), available) for start, end, available in pieces]
     up = [(start, end) for start, end, available in minutes if available and start < end]
     if not up:
-        raise ValueError(f"{path}: no interval has capacity: an interval with available=1 is needed")
-    return Trace(path.stem, [Zone("spot", 1.0, merged(up), [False] * len(up))], max(end for _, end, _ in minutes))
+        raise ValueError(
+            f"{path}: no interval has capacity: an interval with available=1 is needed"
+        )
+    return Trace(
+        path.stem,
+        [Zone("spot", 1.0, merged(up), [False] * len(up))],
+        max(end for _, end, _ in minutes),
+    )
 
 
 def _read_csv(path: Path) -> list[tuple[float, float, bool]]:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows or not {"start", "end", "available"} <= rows[0].keys():
-        raise ValueError(f"{path}: the columns are {list(rows[0]) if rows else []}: name them start,end,available")
-    return [(float(row["start"]) * HOUR, float(row["end"]) * HOUR, row["available"] == "1") for row in rows]
+        raise ValueError(
+            f"{path}: the columns are {list(rows[0]) if rows else []}: name them start,end,available"
+        )
+    return [
+        (float(row["start"]) * HOUR, float(row["end"]) * HOUR, row["available"] == "1")
+        for row in rows
+    ]
 
 
 def _read_json(path: Path) -> list[tuple[float, float, bool]]:

@@ -27,7 +27,9 @@ class Benchmark:
         self.folder, self.options, self.model = folder, options, folder / "model"
         self.rows = PackedRows(folder / "prepare" / "rows" / "output", "train")
 
-    def config(self, identity: str, *, rank: int = 16, every: int = 10**6, steps: int | None = None) -> TrainConfig:
+    def config(
+        self, identity: str, *, rank: int = 16, every: int = 10**6, steps: int | None = None
+    ) -> TrainConfig:
         """Return the train config that all trainers follow. Its first step is not timed."""
         recipe = {
             "max_steps": steps or self.options.steps + 1,
@@ -41,7 +43,12 @@ class Benchmark:
         }
         if self.options.method != "Full":
             dropout = self.options.dropout
-            recipe["lora"] = {"rank": rank, "alpha": 32, "dropout": dropout, "target_modules": TARGETS}
+            recipe["lora"] = {
+                "rank": rank,
+                "alpha": 32,
+                "dropout": dropout,
+                "target_modules": TARGETS,
+            }
         return TrainConfig.model_validate(
             {
                 "identity": identity,

@@ -36,7 +36,10 @@ class InOrder(Trainer):
 def train(benchmark: Benchmark, **changes: object) -> list[float]:
     """Train with HF's Trainer; return the times at which the steps ended."""
     return train_with(
-        benchmark, lambda **arguments: InOrder(data_collator=stack_rows, **arguments), TrainingArguments, **changes
+        benchmark,
+        lambda **arguments: InOrder(data_collator=stack_rows, **arguments),
+        TrainingArguments,
+        **changes,
     )
 
 
@@ -51,18 +54,27 @@ def pauses_of(
     """Return the times at which steps ended of HF's trainer or a subclass, and the checkpoints with all it adds."""
     found: list[Pause] = []
     with timed(trainer, "_save_checkpoint", found):
-        return train(benchmark, rank=PAUSES_RANK, save_strategy="steps", save_steps=PAUSES_EVERY), found
+        return train(
+            benchmark, rank=PAUSES_RANK, save_strategy="steps", save_steps=PAUSES_EVERY
+        ), found
 
 
 def train_with(
-    benchmark: Benchmark, make: Callable[..., Trainer], arguments: type[TrainingArguments], **changes: object
+    benchmark: Benchmark,
+    make: Callable[..., Trainer],
+    arguments: type[TrainingArguments],
+    **changes: object,
 ) -> list[float]:
     """Train with HF's Trainer or a subclass, on our model and rows; return the times at which the steps ended."""
     rank = changes.pop("rank", 16)
     config = benchmark.config("theirs", rank=rank)
     steps = config.recipe.max_steps
-    model = load_trainable(BaseModel("model", benchmark.model, ""), config, torch.device("cpu")).module
-    examples = len(benchmark.rows) // 2 if benchmark.options.objective == "DPO" else len(benchmark.rows)
+    model = load_trainable(
+        BaseModel("model", benchmark.model, ""), config, torch.device("cpu")
+    ).module
+    examples = (
+        len(benchmark.rows) // 2 if benchmark.options.objective == "DPO" else len(benchmark.rows)
+    )
     sampler = StepSampler.of(config.recipe, examples, 0)
     order = np.concatenate([sampler.rows_for_step(step) for step in range(steps)])
     times = StepTimesCallback(benchmark.options.clock)
@@ -102,11 +114,19 @@ def record(benchmark: Benchmark, example: int) -> dict[str, Any]:
         read = benchmark.rows.read([2 * example, 2 * example + 1])
         prompt = int(np.argmax(read.loss_mask[0] != 0))
         chosen, rejected = (tokens.tolist() for tokens in read.tokens)
-        return {"prompt_ids": chosen[:prompt], "chosen_ids": chosen[prompt:], "rejected_ids": rejected[prompt:]}
+        return {
+            "prompt_ids": chosen[:prompt],
+            "chosen_ids": chosen[prompt:],
+            "rejected_ids": rejected[prompt:],
+        }
     read = benchmark.rows.read([example])
     tokens = torch.from_numpy(read.tokens[0].astype(np.int64))
     labels = tokens.masked_fill(torch.from_numpy(read.loss_mask[0] == 0), -100)
-    return {"input_ids": tokens, "labels": labels, "position_ids": torch.from_numpy(read.positions[0])}
+    return {
+        "input_ids": tokens,
+        "labels": labels,
+        "position_ids": torch.from_numpy(read.positions[0]),
+    }
 
 
 def stack_rows(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

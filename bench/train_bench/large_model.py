@@ -92,7 +92,9 @@ class LargeModel:
 
     def _meta(self) -> Any:
         with torch.device("meta"):
-            return LlamaForCausalLM(copy.deepcopy(self.llama))  # a model writes its attention into its configuration
+            return LlamaForCausalLM(
+                copy.deepcopy(self.llama)
+            )  # a model writes its attention into its configuration
 
     def load(self, *_: object) -> Any:
         """Return the model with random weights, in place of reading 16 GB of files."""
@@ -101,10 +103,14 @@ class LargeModel:
         for parameter in made.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         with torch.device(self.device):
-            made.model.rotary_emb = type(made.model.rotary_emb)(self.llama)  # its frequencies are no parameters
+            made.model.rotary_emb = type(made.model.rotary_emb)(
+                self.llama
+            )  # its frequencies are no parameters
         return made.eval()
 
-    def config(self, identity: str, *, every: int = 10**6, dropout: float = 0.0, **changes: Any) -> TrainConfig:
+    def config(
+        self, identity: str, *, every: int = 10**6, dropout: float = 0.0, **changes: Any
+    ) -> TrainConfig:
         """Return the config of a run: rank 16 on all linear layers, bf16, rows_per_step rows a step."""
         micro_batch = changes.pop("micro_batch_size", 1)
         recipe = {
@@ -115,7 +121,12 @@ class LargeModel:
             "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
         }
         uri = f"file://{self.folder / 'model'}"
-        content = {"identity": identity, "prepare": "rows", "model": {"uri": uri}, "recipe": recipe | changes}
+        content = {
+            "identity": identity,
+            "prepare": "rows",
+            "model": {"uri": uri},
+            "recipe": recipe | changes,
+        }
         return TrainConfig.model_validate(content | {"checkpoint": {"every_steps": every}})
 
     def compared(self, identity: str) -> TrainConfig:
@@ -130,12 +141,19 @@ class LargeModel:
         times = progress(environment, "wall")
         self.reset_peak()
         problems: list[str] = []
-        with recorded(document_attention, "_problem_with", problems), replaced(methods, "load_base", self.load):
+        with (
+            recorded(document_attention, "_problem_with", problems),
+            replaced(methods, "load_base", self.load),
+        ):
             train.run(config, Context(environment, stage, times, StopSignal()))
-        seconds = [after - before for before, after in zip(times.ends[1:], times.ends[2:], strict=False)]
+        seconds = [
+            after - before for before, after in zip(times.ends[1:], times.ends[2:], strict=False)
+        ]
         return {
             "start step": times.start_step,
-            "first step at": time.time() - time.perf_counter() + times.ends[0] if times.ends else None,
+            "first step at": time.time() - time.perf_counter() + times.ends[0]
+            if times.ends
+            else None,
             "attention by boundaries": problems == [""],
             "seconds a step": statistics.median(seconds) if seconds else None,
             "peak GiB": self.peak_gib(),
@@ -163,8 +181,13 @@ class LargeModel:
             found = self.run_anew(self.config("speed", **changes))
         del found["first step at"], found["start step"]
         tokens = self.rows_per_step * self.context / found["seconds a step"]
-        flops = next((peak for chip, peak in PEAK_FLOPS.items() if chip in device_name(self.device)), None)
-        return found | {"tokens/s": tokens, "MFU": 4 * self.weights * tokens / flops if flops else None}
+        flops = next(
+            (peak for chip, peak in PEAK_FLOPS.items() if chip in device_name(self.device)), None
+        )
+        return found | {
+            "tokens/s": tokens,
+            "MFU": 4 * self.weights * tokens / flops if flops else None,
+        }
 
     def pauses(self) -> dict[str, Any]:
         """Measure how long the loop waits at a checkpoint, in milliseconds.
@@ -212,7 +235,12 @@ class LargeModel:
 
     def process(self, name: str, *options: str) -> "subprocess.CompletedProcess[str]":
         """Run the train stage of a name in a process of its own, which prints what it measured."""
-        place = [f"--device={self.device}", f"--shape={self.shape}", f"--folder={self.folder}", f"--run={name}"]
+        place = [
+            f"--device={self.device}",
+            f"--shape={self.shape}",
+            f"--folder={self.folder}",
+            f"--run={name}",
+        ]
         command = [sys.executable, str(PROGRAM), *place, *options]
         return subprocess.run(command, check=False, capture_output=True, text=True)
 

@@ -47,7 +47,10 @@ class Recorded(NamedTuple):
 def pauses(benchmark: Benchmark) -> list[float]:
     """Train together with the other processes; return the seconds that the first one waits at each checkpoint."""
     found: dict[str, float] = {}
-    with recorded_pauses(found), mock.patch.object(rank_processes, "start_module", start_this_module):
+    with (
+        recorded_pauses(found),
+        mock.patch.object(rank_processes, "start_module", start_this_module),
+    ):
         ends = ours.train(benchmark, rank=PAUSES_RANK, every=RANKS_EVERY)
     Recorded(ends, found).write(benchmark.folder, 0)
     return list(found.values())
@@ -77,7 +80,10 @@ def take_part() -> None:
     environment, found = Environment.read(os.environ), dict[str, float]()
     config = TrainConfig.model_validate_json(os.environ["FINETUNE_CONFIG"])
     times = StepTimes(environment, "wall")
-    with recorded_pauses(found), tempfile.TemporaryDirectory(dir=environment.termination_log.parent) as folder:
+    with (
+        recorded_pauses(found),
+        tempfile.TemporaryDirectory(dir=environment.termination_log.parent) as folder,
+    ):
         train_stage.run(config, Context(environment, Path(folder), times, StopSignal()))
         Recorded(times.ends, found).write(environment.workspace, environment.local_rank)
 

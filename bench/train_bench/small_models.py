@@ -32,7 +32,8 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 1024,
     },
-    "tiny": large_model.SHAPES["tiny"][0] | {"max_position_embeddings": large_model.SHAPES["tiny"][1]},
+    "tiny": large_model.SHAPES["tiny"][0]
+    | {"max_position_embeddings": large_model.SHAPES["tiny"][1]},
 }
 """The small model beside each large one: 0.19 billion weights, or the same tiny model."""
 ADAPTER = {"rank": 16, "alpha": 32, "dropout": 0.05}
@@ -91,7 +92,12 @@ class SmallModels:
 
     def config(self, identity: str, **changes: Any) -> TrainConfig:
         """Return the config of a run."""
-        recipe = {"max_steps": STEPS, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "dtype": "BF16"}
+        recipe = {
+            "max_steps": STEPS,
+            "micro_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "dtype": "BF16",
+        }
         content = {
             "identity": identity,
             "prepare": "rows",
@@ -143,7 +149,9 @@ class SmallModels:
         expected = self._gradients("cpu", "FP32", load_batch(rows["alone"], range(count)))
         packed = range(len(rows["packed"]))
         found: dict[str, Any] = {}
-        for name, flat in ({"mask": False} | ({"boundaries": True} if self.device == "cuda" else {})).items():
+        for name, flat in (
+            {"mask": False} | ({"boundaries": True} if self.device == "cuda" else {})
+        ).items():
             batch = load_batch(rows["packed"], packed, flat=flat)
             loss, gradients = self._gradients(self.device, "BF16", batch, flat=flat)
             found[name] = {
@@ -165,19 +173,29 @@ class SmallModels:
                 writer.add("train", Document(tokens, (np.arange(length) > 2).astype("u1")))
         return PackedRows(folder, "train")
 
-    def _gradients(self, device: str, dtype: str, batch: Batch, *, flat: bool = False) -> tuple[float, torch.Tensor]:
+    def _gradients(
+        self, device: str, dtype: str, batch: Batch, *, flat: bool = False
+    ) -> tuple[float, torch.Tensor]:
         """Return the loss and all gradients, in fp32 on the CPU."""
-        config = self.config("compared", dtype=dtype, lora={"rank": 16, "alpha": 32, "dropout": 0.0})
+        config = self.config(
+            "compared", dtype=dtype, lora={"rank": 16, "alpha": 32, "dropout": 0.0}
+        )
         place = torch.device(device)
-        trainable = methods.load_trainable(BaseModel("model", self.folder / "model", ""), config, place)
+        trainable = methods.load_trainable(
+            BaseModel("model", self.folder / "model", ""), config, place
+        )
         model = TrainedModel(trainable, place, config.recipe)
         generator = torch.Generator().manual_seed(0)
-        for parameter in model.trainable.values():  # as they begin, half of them would have no gradient
+        for (
+            parameter
+        ) in model.trainable.values():  # as they begin, half of them would have no gradient
             parameter.data.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
         if flat and not document_attention.enable(model, dtype):
             raise RuntimeError("attention kept its mask")
         model.model.train()
         loss = model.loss_sum(batch)
         loss.backward()
-        gradients = [parameter.grad.float().cpu().flatten() for parameter in model.trainable.values()]
+        gradients = [
+            parameter.grad.float().cpu().flatten() for parameter in model.trainable.values()
+        ]
         return loss.item(), torch.cat(gradients)

@@ -22,5 +22,7 @@ if __name__ == "__main__":
     logging.disable(logging.WARNING)
     _, function, folder, options = sys.argv
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-        result = pkgutil.resolve_name(function)(Benchmark(Path(folder), Namespace(**json.loads(options))))
+        result = pkgutil.resolve_name(function)(
+            Benchmark(Path(folder), Namespace(**json.loads(options)))
+        )
     print(json.dumps({"result": result, "peak_mib": memory_mib(os.getpid(), "VmHWM")}))

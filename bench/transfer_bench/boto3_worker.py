@@ -13,13 +13,26 @@ import boto3
 
 def send(client, bucket, threads, folder, key):  # noqa: ANN001, ANN201  boto3 has no types
     """Upload all files of a folder."""
-    list(threads.map(lambda path: client.upload_file(path, bucket, f"{key}/{path.name}"), Path(folder).iterdir()))
+    list(
+        threads.map(
+            lambda path: client.upload_file(path, bucket, f"{key}/{path.name}"),
+            Path(folder).iterdir(),
+        )
+    )
 
 
 def fetch(client, bucket, threads, folder, key):  # noqa: ANN001, ANN201
     """Download all objects below a key to a folder."""
-    keys = [found["Key"] for found in client.list_objects_v2(Bucket=bucket, Prefix=f"{key}/")["Contents"]]
-    list(threads.map(lambda name: client.download_file(bucket, name, str(Path(folder) / Path(name).name)), keys))
+    keys = [
+        found["Key"]
+        for found in client.list_objects_v2(Bucket=bucket, Prefix=f"{key}/")["Contents"]
+    ]
+    list(
+        threads.map(
+            lambda name: client.download_file(bucket, name, str(Path(folder) / Path(name).name)),
+            keys,
+        )
+    )
 
 
 def main() -> None:

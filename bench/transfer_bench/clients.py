@@ -63,7 +63,9 @@ class OurClient:
 
     def send(self, model: SealedModel, key: str) -> None:
         """Send a model; see `Client`."""
-        model.folder.with_name(f".{model.folder.name}.layers.json").unlink(missing_ok=True)  # digests of the last push
+        model.folder.with_name(f".{model.folder.name}.layers.json").unlink(
+            missing_ok=True
+        )  # digests of the last push
         with self._fsync():
             target = self.target(f"{self.base}/{key}")
             self.published[key] = target.publish(model.folder, model.digest, model.names).uri
@@ -87,7 +89,9 @@ class ObstoreClient:
 
     def send(self, model: SealedModel, key: str) -> None:
         """Send a model; see `Client`."""
-        _in_parallel(lambda path: obstore.put(self._store, f"{key}/{path.name}", path), _files(model))
+        _in_parallel(
+            lambda path: obstore.put(self._store, f"{key}/{path.name}", path), _files(model)
+        )
 
     def fetch(self, key: str, into: Path) -> Path:
         """Fetch a model; see `Client`."""
@@ -107,7 +111,13 @@ class RcloneClient:
     name = "rclone"
 
     def __init__(self, programs: Path, bucket: str) -> None:
-        self._command = [str(programs / "rclone"), "copy", "--config", "/dev/null", f"--transfers={PARALLEL}"]
+        self._command = [
+            str(programs / "rclone"),
+            "copy",
+            "--config",
+            "/dev/null",
+            f"--transfers={PARALLEL}",
+        ]
         self._remote = f":s3,provider=Other,env_auth=true,no_check_bucket=true:{bucket}"
         self._environment = os.environ | {"RCLONE_S3_ENDPOINT": os.environ["AWS_ENDPOINT_URL"]}
 
@@ -180,7 +190,9 @@ class RequestsClient:
 
     def _send(self, path: Path, key: str) -> None:
         self._check(path, self._digests[path])
-        begun = self._session.post(f"http://{self._host}/v2/{key}/blobs/uploads/", timeout=TIMEOUT_SECONDS)
+        begun = self._session.post(
+            f"http://{self._host}/v2/{key}/blobs/uploads/", timeout=TIMEOUT_SECONDS
+        )
         begun.raise_for_status()
         with path.open("rb") as file:
             self._session.put(
@@ -202,7 +214,9 @@ class RequestsClient:
         self._check(into / path.name, self._digests[path])
 
     def _check(self, path: Path, digest: str) -> None:
-        assert not self._verifies or f"sha256:{digest_file(path)}" == digest, f"{path} is not {digest}"
+        assert not self._verifies or f"sha256:{digest_file(path)}" == digest, (
+            f"{path} is not {digest}"
+        )
 
 
 def install_clients() -> Path | None:
@@ -212,7 +226,9 @@ def install_clients() -> Path | None:
     try:
         if not (programs / "python").exists():
             venv.create(folder, with_pip=True)
-        subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        subprocess.run(
+            [programs / "python", "-m", "pip", "install", "--quiet", *PACKAGES], check=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"without boto3 and rclone: {folder} cannot be made: {error}", file=sys.stderr)
         return None

@@ -44,10 +44,21 @@ def main() -> int:
         print(f"{material} holds no demo material: run `make demo` first", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "finetune_cli", "run", str(ROOT / "examples" / "demo" / "pipeline.yaml")]
+        command = [
+            sys.executable,
+            "-m",
+            "finetune_cli",
+            "run",
+            str(ROOT / "examples" / "demo" / "pipeline.yaml"),
+        ]
         options = ["--claim", f"demo={material}", "--workdir", folder, "--evict", "train@100"]
-        environment = os.environ | {"COLUMNS": str(COLUMNS), "PYTHONPATH": f"{ROOT}/operator:{ROOT}/trainer"}
-        run = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
+        environment = os.environ | {
+            "COLUMNS": str(COLUMNS),
+            "PYTHONPATH": f"{ROOT}/operator:{ROOT}/trainer",
+        }
+        run = subprocess.run(
+            [*command, *options], env=environment, capture_output=True, text=True, check=False
+        )
         lines = [line.replace(folder, ".finetune/docstrings") for line in run.stdout.splitlines()]
     if run.returncode:
         print(run.stdout, run.stderr, sep="\n", file=sys.stderr)

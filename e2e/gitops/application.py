@@ -48,7 +48,11 @@ def template_with_trigger(kubectl_image: str) -> dict[str, Object]:
     data = manifests["ConfigMap"]["data"]
     template = yaml.safe_load(data["pipeline.yaml"])
     scripted = pipeline("unused", workspace=template["spec"]["workspace"])["spec"]
-    template["spec"] = {**scripted, "ttlSecondsAfterFinished": 5, "whenExpired": template["spec"]["whenExpired"]}
+    template["spec"] = {
+        **scripted,
+        "ttlSecondsAfterFinished": 5,
+        "whenExpired": template["spec"]["whenExpired"],
+    }
     data["pipeline.yaml"] = yaml.safe_dump(template)
     pods = manifests["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     pods["containers"][0]["image"] = kubectl_image
@@ -97,8 +101,12 @@ class Application:
 
     def refresh(self, kind: str = "normal") -> None:
         """Compare with Git now; `hard` also renders the manifests anew."""
-        self.argo_cd.objects.run("annotate", "application", self.name, f"{REFRESH}={kind}", "--overwrite")
-        until(lambda: REFRESH not in self.object["metadata"].get("annotations", {}), 90, self.describe)
+        self.argo_cd.objects.run(
+            "annotate", "application", self.name, f"{REFRESH}={kind}", "--overwrite"
+        )
+        until(
+            lambda: REFRESH not in self.object["metadata"].get("annotations", {}), 90, self.describe
+        )
 
     @property
     def object(self) -> Object:
@@ -187,12 +195,16 @@ class Application:
         crd = self.argo_cd.kube.json("get", "crd", CRD)
         summary = crd["spec"]["versions"][0]["additionalPrinterColumns"][0]["description"]
         pods = self.namespace.get("deployment", chart.RELEASE)["spec"]["template"]["spec"]
-        [grace] = [argument for argument in pods["containers"][0]["args"] if "--grace-seconds" in argument]
+        [grace] = [
+            argument for argument in pods["containers"][0]["args"] if "--grace-seconds" in argument
+        ]
         return crd["metadata"]["uid"], summary, grace
 
     def actions(self, pipeline: str) -> set[str]:
         """Return the actions that Argo CD offers for a pipeline."""
-        listed = self.argo_cd.command("app", "actions", "list", self.name, *_selected(pipeline), "-o", "json")
+        listed = self.argo_cd.command(
+            "app", "actions", "list", self.name, *_selected(pipeline), "-o", "json"
+        )
         return {action["Action"] for action in json.loads(listed) or () if not action["Disabled"]}
 
     def act(self, action: str, name: str, kind: str = "FineTunePipeline") -> None:
@@ -207,7 +219,9 @@ class Application:
         if self.operation.get("phase") == "Running":
             with suppress(TimedOut):  # it may have ended since
                 self.argo_cd.command("app", "terminate-op", self.name)
-        self.argo_cd.objects.run("delete", "application", self.name, "--ignore-not-found", timeout=120)
+        self.argo_cd.objects.run(
+            "delete", "application", self.name, "--ignore-not-found", timeout=120
+        )
 
     def describe(self) -> str:
         """Return the states, the status, the objects of the namespace and Argo CD's log, for failure messages."""

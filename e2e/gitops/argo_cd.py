@@ -48,7 +48,13 @@ class ArgoCD:
 
     def command(self, *arguments: str) -> str:
         """Run the command line of Argo CD and return its output; raises TimedOut with its error message."""
-        program = [str(binaries.program("argocd")), *arguments, "--server", self.server, "--plaintext"]
+        program = [
+            str(binaries.program("argocd")),
+            *arguments,
+            "--server",
+            self.server,
+            "--plaintext",
+        ]
         home = f"HOME={self.folder}"
         return run_command("env", home, *program, called=f"argocd {' '.join(arguments)}")
 
@@ -60,12 +66,19 @@ class ArgoCD:
     def states(self, name: str) -> list[tuple[str, str]]:
         """Return every pair of sync and health that the Application had, in order."""
         lines = (line.split(" ") for line in (self.folder / "states").read_text().splitlines())
-        found = [(sync, health) for application, sync, health in lines if application == name and sync]
-        return [state for state, before in zip(found, [None, *found], strict=False) if state != before]
+        found = [
+            (sync, health) for application, sync, health in lines if application == name and sync
+        ]
+        return [
+            state for state, before in zip(found, [None, *found], strict=False) if state != before
+        ]
 
     def logs(self) -> str:
         """Return the warnings and errors of all processes, at most the last 100 lines of each."""
-        lines = {file.stem: file.read_text().splitlines()[-100:] for file in sorted(self.folder.glob("*.log"))}
+        lines = {
+            file.stem: file.read_text().splitlines()[-100:]
+            for file in sorted(self.folder.glob("*.log"))
+        }
         return "\n".join(f"{name}: {line}" for name, found in lines.items() for line in found)
 
 
@@ -79,16 +92,33 @@ def running_argo_cd(kube: Kube, folder: Path) -> Iterator[ArgoCD]:
         git = stack.enter_context(running_git_server(folder / "git"))
         created = ArgoCD(kube, folder, git, f"127.0.0.1:{server}")
         _install(created)
-        stack.enter_context(servers.running([programs.program("miniredis"), f"127.0.0.1:{redis}"], redis, {}))
+        stack.enter_context(
+            servers.running([programs.program("miniredis"), f"127.0.0.1:{redis}"], redis, {})
+        )
 
         def run(name: str, port: int, *arguments: str) -> None:
             command = [programs.program("argocd"), "--loglevel", "warn", *arguments]
             environment = _environment(kube, folder, name)
-            stack.enter_context(servers.running(command, port, environment, log=folder / f"{name}.log"))
+            stack.enter_context(
+                servers.running(command, port, environment, log=folder / f"{name}.log")
+            )
 
         run("argocd-repo-server", repositories, *cache, *_repo_server(repositories))
-        run("argocd-application-controller", metrics, *cache, "--repo-server", *renderer, *_controller(metrics))
-        run("argocd-applicationset-controller", probe, "--argocd-repo-server", *renderer, *_application_sets(probe))
+        run(
+            "argocd-application-controller",
+            metrics,
+            *cache,
+            "--repo-server",
+            *renderer,
+            *_controller(metrics),
+        )
+        run(
+            "argocd-applicationset-controller",
+            probe,
+            "--argocd-repo-server",
+            *renderer,
+            *_application_sets(probe),
+        )
         run("argocd-server", server, *cache, "--repo-server", *renderer, *_api_server(server))
         stack.enter_context(_recorded_states(created))
         yield created
@@ -100,18 +130,43 @@ def _repo_server(port: int) -> list[str]:
 
 
 def _controller(metrics: int) -> list[str]:
-    quick = ("--app-resync", str(RESYNC_SECONDS), "--app-resync-jitter", "0", "--self-heal-timeout-seconds", "2")
+    quick = (
+        "--app-resync",
+        str(RESYNC_SECONDS),
+        "--app-resync-jitter",
+        "0",
+        "--self-heal-timeout-seconds",
+        "2",
+    )
     # Without --persist-resource-health the health of single resources is in Redis only.
-    return ["--namespace", NAMESPACE, "--metrics-port", str(metrics), "--persist-resource-health", *quick]
+    return [
+        "--namespace",
+        NAMESPACE,
+        "--metrics-port",
+        str(metrics),
+        "--persist-resource-health",
+        *quick,
+    ]
 
 
 def _application_sets(probe: int) -> list[str]:
     ports = {"probe": probe, "metrics": servers.free_port(), "webhook": servers.free_port()}
-    return ["--namespace", NAMESPACE, *(f"--{name}-addr=127.0.0.1:{port}" for name, port in ports.items())]
+    return [
+        "--namespace",
+        NAMESPACE,
+        *(f"--{name}-addr=127.0.0.1:{port}" for name, port in ports.items()),
+    ]
 
 
 def _api_server(port: int) -> list[str]:
-    local = ("--address", "127.0.0.1", "--metrics-address", "127.0.0.1", "--metrics-port", str(servers.free_port()))
+    local = (
+        "--address",
+        "127.0.0.1",
+        "--metrics-address",
+        "127.0.0.1",
+        "--metrics-port",
+        str(servers.free_port()),
+    )
     open_to_all = ("--disable-auth", "--insecure", "--dex-server", "")
     return ["--namespace", NAMESPACE, "--port", str(port), *local, *open_to_all]
 
@@ -120,13 +175,24 @@ def _environment(kube: Kube, folder: Path, name: str) -> dict[str, str]:
     own = {variable: str(folder / name / variable) for variable in ("HOME", "TMPDIR", *_FOLDERS)}
     for path in own.values():
         Path(path).mkdir(parents=True, exist_ok=True)
-    switches = {"ARGOCD_BINARY_NAME": name, "ARGOCD_FAKE_IN_CLUSTER": "true", "ARGOCD_GPG_ENABLED": "false"}
+    switches = {
+        "ARGOCD_BINARY_NAME": name,
+        "ARGOCD_FAKE_IN_CLUSTER": "true",
+        "ARGOCD_GPG_ENABLED": "false",
+    }
     path = f"{binaries.program('helm').parent}{os.pathsep}{os.environ['PATH']}"
     return {**own, **switches, "KUBECONFIG": str(kube.kubeconfig), "PATH": path}
 
 
 _FOLDERS = tuple(
-    f"ARGOCD_{name}" for name in ("TLS_DATA_PATH", "SSH_DATA_PATH", "GNUPGHOME", "GPG_DATA_PATH", "PLUGINSOCKFILEPATH")
+    f"ARGOCD_{name}"
+    for name in (
+        "TLS_DATA_PATH",
+        "SSH_DATA_PATH",
+        "GNUPGHOME",
+        "GPG_DATA_PATH",
+        "PLUGINSOCKFILEPATH",
+    )
 )
 
 
@@ -143,7 +209,9 @@ def _install(argo_cd: ArgoCD) -> None:
         [
             _object("ConfigMap", "argocd-rbac-cm"),
             _object("Secret", "argocd-secret", data=key),
-            _object("AppProject", "default", "argoproj.io/v1alpha1", spec={**everywhere, **everything}),
+            _object(
+                "AppProject", "default", "argoproj.io/v1alpha1", spec={**everywhere, **everything}
+            ),
         ]
     )
     argo_cd.configure(CUSTOMIZATIONS)
@@ -158,8 +226,18 @@ def _object(kind: str, name: str, version: str = "v1", **fields: Any) -> Object:
 def _recorded_states(argo_cd: ArgoCD) -> Iterator[None]:
     """Write sync and health of every Application to a file, at each change of one."""
     watch = ("get", "applications", "--watch", f"--output=jsonpath={STATES}")
-    command = [argo_cd.kube.kubectl, "--kubeconfig", argo_cd.kube.kubeconfig, "--namespace", NAMESPACE, *watch]
-    with (argo_cd.folder / "states").open("wb") as file, subprocess.Popen(command, stdout=file) as process:
+    command = [
+        argo_cd.kube.kubectl,
+        "--kubeconfig",
+        argo_cd.kube.kubeconfig,
+        "--namespace",
+        NAMESPACE,
+        *watch,
+    ]
+    with (
+        (argo_cd.folder / "states").open("wb") as file,
+        subprocess.Popen(command, stdout=file) as process,
+    ):
         try:
             yield
         finally:

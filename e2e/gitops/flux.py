@@ -43,7 +43,9 @@ class Flux:
         """Commit to a repository and ask for a fetch, as a webhook does; return the commit."""
         commit, name = repository.commit(files), repository.folder.name
         if self.objects.get("gitrepository", name):
-            self.objects.run("annotate", "gitrepository", name, f"{REQUESTED}={commit}", "--overwrite")
+            self.objects.run(
+                "annotate", "gitrepository", name, f"{REQUESTED}={commit}", "--overwrite"
+            )
         return commit
 
     def manifest(self, group: str, version: str, kind: str, name: str, spec: Object) -> Object:
@@ -61,13 +63,19 @@ class Flux:
         """Return the condition Ready of one of its objects, if it is about the current generation; else empty."""
         found = self.objects.get(kind, name)
         for condition in found.get("status", {}).get("conditions", ()):
-            if condition["type"] == "Ready" and condition["observedGeneration"] == found["metadata"]["generation"]:
+            if (
+                condition["type"] == "Ready"
+                and condition["observedGeneration"] == found["metadata"]["generation"]
+            ):
                 return dict(condition)
         return {}
 
     def logs(self) -> str:
         """Return the last 40 lines of each process."""
-        lines = {file.stem: file.read_text().splitlines()[-40:] for file in sorted(self.folder.glob("*.log"))}
+        lines = {
+            file.stem: file.read_text().splitlines()[-40:]
+            for file in sorted(self.folder.glob("*.log"))
+        }
         return "\n".join(f"{name}: {line}" for name, found in lines.items() for line in found)
 
 
@@ -86,7 +94,12 @@ class Kustomization:
 
     def create(self, **spec: Any) -> None:
         """Apply GitRepository and Kustomization, which waits for what it has applied."""
-        usual = {"sourceRef": {"kind": "GitRepository", "name": self.name}, "path": ".", "prune": True, "wait": True}
+        usual = {
+            "sourceRef": {"kind": "GitRepository", "name": self.name},
+            "path": ".",
+            "prune": True,
+            "wait": True,
+        }
         times = {"interval": "10s", "retryInterval": "5s", "timeout": "2m"}
         more = {"targetNamespace": self.namespace.name, **times, **usual, **spec}
         kustomization = self.flux.manifest("kustomize", "v1", "Kustomization", self.name, more)
@@ -104,8 +117,16 @@ class Kustomization:
 
     def failures(self, commit: str) -> int:
         """Return how often the health check of a commit has failed, by its own history."""
-        failed = [one for one in self.status.get("history", ()) if one["lastReconciledStatus"] == "HealthCheckFailed"]
-        return sum(one["totalReconciliations"] for one in failed if one["metadata"]["revision"].endswith(commit))
+        failed = [
+            one
+            for one in self.status.get("history", ())
+            if one["lastReconciledStatus"] == "HealthCheckFailed"
+        ]
+        return sum(
+            one["totalReconciliations"]
+            for one in failed
+            if one["metadata"]["revision"].endswith(commit)
+        )
 
     @property
     def ready(self) -> Object:
@@ -128,7 +149,9 @@ class Kustomization:
         """
 
         def failed() -> bool:
-            return self.ready.get("reason") == "HealthCheckFailed" and message in self.ready["message"]
+            return (
+                self.ready.get("reason") == "HealthCheckFailed" and message in self.ready["message"]
+            )
 
         until(failed, seconds, self.describe)
         return str(self.ready["message"])
@@ -139,7 +162,9 @@ class Kustomization:
 
     def delete(self) -> None:
         """Delete the Kustomization and what it has applied."""
-        self.flux.objects.run("delete", "kustomization,gitrepository", self.name, "--ignore-not-found", timeout=120)
+        self.flux.objects.run(
+            "delete", "kustomization,gitrepository", self.name, "--ignore-not-found", timeout=120
+        )
 
     def describe(self) -> str:
         """Return the status, the objects of the namespace and Flux' logs, for failure messages."""
@@ -152,18 +177,30 @@ def running_flux(kube: Kube, folder: Path) -> Iterator[Flux]:
     """Install Flux' CRDs in a cluster, and run its controllers until the end of the context."""
     _install(kube)
     artifacts = f"127.0.0.1:{servers.free_port()}"
-    storage = ["--storage-path", str(folder / "storage"), "--storage-addr", artifacts, "--storage-adv-addr", artifacts]
+    storage = [
+        "--storage-path",
+        str(folder / "storage"),
+        "--storage-addr",
+        artifacts,
+        "--storage-adv-addr",
+        artifacts,
+    ]
     more = {"source-controller": storage, "kustomize-controller": [RECOMMENDED]}
     (folder / "storage").mkdir()
     with ExitStack() as stack:
         git = stack.enter_context(running_git_server(folder / "git"))
         for name in CONTROLLERS:
             health = servers.free_port()
-            addresses = (f"--health-addr=127.0.0.1:{health}", f"--metrics-addr=127.0.0.1:{servers.free_port()}")
+            addresses = (
+                f"--health-addr=127.0.0.1:{health}",
+                f"--metrics-addr=127.0.0.1:{servers.free_port()}",
+            )
             usual = (*addresses, "--events-addr=", "--requeue-dependency=2s")
             command = [programs.program(name), *usual, *more.get(name, ())]
             environment = _environment(kube, folder, name)
-            stack.enter_context(servers.running(command, health, environment, log=folder / f"{name}.log"))
+            stack.enter_context(
+                servers.running(command, health, environment, log=folder / f"{name}.log")
+            )
         yield Flux(kube, folder, git)
 
 
@@ -175,8 +212,14 @@ def _environment(kube: Kube, folder: Path, name: str) -> dict[str, str]:
 
 
 def _install(kube: Kube) -> None:
-    files = [file for name in CONTROLLERS for file in (programs.source(name) / "config/crd/bases").glob("*.yaml")]
+    files = [
+        file
+        for name in CONTROLLERS
+        for file in (programs.source(name) / "config/crd/bases").glob("*.yaml")
+    ]
     for file in files:
         kube.apply(file.read_text())
-    wait_until_established(kube, *(yaml.safe_load(file.read_text())["metadata"]["name"] for file in files))
+    wait_until_established(
+        kube, *(yaml.safe_load(file.read_text())["metadata"]["name"] for file in files)
+    )
     kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])

@@ -39,7 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
             "HTTP_GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
         }
         backend = ["git", "http-backend"]
-        done = subprocess.run(backend, input=body, env=os.environ | variables, check=True, stdout=subprocess.PIPE)
+        done = subprocess.run(
+            backend, input=body, env=os.environ | variables, check=True, stdout=subprocess.PIPE
+        )
         head, _, content = done.stdout.partition(b"\r\n\r\n")
         headers = dict(line.split(": ", 1) for line in head.decode().splitlines())
         self.send_response(int(headers.pop("Status", "200").split()[0]))

@@ -13,7 +13,10 @@ SUMMARY = "One-word summary"
 NEWER_SUMMARY = "The newer summary"
 """Description of the CRD's first printer column, and that of a newer chart."""
 NEXT_VERSION = "99.0.0"
-LATER, OTHER = ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in ("later", "other"))
+LATER, OTHER = (
+    {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+    for name in ("later", "other")
+)
 IMAGE = "repository: finetune-operator\n"
 VERSIONS = re.compile(r'^((?:version|appVersion): "?)[0-9.]+', re.MULTILINE)
 CRDS_ENABLED = re.compile(r"(^crds:\n(?:  #.*\n)*  enabled: )true$", re.MULTILINE)
@@ -28,12 +31,16 @@ def gated(threshold: float) -> Object:
 
 def failing() -> Object:
     """Return a pipeline whose training fails."""
-    return pipeline("bot", train={"maxFailures": 0, "pod": {"env": variables("train", FAIL_WITH="70")}})
+    return pipeline(
+        "bot", train={"maxFailures": 0, "pod": {"env": variables("train", FAIL_WITH="70")}}
+    )
 
 
 def failing_once() -> Object:
     """Return a pipeline whose training fails until it is retried."""
-    return pipeline("bot", train={"maxFailures": 0, "pod": {"command": ["sh", "-c", f"{FAILS_ONCE}\n{SCRIPT}"]}})
+    return pipeline(
+        "bot", train={"maxFailures": 0, "pod": {"command": ["sh", "-c", f"{FAILS_ONCE}\n{SCRIPT}"]}}
+    )
 
 
 def unreadable() -> Object:
@@ -62,12 +69,17 @@ def newer_chart() -> dict[str, str]:
 
     Raises ValueError where the chart has no such line any more.
     """
-    changes = {"templates/crds.yaml": (SUMMARY, NEWER_SUMMARY), "values.yaml": ("graceSeconds: 30", "graceSeconds: 31")}
+    changes = {
+        "templates/crds.yaml": (SUMMARY, NEWER_SUMMARY),
+        "values.yaml": ("graceSeconds: 30", "graceSeconds: 31"),
+    }
     files = {}
     for name, (old, new) in changes.items():
         text = (chart.CHART / name).read_text()
         if text.count(f"{old}\n") != 1:
-            raise ValueError(f"{name} has not exactly one line with {old!r} at its end: change newer_chart")
+            raise ValueError(
+                f"{name} has not exactly one line with {old!r} at its end: change newer_chart"
+            )
         files[f"charts/{chart.CHART.name}/{name}"] = text.replace(f"{old}\n", f"{new}\n")
     return files
 
@@ -86,7 +98,9 @@ def broken_chart() -> dict[str, str]:
     files = newer_chart()
     values = f"charts/{chart.CHART.name}/values.yaml"
     if files[values].count(IMAGE) != 1:
-        raise ValueError(f"values.yaml has not exactly one line with {IMAGE!r}: change broken_chart")
+        raise ValueError(
+            f"values.yaml has not exactly one line with {IMAGE!r}: change broken_chart"
+        )
     return {**files, values: files[values].replace(IMAGE, "repository: missing\n")}
 
 
@@ -94,7 +108,9 @@ def chart_without_crd() -> dict[str, str]:
     """Return the chart's values with crds.enabled: false; raises ValueError where they have no such line any more."""
     text, replaced = CRDS_ENABLED.subn(r"\1false", (chart.CHART / "values.yaml").read_text())
     if replaced != 1:
-        raise ValueError("values.yaml has not exactly one crds.enabled: true: change chart_without_crd")
+        raise ValueError(
+            "values.yaml has not exactly one crds.enabled: true: change chart_without_crd"
+        )
     return {f"charts/{chart.CHART.name}/values.yaml": text}
 
 

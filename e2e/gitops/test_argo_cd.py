@@ -28,7 +28,10 @@ from e2e.pipelines.driver import pipeline
 from testcluster.kube_namespace import until
 
 Object = dict[str, Any]
-FAILING_HOOK = {"hook.json": {**example("post-sync-hook"), "spec": failing()["spec"]}, "later.json": LATER}
+FAILING_HOOK = {
+    "hook.json": {**example("post-sync-hook"), "spec": failing()["spec"]},
+    "later.json": LATER,
+}
 
 
 def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
@@ -45,7 +48,9 @@ def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
 
 def test_closed_gate_holds_the_next_wave_until_lowered(application: Application):
     application.namespace.claim("models")
-    application.repository.commit({"bot.json": in_wave(0, gated(0.95)), "later.json": in_wave(1, LATER)})
+    application.repository.commit(
+        {"bot.json": in_wave(0, gated(0.95)), "later.json": in_wave(1, LATER)}
+    )
     application.create()
     message = application.wait_health("bot", "Degraded")
     assert "0.95" in message
@@ -59,7 +64,9 @@ def test_closed_gate_holds_the_next_wave_until_lowered(application: Application)
 @more
 def test_wave_without_refresh_is_retried_with_the_old_commit(application: Application):
     application.namespace.claim("models")
-    application.repository.commit({"bot.json": in_wave(0, gated(0.95)), "later.json": in_wave(1, LATER)})
+    application.repository.commit(
+        {"bot.json": in_wave(0, gated(0.95)), "later.json": in_wave(1, LATER)}
+    )
     application.create(retry={"limit": 3, "backoff": {"duration": "5s", "factor": 1}})
     application.wait_health("bot", "Degraded")
     application.commit({"bot.json": in_wave(0, gated(0.5))})
@@ -84,7 +91,9 @@ def test_failed_stage_is_degraded_until_retry(application: Application):
 @more
 def test_wave_after_the_last_retry_waits_for_a_sync(application: Application):
     """Argo CD does not sync a commit again by itself that it failed to sync, though the pipeline is Healthy now."""
-    application.repository.commit({"bot.json": in_wave(0, failing_once()), "later.json": in_wave(1, LATER)})
+    application.repository.commit(
+        {"bot.json": in_wave(0, failing_once()), "later.json": in_wave(1, LATER)}
+    )
     application.create(retry={"limit": 0})
     until(lambda: application.operation.get("phase") == "Failed", 60, application.describe)
     application.act("retry", "bot")
@@ -137,7 +146,10 @@ def test_suspend_in_git_wins_over_the_action(application: Application):
     application.commit(at(suspend=True))
     application.wait("Synced", "Suspended")
     application.act("resume", "bot")
-    until(lambda: driver.object["spec"]["suspend"] and driver.object["metadata"]["generation"] == 4, 60)
+    until(
+        lambda: driver.object["spec"]["suspend"] and driver.object["metadata"]["generation"] == 4,
+        60,
+    )
     application.wait("Synced", "Suspended")
     application.commit(at(suspend=False))
     application.wait("Synced", "Healthy")
@@ -180,7 +192,9 @@ def test_application_is_deleted_when_its_operation_has_ended(application: Applic
 def test_terminated_operation_deletes_its_running_hook(application: Application):
     """Until then the hook holds the operation, and so the later commit, which takes the hook out."""
     spec = pipeline("unused", steps={"train": 900}, workspace={"whenDeleted": "Delete"})["spec"]
-    application.repository.commit({"hook.json": {**example("post-sync-hook"), "spec": spec}, "later.json": LATER})
+    application.repository.commit(
+        {"hook.json": {**example("post-sync-hook"), "spec": spec}, "later.json": LATER}
+    )
     application.create()
     [hook] = until(lambda: application.pipelines, 60, application.describe)
     application.pipeline(hook["name"]).wait_state("train", "Running")
@@ -188,7 +202,11 @@ def test_terminated_operation_deletes_its_running_hook(application: Application)
     time.sleep(8)  # longer than a comparison
     assert not application.namespace.get("configmap", "other")
     application.argo_cd.command("app", "terminate-op", application.name)
-    until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
+    until(
+        lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "",
+        60,
+        application.describe,
+    )
     until(lambda: application.namespace.get("configmap", "other"), 60, application.describe)
 
 
@@ -219,10 +237,17 @@ def test_prune_deletes_pipelines_and_keeps_retained_claims(application: Applicat
     for name in ("bot", "brief"):
         application.pipeline(name).wait_state("train", "Running")
     application.commit({"bot.json": None, "brief.json": None})
-    until(lambda: application.namespace.run("get", "ft,jobs,pods", "-o", "name") == "", 60, application.describe)
+    until(
+        lambda: application.namespace.run("get", "ft,jobs,pods", "-o", "name") == "",
+        60,
+        application.describe,
+    )
     until(lambda: not application.namespace.get("pvc", "brief-workspace"), 30, application.describe)
     application.wait("Synced", "Healthy")
-    assert application.namespace.get("pvc", "bot-workspace")["metadata"].get("deletionTimestamp") is None
+    assert (
+        application.namespace.get("pvc", "bot-workspace")["metadata"].get("deletionTimestamp")
+        is None
+    )
 
 
 @more
@@ -250,7 +275,9 @@ def test_prune_with_confirm_asks_first(application: Application):
     application.create()
     application.wait("Synced", "Healthy")
     application.commit({"bot.json": None})
-    until(lambda: "confirmation" in application.operation.get("message", ""), 30, application.describe)
+    until(
+        lambda: "confirmation" in application.operation.get("message", ""), 30, application.describe
+    )
     assert "deletionTimestamp" not in application.pipeline("bot").object["metadata"]
     application.argo_cd.command("app", "confirm-deletion", application.name)
     until(lambda: not application.pipeline("bot").object, 60, application.describe)
@@ -267,23 +294,42 @@ def test_expired_pipeline_runs_again_only_if_it_deletes_itself(application: Appl
     for driver in drivers:
         until(lambda driver=driver: driver.object, 60, application.describe)
     before = [driver.object["metadata"]["uid"] for driver in drivers]
-    until(lambda: drivers[1].object.get("metadata", {}).get("uid", before[1]) != before[1], 60, application.describe)
+    until(
+        lambda: drivers[1].object.get("metadata", {}).get("uid", before[1]) != before[1],
+        60,
+        application.describe,
+    )
     drivers[1].wait_state("train", "Running", "Succeeded")
-    until(lambda: "kept" not in application.namespace.run("get", "jobs", "-o", "name"), 30, application.describe)
+    until(
+        lambda: "kept" not in application.namespace.run("get", "jobs", "-o", "name"),
+        30,
+        application.describe,
+    )
     assert drivers[0].object["metadata"]["uid"] == before[0]
-    assert (drivers[0].status["phase"], application.health("kept")["status"]) == ("Succeeded", "Healthy")
+    assert (drivers[0].status["phase"], application.health("kept")["status"]) == (
+        "Succeeded",
+        "Healthy",
+    )
 
 
 def test_hook_of_the_example_runs_after_each_sync(application: Application):
     hook = example("post-sync-hook")
     scripted = pipeline("unused", workspace=hook["spec"]["workspace"])["spec"]
-    hook["spec"] = {**scripted, "ttlSecondsAfterFinished": 3, "whenExpired": hook["spec"]["whenExpired"]}
+    hook["spec"] = {
+        **scripted,
+        "ttlSecondsAfterFinished": 3,
+        "whenExpired": hook["spec"]["whenExpired"],
+    }
     application.repository.commit({"hook.json": hook, "later.json": LATER})
     application.create()
     until(lambda: application.namespace.run("get", "ft", "-o", "name"), 60, application.describe)
     assert application.operation["phase"] == "Running"
     until(lambda: application.operation["phase"] == "Succeeded", 60, application.describe)
-    until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
+    until(
+        lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "",
+        60,
+        application.describe,
+    )
     application.wait("Synced", "Healthy")
     application.commit({"later.json": {**LATER, "data": {"changed": "yes"}}})
     until(lambda: application.namespace.run("get", "ft", "-o", "name"), 60, application.describe)
@@ -317,12 +363,18 @@ def test_retried_sync_deletes_the_failed_hook_and_trains_again(application: Appl
 
 def test_application_set_creates_an_application_per_run(application: Application):
     argo_cd, namespace = application.argo_cd, application.namespace
-    application.repository.commit({f"runs/{name}/run.json": pipeline(name) for name in ("june", "july")})
+    application.repository.commit(
+        {f"runs/{name}/run.json": pipeline(name) for name in ("june", "july")}
+    )
     manifest = application_set(application.repository, namespace)
     argo_cd.kube.apply([manifest])
     try:
         for name in ("june", "july"):
-            until(lambda name=name: argo_cd.states(f"run-{name}")[-1:] == [("Synced", "Healthy")], 90, argo_cd.logs)
+            until(
+                lambda name=name: argo_cd.states(f"run-{name}")[-1:] == [("Synced", "Healthy")],
+                90,
+                argo_cd.logs,
+            )
     finally:
         argo_cd.objects.run("delete", "applicationset", manifest["metadata"]["name"], timeout=120)
     until(lambda: namespace.run("get", "ft", "-o", "name") == "", 60)
@@ -330,7 +382,9 @@ def test_application_set_creates_an_application_per_run(application: Application
 
 def test_trigger_creates_a_run_from_the_template(application: Application, kubectl_image: str):
     manifests = template_with_trigger(kubectl_image)
-    application.repository.commit({f"{kind}.json": manifest for kind, manifest in manifests.items()})
+    application.repository.commit(
+        {f"{kind}.json": manifest for kind, manifest in manifests.items()}
+    )
     application.create()
     application.wait("Synced", "Healthy")
 
@@ -340,14 +394,20 @@ def test_trigger_creates_a_run_from_the_template(application: Application, kubec
     assert phases() == ""
     application.act("create-job", "support-bot", "CronJob")
     until(lambda: phases() == "Succeeded", 60, application.describe)
-    until(lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "", 60, application.describe)
+    until(
+        lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "",
+        60,
+        application.describe,
+    )
     assert set(application.states_since_sync) <= {("Synced", "Progressing"), ("Synced", "Healthy")}
 
 
 @more
 def test_next_wave_is_made_without_the_health_check(application: Application):
     """The negative control of the waves: Argo CD without deploy/argocd does not see the failure."""
-    application.repository.commit({"bot.json": in_wave(0, failing()), "later.json": in_wave(1, LATER)})
+    application.repository.commit(
+        {"bot.json": in_wave(0, failing()), "later.json": in_wave(1, LATER)}
+    )
     application.argo_cd.configure({})
     try:
         application.create()

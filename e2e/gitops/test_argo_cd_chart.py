@@ -32,21 +32,33 @@ DRIFT_SECONDS = 600 if ALL else 30
 MODES = {
     "client": ((), {}),
     "apply": (("ServerSideApply=true",), {}),
-    "server": (("ServerSideApply=true",), {"argocd.argoproj.io/compare-options": "ServerSideDiff=true"}),
+    "server": (
+        ("ServerSideApply=true",),
+        {"argocd.argoproj.io/compare-options": "ServerSideDiff=true"},
+    ),
 }
 """How Argo CD compares: syncOptions and annotations of an Application."""
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (EXAMPLES / "examples").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", sorted(file.stem for file in (EXAMPLES / "examples").glob("*.yaml"))
+)
 def test_api_server_accepts_the_example(operator: Application, name: str):
     for manifest in examples(name):
         manifest["metadata"].setdefault("namespace", "default")
         operator.argo_cd.kube.run(
-            "create", "--dry-run=server", "--validate=strict", "-f", "-", given=yaml.safe_dump(manifest)
+            "create",
+            "--dry-run=server",
+            "--validate=strict",
+            "-f",
+            "-",
+            given=yaml.safe_dump(manifest),
         )
 
 
-def test_chart_is_upgraded_and_rolled_back_with_its_crd(operator: Application, application: Application):
+def test_chart_is_upgraded_and_rolled_back_with_its_crd(
+    operator: Application, application: Application
+):
     """One commit changes version, CRD and a value, and its revert is the rollback. A training goes on meanwhile."""
     kinds = {resource["kind"] for resource in operator.status["resources"]}
     assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= kinds
@@ -56,10 +68,16 @@ def test_chart_is_upgraded_and_rolled_back_with_its_crd(operator: Application, a
     assert before == (uid, SUMMARY, "--grace-seconds=30")
     earlier, version = len(operator.states), version_of(operator)
     operator.commit(newer_chart() | next_version())
-    until(lambda: operator.installed == (uid, NEWER_SUMMARY, "--grace-seconds=31"), 90, operator.describe)
+    until(
+        lambda: operator.installed == (uid, NEWER_SUMMARY, "--grace-seconds=31"),
+        90,
+        operator.describe,
+    )
     operator.wait("Synced", "Healthy")
     assert version_of(operator) == NEXT_VERSION
-    assert ("OutOfSync", "Healthy") in operator.states[earlier:]  # the upgrade; that it is over is checked above
+    assert ("OutOfSync", "Healthy") in operator.states[
+        earlier:
+    ]  # the upgrade; that it is over is checked above
     operator.repository.revert()
     operator.refresh()
     until(lambda: operator.installed == before, 90, operator.describe)
@@ -77,7 +95,9 @@ def version_of(operator: Application) -> str:
 
 
 @more
-def test_crd_and_pipelines_stay_when_git_disables_the_crd(operator: Application, application: Application):
+def test_crd_and_pipelines_stay_when_git_disables_the_crd(
+    operator: Application, application: Application
+):
     """Argo CD tracks no CRD, so it prunes none."""
     driver = PipelineDriver.start(application.namespace, pipeline("bot", suspend=True))
     before = operator.installed, driver.object["metadata"]["uid"]
@@ -95,7 +115,9 @@ def test_crd_and_pipelines_stay_when_git_disables_the_crd(operator: Application,
     assert (operator.installed, driver.object["metadata"]["uid"]) == before
 
 
-def test_no_drift_in_any_mode_of_comparison(operator: Application, new_application: Callable[[str], Application]):
+def test_no_drift_in_any_mode_of_comparison(
+    operator: Application, new_application: Callable[[str], Application]
+):
     """The pipeline with every field and the smallest one, unchanged in Git, are synced once in each mode.
 
     The chart, compared in one mode after the other, is not synced again.

@@ -94,7 +94,11 @@ def helm_release(**values: Any) -> Object:
     """Return the example's HelmRelease with the images of the cluster and more values."""
     manifest = example("operator")
     manifest["spec"]["chart"]["spec"]["sourceRef"]["name"] = "charts"
-    manifest["spec"]["values"] = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}, **values}
+    manifest["spec"]["values"] = {
+        "image": {"tag": "dev"},
+        "trainer": {"image": {"tag": "dev"}},
+        **values,
+    }
     return manifest
 
 
@@ -124,7 +128,9 @@ def test_api_server_accepts_the_example(flux: Flux, name: str):
 
 def test_replica_that_leads_answers_through_the_api_server(operator: KubeNamespace):
     """By the command of docs/guides/alerts.md, which needs no Helm release."""
-    [pod] = operator.run("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name").split()
+    [pod] = operator.run(
+        "get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name"
+    ).split()
     url = f"/api/v1/namespaces/{chart.NAMESPACE}/pods/{pod.removeprefix('pod/')}/proxy/readyz"
     until(lambda: operator.run("get", "--raw", url) == "leader\n", 30)
 
@@ -165,7 +171,9 @@ def test_unreadable_pipeline_fails_the_kustomization_early(kustomization: Kustom
     kustomization.wait_ready("True", "ReconciliationSucceeded")
 
 
-def test_dependent_kustomization_waits_for_the_pipeline(new_kustomization: Callable[..., Kustomization]):
+def test_dependent_kustomization_waits_for_the_pipeline(
+    new_kustomization: Callable[..., Kustomization],
+):
     first, second = new_kustomization("first"), new_kustomization("second")
     first.repository.commit({"bot.yaml": pipeline("bot", steps={"train": 30})})
     second.repository.commit({"next.yaml": pipeline("next")})
@@ -186,8 +194,14 @@ def test_prune_deletes_pipeline_and_keeps_the_claim(kustomization: Kustomization
     kustomization.wait_ready("True", "ReconciliationSucceeded")
     kustomization.commit({"bot.yaml": None})
     until(lambda: not kustomization.pipeline("bot").object, 60, kustomization.describe)
-    until(lambda: "bot" not in kustomization.namespace.run("get", "jobs", "-o", "name"), 60, kustomization.describe)
-    assert "deletionTimestamp" not in kustomization.namespace.get("pvc", "bot-workspace")["metadata"]
+    until(
+        lambda: "bot" not in kustomization.namespace.run("get", "jobs", "-o", "name"),
+        60,
+        kustomization.describe,
+    )
+    assert (
+        "deletionTimestamp" not in kustomization.namespace.get("pvc", "bot-workspace")["metadata"]
+    )
     assert kustomization.pipeline("next").object
 
 
@@ -198,7 +212,10 @@ def test_pipeline_is_not_changed_by_later_reconciliations(kustomization: Kustomi
     before = kustomization.pipeline("bot").object["metadata"]
     until(lambda: reconciled(kustomization) >= 3, 60, kustomization.describe)
     after = kustomization.pipeline("bot").object["metadata"]
-    assert (before["generation"], before["resourceVersion"]) == (after["generation"], after["resourceVersion"])
+    assert (before["generation"], before["resourceVersion"]) == (
+        after["generation"],
+        after["resourceVersion"],
+    )
 
 
 def test_change_by_kubectl_is_undone_and_retry_is_obeyed_first(kustomization: Kustomization):
@@ -237,7 +254,11 @@ def test_suspend_in_git_is_applied_while_training_runs(kustomization: Kustomizat
     driver = kustomization.pipeline("bot")
     driver.wait_state("train", "Running")
     kustomization.commit(at(suspend=True))
-    driver.until(lambda: driver.status["phase"] == "Suspended" and driver.stage("train")["state"] != "Running")
+    driver.until(
+        lambda: (
+            driver.status["phase"] == "Suspended" and driver.stage("train")["state"] != "Running"
+        )
+    )
     kustomization.commit(at(suspend=False))
     driver.wait_state("train", "Running")
     driver.finish("train")
@@ -264,7 +285,9 @@ def reconciled(kustomization: Kustomization) -> int:
 
 def arguments(operator: KubeNamespace) -> list[str]:
     """Return the arguments of the operator's container."""
-    [container] = operator.get("deployment", chart.RELEASE)["spec"]["template"]["spec"]["containers"]
+    [container] = operator.get("deployment", chart.RELEASE)["spec"]["template"]["spec"][
+        "containers"
+    ]
     return list(container["args"])
 
 
@@ -285,7 +308,9 @@ def has_given_up(flux: Flux) -> bool:
     return any((one["type"], one["reason"]) == ("Stalled", "RetriesExceeded") for one in conditions)
 
 
-def test_failed_upgrade_is_rolled_back_with_its_crd(flux: Flux, charts: GitRepository, kustomization: Kustomization):
+def test_failed_upgrade_is_rolled_back_with_its_crd(
+    flux: Flux, charts: GitRepository, kustomization: Kustomization
+):
     """Also the last attempt, of two here; a new commit then upgrades. The pipelines stay."""
     driver = PipelineDriver.start(kustomization.namespace, pipeline("bot", suspend=True))
     uid, operator = driver.object["metadata"]["uid"], KubeNamespace(flux.kube, chart.NAMESPACE)
@@ -306,7 +331,9 @@ def test_failed_upgrade_is_rolled_back_with_its_crd(flux: Flux, charts: GitRepos
     assert driver.object["metadata"]["uid"] == uid
 
 
-def test_commit_upgrades_chart_and_crd_of_the_same_version(flux: Flux, charts: GitRepository, operator: KubeNamespace):
+def test_commit_upgrades_chart_and_crd_of_the_same_version(
+    flux: Flux, charts: GitRepository, operator: KubeNamespace
+):
     """What `reconcileStrategy: Revision` of the example is for, and why it needs no `crds` policy."""
     release(flux, replicaCount=1)
     assert "--grace-seconds=30" in arguments(operator)
@@ -319,7 +346,9 @@ def test_pipelines_wait_for_the_kustomization_of_the_operator(
     flux: Flux, operator: KubeNamespace, new_kustomization: Callable[..., Kustomization]
 ):
     """The first Kustomization takes the HelmRelease over with a new value, and leaves it when it is deleted."""
-    assert example("pipelines")["spec"]["dependsOn"] == [{"name": example("platform")["metadata"]["name"]}]
+    assert example("pipelines")["spec"]["dependsOn"] == [
+        {"name": example("platform")["metadata"]["name"]}
+    ]
     assert example("platform")["spec"]["wait"]
     platform, team = new_kustomization("platform"), new_kustomization("team")
     platform.repository.commit({"operator.yaml": helm_release(replicaCount=1, graceSeconds=33)})
@@ -334,7 +363,9 @@ def test_pipelines_wait_for_the_kustomization_of_the_operator(
     assert team.pipeline("bot").object["metadata"]["creationTimestamp"] >= upgraded
 
 
-def test_expressions_fail_early_with_an_older_operator(kustomization: Kustomization, operator: KubeNamespace):
+def test_expressions_fail_early_with_an_older_operator(
+    kustomization: Kustomization, operator: KubeNamespace
+):
     """The operator is stopped, so that the status stays as an older one would leave it. This test runs last."""
     kustomization.namespace.claim("models")
     kustomization.repository.commit({"bot.yaml": gated(0.95)})
@@ -344,7 +375,9 @@ def test_expressions_fail_early_with_an_older_operator(kustomization: Kustomizat
     until(lambda: operator.run("get", "pods", "-o", "name") == "", 60)
     status = without_stalled(kustomization.pipeline("bot").object["status"])
     patch = json.dumps({"status": {"conditions": status["conditions"]}})
-    kustomization.namespace.run("patch", "ft", "bot", "--subresource=status", "--type=merge", "-p", patch)
+    kustomization.namespace.run(
+        "patch", "ft", "bot", "--subresource=status", "--type=merge", "-p", patch
+    )
     kustomization.wait_failed(TIMEOUT)
     expressions = yaml.safe_load((EXAMPLES / "health-check-exprs.yaml").read_text())
     kustomization.create(timeout="2m", **expressions["spec"])

@@ -45,13 +45,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_asked_for(config: pytest.Config) -> bool:
     """Return whether the run is of the whole folder: its path or one above it is an argument."""
-    return any(FOLDER.is_relative_to((config.invocation_params.dir / path).resolve()) for path in config.args)
+    return any(
+        FOLDER.is_relative_to((config.invocation_params.dir / path).resolve())
+        for path in config.args
+    )
 
 
 def check_collected(short: AbstractSet[str], collected: AbstractSet[str]) -> None:
     """Raise pytest.UsageError if a test of `short` was not collected: a renamed one would silently not run."""
     if gone := sorted(short - collected):
-        raise pytest.UsageError(f"KIND=short: {FOLDER} has no {', '.join(gone)}: change SHORT in its conftest.py")
+        raise pytest.UsageError(
+            f"KIND=short: {FOLDER} has no {', '.join(gone)}: change SHORT in its conftest.py"
+        )
 
 
 @pytest.fixture(scope="module")

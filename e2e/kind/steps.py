@@ -31,6 +31,17 @@ def take() -> list[tuple[str, float]]:
 
 def table(stats: Mapping[str, Iterable[Any]]) -> str:
     """Return a line for each step in the reports of a test run; empty when none ran on kind."""
-    reports = [report for group in stats.values() for report in group if getattr(report, "when", "") == "teardown"]
-    steps = [one for report in reports for key, value in report.user_properties if key == PROPERTY for one in value]
+    reports = [
+        report
+        for group in stats.values()
+        for report in group
+        if getattr(report, "when", "") == "teardown"
+    ]
+    steps = [
+        one
+        for report in reports
+        for key, value in report.user_properties
+        if key == PROPERTY
+        for one in value
+    ]
     return "".join(f"{seconds:8.1f} s  {name}\n" for name, seconds in steps)

@@ -34,7 +34,13 @@ class Operator:
     def install(self, *values: str, chart: Path = CHART, wait: bool = True) -> None:
         """Install or upgrade the release, and wait up to two minutes until it is ready; `values` are for --set."""
         self.kube.apply(
-            [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": RESTRICTED}}]
+            [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Namespace",
+                    "metadata": {"name": self.namespace, "labels": RESTRICTED},
+                }
+            ]
         )
         settings = [argument for value in (*VALUES, *values) for argument in ("--set", value)]
         waiting = ["--wait", "--timeout", "2m"] if wait else []
@@ -59,7 +65,11 @@ class Operator:
 
     def wait_ready(self) -> None:
         """Wait until the Eviction API may evict a replica, because both are ready."""
-        until(lambda: self.objects.get("pdb", self.release)["status"].get("disruptionsAllowed"), 90, self.logs)
+        until(
+            lambda: self.objects.get("pdb", self.release)["status"].get("disruptionsAllowed"),
+            90,
+            self.logs,
+        )
 
     def lose_leader(self, *, gracefully: bool) -> None:
         """Evict or kill the leader, and wait until the other replica leads: after 17 s, if it has just started."""
@@ -73,17 +83,23 @@ class Operator:
 
     def leader(self) -> str:
         """Return the name of the pod that holds the Lease; empty if there is none."""
-        holder = str(self.objects.get("lease", self.release).get("spec", {}).get("holderIdentity", ""))
+        holder = str(
+            self.objects.get("lease", self.release).get("spec", {}).get("holderIdentity", "")
+        )
         return holder.partition("_")[0]  # the random suffix of the process follows
 
     def pods(self) -> list[str]:
         """Return the names of the operator's pods."""
-        output = self.objects.run("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name")
+        output = self.objects.run(
+            "get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name"
+        )
         return [line.partition("/")[2] for line in output.split()]
 
     def logs(self) -> str:
         """Return the last 200 log lines of every replica."""
-        return self.objects.run("logs", "-l", "app.kubernetes.io/name=finetune-operator", "--tail=200", "--prefix")
+        return self.objects.run(
+            "logs", "-l", "app.kubernetes.io/name=finetune-operator", "--tail=200", "--prefix"
+        )
 
 
 def helm(*arguments: str, given: str = "", timeout: float = 150) -> str:

@@ -21,7 +21,9 @@ def operator(cluster: Provider) -> Iterator[Operator]:
         return
     release.install()
     yield release
-    with suppress(TimedOut):  # a replica that an upgrade has just replaced may end while its log is read
+    with suppress(
+        TimedOut
+    ):  # a replica that an upgrade has just replaced may end while its log is read
         print(release.logs())
 
 
@@ -29,7 +31,9 @@ def operator(cluster: Provider) -> Iterator[Operator]:
 def release(operator: Operator, namespace: KubeNamespace) -> Iterator[Operator]:
     """The shared release, for tests that change it; reinstalled with default values after the test."""
     if os.environ.get("FINETUNE_OPERATOR") == "running":
-        pytest.skip("FINETUNE_OPERATOR=running: this test would change a release that the test run did not install")
+        pytest.skip(
+            "FINETUNE_OPERATOR=running: this test would change a release that the test run did not install"
+        )
     yield operator
     operator.install()
     operator.wait_settled()

@@ -59,7 +59,9 @@ def memory(size: str) -> Object:
     return {"requests": {"cpu": "10m", "memory": size}, "limits": {"memory": size}}
 
 
-def pipeline(name: str, *, steps: dict[str, int] | None = None, pushes: bool = False, **changes: Any) -> Object:
+def pipeline(
+    name: str, *, steps: dict[str, int] | None = None, pushes: bool = False, **changes: Any
+) -> Object:
     """Return a manifest of scripted stages; `changes` are fields of the spec, merged into those of each stage.
 
     Lists are replaced, as in a merge patch. So `env` must be complete: `variables` returns that of a stage.
@@ -108,11 +110,15 @@ class PipelineDriver:
 
     def patch(self, **spec: Any) -> None:
         """Merge fields into the spec; None removes a field."""
-        self.namespace.run("patch", "ft", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+        self.namespace.run(
+            "patch", "ft", self.name, "--type=merge", "-p", json.dumps({"spec": spec})
+        )
 
     def annotate(self, verb: str, value: str) -> None:
         """Set the annotation finetune.dev/VERB, as `cancel` and `retry` do."""
-        self.namespace.run("annotate", "ft", self.name, f"finetune.dev/{verb}={value}", "--overwrite")
+        self.namespace.run(
+            "annotate", "ft", self.name, f"finetune.dev/{verb}={value}", "--overwrite"
+        )
 
     @property
     def object(self) -> Object:
@@ -123,7 +129,10 @@ class PipelineDriver:
     def status(self) -> Object:
         """The pipeline's status, with its stages by name; empty before the operator has written one."""
         status: Object = self.object.get("status", {})
-        return status and {**status, "stages": {stage["name"]: stage for stage in status.get("stages", ())}}
+        return status and {
+            **status,
+            "stages": {stage["name"]: stage for stage in status.get("stages", ())},
+        }
 
     def stage(self, name: str) -> Object:
         """Return the status of one stage; empty if there is none."""
@@ -137,7 +146,9 @@ class PipelineDriver:
 
     def describe(self) -> str:
         """Return `kubectl describe` of the pipeline and the objects of its namespace, for failure messages."""
-        return self.namespace.run("describe", "ft", self.name) + self.namespace.run("get", "pods,jobs,pvc,events")
+        return self.namespace.run("describe", "ft", self.name) + self.namespace.run(
+            "get", "pods,jobs,pvc,events"
+        )
 
     def until(self, predicate: Any, seconds: float = 60) -> Any:
         """Wait until the predicate returns a true value, and return it; raises TimedOut with `describe`."""
@@ -157,16 +168,28 @@ class PipelineDriver:
     def _has_finished(self) -> bool:
         snapshot = self.object  # read once: two reads could mix the states of two moments
         meta, status = snapshot["metadata"], snapshot.get("status", {})
-        wanted = {verb: meta.get("annotations", {}).get(f"finetune.dev/{verb}") for verb in ("retry", "cancel")}
-        observed = all(status.get("observedAnnotations", {}).get(verb) == value for verb, value in wanted.items())
+        wanted = {
+            verb: meta.get("annotations", {}).get(f"finetune.dev/{verb}")
+            for verb in ("retry", "cancel")
+        }
+        observed = all(
+            status.get("observedAnnotations", {}).get(verb) == value
+            for verb, value in wanted.items()
+        )
         current = observed and status.get("observedGeneration") == meta["generation"]
-        true = {condition["type"] for condition in status.get("conditions", []) if condition["status"] == "True"}
+        true = {
+            condition["type"]
+            for condition in status.get("conditions", [])
+            if condition["status"] == "True"
+        }
         return current and "Finished" in true
 
     def jobs(self, stage_name: str | None = None) -> list[Object]:
         """Return the Jobs that the pipeline owns, of one stage or of all."""
         selector = (
-            f"finetune.dev/stage={stage_name}" if stage_name else "app.kubernetes.io/managed-by=finetune-operator"
+            f"finetune.dev/stage={stage_name}"
+            if stage_name
+            else "app.kubernetes.io/managed-by=finetune-operator"
         )
         found = json.loads(self.namespace.run("get", "jobs", "-l", selector, "-o", "json"))["items"]
         uid = self.object["metadata"]["uid"]
@@ -177,7 +200,11 @@ class PipelineDriver:
         job = self.stage(stage_name)["attempts"][-1]["job"]
         selector = f"batch.kubernetes.io/job-name={job}"
         return str(
-            until(lambda: self.namespace.run("get", "pods", "-l", selector, "-o", "name").strip(), 30, self.describe)
+            until(
+                lambda: self.namespace.run("get", "pods", "-l", selector, "-o", "name").strip(),
+                30,
+                self.describe,
+            )
         )
 
     def finish(self, stage_name: str) -> None:

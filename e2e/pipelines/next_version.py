@@ -84,7 +84,9 @@ def create(checkout: Path) -> NextVersion:
         _add(checkout / name, added, text)
     paths = os.pathsep.join(str(path) for path in (checkout / "operator", ROOT / "trainer"))
     generate = [sys.executable, "-m", "finetune_operator.crd.generate"]
-    subprocess.run(generate, env=os.environ | {"PYTHONPATH": paths}, check=True, stdout=subprocess.PIPE)
+    subprocess.run(
+        generate, env=os.environ | {"PYTHONPATH": paths}, check=True, stdout=subprocess.PIPE
+    )
     _build_image(checkout)
     return NextVersion(checkout)
 
@@ -92,7 +94,9 @@ def create(checkout: Path) -> NextVersion:
 def _add(file: Path, added: str, text: str) -> None:
     content = file.read_text()
     if content.count(text) != 1:
-        raise UsageError(f"{file.name} has the following {content.count(text)} times, not once: change CHANGES: {text}")
+        raise UsageError(
+            f"{file.name} has the following {content.count(text)} times, not once: change CHANGES: {text}"
+        )
     file.write_text(content.replace(text, added + text))
 
 
@@ -100,7 +104,11 @@ def _build_image(checkout: Path) -> None:
     (checkout / "Dockerfile").write_text(DOCKERFILE)
     engine = image_builders.choose()
     base = {"BASE_IMAGE": "finetune-operator:dev"}
-    command = engine.build_command(Build(IMAGE, checkout / "Dockerfile", checkout, base, {}, timestamp=0))
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    command = engine.build_command(
+        Build(IMAGE, checkout / "Dockerfile", checkout, base, {}, timestamp=0)
+    )
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         raise UsageError(f"{engine.name} could not build {IMAGE}:\n{done.stdout[-3000:]}")

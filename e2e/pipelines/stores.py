@@ -39,7 +39,9 @@ class Stores:
 
 
 @contextmanager
-def running_stores(cluster: Provider, namespace: KubeNamespace, folder: Path, material: Path) -> Iterator[Stores]:
+def running_stores(
+    cluster: Provider, namespace: KubeNamespace, folder: Path, material: Path
+) -> Iterator[Stores]:
     """Run the stores with the demo's base model and records, which pods reach through the namespace."""
     nodes = node_addresses(cluster)
     address, hub = address_of_host(nodes[0]), Hub(folder / "hub")
@@ -50,8 +52,14 @@ def running_stores(cluster: Provider, namespace: KubeNamespace, folder: Path, ma
         hub_port = open_to_pods(namespace, "hub", hub.url)
         # As on the public hub, large files have another host name than the API.
         hub.url, hub.storage_url = (f"http://{node}:{hub_port}" for node in nodes[:2])
-        s3_url = f"http://{nodes[0]}:{open_to_pods(namespace, 's3', s3.environment['AWS_ENDPOINT_URL'])}"
-        environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "FINETUNE_INSECURE_REGISTRIES": cluster.registry}
+        s3_url = (
+            f"http://{nodes[0]}:{open_to_pods(namespace, 's3', s3.environment['AWS_ENDPOINT_URL'])}"
+        )
+        environment = {
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": TOKEN,
+            "FINETUNE_INSECURE_REGISTRIES": cluster.registry,
+        }
         environment |= {**s3.environment, "AWS_ENDPOINT_URL": s3_url}
         yield Stores(folder / "s3" / servers.BUCKET, hub, cluster.registry, environment)
 
@@ -59,7 +67,9 @@ def running_stores(cluster: Provider, namespace: KubeNamespace, folder: Path, ma
 def node_addresses(cluster: Provider) -> list[str]:
     """Return the address of each node."""
     addresses = (
-        address for node in cluster.kube.json("get", "nodes")["items"] for address in node["status"]["addresses"]
+        address
+        for node in cluster.kube.json("get", "nodes")["items"]
+        for address in node["status"]["addresses"]
     )
     return [address["address"] for address in addresses if address["type"] == "InternalIP"]
 
@@ -87,7 +97,9 @@ def open_to_pods(namespace: KubeNamespace, name: str, url: str) -> int:
         "endpoints": [{"addresses": [server.hostname]}],
     }
     spec = {"type": "NodePort", "ports": ports}
-    namespace.create({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}, endpoints)
+    namespace.create(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}, endpoints
+    )
     return int(namespace.get("service", name)["spec"]["ports"][0]["nodePort"])
 
 

@@ -16,12 +16,17 @@ def restarts(operator: Operator) -> dict[str, int]:
     """Return the restart count of each operator pod, by pod uid."""
     output = operator.objects.run(
         *("get", "pods", "-l", "app.kubernetes.io/name=finetune-operator"),
-        *("-o", r"jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[0].restartCount}{'\n'}{end}"),
+        *(
+            "-o",
+            r"jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[0].restartCount}{'\n'}{end}",
+        ),
     )
     return {uid: int(count) for uid, count in (line.split() for line in output.splitlines())}
 
 
-def test_operator_survives_an_api_server_outage(operator: Operator, namespace: KubeNamespace, cluster: Provider):
+def test_operator_survives_an_api_server_outage(
+    operator: Operator, namespace: KubeNamespace, cluster: Provider
+):
     """Results of stages that end during the outage are read after it; no stage runs twice and no replica restarts."""
     before = restarts(operator)
     driver = PipelineDriver.start(namespace, pipeline("patient", steps={"train": 200}))
@@ -40,9 +45,14 @@ def test_operator_survives_an_api_server_outage(operator: Operator, namespace: K
     until(lambda: operator.leader() in operator.pods(), 60)
 
 
-def test_namespace_with_a_running_pipeline_can_be_deleted(operator: Operator, namespace: KubeNamespace):
+def test_namespace_with_a_running_pipeline_can_be_deleted(
+    operator: Operator, namespace: KubeNamespace
+):
     driver = PipelineDriver.start(namespace, pipeline("leaving", steps={"train": 500}))
     driver.wait_state("train", "Running")
     namespace.kube.run("delete", "namespace", namespace.name, "--wait=false")
-    until(lambda: not namespace.kube.run("get", "namespace", namespace.name, "--ignore-not-found"), 120)
+    until(
+        lambda: not namespace.kube.run("get", "namespace", namespace.name, "--ignore-not-found"),
+        120,
+    )
     assert operator.leader() in operator.pods()

@@ -14,7 +14,11 @@ ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 
 
 def wait_blocked(
-    driver: PipelineDriver, reason: str, *fragments: str, stage: str = "prepare", seconds: float = 60
+    driver: PipelineDriver,
+    reason: str,
+    *fragments: str,
+    stage: str = "prepare",
+    seconds: float = 60,
 ) -> None:
     """Wait until a stage is blocked for the reason, and check that the Ready message holds the fragments."""
     driver.until(lambda: driver.condition("Ready").get("reason") == reason, seconds)
@@ -32,7 +36,9 @@ def secret_variables(secret: str) -> Object:
 
 
 def test_missing_image_blocks_until_the_spec_is_edited(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("no-image", prepare={"pod": {"image": "localhost:1/nothing:1"}}))
+    driver = PipelineDriver.start(
+        namespace, pipeline("no-image", prepare={"pod": {"image": "localhost:1/nothing:1"}})
+    )
     wait_blocked(driver, "ImagePullFailed", "localhost:1/nothing:1", "check the stage's image")
     driver.patch(prepare={"pod": {"image": pipeline("x")["spec"]["train"]["pod"]["image"]}})
     driver.wait_finished()
@@ -40,10 +46,19 @@ def test_missing_image_blocks_until_the_spec_is_edited(namespace: KubeNamespace)
 
 
 def test_missing_secret_blocks_until_it_is_created(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("no-secret", prepare={"pod": secret_variables("hub-token")}))
+    driver = PipelineDriver.start(
+        namespace, pipeline("no-secret", prepare={"pod": secret_variables("hub-token")})
+    )
     wait_blocked(driver, "SecretNotFound", 'secret "hub-token" not found', "pod.envFrom")
     token = base64.b64encode(b"x").decode()
-    namespace.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "data": {"T": token}})
+    namespace.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "hub-token"},
+            "data": {"T": token},
+        }
+    )
     driver.wait_finished(seconds=180)
 
 
@@ -55,16 +70,22 @@ def test_unmatched_node_selector_waits_for_capacity(namespace: KubeNamespace):
 
 def test_missing_gpu_waits_for_capacity(namespace: KubeNamespace):
     driver = PipelineDriver.start(namespace, pipeline("no-gpu", prepare={"pod": ONE_GPU}))
-    wait_blocked(driver, "WaitingForCapacity", "no node has nvidia.com/gpu available", "device plugin")
+    wait_blocked(
+        driver, "WaitingForCapacity", "no node has nvidia.com/gpu available", "device plugin"
+    )
 
 
 def test_unbound_volume_blocks(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("no-volume", workspace={"storageClassName": "nothing"}))
+    driver = PipelineDriver.start(
+        namespace, pipeline("no-volume", workspace={"storageClassName": "nothing"})
+    )
     wait_blocked(driver, "VolumeNotReady", "kubectl describe pvc")
 
 
 def test_missing_existing_claim_blocks_until_it_is_created(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("no-claim", workspace={"existingClaim": "mine"}))
+    driver = PipelineDriver.start(
+        namespace, pipeline("no-claim", workspace={"existingClaim": "mine"})
+    )
     wait_blocked(driver, "VolumeNotReady", "no claim mine")
     namespace.claim("mine")
     driver.wait_finished()
@@ -76,7 +97,9 @@ def test_workspace_of_another_pipeline_blocks_until_it_ends(namespace: KubeNames
         namespace, pipeline("first", steps={"prepare": 40}, workspace={"existingClaim": "shared"})
     )
     first.wait_state("prepare", "Running")
-    second = PipelineDriver.start(namespace, pipeline("second", workspace={"existingClaim": "shared"}))
+    second = PipelineDriver.start(
+        namespace, pipeline("second", workspace={"existingClaim": "shared"})
+    )
     wait_blocked(second, "WorkspaceInUse", "shared", "first")
     first.wait_finished()
     second.wait_finished(seconds=150)
@@ -84,7 +107,12 @@ def test_workspace_of_another_pipeline_blocks_until_it_ends(namespace: KubeNames
 
 def quota(namespace: KubeNamespace, **hard: str) -> None:
     namespace.create(
-        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "quota"}, "spec": {"hard": hard}}
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "quota"},
+            "spec": {"hard": hard},
+        }
     )
 
 
@@ -99,7 +127,9 @@ def test_exceeded_quota_blocks_until_it_is_deleted(namespace: KubeNamespace, res
 
 @pytest.mark.parametrize("field", ["serviceAccountName", "priorityClassName"])
 def test_missing_account_or_priority_class_blocks(namespace: KubeNamespace, field: str):
-    driver = PipelineDriver.start(namespace, pipeline("missing-dependency", prepare={"pod": {field: "ghost"}}))
+    driver = PipelineDriver.start(
+        namespace, pipeline("missing-dependency", prepare={"pod": {field: "ghost"}})
+    )
     wait_blocked(driver, "DependencyNotReady", "ghost", field)
 
 
@@ -110,7 +140,10 @@ def test_malformed_affinity_is_spec_invalid(namespace: KubeNamespace):
 
 
 def test_process_over_its_memory_limit_fails_out_of_memory(namespace: KubeNamespace):
-    growing = {"command": ["sh", "-c", "x=a; while :; do x=$x$x; done"], "resources": memory("24Mi")}
+    growing = {
+        "command": ["sh", "-c", "x=a; while :; do x=$x$x; done"],
+        "resources": memory("24Mi"),
+    }
     driver = PipelineDriver.start(namespace, pipeline("oom", prepare={"pod": growing}))
     driver.wait_finished("Failed")
     assert driver.condition("Ready")["reason"] == "OutOfMemory"
@@ -124,8 +157,12 @@ def test_missing_command_fails_with_its_name(namespace: KubeNamespace):
     assert "shh" in driver.condition("Ready")["message"]
 
 
-@pytest.mark.parametrize(("code", "reason"), [("64", "SpecInvalid"), ("65", "DataInvalid"), ("66", "SourceNotFound")])
-def test_permanent_exit_code_fails_without_a_retry(namespace: KubeNamespace, code: str, reason: str):
+@pytest.mark.parametrize(
+    ("code", "reason"), [("64", "SpecInvalid"), ("65", "DataInvalid"), ("66", "SourceNotFound")]
+)
+def test_permanent_exit_code_fails_without_a_retry(
+    namespace: KubeNamespace, code: str, reason: str
+):
     failing = {"pod": {"env": variables("prepare", FAIL_WITH=code)}}
     driver = PipelineDriver.start(namespace, pipeline(f"permanent-{code}", prepare=failing))
     driver.wait_finished("Failed")
@@ -144,11 +181,22 @@ def test_corrupted_status_stalls_until_it_is_repaired(namespace: KubeNamespace):
             {"op": "test", "path": f"{train}/name", "value": "train"},
             {**change, "path": f"{train}/result"},
         ]
-        namespace.run("patch", "ft", "corrupted", "--subresource=status", "--type=json", "-p", json.dumps(body))
+        namespace.run(
+            "patch",
+            "ft",
+            "corrupted",
+            "--subresource=status",
+            "--type=json",
+            "-p",
+            json.dumps(body),
+        )
 
     patch_result(op="add", value={"stage": "nonsense"})
     driver.until(lambda: driver.condition("Stalled").get("reason") == "SpecInvalid")
-    assert "status" in driver.condition("Ready")["message"] or "result" in driver.condition("Ready")["message"]
+    assert (
+        "status" in driver.condition("Ready")["message"]
+        or "result" in driver.condition("Ready")["message"]
+    )
     patch_result(op="remove")
     driver.wait_finished()
     assert len(driver.jobs("prepare")) == 1

@@ -14,9 +14,13 @@ LONG = {"train": 9000}
 
 
 @pytest.fixture
-def other_namespace(namespace: KubeNamespace, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
+def other_namespace(
+    namespace: KubeNamespace, request: pytest.FixtureRequest
+) -> Iterator[KubeNamespace]:
     """A second namespace for the test."""
-    with temporary_namespace(namespace.kube, fixtures.namespace_name(f"{request.node.name}-other")) as created:
+    with temporary_namespace(
+        namespace.kube, fixtures.namespace_name(f"{request.node.name}-other")
+    ) as created:
         yield created
 
 
@@ -39,7 +43,9 @@ def uids(*objects: Object) -> list[str]:
 
 def assert_each_stage_ran_once(driver: PipelineDriver) -> None:
     for stage in ("prepare", "train", "evaluate"):
-        assert [attempt["outcome"] for attempt in driver.stage(stage)["attempts"]] == ["Succeeded"], driver.describe()
+        assert [attempt["outcome"] for attempt in driver.stage(stage)["attempts"]] == [
+            "Succeeded"
+        ], driver.describe()
         assert len(driver.jobs(stage)) == 1
     assert (driver.status["interruptions"], driver.stage("train")["failures"]) == (0, 0)
 
@@ -49,7 +55,9 @@ def test_helm_test_succeeds_while_a_replica_leads(operator: Operator):
     assert "Succeeded" in operator.helm("test", operator.release, "--timeout", "2m")
 
 
-def test_upgrade_replaces_replicas_and_keeps_running_pods(release: Operator, namespace: KubeNamespace):
+def test_upgrade_replaces_replicas_and_keeps_running_pods(
+    release: Operator, namespace: KubeNamespace
+):
     driver = PipelineDriver.start(namespace, pipeline("upgraded", steps=LONG))
     job, pod = running_training(driver)
     before = set(release.pods())
@@ -62,7 +70,9 @@ def test_upgrade_replaces_replicas_and_keeps_running_pods(release: Operator, nam
     assert_each_stage_ran_once(driver)
 
 
-def test_training_survives_an_uninstall_and_its_result_is_read(release: Operator, namespace: KubeNamespace):
+def test_training_survives_an_uninstall_and_its_result_is_read(
+    release: Operator, namespace: KubeNamespace
+):
     """The training ends while no operator is installed; the next release reads its result and continues."""
     driver = PipelineDriver.start(namespace, pipeline("orphaned", steps=LONG))
     job, pod = running_training(driver)
@@ -74,8 +84,16 @@ def test_training_survives_an_uninstall_and_its_result_is_read(release: Operator
     assert namespace.phase(pod["metadata"]["name"]) == "Running"
 
     driver.finish("train")
-    namespace.run("wait", "--for=condition=Complete", "--timeout=120s", f"job/{job['metadata']['name']}", timeout=130)
-    assert driver.stage("train")["state"] == "Running"  # no operator runs, so the status is not updated
+    namespace.run(
+        "wait",
+        "--for=condition=Complete",
+        "--timeout=120s",
+        f"job/{job['metadata']['name']}",
+        timeout=130,
+    )
+    assert (
+        driver.stage("train")["state"] == "Running"
+    )  # no operator runs, so the status is not updated
     assert driver.jobs("evaluate") == []
 
     release.install()
@@ -92,7 +110,12 @@ def test_operator_of_one_namespace_ignores_other_namespaces(
     until(lambda: before.isdisjoint(release.pods()), 60, release.logs)
     release.wait_settled()
     for kind in ("clusterrole", "clusterrolebinding"):
-        assert namespace.kube.run("get", kind, "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name") == ""
+        assert (
+            namespace.kube.run(
+                "get", kind, "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name"
+            )
+            == ""
+        )
 
     ignored = PipelineDriver.start(other_namespace, pipeline("ignored"))
     watched = PipelineDriver.start(namespace, pipeline("watched"))

@@ -13,10 +13,14 @@ UNMATCHED_NODE = {"pod": {"nodeSelector": {"zone": "moon"}}}
 WITH_OUTPUT = {"pod": {"command": ["sh", "-c", f"echo started{SCRIPT}"]}}
 
 
-def test_commands_follow_a_pipeline_through_its_lifecycle(namespace: KubeNamespace, terminal: Terminal):
+def test_commands_follow_a_pipeline_through_its_lifecycle(
+    namespace: KubeNamespace, terminal: Terminal
+):
     steps = {"train": 300}
     fields = ({"prepare": UNMATCHED_NODE}, {})
-    blocked, fixed = (pipeline("observed", steps=steps, train=WITH_OUTPUT, **more) for more in fields)
+    blocked, fixed = (
+        pipeline("observed", steps=steps, train=WITH_OUTPUT, **more) for more in fields
+    )
     fresh = terminal.plan(terminal.write(blocked))
     assert [fresh[name]["action"] for name in ("prepare", "train", "evaluate")] == ["run"] * 3
     assert "there is no pipeline observed" in terminal.run("get", "observed").stderr
@@ -24,14 +28,21 @@ def test_commands_follow_a_pipeline_through_its_lifecycle(namespace: KubeNamespa
     driver = PipelineDriver.start(namespace, blocked)
     driver.until(lambda: "queued  WaitingForCapacity: " in terminal.output("get", "observed"))
     assert "on no node yet: Pending" in terminal.output("get", "observed")
-    assert "has not started: WaitingForCapacity" in terminal.run("logs", "observed", "prepare").stderr
+    assert (
+        "has not started: WaitingForCapacity" in terminal.run("logs", "observed", "prepare").stderr
+    )
 
     prepare = terminal.plan(terminal.write(fixed))["prepare"]
-    assert (prepare["action"], prepare["why"]) == ("run", "spec.prepare.pod.nodeSelector.zone: moon → absent")
+    assert (prepare["action"], prepare["why"]) == (
+        "run",
+        "spec.prepare.pod.nodeSelector.zone: moon → absent",
+    )
     PipelineDriver.start(namespace, fixed)
     with terminal.start("logs", "-f", "observed", "train") as follows:
         driver.wait_state("train", "Running")
-        node = json.loads(namespace.run("get", driver.pod("train"), "-o", "json"))["spec"]["nodeName"]
+        node = json.loads(namespace.run("get", driver.pod("train"), "-o", "json"))["spec"][
+            "nodeName"
+        ]
         tree = terminal.output("get", "observed")
         assert f"{driver.pod('train').partition('/')[2]} on {node}: Running" in tree
         assert "evaluate  pending  waits for train" in tree
@@ -64,13 +75,19 @@ def test_plan_forecasts_what_an_edit_does(namespace: KubeNamespace, terminal: Te
     assert {stage["action"] for stage in terminal.plan("edited").values()} == {"reuse", "skip"}
     edit = pipeline("edited", evaluate={"tasks": [{"name": "exam", "fewShot": 1}]})
     forecast = terminal.plan(terminal.write(edit))
-    assert [forecast[name]["action"] for name in ("prepare", "train", "evaluate")] == ["reuse", "reuse", "run"]
+    assert [forecast[name]["action"] for name in ("prepare", "train", "evaluate")] == [
+        "reuse",
+        "reuse",
+        "run",
+    ]
     assert "spec.evaluate.tasks[exam].fewShot" in forecast["evaluate"]["why"]
     assert driver.object["metadata"]["generation"] == 1
     PipelineDriver.start(namespace, edit)
     driver.until(lambda: driver.stage("evaluate")["identity"] == forecast["evaluate"]["identity"])
     assert terminal.run("wait", "edited", "--timeout", "1m", timeout=90).returncode == 0
-    attempts = [driver.stage(name)["attempts"][-1]["number"] for name in ("prepare", "train", "evaluate")]
+    attempts = [
+        driver.stage(name)["attempts"][-1]["number"] for name in ("prepare", "train", "evaluate")
+    ]
     assert attempts == [1, 1, 2]
 
 
@@ -86,7 +103,12 @@ def test_wait_and_watch_exit_3_below_the_gate(namespace: KubeNamespace, terminal
 def test_plan_prints_the_servers_refusal(namespace: KubeNamespace, terminal: Terminal):
     hard = {"count/finetunepipelines.finetune.dev": "0"}
     namespace.create(
-        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": hard}}
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "none"},
+            "spec": {"hard": hard},
+        }
     )
     file = terminal.write(pipeline("refused"))
     until(lambda: "exceeded quota: none" in terminal.run("plan", file).stderr, 60)

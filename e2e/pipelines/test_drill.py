@@ -27,7 +27,9 @@ show() {
 show
 """
 AFTER_RESUME = 'echo "$HOSTNAME from $i" >> "$folder/log"\n'
-WITH_PROGRESS = SCRIPT.replace(AFTER_RESUME, AFTER_RESUME + SHOW).replace("i=$((i+1)); done", "i=$((i+1)); show; done")
+WITH_PROGRESS = SCRIPT.replace(AFTER_RESUME, AFTER_RESUME + SHOW).replace(
+    "i=$((i+1)); done", "i=$((i+1)); show; done"
+)
 SLOW_SAVE = WITH_PROGRESS.replace("trap 'echo", "trap 'sleep 20; echo")
 SELECTOR = "finetune.dev/stage=train"
 
@@ -35,7 +37,9 @@ SELECTOR = "finetune.dev/stage=train"
 def training(namespace: KubeNamespace, name: str, script: str = WITH_PROGRESS) -> PipelineDriver:
     """Start a pipeline and wait until train has done 20 steps of 0.2 s."""
     pod = {"command": ["sh", "-c", script]}
-    driver = PipelineDriver.start(namespace, pipeline(name, steps={"train": 900}, train={"pod": pod}))
+    driver = PipelineDriver.start(
+        namespace, pipeline(name, steps={"train": 900}, train={"pod": pod})
+    )
     driver.wait_state("train", "Running")
     wait_for_step(namespace, SELECTOR, 20)
     return driver
@@ -56,7 +60,13 @@ def test_drill_reports_a_graceful_eviction(namespace: KubeNamespace, terminal: T
     first, second = driver.stage("train")["attempts"]
     assert "EvictionByEvictionAPI" in first["message"]
     assert (report["outcome"], report["lostSteps"], report["complete"]) == ("Interrupted", 0, True)
-    assert report["savedStep"] == first["lastStep"] == report["resumedAtStep"] == second["startStep"] >= report["step"]
+    assert (
+        report["savedStep"]
+        == first["lastStep"]
+        == report["resumedAtStep"]
+        == second["startStep"]
+        >= report["step"]
+    )
     assert report["nextStep"] > report["resumedAtStep"]
     seconds = report["seconds"]
     assert 0 < seconds["durable"] <= seconds["nextJob"] <= seconds["nextStep"] < 60
@@ -77,11 +87,17 @@ def test_kill_loses_what_was_not_saved(namespace: KubeNamespace, terminal: Termi
 def test_disruption_budget_refuses_the_drill_by_name(namespace: KubeNamespace, terminal: Terminal):
     driver = training(namespace, "guarded")
     selector = {"matchLabels": {"finetune.dev/pipeline": "guarded"}}
-    budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "keep"}}
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "keep"},
+    }
     namespace.create({**budget, "spec": {"minAvailable": 1, "selector": selector}})
     refused = terminal.run("drill", "guarded", "--yes")
     assert refused.returncode == 1
-    assert "a PodDisruptionBudget forbids the eviction: The disruption budget keep" in refused.stderr
+    assert (
+        "a PodDisruptionBudget forbids the eviction: The disruption budget keep" in refused.stderr
+    )
     assert driver.stage("train")["attempts"][0]["outcome"] == "Running"
 
 
@@ -89,9 +105,13 @@ def user(namespace: KubeNamespace, terminal: Terminal, name: str) -> Terminal:
     """Create a service account with the ClusterRole `view`, and return its command line."""
     account = f"{namespace.name}:{name}"
     namespace.run("create", "serviceaccount", name)
-    namespace.run("create", "rolebinding", name, "--clusterrole=view", f"--serviceaccount={account}")
+    namespace.run(
+        "create", "rolebinding", name, "--clusterrole=view", f"--serviceaccount={account}"
+    )
     config = yaml.safe_load(namespace.kube.kubeconfig.read_text())
-    config["users"] = [{**one, "user": {"token": token(namespace, name)}} for one in config["users"]]
+    config["users"] = [
+        {**one, "user": {"token": token(namespace, name)}} for one in config["users"]
+    ]
     file: Path = terminal.folder / f"{name}.kubeconfig"
     file.write_text(yaml.safe_dump(config))
     return replace(terminal, kubeconfig=file)
@@ -112,22 +132,38 @@ def test_printed_rule_is_what_a_viewer_needs(namespace: KubeNamespace, terminal:
     assert driver.stage("train")["attempts"][0]["outcome"] == "Running"
 
     rules = yaml.safe_load(refused.stderr[refused.stderr.index("- apiGroups") :])
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "drill"}}
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "drill"},
+    }
     namespace.create({**role, "rules": rules})
     account = f"{namespace.name}:viewer"
     namespace.run("create", "rolebinding", "drill", "--role=drill", f"--serviceaccount={account}")
-    assert drill(viewer, "seen")["lostSteps"] == 0  # the step is the operator's: a viewer may not use the pod's proxy
+    assert (
+        drill(viewer, "seen")["lostSteps"] == 0
+    )  # the step is the operator's: a viewer may not use the pod's proxy
 
 
 def test_role_edit_may_drill(namespace: KubeNamespace):
     account = f"system:serviceaccount:{namespace.name}:editor"
-    namespace.run("create", "rolebinding", "editor", "--clusterrole=edit", f"--serviceaccount={namespace.name}:editor")
+    namespace.run(
+        "create",
+        "rolebinding",
+        "editor",
+        "--clusterrole=edit",
+        f"--serviceaccount={namespace.name}:editor",
+    )
 
     def may(verb: str, resource: str) -> bool:
         try:
-            return namespace.run("auth", "can-i", verb, resource, f"--as={account}").strip() == "yes"
+            return (
+                namespace.run("auth", "can-i", verb, resource, f"--as={account}").strip() == "yes"
+            )
         except TimedOut:  # kubectl exits with 1
             return False
 
     for verb, resource in (("create", "pods/eviction"), ("delete", "pods"), ("get", "pods/proxy")):
-        until(lambda verb=verb, resource=resource: may(verb, resource), 30)  # RBAC reads the binding from a cache
+        until(
+            lambda verb=verb, resource=resource: may(verb, resource), 30
+        )  # RBAC reads the binding from a cache

@@ -12,7 +12,10 @@ from testcluster.nodes import NAME
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
-SPOT = {"placement": {"capacity": "Spot"}, "pod": {"nodeSelector": {"finetune.dev/capacity": "spot"}}}
+SPOT = {
+    "placement": {"capacity": "Spot"},
+    "pod": {"nodeSelector": {"finetune.dev/capacity": "spot"}},
+}
 
 
 def interrupted(driver: PipelineDriver) -> bool:
@@ -22,9 +25,9 @@ def interrupted(driver: PipelineDriver) -> bool:
 def host_of(driver: PipelineDriver) -> dict[str, Any]:
     """Return the metadata of the Node object on which the train stage runs."""
     pod = driver.pod("train").partition("/")[2]
-    metadata: dict[str, Any] = driver.namespace.get("node", driver.namespace.get("pod", pod)["spec"]["nodeName"])[
-        "metadata"
-    ]
+    metadata: dict[str, Any] = driver.namespace.get(
+        "node", driver.namespace.get("pod", pod)["spec"]["nodeName"]
+    )["metadata"]
     return metadata
 
 
@@ -47,8 +50,12 @@ def test_eviction_api_interrupts_and_training_resumes(operator: Operator, namesp
     assert "AttemptInterrupted" in namespace.run("describe", "ft", "evicted")
 
 
-def test_node_reclaimed_with_notice_saves_and_resumes(operator: Operator, namespace: KubeNamespace, cluster: Provider):
-    driver = PipelineDriver.start(namespace, pipeline("reclaimed", steps={"train": 100}, train=SPOT))
+def test_node_reclaimed_with_notice_saves_and_resumes(
+    operator: Operator, namespace: KubeNamespace, cluster: Provider
+):
+    driver = PipelineDriver.start(
+        namespace, pipeline("reclaimed", steps={"train": 100}, train=SPOT)
+    )
     driver.wait_state("train", "Running")
     node = node_of(driver)
     reclaim(cluster, node, 20.0, "taint")
@@ -88,7 +95,9 @@ def test_node_deleted_without_notice_is_an_interruption(
     "all" not in {os.environ.get("FAULTS"), os.environ.get("KIND")},
     reason="waits four minutes, and the partitioned zombie of test_node_faults.py has it; set FAULTS=all",
 )
-def test_unreachable_node_blocks_until_it_is_deleted(operator: Operator, namespace: KubeNamespace, cluster: Provider):
+def test_unreachable_node_blocks_until_it_is_deleted(
+    operator: Operator, namespace: KubeNamespace, cluster: Provider
+):
     """`NodeLost` names the Node object; deleting that object interrupts the attempt, and another resumes."""
     driver = PipelineDriver.start(namespace, pipeline("silent", steps={"train": 100}, train=SPOT))
     driver.wait_state("train", "Running")
@@ -97,7 +106,9 @@ def test_unreachable_node_blocks_until_it_is_deleted(operator: Operator, namespa
     try:
         driver.until(lambda: driver.stage("train").get("reason") == "NodeLost", 240)
         assert f"node {host} does not answer" in driver.condition("Ready")["message"]
-        assert len(driver.jobs("train")) == 1  # the old pod may still write: a second writer could corrupt the volume
+        assert (
+            len(driver.jobs("train")) == 1
+        )  # the old pod may still write: a second writer could corrupt the volume
         cluster.kube.delete_node(host)
         driver.wait_finished(seconds=150)
         assert driver.status["interruptions"] == 1
@@ -106,7 +117,9 @@ def test_unreachable_node_blocks_until_it_is_deleted(operator: Operator, namespa
 
 
 def test_deleted_pod_is_an_interruption(operator: Operator, namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("deleted-pod", steps={"train": 60}, train=SPOT))
+    driver = PipelineDriver.start(
+        namespace, pipeline("deleted-pod", steps={"train": 60}, train=SPOT)
+    )
     driver.wait_state("train", "Running")
     namespace.run("delete", driver.pod("train"), "--wait=false")
     driver.until(lambda: interrupted(driver))
@@ -115,7 +128,9 @@ def test_deleted_pod_is_an_interruption(operator: Operator, namespace: KubeNames
 
 
 def test_deleted_job_is_an_interruption(operator: Operator, namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("deleted-job", steps={"train": 60}, train=SPOT))
+    driver = PipelineDriver.start(
+        namespace, pipeline("deleted-job", steps={"train": 60}, train=SPOT)
+    )
     driver.wait_state("train", "Running")
     namespace.run("delete", "job", driver.stage("train")["attempts"][0]["job"], "--wait=false")
     driver.until(lambda: interrupted(driver))

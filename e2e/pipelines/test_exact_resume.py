@@ -26,7 +26,10 @@ def training() -> Object:
     """Return the demo's manifest up to the end of training, with training on spot nodes only."""
     manifest: Object = yaml.safe_load(MANIFEST.read_text())
     spec = manifest["spec"]
-    kept = {key: spec[key] for key in ("seed", "model", "datasets", "validation", "workspace", "prepare", "train")}
+    kept = {
+        key: spec[key]
+        for key in ("seed", "model", "datasets", "validation", "workspace", "prepare", "train")
+    }
     return {**manifest, "spec": {**kept, "train": merged(spec["train"], SPOT)}}
 
 
@@ -38,7 +41,11 @@ def wait_for_attempt_step(driver: PipelineDriver, attempt: int, step: int) -> Ob
 
 
 def test_reclaimed_and_lost_training_matches_reference_bytes(
-    operator: Operator, namespace: KubeNamespace, cluster: Provider, reference_run: ReferenceRun, lost_nodes: list[str]
+    operator: Operator,
+    namespace: KubeNamespace,
+    cluster: Provider,
+    reference_run: ReferenceRun,
+    lost_nodes: list[str],
 ):
     """The first node is reclaimed with notice, the second is deleted without; the third attempt finishes."""
     upload_material(namespace, reference_run)
@@ -60,7 +67,11 @@ def test_reclaimed_and_lost_training_matches_reference_bytes(
     wait_for_attempt_step(driver, 3, saved + CHECKPOINT_STEPS)
     status = driver.wait_finished(seconds=180)
     first, second, third = status["stages"]["train"]["attempts"]
-    assert [attempt["outcome"] for attempt in (first, second, third)] == ["Interrupted", "Interrupted", "Succeeded"]
+    assert [attempt["outcome"] for attempt in (first, second, third)] == [
+        "Interrupted",
+        "Interrupted",
+        "Succeeded",
+    ]
     assert "DeletionByPodGC" in second["message"]
     assert "exitCode" not in second
     # The deleted node's pod got no SIGTERM, so the third attempt resumes at the last periodic checkpoint.
@@ -69,9 +80,13 @@ def test_reclaimed_and_lost_training_matches_reference_bytes(
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (2, 0)
     assert namespace.run("get", "events").count("AttemptInterrupted") == 2
 
-    expected = hashlib.sha256((reference_run.workspace / reference_run.adapter).read_bytes()).hexdigest()
-    weights = (
-        f"/workspace/{reference_run.adapter.replace(reference_run.identity, status['stages']['train']['identity'])}"
+    expected = hashlib.sha256(
+        (reference_run.workspace / reference_run.adapter).read_bytes()
+    ).hexdigest()
+    identity = status["stages"]["train"]["identity"]
+    adapter = reference_run.adapter.replace(reference_run.identity, identity)
+    weights = f"/workspace/{adapter}"
+    actual = namespace.run_script(
+        f"busybox sha256sum {weights}", claims={"docstrings-workspace": "/workspace"}
     )
-    actual = namespace.run_script(f"busybox sha256sum {weights}", claims={"docstrings-workspace": "/workspace"})
     assert actual.split()[0] == expected

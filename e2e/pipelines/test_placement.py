@@ -45,7 +45,9 @@ def priced(operator: Operator) -> Iterator[Operator]:
 
 
 def nodes(cluster: Provider, capacity: str) -> list[str]:
-    found = cluster.kube.run("get", "nodes", "-l", f"finetune.dev/capacity={capacity}", "-o", "name")
+    found = cluster.kube.run(
+        "get", "nodes", "-l", f"finetune.dev/capacity={capacity}", "-o", "name"
+    )
     return [line.partition("/")[2] for line in found.split()]
 
 
@@ -61,7 +63,9 @@ def node_label(cluster: Provider, capacity: str, value: str) -> Iterator[None]:
             cluster.kube.run("label", "node", name, f"{CLASS}-")
 
 
-def test_full_spot_pool_is_left_and_returned_to(priced: Operator, namespace: KubeNamespace, cluster: Provider):
+def test_full_spot_pool_is_left_and_returned_to(
+    priced: Operator, namespace: KubeNamespace, cluster: Provider
+):
     auto = {"placement": {"expectedSeconds": 900, "fallback": {"afterPendingSeconds": 5}}}
     driver = PipelineDriver.start(namespace, pipeline("auto", steps={"train": 250}, train=auto))
     driver.until(lambda: driver.stage("train").get("reason") == "WaitingForCapacity")
@@ -70,7 +74,10 @@ def test_full_spot_pool_is_left_and_returned_to(priced: Operator, namespace: Kub
     assert (first["capacity"], first["nodeClass"], first["outcome"]) == ("Spot", "cheap", "Stopped")
     assert (second["capacity"], second["nodeClass"]) == ("OnDemand", "dear")
     driver.until(lambda: driver.condition("Trained").get("reason") == "Progressing")
-    assert driver.condition("Trained")["message"] == "OnDemand (dear): no Spot node was found within 5s"
+    assert (
+        driver.condition("Trained")["message"]
+        == "OnDemand (dear): no Spot node was found within 5s"
+    )
     with node_label(cluster, "spot", "cheap"):
         driver.wait_state("train", "Running")
         time.sleep(RETURN_SECONDS + 2)  # so long the class is not tried again
@@ -78,7 +85,11 @@ def test_full_spot_pool_is_left_and_returned_to(priced: Operator, namespace: Kub
         status = driver.wait_finished(seconds=180)
     _, second, third = status["stages"]["train"]["attempts"]
     assert (second["outcome"], second["exitCode"]) == ("Interrupted", 75)
-    assert (third["capacity"], third["nodeClass"], third["outcome"]) == ("Spot", "cheap", "Succeeded")
+    assert (third["capacity"], third["nodeClass"], third["outcome"]) == (
+        "Spot",
+        "cheap",
+        "Succeeded",
+    )
     assert third["node"] in nodes(cluster, "spot")
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (1, 0)
     assert "CapacityChosen" in namespace.run("describe", "ft", "auto")
@@ -99,7 +110,9 @@ def check_costs(status: dict, second: dict, third: dict) -> None:
     assert Decimal(status["costs"]["saved"]) > 0
 
 
-def test_eviction_is_paid_and_reported(priced: Operator, namespace: KubeNamespace, cluster: Provider):
+def test_eviction_is_paid_and_reported(
+    priced: Operator, namespace: KubeNamespace, cluster: Provider
+):
     with node_label(cluster, "spot", "cheap"):
         auto = {"placement": {"expectedSeconds": 900}}
         driver = PipelineDriver.start(namespace, pipeline("paid", steps={"train": 100}, train=auto))
@@ -109,10 +122,14 @@ def test_eviction_is_paid_and_reported(priced: Operator, namespace: KubeNamespac
     first, second = status["stages"]["train"]["attempts"]
     assert (first["capacity"], second["capacity"]) == ("Spot", "Spot")
     assert first["savedStep"] > 0
-    assert Decimal(first["cost"]) > Decimal(first["lostCost"]) == Decimal(status["costs"]["lost"]) == 0
+    assert (
+        Decimal(first["cost"]) > Decimal(first["lostCost"]) == Decimal(status["costs"]["lost"]) == 0
+    )
 
 
-def test_dearer_spot_is_warned_about_and_not_chosen(priced: Operator, namespace: KubeNamespace, cluster: Provider):
+def test_dearer_spot_is_warned_about_and_not_chosen(
+    priced: Operator, namespace: KubeNamespace, cluster: Provider
+):
     priced.install(
         "placement.shortStageSeconds=0",
         *node_class(0, "dear", "OnDemand", DEAR, "finetune\\.dev/capacity=on-demand"),
@@ -121,10 +138,21 @@ def test_dearer_spot_is_warned_about_and_not_chosen(priced: Operator, namespace:
     priced.wait_settled()
     with node_label(cluster, "spot", "a100"):
         auto = PipelineDriver.start(namespace, pipeline("auto-a100"))
-        spot = PipelineDriver.start(namespace, pipeline("spot-a100", train={"placement": {"capacity": "Spot"}}))
+        spot = PipelineDriver.start(
+            namespace, pipeline("spot-a100", train={"placement": {"capacity": "Spot"}})
+        )
         chosen, insisted = (one.wait_finished()["stages"]["train"] for one in (auto, spot))
-    assert [(one["capacity"], one["nodeClass"]) for one in chosen["attempts"]] == [("OnDemand", "dear")]
-    assert chosen["placement"]["message"].startswith("OnDemand (dear): 1.04 against 1.14 USD an hour on Spot")
-    assert [(one["capacity"], one["nodeClass"]) for one in insisted["attempts"]] == [("Spot", "a100-spot")]
-    assert "costs more than OnDemand: 1.14 against 1.04 USD an hour" in insisted["placement"]["message"]
+    assert [(one["capacity"], one["nodeClass"]) for one in chosen["attempts"]] == [
+        ("OnDemand", "dear")
+    ]
+    assert chosen["placement"]["message"].startswith(
+        "OnDemand (dear): 1.04 against 1.14 USD an hour on Spot"
+    )
+    assert [(one["capacity"], one["nodeClass"]) for one in insisted["attempts"]] == [
+        ("Spot", "a100-spot")
+    ]
+    assert (
+        "costs more than OnDemand: 1.14 against 1.04 USD an hour"
+        in insisted["placement"]["message"]
+    )
     assert "SpotCostsMore" in namespace.run("describe", "ft", "spot-a100")

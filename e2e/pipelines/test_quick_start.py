@@ -35,7 +35,9 @@ while True:
 
 
 @pytest.fixture(scope="module")
-def driver(cluster: Provider, operator: Operator, reference_run: ReferenceRun) -> Iterator[PipelineDriver]:
+def driver(
+    cluster: Provider, operator: Operator, reference_run: ReferenceRun
+) -> Iterator[PipelineDriver]:
     """The demo's pipeline, applied to the cluster."""
     with temporary_namespace(cluster.kube, "quick-start") as namespace:
         upload_material(namespace, reference_run)
@@ -46,11 +48,15 @@ def driver(cluster: Provider, operator: Operator, reference_run: ReferenceRun) -
 
 
 def servers(driver: PipelineDriver) -> list[Object]:
-    found: list[Object] = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))["items"]
+    found: list[Object] = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))[
+        "items"
+    ]
     return found
 
 
-def test_evicted_pipeline_publishes_the_reference_model(driver: PipelineDriver, reference_run: ReferenceRun):
+def test_evicted_pipeline_publishes_the_reference_model(
+    driver: PipelineDriver, reference_run: ReferenceRun
+):
     driver.wait_state("train", "Running", seconds=120)
     driver.until(lambda: (driver.stage("train").get("progress") or {}).get("step", 0) > 40, 120)
     progress = driver.stage("train")["progress"]
@@ -62,12 +68,18 @@ def test_evicted_pipeline_publishes_the_reference_model(driver: PipelineDriver, 
     evict(driver.namespace, driver.pod("train").partition("/")[2])
     driver.until(lambda: len(driver.stage("train")["attempts"]) == 2, 90)
 
-    driver.namespace.run("wait", "--for=condition=Finished", "--timeout=300s", "ft/docstrings", timeout=310)
+    driver.namespace.run(
+        "wait", "--for=condition=Finished", "--timeout=300s", "ft/docstrings", timeout=310
+    )
     driver.namespace.run("wait", "--for=condition=Ready", "--timeout=0", "ft/docstrings")
     status = driver.status
     assert status["phase"] == "Succeeded", driver.describe()
     first, second = status["stages"]["train"]["attempts"]
-    assert (first["outcome"], first["exitCode"], second["outcome"]) == ("Interrupted", 75, "Succeeded")
+    assert (first["outcome"], first["exitCode"], second["outcome"]) == (
+        "Interrupted",
+        75,
+        "Succeeded",
+    )
     assert second["startStep"] == first["lastStep"]  # no step is repeated
     assert status["interruptions"] == 1
     curve = status["stages"]["train"]["lossCurve"]  # of both attempts
@@ -75,7 +87,9 @@ def test_evicted_pipeline_publishes_the_reference_model(driver: PipelineDriver, 
     assert status["gatesPassed"]
     reference_run.run("push")
     expected = hashlib.sha256((reference_run.material / WEIGHTS).read_bytes()).hexdigest()
-    actual = driver.namespace.run("exec", "filler", "--", "busybox", "sha256sum", f"/claims/demo/{WEIGHTS}")
+    actual = driver.namespace.run(
+        "exec", "filler", "--", "busybox", "sha256sum", f"/claims/demo/{WEIGHTS}"
+    )
     assert actual.split()[0] == expected
 
 
@@ -93,7 +107,13 @@ def test_model_is_served_at_the_endpoint_in_the_status(driver: PipelineDriver):
 def test_new_model_takes_over_without_a_lost_request(driver: PipelineDriver):
     driver.wait_finished(seconds=300)
     [old] = servers(driver)
-    client = pod("client", "", image="finetune-trainer-cpu:dev", command=["python", "-c", CLIENT % ENDPOINT], grace=1)
+    client = pod(
+        "client",
+        "",
+        image="finetune-trainer-cpu:dev",
+        command=["python", "-c", CLIENT % ENDPOINT],
+        grace=1,
+    )
     driver.namespace.create(client)
     driver.namespace.wait_phase("client", "Running")
     until(lambda: "answered" in driver.namespace.run("logs", "client"), 60)
@@ -112,7 +132,9 @@ def test_evicted_server_is_reported_until_it_is_replaced(driver: PipelineDriver)
     driver.wait_finished(seconds=300)
     [server] = servers(driver)
     name = server["metadata"]["name"]
-    [running] = driver.namespace.run("get", "pods", "-l", f"finetune.dev/server={name}", "-o", "name").split()
+    [running] = driver.namespace.run(
+        "get", "pods", "-l", f"finetune.dev/server={name}", "-o", "name"
+    ).split()
     evict(driver.namespace, running.partition("/")[2])
     driver.until(lambda: driver.condition("Deployed")["status"] == "False", 30)
     assert (driver.condition("Deployed")["reason"], driver.condition("Finished")["status"]) == (
@@ -126,7 +148,9 @@ def test_deleted_server_is_recreated_without_a_rerun(driver: PipelineDriver):
     driver.wait_finished(seconds=300)
     [old] = servers(driver)
     driver.namespace.run("delete", "deployment", old["metadata"]["name"])
-    driver.until(lambda: any(one["metadata"]["uid"] != old["metadata"]["uid"] for one in servers(driver)), 60)
+    driver.until(
+        lambda: any(one["metadata"]["uid"] != old["metadata"]["uid"] for one in servers(driver)), 60
+    )
     driver.until(lambda: driver.condition("Deployed")["status"] == "True", 120)
     assert len(driver.stage("train")["attempts"]) == 2  # no other stage runs again
 
@@ -137,7 +161,11 @@ def test_new_leader_finishes_the_start_of_a_server(driver: PipelineDriver, opera
     driver.until(lambda: len(servers(driver)) == 2, 60)
     operator.lose_leader(gracefully=False)
     driver.until(
-        lambda: len(servers(driver)) == 1 and servers(driver)[0]["metadata"]["uid"] != old["metadata"]["uid"], 120
+        lambda: (
+            len(servers(driver)) == 1
+            and servers(driver)[0]["metadata"]["uid"] != old["metadata"]["uid"]
+        ),
+        120,
     )
     driver.wait_finished()
     assert driver.stage("deploy")["attempts"][-1]["outcome"] == "Succeeded"
@@ -147,12 +175,16 @@ def test_removing_deploy_deletes_server_and_service(driver: PipelineDriver):
     driver.wait_finished(seconds=300)
     driver.patch(deploy=None)
     driver.until(lambda: servers(driver) == [], 60)
-    driver.until(lambda: "docstrings-deploy" not in driver.namespace.run("get", "services", "-o", "name"))
+    driver.until(
+        lambda: "docstrings-deploy" not in driver.namespace.run("get", "services", "-o", "name")
+    )
     assert driver.status["model"].get("endpoint") is None
 
 
 def test_deleted_pipeline_leaves_only_its_workspace(driver: PipelineDriver):
     driver.namespace.run("delete", "ft", "docstrings", "--wait=true")
     managed = ("-l", "app.kubernetes.io/managed-by=finetune-operator", "-o", "name")
-    until(lambda: not driver.namespace.run("get", "jobs,deployments,services", *managed).split(), 60)
+    until(
+        lambda: not driver.namespace.run("get", "jobs,deployments,services", *managed).split(), 60
+    )
     assert "docstrings-workspace" in driver.namespace.run("get", "pvc", "-o", "name")

@@ -55,10 +55,14 @@ def run_block(block: str, kube: Kube, folder: Path = ROOT) -> str:
     lines = [line for line in block.splitlines() if not line.startswith(SKIPPED)]
     script = "\n".join(["trap 'kill $(jobs -p) 2> /dev/null || true' EXIT", *lines])
     # `finetune` is beside the interpreter: `make test` activates no virtual environment.
-    path = os.pathsep.join([str(kube.kubectl.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join(
+        [str(kube.kubectl.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
     environment = os.environ | {"KUBECONFIG": str(kube.kubeconfig), "PATH": path}
     shell = ["bash", "-e", "-c", script]
-    completed = subprocess.run(shell, cwd=folder, env=environment, check=False, text=True, stdout=subprocess.PIPE)
+    completed = subprocess.run(
+        shell, cwd=folder, env=environment, check=False, text=True, stdout=subprocess.PIPE
+    )
     print(completed.stdout)
     completed.check_returncode()
     return completed.stdout
@@ -75,7 +79,9 @@ def docstrings(
         run_block(apply, cluster.kube, make_checkout(tmp_path_factory.mktemp("checkout")))
         yield PipelineDriver(namespace, yaml.safe_load(MANIFEST.read_text())["metadata"]["name"])
     finally:
-        namespace.run("delete", "-f", str(MANIFEST), "-f", str(MATERIAL), "--wait=false", "--ignore-not-found")
+        namespace.run(
+            "delete", "-f", str(MANIFEST), "-f", str(MATERIAL), "--wait=false", "--ignore-not-found"
+        )
         namespace.run("delete", "configmap", "demo-material", "--ignore-not-found")
 
 
@@ -85,7 +91,9 @@ def test_quickstart_commands_run_the_demo_to_success(docstrings: PipelineDriver)
     assert status["gatesPassed"]
 
 
-def test_quickstart_request_returns_the_models_answer(docstrings: PipelineDriver, cluster: Provider):
+def test_quickstart_request_returns_the_models_answer(
+    docstrings: PipelineDriver, cluster: Provider
+):
     *_, request = blocks("On a cluster")
     output = run_block(request, cluster.kube)
     [line] = [line for line in output.splitlines() if line.startswith("{")]

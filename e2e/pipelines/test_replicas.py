@@ -8,10 +8,14 @@ from finetune_operator.controller.leader_election import LEASE_DURATION
 from testcluster.kube_namespace import KubeNamespace, until
 
 
-def test_losing_the_leader_in_every_stage_reruns_nothing(operator: Operator, namespace: KubeNamespace):
+def test_losing_the_leader_in_every_stage_reruns_nothing(
+    operator: Operator, namespace: KubeNamespace
+):
     """The leader is force-deleted and evicted in turn, once in each stage."""
     namespace.claim("models")
-    driver = PipelineDriver.start(namespace, pipeline("led", steps=dict.fromkeys(ORDER, 9000), pushes=True))
+    driver = PipelineDriver.start(
+        namespace, pipeline("led", steps=dict.fromkeys(ORDER, 9000), pushes=True)
+    )
     for index, stage in enumerate(ORDER):
         driver.wait_state(stage, "Running", seconds=90)
         operator.lose_leader(gracefully=bool(index % 2))
@@ -25,7 +29,9 @@ def test_losing_the_leader_in_every_stage_reruns_nothing(operator: Operator, nam
 
 def test_new_leader_starts_stages_within_30_seconds(operator: Operator, namespace: KubeNamespace):
     operator.wait_ready()
-    time.sleep(LEASE_DURATION)  # a replica that has just started watches the Lease so long before it may lead
+    time.sleep(
+        LEASE_DURATION
+    )  # a replica that has just started watches the Lease so long before it may lead
     leader = operator.leader()
     operator.objects.run("delete", "pod", leader, "--grace-period=0", "--force")
     killed_at = time.monotonic()

@@ -19,7 +19,10 @@ STEPS = 60
 APART = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
-            {"labelSelector": {"matchLabels": {"finetune.dev/stage": "train"}}, "topologyKey": "kubernetes.io/hostname"}
+            {
+                "labelSelector": {"matchLabels": {"finetune.dev/stage": "train"}},
+                "topologyKey": "kubernetes.io/hostname",
+            }
         ]
     }
 }
@@ -41,7 +44,11 @@ def training(name: str) -> Object:
     }
     workspace = {**spec["workspace"], "accessMode": "ReadWriteMany"}
     train = merged(merged(train, SPOT), more)
-    return {**manifest, "metadata": {"name": name}, "spec": {**kept, "workspace": workspace, "train": train}}
+    return {
+        **manifest,
+        "metadata": {"name": name},
+        "spec": {**kept, "workspace": workspace, "train": train},
+    }
 
 
 def wait_for_attempt_step(driver: PipelineDriver, attempt: int, step: int) -> Object:
@@ -57,9 +64,9 @@ def selector(driver: PipelineDriver, index: int) -> str:
 
 def pod_of(driver: PipelineDriver, index: int) -> Object:
     """Return the pod of the newest attempt with this index."""
-    found: list[Object] = json.loads(driver.namespace.run("get", "pods", "-l", selector(driver, index), "-o", "json"))[
-        "items"
-    ]
+    found: list[Object] = json.loads(
+        driver.namespace.run("get", "pods", "-l", selector(driver, index), "-o", "json")
+    )["items"]
     return found[0]
 
 
@@ -67,11 +74,17 @@ def weights_of(driver: PipelineDriver) -> str:
     """Return the SHA-256 of the adapter that the training has left on its claim."""
     path = f"/workspace/train/{driver.stage('train')['identity']}/output/adapter_model.safetensors"
     claims = {f"{driver.name}-workspace": "/workspace"}
-    return driver.namespace.run_script(f"busybox sha256sum {path}", f"sum-of-{driver.name}", claims=claims).split()[0]
+    return driver.namespace.run_script(
+        f"busybox sha256sum {path}", f"sum-of-{driver.name}", claims=claims
+    ).split()[0]
 
 
 def test_two_nodes_with_one_lost_end_with_the_same_bytes(
-    operator: Operator, namespace: KubeNamespace, cluster: Provider, lost_nodes: list[str], tmp_path: Path
+    operator: Operator,
+    namespace: KubeNamespace,
+    cluster: Provider,
+    lost_nodes: list[str],
+    tmp_path: Path,
 ):
     """The pod on the second node is evicted with notice, and its successor's node is deleted without."""
     make_material(tmp_path)
@@ -88,8 +101,12 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
     driver.until(lambda: driver.stage("train")["attempts"][0]["outcome"] != "Running", 90)
     evicted = driver.stage("train")["attempts"][0]
     assert (evicted["outcome"], evicted["exitCode"]) == ("Interrupted", 75), driver.describe()
-    assert evicted["message"].startswith(f"pod 1: EvictionByEvictionAPI on {second['spec']['nodeName']}")
-    assert f"saved at step {evicted['lastStep']}" in evicted["message"], "the first pod saves where both stopped"
+    assert evicted["message"].startswith(
+        f"pod 1: EvictionByEvictionAPI on {second['spec']['nodeName']}"
+    )
+    assert f"saved at step {evicted['lastStep']}" in evicted["message"], (
+        "the first pod saves where both stopped"
+    )
 
     progress = wait_for_attempt_step(driver, 2, evicted["lastStep"] + CHECKPOINT_STEPS + 2)
     assert progress["startStep"] == evicted["lastStep"]
@@ -104,6 +121,8 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
     status = driver.wait_finished(seconds=600)
     attempts = status["stages"]["train"]["attempts"]
     assert [one["outcome"] for one in attempts] == ["Interrupted", "Interrupted", "Succeeded"]
-    assert attempts[2]["startStep"] >= progress["step"], "the pod on the other node saves the last finished step"
+    assert attempts[2]["startStep"] >= progress["step"], (
+        "the pod on the other node saves the last finished step"
+    )
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (2, 0)
     assert weights_of(driver) == weights_of(calm)

@@ -39,21 +39,33 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stores(
-    cluster: Provider, namespace: KubeNamespace, material: Path, tmp_path_factory: pytest.TempPathFactory
+    cluster: Provider,
+    namespace: KubeNamespace,
+    material: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stores]:
     """The stores; their addresses and credentials are in the Secret `stores`."""
     with running_stores(cluster, namespace, tmp_path_factory.mktemp("servers"), material) as stores:
         namespace.create(
-            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "stores"}, "stringData": stores.environment}
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": "stores"},
+                "stringData": stores.environment,
+            }
         )
         yield stores
 
 
 @pytest.fixture(scope="module")
-def driver(operator: Operator, namespace: KubeNamespace, stores: Stores, material: Path) -> PipelineDriver:
+def driver(
+    operator: Operator, namespace: KubeNamespace, stores: Stores, material: Path
+) -> PipelineDriver:
     """The pipeline, applied to the cluster; the claim `tasks` has the evaluation task, which must be on a volume."""
     namespace.claim("tasks")
-    namespace.create(pod("filler", "busybox sleep 3600", claims={"tasks": "/claims/tasks"}, grace=1))
+    namespace.create(
+        pod("filler", "busybox sleep 3600", claims={"tasks": "/claims/tasks"}, grace=1)
+    )
     namespace.wait_phase("filler", "Running")
     upload(namespace, material / "data", "/claims/tasks")
     return PipelineDriver.start(namespace, manifest(stores))
@@ -77,7 +89,11 @@ def manifest(stores: Stores) -> Object:
             "dtype": "FP32",
             "when": "Always",
         },
-        "deploy": {"engine": "Transformers", "when": "GatesPassed", "smokeTest": {"prompt": PROMPT, "maxTokens": 8}},
+        "deploy": {
+            "engine": "Transformers",
+            "when": "GatesPassed",
+            "smokeTest": {"prompt": PROMPT, "maxTokens": 8},
+        },
     }
     return {
         "apiVersion": "finetune.dev/v1alpha1",
@@ -89,14 +105,21 @@ def manifest(stores: Stores) -> Object:
 
 def gate(accuracy: float) -> Object:
     """Return a gate that needs this accuracy."""
-    return {"task": "docstrings", "metric": "acc", "operator": "GreaterThanOrEqual", "value": accuracy}
+    return {
+        "task": "docstrings",
+        "metric": "acc",
+        "operator": "GreaterThanOrEqual",
+        "value": accuracy,
+    }
 
 
 def server(driver: PipelineDriver) -> Object:
     """Wait until there is only one Deployment, and return it."""
 
     def only() -> list[Object]:
-        found: list[Object] = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))["items"]
+        found: list[Object] = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))[
+            "items"
+        ]
         return found if len(found) == 1 else []
 
     return dict(driver.until(only)[0])
@@ -118,9 +141,18 @@ def ask(driver: PipelineDriver, client: str) -> str:
 
 def may(kube_namespace: KubeNamespace, verb: str, group: str, resource: str) -> bool:
     """Return whether the operator's ServiceAccount may do something in the namespace."""
-    attributes = {"namespace": kube_namespace.name, "verb": verb, "group": group, "resource": resource}
+    attributes = {
+        "namespace": kube_namespace.name,
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+    }
     user = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
-    groups = ["system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}", "system:authenticated"]
+    groups = [
+        "system:serviceaccounts",
+        f"system:serviceaccounts:{NAMESPACE}",
+        "system:authenticated",
+    ]
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
@@ -131,7 +163,9 @@ def may(kube_namespace: KubeNamespace, verb: str, group: str, resource: str) -> 
 
 
 def test_operator_may_not_read_the_credentials(driver: PipelineDriver):
-    allowed = {verb: may(driver.namespace, verb, "", "secrets") for verb in ("get", "list", "watch")}
+    allowed = {
+        verb: may(driver.namespace, verb, "", "secrets") for verb in ("get", "list", "watch")
+    }
     assert allowed == {"get": False, "list": False, "watch": False}
     assert may(driver.namespace, "create", "batch", "jobs")
 
@@ -176,9 +210,15 @@ def test_failed_gate_keeps_the_old_server(driver: PipelineDriver, stores: Stores
 
 def test_model_in_a_bucket_is_downloaded_by_its_server(driver: PipelineDriver, stores: Stores):
     old = server(driver)
-    driver.patch(push={"targets": [{"uri": stores.uri("bot")}]}, evaluate={"gates": [gate(REACHED)]})
+    driver.patch(
+        push={"targets": [{"uri": stores.uri("bot")}]}, evaluate={"gates": [gate(REACHED)]}
+    )
     status = driver.wait_finished(seconds=420)
     assert status["model"]["uri"].startswith(stores.uri("bot/sha256-"))
     assert server(driver)["metadata"]["uid"] != old["metadata"]["uid"]
-    assert not [volume for volume in server(driver)["spec"]["template"]["spec"]["volumes"] if "image" in volume]
+    assert not [
+        volume
+        for volume in server(driver)["spec"]["template"]["spec"]["volumes"]
+        if "image" in volume
+    ]
     assert ask(driver, "fourth-client") == status["stages"]["deploy"]["result"]["answer"]

@@ -64,7 +64,9 @@ def following(cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> Ne
 def start_pipelines(namespace: KubeNamespace) -> list[PipelineDriver]:
     """Start a pipeline that will be finished, one that will serve, and one that trains until it is told to end."""
     namespace.claim("models")
-    serving = pipeline("serving", pushes=True, push={"pod": {"command": ["sh", "-c", PUBLISH]}}, deploy=DEPLOY)
+    serving = pipeline(
+        "serving", pushes=True, push={"pod": {"command": ["sh", "-c", PUBLISH]}}, deploy=DEPLOY
+    )
     manifests = (pipeline("finished"), serving, pipeline("running", steps=HELD))
     drivers = [PipelineDriver.start(namespace, manifest) for manifest in manifests]
     for driver in drivers[:2]:
@@ -84,7 +86,9 @@ def objects(namespace: KubeNamespace) -> dict[str, str]:
 def asking(namespace: KubeNamespace) -> Iterator[list[str]]:
     """Ask the server a few times a second; the list has an entry for every request after the end of the context."""
     answers: list[str] = []
-    namespace.create(pod("client", "", image="finetune-operator:dev", command=["python", "-c", ASK]))
+    namespace.create(
+        pod("client", "", image="finetune-operator:dev", command=["python", "-c", ASK])
+    )
     namespace.wait_phase("client", "Running")
     yield answers
     namespace.run("exec", "client", "--", "touch", "/tmp/finish")
@@ -127,9 +131,14 @@ def test_upgrade_and_rollback_rerun_and_lose_nothing(
     assert before.items() <= objects(namespace).items()
     assert [driver.object["status"] for driver in (finished, serving)] == statuses
     assert OWNER not in newer.object["spec"]
-    assert [label_of(newer, stage) for stage in ("prepare", "train", "evaluate")] == ["next", "next", None]
+    assert [label_of(newer, stage) for stage in ("prepare", "train", "evaluate")] == [
+        "next",
+        "next",
+        None,
+    ]
     for driver in (finished, serving, running, newer):
         for stage in driver.status["stages"].values():
-            assert [attempt["outcome"] for attempt in stage.get("attempts", ())] in ([], ["Succeeded"]), (
-                driver.describe()
-            )
+            assert [attempt["outcome"] for attempt in stage.get("attempts", ())] in (
+                [],
+                ["Succeeded"],
+            ), driver.describe()

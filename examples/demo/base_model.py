@@ -37,7 +37,9 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer, which can encode any text."""
     bpe = ByteLevelBPETokenizer()
     special = ["<pad>", "<bos>", "<eos>"]
-    bpe.train_from_iterator(texts, vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
+    bpe.train_from_iterator(
+        texts, vocab_size=VOCABULARY, special_tokens=special, show_progress=False
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer,  # noqa: SLF001  tokenizers offers no public conversion
         model_max_length=512,
@@ -69,15 +71,21 @@ def to_rows(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> torch.Tenso
     The texts must be in the order of their files: texts close to each other are about the same module, and a row
     teaches the model that.
     """
-    ids = list(chain.from_iterable([*tokenizer.encode(text), tokenizer.eos_token_id] for text in texts))
+    ids = list(
+        chain.from_iterable([*tokenizer.encode(text), tokenizer.eos_token_id] for text in texts)
+    )
     length = len(ids) // ROW * ROW
     return torch.tensor(ids[:length]).view(-1, ROW)
 
 
 def pretrain(model: LlamaForCausalLM, rows: torch.Tensor, steps: int) -> float:
     """Pre-train the model with the next-token loss; return the mean loss of the last ten steps."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate_factor(step, steps)
+    )
     losses = []
     model.train()
     for step in range(steps):

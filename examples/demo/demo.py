@@ -23,7 +23,11 @@ from finetune_trainer.runtime.artifacts import digest_file
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path("examples/demo")
 MANIFEST = HERE / "pipeline.yaml"
-MATERIAL, INTERRUPTED_RUN, UNINTERRUPTED_RUN = Path(".demo/material"), Path(".demo/run"), Path(".demo/undisturbed")
+MATERIAL, INTERRUPTED_RUN, UNINTERRUPTED_RUN = (
+    Path(".demo/material"),
+    Path(".demo/run"),
+    Path(".demo/undisturbed"),
+)
 FAULTS = ("--evict", "train@100", "--kill", "train@250")
 """The kill comes ten steps after a checkpoint (every 20 steps), so that steps are lost and repeated."""
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
@@ -40,13 +44,27 @@ def main() -> None:
     seconds: dict[str, float] = {}
     with section("material", "creating a data set, an evaluation task and a base model", seconds):
         python(str(HERE / "material.py"), str(MATERIAL))
-    with section("pipeline", "training is evicted at step 100 (SIGTERM) and killed at step 250 (SIGKILL)", seconds):
+    with section(
+        "pipeline",
+        "training is evicted at step 100 (SIGTERM) and killed at step 250 (SIGKILL)",
+        seconds,
+    ):
         status = run_pipeline(INTERRUPTED_RUN, *FAULTS)
-    if [a["outcome"] for a in status["stages"]["train"]["attempts"]] != ["Interrupted", "Interrupted", "Succeeded"]:
-        sys.exit("demo: FAILED: training was not interrupted twice, so there is nothing to compare; see `finetune get`")
-    with section("training again", "the same training without interruption, in another folder", seconds):
+    if [a["outcome"] for a in status["stages"]["train"]["attempts"]] != [
+        "Interrupted",
+        "Interrupted",
+        "Succeeded",
+    ]:
+        sys.exit(
+            "demo: FAILED: training was not interrupted twice, so there is nothing to compare; see `finetune get`"
+        )
+    with section(
+        "training again", "the same training without interruption, in another folder", seconds
+    ):
         repeated = run_pipeline(UNINTERRUPTED_RUN, "--until", "train")
-    digests = check_equal(adapter_digests(INTERRUPTED_RUN, status), adapter_digests(UNINTERRUPTED_RUN, repeated))
+    digests = check_equal(
+        adapter_digests(INTERRUPTED_RUN, status), adapter_digests(UNINTERRUPTED_RUN, repeated)
+    )
     with section("base score", "evaluating the base model with the same task", seconds):
         before = base_score()
     print_summary(status, before, digests, seconds)
@@ -77,11 +95,15 @@ def python(*arguments: str, stdout: int | None = None) -> str:
     completed = subprocess.run([sys.executable, *arguments], stdout=stdout, text=True, check=False)
     signal.signal(signal.SIGINT, previous)
     if completed.returncode in {SIGINT_EXIT_CODE, -signal.SIGINT}:
-        print("\nstopped. The next `make demo` starts from the beginning; complete material is kept.")
+        print(
+            "\nstopped. The next `make demo` starts from the beginning; complete material is kept."
+        )
         sys.exit(SIGINT_EXIT_CODE)
     if completed.returncode:
         print(completed.stdout or "")
-        sys.exit(f"demo: `python {' '.join(arguments[:3])}` failed with exit code {completed.returncode}; see above")
+        sys.exit(
+            f"demo: `python {' '.join(arguments[:3])}` failed with exit code {completed.returncode}; see above"
+        )
     return completed.stdout or ""
 
 
@@ -94,7 +116,9 @@ def adapter_digests(workdir: Path, status: Status) -> dict[str, str]:
 def check_equal(interrupted: dict[str, str], uninterrupted: dict[str, str]) -> dict[str, str]:
     """Return the digests if they are equal; exit with a message otherwise."""
     if different := [name for name in ADAPTER if interrupted[name] != uninterrupted[name]]:
-        sys.exit(f"demo: FAILED: {', '.join(different)} differs between the interrupted and the uninterrupted training")
+        sys.exit(
+            f"demo: FAILED: {', '.join(different)} differs between the interrupted and the uninterrupted training"
+        )
     return interrupted
 
 
@@ -105,13 +129,17 @@ def base_score() -> Score:
     evaluate = read(MANIFEST).spec.evaluate
     if evaluate is None or not evaluate.gates:
         sys.exit(f"demo: {MANIFEST} has no evaluate.gates, so there is nothing to compare")
-    environment = Environment(workspace=INTERRUPTED_RUN / "volumes/workspace", claims=INTERRUPTED_RUN / "claims")
+    environment = Environment(
+        workspace=INTERRUPTED_RUN / "volumes/workspace", claims=INTERRUPTED_RUN / "claims"
+    )
     scores = scores_of(MATERIAL / "base-model", None, evaluate, environment)
     gate = evaluate.gates[0]
     return scores[gate.task][gate.metric]
 
 
-def print_summary(status: Status, before: Score, digests: dict[str, str], seconds: dict[str, float]) -> None:
+def print_summary(
+    status: Status, before: Score, digests: dict[str, str], seconds: dict[str, float]
+) -> None:
     """Print scores, interruptions, digests and durations."""
     stages, gate = status["stages"], status["gates"][0]
     active = {name: stage["activeSeconds"] for name, stage in stages.items()}

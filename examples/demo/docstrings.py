@@ -15,7 +15,15 @@ LIBRARY = Path(sysconfig.get_path("stdlib"))
 MODULES = ("asyncio", "decimal", "email", "http", "logging", "multiprocessing", "unittest", "xml")
 """The choices of the task: the modules with the most doc-strings that every Python since 3.11 includes."""
 
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+SKIPPED_FOLDERS = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+}
 """Third-party packages, tests, a desktop program, and lib2to3, which later Python versions lack."""
 
 SHORTEST, LONGEST = 40, 200
@@ -25,7 +33,9 @@ HELD_OUT = 32
 """Test rows of each module. All modules have the same number, so that a constant answer scores one in eight."""
 
 
-def split(owners: dict[str, set[str]], seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
+def split(
+    owners: dict[str, set[str]], seed: int
+) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
     """Return training rows, held-out test rows, and texts to pre-train on in the order of their files.
 
     `owners` is the result of `gather`. A row is {"text": doc-string, "module": name}. No text of the test rows is in
@@ -36,7 +46,9 @@ def split(owners: dict[str, set[str]], seed: int) -> tuple[list[dict[str, str]],
     train: list[dict[str, str]] = []
     test: list[dict[str, str]] = []
     for module in MODULES:
-        rows = [{"text": text, "module": module} for text, names in owners.items() if names == {module}]
+        rows = [
+            {"text": text, "module": module} for text, names in owners.items() if names == {module}
+        ]
         if len(rows) < 3 * HELD_OUT:
             raise SystemExit(
                 f"{module}: {len(rows)} doc-strings, at least {3 * HELD_OUT} are needed; "
@@ -80,7 +92,9 @@ def docstrings(path: Path) -> Iterator[str]:
             yield textwrap.shorten(text, LONGEST, placeholder="")
 
 
-def documented(tree: ast.Module) -> Iterable[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def documented(
+    tree: ast.Module,
+) -> Iterable[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     """Return the nodes that can have a doc-string."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return (node for node in ast.walk(tree) if isinstance(node, kinds))

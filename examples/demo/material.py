@@ -18,7 +18,13 @@ from pathlib import Path
 
 import docstrings
 
-from finetune_trainer.runtime.artifacts import CorruptArtifact, atomic_folder, canonical_json, seal, verify
+from finetune_trainer.runtime.artifacts import (
+    CorruptArtifact,
+    atomic_folder,
+    canonical_json,
+    seal,
+    verify,
+)
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / ".demo" / "material"
@@ -32,11 +38,15 @@ def make(folder: Path, *, steps: int = STEPS, seed: int = SEED) -> None:
     train, test, pretraining = docstrings.split(docstrings.gather(), seed)
     task = (HERE / "task.yaml").read_text()
     make_once(
-        folder / "data", {"rows": digest([train, test]), "task": digest(task)}, lambda to: write_data(to, train, test)
+        folder / "data",
+        {"rows": digest([train, test]), "task": digest(task)},
+        lambda to: write_data(to, train, test),
     )
     program = {"program": digest((HERE / "base_model.py").read_text()), "torch": version("torch")}
     stamp = {"texts": digest(pretraining), "steps": steps, "seed": seed, **program}
-    make_once(folder / "base-model", stamp, lambda to: write_base_model(to, pretraining, steps, seed))
+    make_once(
+        folder / "base-model", stamp, lambda to: write_base_model(to, pretraining, steps, seed)
+    )
 
 
 def make_once(folder: Path, stamp: dict[str, object], fill: Callable[[Path], None]) -> None:
@@ -56,7 +66,9 @@ def make_once(folder: Path, stamp: dict[str, object], fill: Callable[[Path], Non
 
 def write_data(folder: Path, train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
     """Write the training records, the test rows and the task file."""
-    records = [{"prompt": f"{row['text']}\nModule:", "completion": f" {row['module']}"} for row in train]
+    records = [
+        {"prompt": f"{row['text']}\nModule:", "completion": f" {row['module']}"} for row in train
+    ]
     write_lines(folder / "train.jsonl", records)
     write_lines(folder / "heldout.jsonl", test)
     shutil.copy(HERE / "task.yaml", folder)
@@ -68,7 +80,8 @@ def write_base_model(folder: Path, texts: list[str], steps: int, seed: int) -> N
     import base_model as toy  # noqa: PLC0415  imports torch for seconds, needed only here
 
     print(
-        f"base-model: pre-training a toy Llama on {len(texts):,} doc-strings, none of them in the test rows", flush=True
+        f"base-model: pre-training a toy Llama on {len(texts):,} doc-strings, none of them in the test rows",
+        flush=True,
     )
     loss = toy.make(folder, texts, steps, seed)
     print(f"base-model: loss {loss:.2f}", flush=True)
@@ -81,7 +94,10 @@ def digest(value: object) -> str:
 
 def write_lines(path: Path, records: list[dict[str, str]]) -> None:
     """Write JSON Lines."""
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records),
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":

@@ -18,20 +18,29 @@ SEED = 7
 
 def make(folder: Path) -> int:
     """Write preference/pairs.jsonl in the folder; return the number of pairs."""
-    records = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    records = [
+        json.loads(line)
+        for line in (folder / "data" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     modules = sorted({record["completion"] for record in records})
     generator = random.Random(SEED)  # noqa: S311  not for cryptography
     pairs = [pair(record, modules, generator) for record in records]
     target = folder / "preference" / "pairs.jsonl"
     target.parent.mkdir(exist_ok=True)
-    target.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in pairs), encoding="utf-8")
+    target.write_text(
+        "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in pairs), encoding="utf-8"
+    )
     return len(pairs)
 
 
 def pair(record: dict[str, str], modules: list[str], generator: random.Random) -> dict[str, str]:
     """Return the pair of one record."""
     others = [module for module in modules if module != record["completion"]]
-    return {"prompt": record["prompt"], "chosen": record["completion"], "rejected": generator.choice(others)}
+    return {
+        "prompt": record["prompt"],
+        "chosen": record["completion"],
+        "rejected": generator.choice(others),
+    }
 
 
 if __name__ == "__main__":

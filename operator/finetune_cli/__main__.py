@@ -74,7 +74,9 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="finetune", description="Fine-tune a model from one manifest.")
+    parser = argparse.ArgumentParser(
+        prog="finetune", description="Fine-tune a model from one manifest."
+    )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     # Import only the command's own module, so that no command waits for the libraries of another.

@@ -27,7 +27,9 @@ NAME_OR_FILE = "name of a run on this machine or of a pipeline on a cluster, or 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --context and --namespace."""
-    parser.add_argument("--context", help="kubeconfig context of the cluster (default: the current context)")
+    parser.add_argument(
+        "--context", help="kubeconfig context of the cluster (default: the current context)"
+    )
     text = "namespace of the pipeline (default: that of the manifest, else that of the context)"
     parser.add_argument("-n", "--namespace", help=text)
 
@@ -38,7 +40,9 @@ def targets_cluster(target: str | None, arguments: argparse.Namespace) -> bool:
     A run on this machine is preferred to a pipeline of the same name on a cluster, which needs -n or --context.
     Raises UsageError where flags of both are given.
     """
-    has_cluster_flag = arguments.context or arguments.namespace or getattr(arguments, "all_namespaces", False)
+    has_cluster_flag = (
+        arguments.context or arguments.namespace or getattr(arguments, "all_namespaces", False)
+    )
     local_flags = [flag for name, flag in LOCAL_FLAGS.items() if getattr(arguments, name, None)]
     if has_cluster_flag and local_flags:
         raise UsageError(
@@ -76,13 +80,19 @@ def run_on_cluster(command: str, arguments: argparse.Namespace) -> int:
 def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --workdir and --claim."""
     add_workdir(parser)
-    text = "folder that replaces pvc://NAME on this machine; later runs in the work folder remember it"
+    text = (
+        "folder that replaces pvc://NAME on this machine; later runs in the work folder remember it"
+    )
     parser.add_argument("--claim", action="append", default=[], metavar="NAME=FOLDER", help=text)
 
 
 def add_workdir(parser: argparse.ArgumentParser) -> None:
     """Add --workdir."""
-    parser.add_argument("--workdir", type=Path, help=f"work folder of the run on this machine (default: {RUNS}/NAME)")
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        help=f"work folder of the run on this machine (default: {RUNS}/NAME)",
+    )
 
 
 def workdir_for(manifest: Manifest, given: Path | None) -> Path:
@@ -121,14 +131,20 @@ def manifest_path(target: str | Path) -> Path:
         return Path(target)
     recorded = manifest_of(run)
     if recorded is None:
-        raise UsageError(f"{run} does not tell its manifest; give the manifest FILE instead of {target}")
+        raise UsageError(
+            f"{run} does not tell its manifest; give the manifest FILE instead of {target}"
+        )
     return recorded
 
 
 def local_runs_hint() -> str:
     """Return which runs there are on this machine, for the error of a name that is none of them."""
     names = ", ".join(run.name for run in find_runs())
-    return f"the runs on this machine are {names}" if names else f"there is no run on this machine in {RUNS}"
+    return (
+        f"the runs on this machine are {names}"
+        if names
+        else f"there is no run on this machine in {RUNS}"
+    )
 
 
 def claims(given: Iterable[str]) -> dict[str, Path]:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-NAME = re.compile(rb"""^["']?(?:task|group)["']?:[ \t]*(["']?)(\S[^\n#]*?)\1[ \t]*(?:#.*)?\r?$""", re.MULTILINE)
+NAME = re.compile(
+    rb"""^["']?(?:task|group)["']?:[ \t]*(["']?)(\S[^\n#]*?)\1[ \t]*(?:#.*)?\r?$""", re.MULTILINE
+)
 TAGS = re.compile(rb"""^["']?tag["']?:[ \t]*(\S.*|(?:\r?\n[ \t]*-.*)+)""", re.MULTILINE)
 WORD = re.compile(rb"[\w.+-]*\w[\w.+-]*")
 
@@ -40,7 +42,11 @@ def _task_files(folder: Path) -> Iterator[Path]:
 def _add(found: BuiltInTasks, path: Path) -> None:
     text = path.read_bytes()
     for listed in TAGS.findall(text):
-        found.tags.update(word.decode() for line in listed.splitlines() for word in WORD.findall(line.split(b"#")[0]))
+        found.tags.update(
+            word.decode()
+            for line in listed.splitlines()
+            for word in WORD.findall(line.split(b"#")[0])
+        )
     if path.suffix == ".yaml":
         for _, name in NAME.findall(text):
             found.files.setdefault(name.decode(), path)

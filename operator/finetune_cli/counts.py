@@ -23,12 +23,18 @@ UNREADABLE = (OSError, ValueError, RecursionError, EOFError, zlib.error, csv.Err
 NOT_COUNTED = "records not counted"
 
 
-def count_lines(spec: PipelineSpec, prepared: PrepareResult | None, environment: Environment | None) -> list[str]:
+def count_lines(
+    spec: PipelineSpec, prepared: PrepareResult | None, environment: Environment | None
+) -> list[str]:
     """Return what is known of data and steps: by the result of prepare, else by the files on this machine."""
     work = workload(spec)
     together = list(_processes_lines(work, environment))
     if prepared:
-        return [_data_line(prepared, work), _steps_line(work, work.steps(prepared.train_rows)), *together]
+        return [
+            _data_line(prepared, work),
+            _steps_line(work, work.steps(prepared.train_rows)),
+            *together,
+        ]
     data = [f"data: {text}" for text in _records(spec, environment)]
     if work.epochs is None:
         return [*data, _steps_line(work, work.max_steps or 0), *together]
@@ -54,7 +60,11 @@ def _data_line(result: PrepareResult, work: Workload) -> str:
         )
         if count
     )
-    validation = f" and {work.examples(result.validation_rows):,} for validation" if result.validation_rows else ""
+    validation = (
+        f" and {work.examples(result.validation_rows):,} for validation"
+        if result.validation_rows
+        else ""
+    )
     length = f"{'rows of ' if work.pairs else ''}{work.context_length:,} tokens"
     records = f"data: {_count(result.records, 'record')}" + (f" ({left_out})" if left_out else "")
     rows = f"{_count(work.examples(result.train_rows), work.example)} of {length}{validation}"
@@ -63,7 +73,9 @@ def _data_line(result: PrepareResult, work: Workload) -> str:
 
 def _steps_line(work: Workload, steps: int) -> str:
     passes = f", {_count(work.epochs, 'epoch')}" if work.epochs is not None else ""
-    return f"train: {_count(steps, 'step')} of {_count(work.examples_per_step, work.example)}{passes}"
+    return (
+        f"train: {_count(steps, 'step')} of {_count(work.examples_per_step, work.example)}{passes}"
+    )
 
 
 def _count(number: float, noun: str) -> str:
@@ -103,7 +115,9 @@ def count_records(path: Path) -> int:
     if path.stat().st_size > limit:
         raise ValueError(f"larger than {limit >> 20:,} MiB")
     with gzip.open(path) if compressed else path.open("rb") as content:
-        return _count_in(content, path.suffixes[-2:-1][0] if compressed and path.suffixes[:-1] else path.suffix)
+        return _count_in(
+            content, path.suffixes[-2:-1][0] if compressed and path.suffixes[:-1] else path.suffix
+        )
 
 
 def _count_in(content: BinaryIO | gzip.GzipFile, suffix: str) -> int:

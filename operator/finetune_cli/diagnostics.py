@@ -49,7 +49,9 @@ def sort_diagnostics(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 def closest_match(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that is most similar to `word`, ignoring case; None where none is similar."""
     by_lower_case = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word.lower()[:MATCHED_CHARACTERS], by_lower_case, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(
+        word.lower()[:MATCHED_CHARACTERS], by_lower_case, n=1, cutoff=0.6
+    )
     return by_lower_case[matches[0]] if matches else None
 
 

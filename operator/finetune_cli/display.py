@@ -22,13 +22,25 @@ from finetune_cli.forecast import Forecast
 from finetune_cli.loss_lines import loss_lines
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    AttemptStatus,
+    Outcome,
+    PipelineStatus,
+    StageState,
+    StageStatus,
+)
 from finetune_operator.core.durations import format_duration
 from finetune_operator.core.events import Event
 from finetune_operator.core.report import percent
 from finetune_trainer.contract import DeployResult, Progress
 
-FORECAST_STYLES = {"reuse": "green", "run": "cyan", "resume": "yellow", "skip": "dim", "blocked": "red"}
+FORECAST_STYLES = {
+    "reuse": "green",
+    "run": "cyan",
+    "resume": "yellow",
+    "skip": "dim",
+    "blocked": "red",
+}
 MARKS: dict[StageState, tuple[str, str]] = {
     StageState.PENDING: ("○", "dim"),
     StageState.QUEUED: ("◌", "yellow"),
@@ -55,7 +67,10 @@ class Display(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
     def event(self, event: Event) -> None:
@@ -78,7 +93,10 @@ class LineOutput:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._print_failures()
 
@@ -131,7 +149,10 @@ class LiveTable:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._print(self.failures.flush())
         self.live.stop()
@@ -173,7 +194,9 @@ def live_table(
     An attempt that succeeded or runs, and did not resume earlier work, is left out unless it has details. Attempts
     that failed with the same error are one line. With `now`, what runs has its time so far.
     """
-    lines: list[RenderableType] = [Text("  ".join(filter(None, [title, status.phase, _total(status, now)])), "bold")]
+    lines: list[RenderableType] = [
+        Text("  ".join(filter(None, [title, status.phase, _total(status, now)])), "bold")
+    ]
     # In the order of STAGES: an API server returns status.stages sorted by name.
     for name in (kind.name for kind in STAGES if kind.name in status.stages):
         stage = status.stages[name]
@@ -182,7 +205,9 @@ def live_table(
         for attempts in _same_failures(stage.attempts, details):
             details_lines = details(attempts[-1])
             if details_lines or _is_notable(attempts[-1]):
-                lines.append(Text(f"  ↳ {attempts_line(attempts, shown=stage.message)}", style="dim"))
+                lines.append(
+                    Text(f"  ↳ {attempts_line(attempts, shown=stage.message)}", style="dim")
+                )
             lines += [Text(f"      {text}", style="dim") for text in details_lines]
     return Group(*lines)
 
@@ -190,10 +215,16 @@ def live_table(
 def _total(status: PipelineStatus, now: datetime | None) -> str:
     """Return the time from the start of the first attempt to the end, or to now."""
     end = status.finished_at or now
-    return format_duration((end - status.started_at).total_seconds()) if status.started_at and end else ""
+    return (
+        format_duration((end - status.started_at).total_seconds())
+        if status.started_at and end
+        else ""
+    )
 
 
-def _same_failures(attempts: Sequence[AttemptStatus], details: AttemptDetails) -> Iterator[list[AttemptStatus]]:
+def _same_failures(
+    attempts: Sequence[AttemptStatus], details: AttemptDetails
+) -> Iterator[list[AttemptStatus]]:
     """Yield the attempts, with those together that followed one another and failed with the same error."""
     group: list[AttemptStatus] = []
     for attempt in attempts:
@@ -210,11 +241,17 @@ def _same_failure(one: AttemptStatus, other: AttemptStatus) -> bool:
     return failed and (one.message, one.exit_code) == (other.message, other.exit_code)
 
 
-def _stage_line(name: str, stage: StageStatus, now: datetime | None, spinner: Spinner | None) -> RenderableType:
+def _stage_line(
+    name: str, stage: StageStatus, now: datetime | None, spinner: Spinner | None
+) -> RenderableType:
     mark, style = MARKS[stage.state]
     bar = _bar(stage)
     running = spinner if stage.state in {StageState.QUEUED, StageState.RUNNING} else None
-    parts = (Text(mark, style=style), Text(f"{name:<9}", style="bold"), Text(stage_summary(stage, now), style))
+    parts = (
+        Text(mark, style=style),
+        Text(f"{name:<9}", style="bold"),
+        Text(stage_summary(stage, now), style),
+    )
     if bar is None and running is None:
         return Text(" ").join(parts)  # a table cell would truncate a long message
     line = Table.grid(padding=(0, 1))
@@ -238,9 +275,17 @@ def stage_summary(stage: StageStatus, now: datetime | None = None) -> str:
     """Return a stage's state in one line, with its progress, duration or reason, and the model's answer."""
     match stage.state:
         case StageState.RUNNING:
-            parts = [format_progress(stage.progress) or "starting", _elapsed(stage, now), _reason(stage)]
+            parts = [
+                format_progress(stage.progress) or "starting",
+                _elapsed(stage, now),
+                _reason(stage),
+            ]
         case StageState.SUCCEEDED:
-            parts = [" ".join(filter(None, ["done", _duration(stage)])), stage.message, _answer(stage)]
+            parts = [
+                " ".join(filter(None, ["done", _duration(stage)])),
+                stage.message,
+                _answer(stage),
+            ]
         case StageState.QUEUED:
             parts = ["queued", _reason(stage), _elapsed(stage, now)]
         case StageState.FAILED:
@@ -254,7 +299,9 @@ def stage_summary(stage: StageStatus, now: datetime | None = None) -> str:
 
 def _answer(stage: StageStatus) -> str:
     """Return the model's answer to the prompt of deploy, in quotes: it may be empty or begin with a space."""
-    return f"answered {quoted(stage.result.answer)}" if isinstance(stage.result, DeployResult) else ""
+    return (
+        f"answered {quoted(stage.result.answer)}" if isinstance(stage.result, DeployResult) else ""
+    )
 
 
 def _loading(stage: StageStatus, now: datetime) -> str:
@@ -287,7 +334,11 @@ def format_progress(progress: Progress | None) -> str:
     if progress is None:
         return ""
     parts = (
-        f"{progress.step}/{progress.total}" if progress.total else f"{progress.step}" if progress.step else "",
+        f"{progress.step}/{progress.total}"
+        if progress.total
+        else f"{progress.step}"
+        if progress.step
+        else "",
         f"loss {progress.loss:.3f}" if progress.loss is not None else "",
         f"{progress.tokens_per_second:,.0f} tok/s" if progress.tokens_per_second else "",
         f"{format_duration(progress.eta_seconds)} left" if progress.eta_seconds is not None else "",
@@ -304,8 +355,12 @@ def attempt_line(attempt: AttemptStatus) -> str:
 def attempts_line(attempts: Sequence[AttemptStatus], shown: str = "") -> str:
     """Return an attempt, or several that failed with the same error, in a line; an error in `shown` is left out."""
     first, last = attempts[0], attempts[-1]
-    number = f"attempt {last.number}" if first is last else f"attempts {first.number} to {last.number}"
-    start = number + attempt_place(last) + (f" resumed at {last.start_step}" if last.start_step else "")
+    number = (
+        f"attempt {last.number}" if first is last else f"attempts {first.number} to {last.number}"
+    )
+    start = (
+        number + attempt_place(last) + (f" resumed at {last.start_step}" if last.start_step else "")
+    )
     if last.outcome is Outcome.RUNNING:
         return start
     times = f" {len(attempts)} times" if len(attempts) > 1 else ""
@@ -352,7 +407,9 @@ def print_forecast(stages: Sequence[Forecast], console: Console) -> None:
     """Print a line for each stage: action, name, reason."""
     for stage in stages:
         style = FORECAST_STYLES[stage.action]
-        console.print(f"[{style}]{stage.action:<7}[/{style}] [bold]{stage.stage:<9}[/bold]", end=" ")
+        console.print(
+            f"[{style}]{stage.action:<7}[/{style}] [bold]{stage.stage:<9}[/bold]", end=" "
+        )
         console.print(stage.why, markup=False)
 
 

@@ -13,4 +13,7 @@ def parse_timeout(text: str | None) -> float | None:
     found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     if not text or not found:
         raise UsageError(f"--timeout {text!r}: must be a duration such as 90s, 30m or 1h30m")
-    return sum(int(number) * unit for number, unit in zip(found.groups("0"), (HOUR, MINUTE, 1), strict=True))
+    return sum(
+        int(number) * unit
+        for number, unit in zip(found.groups("0"), (HOUR, MINUTE, 1), strict=True)
+    )

@@ -5,7 +5,18 @@ import io
 import sys
 
 NAME = "finetune"
-REPLACEMENTS = {"✔": "v", "✗": "x", "●": "*", "○": "o", "◌": ".", "·": "-", "↳": ">", "…": "...", "—": "-", "±": "+-"}
+REPLACEMENTS = {
+    "✔": "v",
+    "✗": "x",
+    "●": "*",
+    "○": "o",
+    "◌": ".",
+    "·": "-",
+    "↳": ">",
+    "…": "...",
+    "—": "-",
+    "±": "+-",
+}
 """Signs in the output, and what stands for them where they cannot be encoded; any other one becomes a question mark."""
 
 
@@ -14,7 +25,9 @@ def replace_unencodable() -> None:
     codecs.register_error(NAME, _replacement)
     for stream in (sys.stdout, sys.stderr):
         # Another type: None where the parent process closed it, or what a program that imports this one has set.
-        if isinstance(stream, io.TextIOWrapper) and not can_encode("".join(REPLACEMENTS), stream.encoding):
+        if isinstance(stream, io.TextIOWrapper) and not can_encode(
+            "".join(REPLACEMENTS), stream.encoding
+        ):
             stream.reconfigure(errors=NAME)
 
 

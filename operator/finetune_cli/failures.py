@@ -44,4 +44,6 @@ class FailureLog:
         self.held = None
         self.times[error] += 1
         count = self.times[error]
-        yield f"{ATTEMPT_FAILED}: {subject}: " + (error if count == 1 else f"the same error, {count} times now")
+        yield f"{ATTEMPT_FAILED}: {subject}: " + (
+            error if count == 1 else f"the same error, {count} times now"
+        )

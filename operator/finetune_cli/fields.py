@@ -110,16 +110,27 @@ def has_own_program(stage: StageSpec | None) -> bool:
 
 def sources(spec: PipelineSpec) -> Iterator[Source]:
     """Yield the inputs that stages of the trainer read; those of a program of the user are unknown."""
-    trainers_own = [name for name, stage in spec.stages().items() if not has_own_program(stage) and name != "deploy"]
+    trainers_own = [
+        name
+        for name, stage in spec.stages().items()
+        if not has_own_program(stage) and name != "deploy"
+    ]
     if trainers_own:
-        yield Source(("model", "uri"), spec.model.uri, "model", trainers_own[0], spec.model.revision)
+        yield Source(
+            ("model", "uri"), spec.model.uri, "model", trainers_own[0], spec.model.revision
+        )
     if "train" in trainers_own and spec.train.start_from:
         start = spec.train.start_from
         yield Source(("train", "startFrom", "uri"), start.uri, "adapter", "prepare", start.revision)
     if "prepare" in trainers_own:
-        data = [(("datasets", number, "uri"), dataset) for number, dataset in enumerate(spec.datasets)]
+        data = [
+            (("datasets", number, "uri"), dataset) for number, dataset in enumerate(spec.datasets)
+        ]
         validation = spec.validation.dataset()
-        for location, one in [*data, *([(("validation", "uri"), validation)] if validation else [])]:
+        for location, one in [
+            *data,
+            *([(("validation", "uri"), validation)] if validation else []),
+        ]:
             yield Source(location, one.uri, "data", "prepare", one.revision, one.config, one.split)
     if "evaluate" in trainers_own and spec.evaluate:
         for number, task in enumerate(spec.evaluate.tasks):
@@ -167,11 +178,15 @@ def gate_metrics(spec: PipelineSpec) -> Iterator[GateMetric]:
 def literal_variables(spec: PipelineSpec) -> Iterator[LiteralVariable]:
     """Yield the environment variables whose values are in the manifest."""
     pods: dict[Location, PodDefaults | None] = {("podDefaults",): spec.pod_defaults}
-    pods |= {(name, "pod"): getattr(spec, name).pod for name in spec.stages()}  # without the defaults
+    pods |= {
+        (name, "pod"): getattr(spec, name).pod for name in spec.stages()
+    }  # without the defaults
     for path, pod in pods.items():
         for number, variable in enumerate(pod.env if pod else ()):
             if variable.value is not None:
-                yield LiteralVariable((*path, "env", number, "value"), variable.name, variable.value)
+                yield LiteralVariable(
+                    (*path, "env", number, "value"), variable.name, variable.value
+                )
 
 
 def workload(spec: PipelineSpec) -> Workload:
@@ -195,13 +210,19 @@ def without_effect(spec: PipelineSpec) -> list[str]:
     found += _cluster_only("spec.podDefaults", spec.pod_defaults)
     for name in spec.stages():
         stage: StageSpec = getattr(spec, name)  # as in the manifest, without the defaults
-        counted = frozenset({"resources"} if stage.pod.resources.accelerators > 1 and stage is spec.train else ())
-        found += _cluster_only(f"spec.{name}.pod", stage.pod, counted)  # each accelerator is a process here, too
+        counted = frozenset(
+            {"resources"} if stage.pod.resources.accelerators > 1 and stage is spec.train else ()
+        )
+        found += _cluster_only(
+            f"spec.{name}.pod", stage.pod, counted
+        )  # each accelerator is a process here, too
         found += [f"spec.{name}.placement"] if "placement" in stage.model_fields_set else []
     return found
 
 
-def _cluster_only(path: str, pod: PodDefaults | None, used: frozenset[str] = frozenset()) -> Iterator[str]:
+def _cluster_only(
+    path: str, pod: PodDefaults | None, used: frozenset[str] = frozenset()
+) -> Iterator[str]:
     if pod:
         for name, field in type(pod).model_fields.items():
             if name in pod.model_fields_set - LOCAL_POD_FIELDS - used:
@@ -226,5 +247,7 @@ def score_of(status: Mapping[str, Any]) -> str:
     for metrics in (evaluated.get("scores") or {}).values():
         for metric, score in metrics.items():
             value = score.get("value")
-            return f"{metric} {value:.4g}" if isinstance(value, int | float) else f"{metric} {value}"
+            return (
+                f"{metric} {value:.4g}" if isinstance(value, int | float) else f"{metric} {value}"
+            )
     return ""

@@ -58,7 +58,11 @@ class PipelineForecast:
         """What the actions alone do not show: a gate that closes after what depends on it is done."""
         closed = [gate.message for gate in self.assessment.gates if not gate.passed]
         done = [one.stage for one in self.stages if one.action == "reuse"]
-        depends = [name for name in done if getattr(self.assessment.stages[name].spec, "when", "") == "GatesPassed"]
+        depends = [
+            name
+            for name in done
+            if getattr(self.assessment.stages[name].spec, "when", "") == "GatesPassed"
+        ]
         if not closed:
             return []
         kept = f"; done under an earlier gate: {', '.join(depends)}" if depends else ""
@@ -66,7 +70,11 @@ class PipelineForecast:
 
 
 def forecast(
-    before: Pipeline | None, after: Pipeline, observed: Observation, now: datetime, find_kept_work: FindKeptWork
+    before: Pipeline | None,
+    after: Pipeline,
+    observed: Observation,
+    now: datetime,
+    find_kept_work: FindKeptWork,
 ) -> PipelineForecast:
     """Return the planned action of every stage if `after` replaced `before`."""
     assessment = assess(after, observed, now)
@@ -74,7 +82,12 @@ def forecast(
     forecasts: list[Forecast] = []
     for name in assessment.stages:
         action, why = _plan_stage(
-            name, assessment, old.get(name), forecasts, suspended=after.spec.suspend, find_kept_work=find_kept_work
+            name,
+            assessment,
+            old.get(name),
+            forecasts,
+            suspended=after.spec.suspend,
+            find_kept_work=find_kept_work,
         )
         forecasts.append(Forecast(name, action, why, assessment.stages[name].status.identity))
     return PipelineForecast(forecasts, assessment)
@@ -132,7 +145,11 @@ def _running(now: StageAssessment) -> str:
 
 
 def _start(
-    name: str, now: StageAssessment, old: StageAssessment | None, rerun: list[str], kept: KeptWork | None
+    name: str,
+    now: StageAssessment,
+    old: StageAssessment | None,
+    rerun: list[str],
+    kept: KeptWork | None,
 ) -> tuple[PlannedAction, str]:
     why = _start_reason(name, now, old, rerun)
     if kept is None:
@@ -144,7 +161,9 @@ def _duration(seconds: float) -> str:
     return f", took {format_duration(seconds)}" if seconds else ""
 
 
-def _start_reason(name: str, now: StageAssessment, old: StageAssessment | None, rerun: list[str]) -> str:
+def _start_reason(
+    name: str, now: StageAssessment, old: StageAssessment | None, rerun: list[str]
+) -> str:
     """Return why a stage starts: its own changed fields that matter, and the needed stage that runs before it.
 
     A field that changes neither the result nor how the stage runs, such as the threshold of a gate, is no reason.
@@ -163,7 +182,13 @@ def _start_reason(name: str, now: StageAssessment, old: StageAssessment | None, 
         shown.append(f"{rerun[-1]} runs again" if has_run else f"after {rerun[-1]}")
     if shown:
         return ", ".join(shown)
-    return "a source has changed" if other_result else "not finished yet" if old.status.attempts else "not run yet"
+    return (
+        "a source has changed"
+        if other_result
+        else "not finished yet"
+        if old.status.attempts
+        else "not run yet"
+    )
 
 
 def _has_other_identity(now: StageAssessment, old: StageAssessment) -> bool:
@@ -174,7 +199,9 @@ def _result_changes(name: str, now: StageAssessment, old: StageAssessment) -> It
     """Yield the changes of fields that determine the stage's result, by their paths in the manifest."""
     new_config, old_config = _result_fields(now), _result_fields(old)
     for key in sorted({*new_config, *old_config}):
-        path = f"spec.{name}" if key == "recipe" else PATHS_OF_CONFIG_FIELDS.get(key, f"{name}.{key}")
+        path = (
+            f"spec.{name}" if key == "recipe" else PATHS_OF_CONFIG_FIELDS.get(key, f"{name}.{key}")
+        )
         yield from _changes(path, new_config.get(key), old_config.get(key))
     if now.spec and old.spec and (now.spec.pod.command or old.spec.pod.command):
         yield from _changes(f"spec.{name}.pod", _program(now.spec), _program(old.spec))
@@ -188,10 +215,24 @@ def _result_fields(stage: StageAssessment) -> dict[str, Any]:
     """Return the config without its identity, and without those of the stages before, which are no fields."""
     if stage.config is None:
         return {}
-    excluded = {"identity", "stage", *(kind.name for kind in STAGES), *stage.config.non_identity_fields}
-    excluded |= {"model_digest", "model_pin", "start_digest", "start_pin"}  # known when prepare is done
+    excluded = {
+        "identity",
+        "stage",
+        *(kind.name for kind in STAGES),
+        *stage.config.non_identity_fields,
+    }
+    excluded |= {
+        "model_digest",
+        "model_pin",
+        "start_digest",
+        "start_pin",
+    }  # known when prepare is done
     if stage.spec and stage.spec.runs_server:
-        excluded |= {"model", "location", "digest"}  # of the published model: push names its own changes
+        excluded |= {
+            "model",
+            "location",
+            "digest",
+        }  # of the published model: push names its own changes
     config = stage.config
     if isinstance(config, TrainConfig):  # an absent block is that of the defaults
         lora = config.recipe.lora if config.recipe.start_from else config.recipe.adapter
@@ -207,7 +248,11 @@ def _execution_changes(name: str, now: StageSpec | None, old: StageSpec | None) 
 
 
 def _set_fields(spec: StageSpec | None, fields: set[str]) -> dict[str, Any]:
-    return spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=fields) if spec else {}
+    return (
+        spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=fields)
+        if spec
+        else {}
+    )
 
 
 def _changes(path: str, new: Any, old: Any) -> Iterator[str]:
@@ -218,7 +263,9 @@ def _changes(path: str, new: Any, old: Any) -> Iterator[str]:
     if type(new) is type(old):
         for part in sorted({*inner, *before}):
             found += _changes(f"{path}{part}", inner.get(part), before.get(part))
-    yield from found or [f"{path}: {_format(old)} → {_format(new)}"]  # also entries that only changed places
+    yield from found or [
+        f"{path}: {_format(old)} → {_format(new)}"
+    ]  # also entries that only changed places
 
 
 def _children(value: Any) -> dict[str, Any]:

@@ -34,7 +34,10 @@ def row(pipeline: Mapping[str, Any], now: datetime, *, working: bool = True) -> 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     """Return the rows as lines with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def _last_end(status: Mapping[str, Any]) -> datetime | None:

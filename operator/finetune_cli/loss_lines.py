@@ -33,7 +33,10 @@ class LossLines:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield one or two lines."""
         plain = not can_encode(BLOCKS + MARK, options.encoding)
-        first, last = f"{INDENT}loss {_number(self.curve.losses[0])} ", f" {_number(self.curve.losses[-1])}"
+        first, last = (
+            f"{INDENT}loss {_number(self.curve.losses[0])} ",
+            f" {_number(self.curve.losses[-1])}",
+        )
         width = max(LEAST_CELLS, options.max_width - len(first) - len(last))
         line = sparkline(self.curve, self.interrupted, width, plain=plain)
         yield Text(f"{first}{line}{last}", style="cyan")
@@ -45,7 +48,11 @@ class LossLines:
         if self.curve.best:
             newest, best = self.curve.validations[-1], self.curve.best
             text = f"validation loss {_number(newest.loss)} at step {newest.step}"
-            yield f"{text}, the best" if newest is best else f"{text}, best {_number(best.loss)} at step {best.step}"
+            yield (
+                f"{text}, the best"
+                if newest is best
+                else f"{text}, best {_number(best.loss)} at step {best.step}"
+            )
         if self.interrupted:
             steps = ", ".join(str(step) for step in self.interrupted)
             more = f", and {self.more_interruptions} more" if self.more_interruptions else ""
@@ -58,7 +65,9 @@ def loss_lines(stage: StageStatus) -> Iterable[LossLines]:
         yield LossLines(stage, stage.loss_curve)
 
 
-def sparkline(curve: LossCurve, interrupted: Sequence[int], width: int, *, plain: bool = False) -> str:
+def sparkline(
+    curve: LossCurve, interrupted: Sequence[int], width: int, *, plain: bool = False
+) -> str:
     """Return the curve in at most `width` characters, with a mark after the cell of each step in `interrupted`.
 
     A cell is one point, or the mean of several. The scale is logarithmic where all losses are positive: linearly, the

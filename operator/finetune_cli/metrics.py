@@ -30,7 +30,9 @@ def rows_of_curve(curve: LossCurve) -> list[Cells]:
         step = curve.last_step(point)
         rows[step] = {"step": step, "loss": loss}
     for validation in curve.validations:
-        rows.setdefault(validation.step, {"step": validation.step})["validation_loss"] = validation.loss
+        rows.setdefault(validation.step, {"step": validation.step})["validation_loss"] = (
+            validation.loss
+        )
     return [rows[step] for step in sorted(rows)]
 
 

@@ -32,4 +32,6 @@ def has_finished(pipeline: Pipeline) -> bool:
 
 def ready_message(status: PipelineStatus) -> str:
     """Return the message of the condition Ready, which summarizes the pipeline; empty where it is absent."""
-    return next((condition.message for condition in status.conditions if condition.type == READY), "")
+    return next(
+        (condition.message for condition in status.conditions if condition.type == READY), ""
+    )

@@ -29,12 +29,18 @@ def read_placement(path: str) -> PlacementDefaults:
         raise UsageError(f"--placement {path}: cannot be read: {error}") from error
     placement = content.get("placement", content) if isinstance(content, dict) else None
     if not isinstance(placement, dict):
-        raise UsageError(f"--placement {path}: must be the values of the operator's chart, or their `placement`")
-    found = {key: value for key, value in placement.items() if key != "priceConfigMap"}  # a file of the operator's pod
+        raise UsageError(
+            f"--placement {path}: must be the values of the operator's chart, or their `placement`"
+        )
+    found = {
+        key: value for key, value in placement.items() if key != "priceConfigMap"
+    }  # a file of the operator's pod
     try:
         return PlacementDefaults.model_validate(found)
     except ValidationError as error:
-        raise UsageError(f"--placement {path}: placement.{describe_first_error(error, observed=True)}") from error
+        raise UsageError(
+            f"--placement {path}: placement.{describe_first_error(error, observed=True)}"
+        ) from error
 
 
 def placement_lines(
@@ -46,30 +52,43 @@ def placement_lines(
     """
     stages = planned.assessment.stages
     starting = {
-        one.stage: stage for one in planned.stages if one.action in STARTING if (stage := spec.stage(one.stage))
+        one.stage: stage
+        for one in planned.stages
+        if one.action in STARTING
+        if (stage := spec.stage(one.stage))
     }
     if defaults is None:
         found = ((name, stages[name].status.placement) for name in starting)
-        yield from (f"{name}: {placement.message}" for name, placement in found if placement and placement.message)
+        yield from (
+            f"{name}: {placement.message}"
+            for name, placement in found
+            if placement and placement.message
+        )
         return
     choices = {
         name: CapacityChoice(spec, stage, lambda one: stages[one].status, defaults, now)
         for name, stage in starting.items()
     }
-    yield from (f"{name}: {one.placement.message}" for name, one in choices.items() if one.placement.message)
+    yield from (
+        f"{name}: {one.placement.message}" for name, one in choices.items() if one.placement.message
+    )
     yield from _total(choices, defaults.currency)
 
 
 def _total(choices: Mapping[str, CapacityChoice], currency: str) -> Iterator[str]:
     """Yield the sum of the expected costs of those stages whose price and duration are known."""
-    expected = {name: _expected(choice.decision) for name, choice in choices.items() if choice.duration}
+    expected = {
+        name: _expected(choice.decision) for name, choice in choices.items() if choice.duration
+    }
     known = {name: costs for name, costs in expected.items() if costs}
     if not known:
         return
     spent = amount_text(sum((mine for mine, _ in known.values()), Decimal()), currency)
     on_demand = amount_text(sum((other for _, other in known.values()), Decimal()), currency)
     others = [name for name in choices if name not in known]
-    without = f"; without {', '.join(others)}, whose price or duration is not known" if others else ""
+    without = (
+        f"; without {', '.join(others)}, whose price or duration is not known" if others else ""
+    )
     yield f"expected cost {spent}, against {on_demand} on OnDemand{without}"
 
 

@@ -76,7 +76,11 @@ def _item(source: Source) -> dict[str, str | None]:
 def _answer(source: Source, problem: dict[str, Any] | None) -> Answer:
     if problem is None:
         return Answer(source, None)
-    message = str(problem["message"]).removeprefix("push.targets ").removeprefix(f"{without_secrets(source.uri)}: ")
+    message = (
+        str(problem["message"])
+        .removeprefix("push.targets ")
+        .removeprefix(f"{without_secrets(source.uri)}: ")
+    )
     return Answer(source, int(problem["exit_code"]), message)
 
 

@@ -49,7 +49,9 @@ def check_manifest(
     _check_with_trainer(manifest.spec, environment, report, validating=validating)
     errors = [manifest.diagnostic(one.source.location, one.message) for one in report.problems]
     errors += task_errors(manifest, environment)
-    return errors, [f"{without_secrets(one.source.uri)}: {one.message}" for one in report.not_looked_at]
+    return errors, [
+        f"{without_secrets(one.source.uri)}: {one.message}" for one in report.not_looked_at
+    ]
 
 
 def check_sources(found: Iterable[Source], environment: Environment) -> SourceReport:
@@ -65,7 +67,9 @@ def check_sources(found: Iterable[Source], environment: Environment) -> SourceRe
         except InvalidLocation as error:
             report.problems.append(SourceProblem(source, str(error)))
         else:
-            report.problems += [SourceProblem(source, message) for message in _problems(source, path)]
+            report.problems += [
+                SourceProblem(source, message) for message in _problems(source, path)
+            ]
     return report
 
 
@@ -84,7 +88,9 @@ def _check_with_trainer(
             report.not_looked_at.append(SourceProblem(source, answer.message))
 
 
-def _target_folders(spec: PipelineSpec, environment: Environment, report: SourceReport) -> Iterator[Source]:
+def _target_folders(
+    spec: PipelineSpec, environment: Environment, report: SourceReport
+) -> Iterator[Source]:
     """Yield the targets that are there on this machine, each with its absolute path as the URI."""
     for target in targets(spec):
         if is_remote(target.uri):
@@ -138,5 +144,9 @@ def _suggestion(source: Source, path: Path) -> str:
         match = None
     if match:
         return f"did you mean {path.with_name(match)}?"
-    hub = f"; for a repository of the Hugging Face hub, write hf://ORG/{source.uri}" if is_one_name(source) else ""
+    hub = (
+        f"; for a repository of the Hugging Face hub, write hf://ORG/{source.uri}"
+        if is_one_name(source)
+        else ""
+    )
     return f"correct the URI or create it{hub}"

@@ -33,7 +33,12 @@ STORES = {
     "hf": Access(
         endpoints=("HF_ENDPOINT",),
         credentials=("HF_TOKEN",),
-        settings=("HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"),
+        settings=(
+            "HF_HUB_OFFLINE",
+            "HF_HUB_DISABLE_XET",
+            "HF_HUB_DOWNLOAD_TIMEOUT",
+            "HF_HUB_ETAG_TIMEOUT",
+        ),
         own="HF_TOKEN|HUGGING_FACE_HUB_TOKEN|HF_OIDC_RESOURCE",
         anonymous={"HF_TOKEN_PATH": os.devnull},
     ),
@@ -77,8 +82,14 @@ def environment_of(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[s
     """
     found, withheld = dict(os.environ), dict[str, str]()
     for scheme, access in STORES.items():
-        if changed := [name for name in access.endpoints if name in variables and _is_new(name, variables[name])]:
-            found = {name: value for name, value in found.items() if not re.fullmatch(access.own, name)}
+        if changed := [
+            name
+            for name in access.endpoints
+            if name in variables and _is_new(name, variables[name])
+        ]:
+            found = {
+                name: value for name, value in found.items() if not re.fullmatch(access.own, name)
+            }
             if not variables.get(access.credentials[0]):
                 found |= access.anonymous
                 withheld[scheme] = changed[0]

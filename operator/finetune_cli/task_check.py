@@ -27,7 +27,11 @@ def task_errors(manifest: Manifest, environment: Environment) -> Iterator[Diagno
         for location, name in named:
             if message := _unknown_task(name, built_in):
                 yield manifest.diagnostic(location, message)
-    files = {name: built_in.files[name] for _, name in named if name in built_in.files} if built_in else {}
+    files = (
+        {name: built_in.files[name] for _, name in named if name in built_in.files}
+        if built_in
+        else {}
+    )
     files |= _files_of_the_manifest(manifest.spec, environment)
     for location, message in _unknown_metrics(manifest.spec, files):
         yield manifest.diagnostic(location, message)
@@ -40,7 +44,11 @@ def _unknown_task(name: str, built_in: BuiltInTasks) -> str | None:
     if name in built_in.tags:
         return f"{name} is a tag for several lm-eval tasks and has no score; name the tasks instead"
     nearest = difflib.get_close_matches(name, built_in.files, MAX_NAMES)
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else "set file: to use a task of your own"
+    hint = (
+        f"did you mean {' or '.join(nearest)}?"
+        if nearest
+        else "set file: to use a task of your own"
+    )
     return f"lm-eval has no task {name}; {hint}"
 
 
@@ -55,7 +63,9 @@ def _files_of_the_manifest(spec: PipelineSpec, environment: Environment) -> dict
     return found
 
 
-def _unknown_metrics(spec: PipelineSpec, files: Mapping[str, Path]) -> Iterator[tuple[Location, str]]:
+def _unknown_metrics(
+    spec: PipelineSpec, files: Mapping[str, Path]
+) -> Iterator[tuple[Location, str]]:
     """Yield location and message for each gate with a metric that its task's file does not list."""
     for gate in gate_metrics(spec):
         metrics = task_metrics(files[gate.task]) if gate.task in files else None

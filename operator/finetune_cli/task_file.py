@@ -43,7 +43,11 @@ def _names(listed: Any) -> list[str] | None:
     if not isinstance(listed, list):
         return None
     names = [entry.get("metric") if isinstance(entry, dict) else None for entry in listed]
-    return [str(name) for name in names] if names and all(isinstance(name, str) for name in names) else None
+    return (
+        [str(name) for name in names]
+        if names and all(isinstance(name, str) for name in names)
+        else None
+    )
 
 
 def has_own_results(task: dict[str, Any]) -> bool:

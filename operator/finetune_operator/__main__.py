@@ -41,10 +41,14 @@ def main(arguments: list[str]) -> int:
     """Run until SIGTERM or SIGINT; return 1 if no API server can be used."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection to each pod whose progress is read
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, most)
+    )  # a connection to each pod whose progress is read
     chosen = _parser().parse_args(arguments)
     configure(chosen.log_level, chosen.log_format)
-    logging.getLogger("kopf").setLevel(logging.CRITICAL)  # `controller.informers` logs its failures in one line each
+    logging.getLogger("kopf").setLevel(
+        logging.CRITICAL
+    )  # `controller.informers` logs its failures in one line each
     options = _options(chosen)
     try:
         asyncio.run(run(options))
@@ -97,28 +101,43 @@ def _parser() -> argparse.ArgumentParser:
         help="image of stages without accelerators that name none (default: $TRAINER_CPU_IMAGE)",
     )
     parser.add_argument(
-        "--namespace", action="append", default=[], help="watch only this namespace; repeatable (default: all)"
+        "--namespace",
+        action="append",
+        default=[],
+        help="watch only this namespace; repeatable (default: all)",
     )
     parser.add_argument(
         "--lease-namespace",
         default=variables.get("POD_NAMESPACE", "default"),
         help="namespace of the Lease for leader election (default: $POD_NAMESPACE)",
     )
-    parser.add_argument("--lease-name", default="finetune-operator", help="name of that Lease (default: %(default)s)")
+    parser.add_argument(
+        "--lease-name",
+        default="finetune-operator",
+        help="name of that Lease (default: %(default)s)",
+    )
     parser.add_argument(
         "--identity",
         default=variables.get("POD_NAME", socket.gethostname()),
         help="name of this replica in the Lease (default: $POD_NAME, else the host name)",
     )
     parser.add_argument(
-        "--port", type=int, default=8080, help="port of /livez, /readyz and /metrics; 0 disables (default: %(default)s)"
+        "--port",
+        type=int,
+        default=8080,
+        help="port of /livez, /readyz and /metrics; 0 disables (default: %(default)s)",
     )
     _add_placement(parser)
     parser.add_argument(
-        "--vllm-image", default=VLLM_IMAGE, help="image of servers whose engine is VLLM (default: %(default)s)"
+        "--vllm-image",
+        default=VLLM_IMAGE,
+        help="image of servers whose engine is VLLM (default: %(default)s)",
     )
     parser.add_argument(
-        "--grace-seconds", type=int, default=30, help="time from SIGTERM to SIGKILL for a pod (default: %(default)s)"
+        "--grace-seconds",
+        type=int,
+        default=30,
+        help="time from SIGTERM to SIGKILL for a pod (default: %(default)s)",
     )
     parser.add_argument(
         "--troubleshooting-url",
@@ -174,7 +193,9 @@ def _chart_value(model: type[M], name: str) -> Callable[[str], M]:
             return model.model_validate_json(text)
         except ValidationError as error:
             fix = f"correct `{name}` in the values of the chart"
-            raise argparse.ArgumentTypeError(f"{describe_first_error(error, observed=True)}: {fix}") from error
+            raise argparse.ArgumentTypeError(
+                f"{describe_first_error(error, observed=True)}: {fix}"
+            ) from error
 
     return parse
 
@@ -187,10 +208,16 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="pipelines reconciled concurrently (default: %(default)s)",
     )
     parser.add_argument(
-        "--qps", type=float, default=Options.qps, help="requests to the API server per second (default: %(default)g)"
+        "--qps",
+        type=float,
+        default=Options.qps,
+        help="requests to the API server per second (default: %(default)g)",
     )
     parser.add_argument(
-        "--burst", type=float, default=Options.burst, help="requests before that limit applies (default: %(default)g)"
+        "--burst",
+        type=float,
+        default=Options.burst,
+        help="requests before that limit applies (default: %(default)g)",
     )
     parser.add_argument(
         "--job-history",
@@ -199,9 +226,17 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="ended Jobs kept of each stage; a finished pipeline keeps one at most (default: %(default)s)",
     )
     parser.add_argument(
-        "--log-level", choices=LEVELS, default="info", help="lowest level logged (default: %(default)s)"
+        "--log-level",
+        choices=LEVELS,
+        default="info",
+        help="lowest level logged (default: %(default)s)",
     )
-    parser.add_argument("--log-format", choices=FORMATS, default=TEXT, help="format of the log (default: %(default)s)")
+    parser.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default=TEXT,
+        help="format of the log (default: %(default)s)",
+    )
 
 
 if __name__ == "__main__":

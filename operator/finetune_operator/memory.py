@@ -126,7 +126,11 @@ class MemoryCluster:
         """Replace the spec; the generation increases if the spec differs."""
         stored, text = self.pipelines[key], _json(spec)
         if text != stored.spec:
-            stored.spec, stored.generation, stored.version = text, stored.generation + 1, stored.version + 1
+            stored.spec, stored.generation, stored.version = (
+                text,
+                stored.generation + 1,
+                stored.version + 1,
+            )
 
     def annotate(self, key: Key, annotation: str, value: str) -> None:
         """Set one annotation."""
@@ -145,8 +149,14 @@ class MemoryCluster:
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Return all Jobs and servers of the pipeline."""
         with self._fault_point("observe"):
-            jobs = {name: job.observed for name, job in self.jobs.items() if job.owner == pipeline.uid}
-            servers = {name: server for name, server in self.servers.items() if self.jobs[name].owner == pipeline.uid}
+            jobs = {
+                name: job.observed for name, job in self.jobs.items() if job.owner == pipeline.uid
+            }
+            servers = {
+                name: server
+                for name, server in self.servers.items()
+                if self.jobs[name].owner == pipeline.uid
+            }
             return Observation(
                 jobs,
                 source_digests=dict(self.source_digests),
@@ -166,7 +176,12 @@ class MemoryCluster:
             if claim_of(key, PipelineSpec.model_validate_json(one.spec)) == claim
         }
         for job in self.jobs.values():
-            if job.live and not job.template.serving and job.claim == claim and job.owner != pipeline.uid:
+            if (
+                job.live
+                and not job.template.serving
+                and job.claim == claim
+                and job.owner != pipeline.uid
+            ):
                 user = sharing.get(job.owner) or ClaimUser(job.owner, writing=True)
                 sharing[job.owner] = replace(user, writing=True)
         return ObservedWorkspace(
@@ -212,7 +227,9 @@ class MemoryCluster:
             case SwitchTraffic(stage, name):
                 self._switch_traffic(stage, name)
             case DeleteService():
-                self.servers = {name: replace(server, current=False) for name, server in self.servers.items()}
+                self.servers = {
+                    name: replace(server, current=False) for name, server in self.servers.items()
+                }
                 self.applied.append("delete the Service")
             case DeletePipeline():
                 self.pipelines.pop(pipeline.key, None)
@@ -226,16 +243,23 @@ class MemoryCluster:
 
     def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
         existing = self.jobs.get(template.name)
-        if existing and (existing.owner, existing.template.identity) != (pipeline.uid, template.identity):
+        if existing and (existing.owner, existing.template.identity) != (
+            pipeline.uid,
+            template.identity,
+        ):
             raise InvariantViolation(f"{template.name} is the name of another Job")
         if existing:
             return
         claim = claim_of(pipeline.key, pipeline.spec)
         for name, job in self.jobs.items():
             if job.live and job.claim == claim and not (template.serving or job.template.serving):
-                raise InvariantViolation(f"{template.name} would write to {claim} at the same time as {name}")
+                raise InvariantViolation(
+                    f"{template.name} would write to {claim} at the same time as {name}"
+                )
         limit = template.pod.resources.limits.get("memory", "")
-        observed = ObservedJob(template.name, JobState.WAITING, memory_limit=limit, stage=template.stage)
+        observed = ObservedJob(
+            template.name, JobState.WAITING, memory_limit=limit, stage=template.stage
+        )
         self.jobs[template.name] = MemoryJob(pipeline.uid, claim, template, observed)
         self.applied.append(f"create {template.name}")
 
@@ -276,7 +300,9 @@ class MemoryCluster:
     def progress(self, name: str, step: int, **fields: Any) -> None:
         """Report progress of the running process."""
         stage = self.jobs[name].template.stage
-        self.update_job(name, progress=Progress(stage=stage, updated_at=self.now, step=step, **fields))
+        self.update_job(
+            name, progress=Progress(stage=stage, updated_at=self.now, step=step, **fields)
+        )
 
     def complete(self, name: str, result: AnyResult | None) -> None:
         """End the process with exit code 0. Without a result, the pod was deleted before its result was read."""
@@ -290,13 +316,21 @@ class MemoryCluster:
         failure = TerminationMessage(failure=Failure(message=message)) if message else None
         self._end(name, JobState.FAILED, exit_code=exit_code, message=failure, **evidence)
 
-    def evict(self, name: str, step: int | None = None, saved: int | None = None, why: str | None = "evicted") -> None:
+    def evict(
+        self,
+        name: str,
+        step: int | None = None,
+        saved: int | None = None,
+        why: str | None = "evicted",
+    ) -> None:
         """Stop the process with SIGTERM: it saves a checkpoint and reports its step.
 
         `why` is the evidence of the disruption. With None, only the exit code shows the interruption.
         """
         message = TerminationMessage(interruption=Interruption(step=step, saved_step=saved))
-        self._end(name, JobState.FAILED, exit_code=ExitCode.INTERRUPTED, message=message, disruption=why)
+        self._end(
+            name, JobState.FAILED, exit_code=ExitCode.INTERRUPTED, message=message, disruption=why
+        )
 
     def delete_job(self, name: str) -> None:
         """Delete the Job object with its observed state."""
@@ -314,7 +348,10 @@ class MemoryCluster:
 
 
 def _pipeline(key: Key, stored: StoredPipeline) -> Pipeline:
-    spec, status = PipelineSpec.model_validate_json(stored.spec), PipelineStatus.model_validate_json(stored.status)
+    spec, status = (
+        PipelineSpec.model_validate_json(stored.spec),
+        PipelineStatus.model_validate_json(stored.status),
+    )
     version, annotations = str(stored.version), dict(stored.annotations)
     return Pipeline(key, stored.uid, stored.generation, spec, status, version, annotations)
 

@@ -33,7 +33,9 @@ class ReconcileResult:
     """Why the API server refused requests, which are to be repeated with backoff."""
 
 
-async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetime) -> ReconcileResult:
+async def reconcile(
+    key: Key, cluster: Cluster, settings: Settings, now: datetime
+) -> ReconcileResult:
     """Move one pipeline towards its spec.
 
     Raises ClusterError if the cluster fails. Calling again is always safe and repeats what was left undone.
@@ -42,19 +44,30 @@ async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetim
     if pipeline is None:
         return ReconcileResult(requeue_after=None, gone=True)
     before = pipeline.status
-    observation = await cluster.observe(pipeline)  # all reading: facts about Jobs, servers and the claim
-    plan, status = _decide(pipeline, observation, settings, now)  # pure: the actions to take, the status to write
+    observation = await cluster.observe(
+        pipeline
+    )  # all reading: facts about Jobs, servers and the claim
+    plan, status = _decide(
+        pipeline, observation, settings, now
+    )  # pure: the actions to take, the status to write
     # The status comes before the actions. An attempt's number must be durable before its Job exists: otherwise an
     # operator that is killed in between would not know that the Job is its own.
-    if not (wait := time_until_write(before, status, settings.write_delay, now)) and wait is not None:
+    if (
+        not (wait := time_until_write(before, status, settings.write_delay, now))
+        and wait is not None
+    ):
         pipeline = await cluster.write_status(pipeline, status)
     try:
-        refused = await cluster.apply(pipeline, plan.actions)  # all acting: idempotent under deterministic names
+        refused = await cluster.apply(
+            pipeline, plan.actions
+        )  # all acting: idempotent under deterministic names
     finally:
         # Events come after the status that they describe, and also after a failed action: the next call compares with
         # the status written above and would not find them again.
         if not wait:
-            await cluster.emit_events(pipeline, events_between(before, status, settings.troubleshooting_url))
+            await cluster.emit_events(
+                pipeline, events_between(before, status, settings.troubleshooting_url)
+            )
     # A refusal is remembered in the status only: it is not an observed fact before the request is sent.
     told = with_refusals(pipeline.status, refused)
     if told != pipeline.status:
@@ -63,7 +76,9 @@ async def reconcile(key: Key, cluster: Cluster, settings: Settings, now: datetim
     times = [time for time in (wait or None, plan.requeue_after) if time is not None]
     if pipeline.status.finished_at and pipeline.status != before:
         times += _times_after_end(pipeline, observation, settings, now)
-    return ReconcileResult(min(times, default=None), refusals=tuple(blocker.message for blocker in refused.values()))
+    return ReconcileResult(
+        min(times, default=None), refusals=tuple(blocker.message for blocker in refused.values())
+    )
 
 
 def _decide(

@@ -27,7 +27,9 @@ def provide(engine: Engine, report: Callable[[str], None]) -> str:
             "the public base image cannot be pulled, and creating one needs debootstrap and root; "
             "run `make cluster-deps` as root, or name a base image with --base"
         )
-    report(f"the public base image cannot be pulled; creating {NAME} by debootstrap (about a minute)")
+    report(
+        f"the public base image cannot be pulled; creating {NAME} by debootstrap (about a minute)"
+    )
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache(), prefix=".base-") as scratch:
         root = Path(scratch) / "root"
@@ -46,7 +48,13 @@ def provide(engine: Engine, report: Callable[[str], None]) -> str:
 
 def _slim(root: Path) -> None:
     """Delete what an image never reads: package archives, documentation, logs, apt sources."""
-    for folder in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+    for folder in (
+        "var/cache/apt/archives",
+        "var/lib/apt/lists",
+        "usr/share/doc",
+        "usr/share/man",
+        "usr/share/locale",
+    ):
         shutil.rmtree(root / folder, ignore_errors=True)
     for log in (root / "var/log").rglob("*"):
         if log.is_file():

@@ -30,12 +30,16 @@ def main() -> int:
     """Build the requested images. Return the exit code: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m testcluster.images", description=__doc__)
     parser.add_argument(
-        "images", nargs="*", metavar="IMAGE", help=f"one of {', '.join(IMAGES)} (default: {' and '.join(DEFAULT)})"
+        "images",
+        nargs="*",
+        metavar="IMAGE",
+        help=f"one of {', '.join(IMAGES)} (default: {' and '.join(DEFAULT)})",
     )
     parser.add_argument("--tag", default="dev")
     parser.add_argument("--engine", choices=sorted(image_builders.ENGINES))
     parser.add_argument(
-        "--base", help="base image (default: the public one; where it cannot be pulled, one created by debootstrap)"
+        "--base",
+        help="base image (default: the public one; where it cannot be pulled, one created by debootstrap)",
     )
     arguments = parser.parse_args()
     if unknown := set(arguments.images) - IMAGES.keys():
@@ -64,8 +68,12 @@ def build(engine: Engine, name: str, tag: str, base_image: str) -> None:
     started = time.monotonic()
     image = f"finetune-{name}:{tag}"
     print(f"building {image} with {engine.name} on {base_image} …", flush=True)
-    command = engine.build_command(describe(name, image, base_image, _uv_cache() if engine.name == "buildah" else None))
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    command = engine.build_command(
+        describe(name, image, base_image, _uv_cache() if engine.name == "buildah" else None)
+    )
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         raise UsageError(f"{engine.name} could not build {image}:\n{done.stdout[-3000:]}")
     print(f"{image}: {engine.size(image) / 1e6:.0f} MB, {time.monotonic() - started:.0f} s")
@@ -86,7 +94,9 @@ def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> B
         mounts[uv_cache] = "/var/cache/uv:rw"
         arguments["UV_CACHE_DIR"] = "/var/cache/uv"
     # Not the time of the last commit: a new timestamp would invalidate every cached layer.
-    timestamp = int(_git("log", "-1", "--format=%ct", "--", "pyproject.toml", "constraints.txt") or 0)
+    timestamp = int(
+        _git("log", "-1", "--format=%ct", "--", "pyproject.toml", "constraints.txt") or 0
+    )
     return Build(image, ROOT / f"Dockerfile.{dockerfile}", ROOT, arguments, mounts, timestamp)
 
 
@@ -95,8 +105,16 @@ def _host_files(base: str) -> list[Path]:
 
     The public base image has apt sources of its own. The host's are those of the base image that debootstrap created.
     """
-    apt = (Path("/etc/apt/sources.list"), Path("/etc/apt/sources.list.d"), Path("/etc/apt/apt.conf.d"))
-    return [Path("/etc/ssl/certs"), Path("/etc/pip.conf"), *(apt if base == base_image.NAME else ())]
+    apt = (
+        Path("/etc/apt/sources.list"),
+        Path("/etc/apt/sources.list.d"),
+        Path("/etc/apt/apt.conf.d"),
+    )
+    return [
+        Path("/etc/ssl/certs"),
+        Path("/etc/pip.conf"),
+        *(apt if base == base_image.NAME else ()),
+    ]
 
 
 def _uv_cache() -> Path | None:
@@ -109,7 +127,9 @@ def _choose_base(engine: Engine) -> str:
 
     A created one is used without another pull, because a failing pull is slow in some networks.
     """
-    public = re.search(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile.operator").read_text(), re.MULTILINE)
+    public = re.search(
+        r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile.operator").read_text(), re.MULTILINE
+    )
     if not public:
         raise UsageError("Dockerfile.operator has no ARG BASE_IMAGE with a default; add one")
     if engine.digest(public[1]) or engine.digest(f"docker.io/library/{public[1]}"):
@@ -134,7 +154,9 @@ def _version() -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

@@ -42,14 +42,26 @@ class Docker:
             return False
         try:
             command = ["docker", "version", "--format", "{{.Server.Version}}"]
-            return subprocess.run(command, capture_output=True, timeout=VERSION_TIMEOUT, check=False).returncode == 0
+            return (
+                subprocess.run(
+                    command, capture_output=True, timeout=VERSION_TIMEOUT, check=False
+                ).returncode
+                == 0
+            )
         except subprocess.TimeoutExpired:
             return False
 
     def build_command(self, build: Build) -> list[str]:
         """Return the command that builds the image."""
         arguments = [f"--build-arg={key}={value}" for key, value in build.arguments.items()]
-        return ["docker", "build", f"--file={build.dockerfile}", f"--tag={build.tag}", *arguments, str(build.context)]
+        return [
+            "docker",
+            "build",
+            f"--file={build.dockerfile}",
+            f"--tag={build.tag}",
+            *arguments,
+            str(build.context),
+        ]
 
     def digest(self, image: str) -> str | None:
         """Return the digest of an image, or None when the engine does not have it."""
@@ -77,8 +89,21 @@ class Buildah:
         """Return the command that builds the image; unchanged layers are taken from its cache."""
         arguments = [f"--build-arg={key}={value}" for key, value in build.arguments.items()]
         mounts = [f"--volume={host_path}:{target}" for host_path, target in build.mounts.items()]
-        options = ["--isolation=chroot", "--layers", f"--timestamp={build.timestamp}", f"--file={build.dockerfile}"]
-        return ["buildah", "build", *options, f"--tag={build.tag}", *arguments, *mounts, str(build.context)]
+        options = [
+            "--isolation=chroot",
+            "--layers",
+            f"--timestamp={build.timestamp}",
+            f"--file={build.dockerfile}",
+        ]
+        return [
+            "buildah",
+            "build",
+            *options,
+            f"--tag={build.tag}",
+            *arguments,
+            *mounts,
+            str(build.context),
+        ]
 
     def digest(self, image: str) -> str | None:
         """Return the digest of an image, or None when the engine does not have it."""
@@ -91,7 +116,13 @@ class Buildah:
 
     def save_command(self, image: str, archive: Path) -> list[str]:
         """Return the command that writes the image to an archive."""
-        return ["buildah", "push", "--disable-compression", image, f"docker-archive:{archive}:{_qualified_name(image)}"]
+        return [
+            "buildah",
+            "push",
+            "--disable-compression",
+            image,
+            f"docker-archive:{archive}:{_qualified_name(image)}",
+        ]
 
 
 Engine = Docker | Buildah
@@ -123,7 +154,9 @@ def archive_path(image: str, folder: Path) -> Path:
         if not Path(image).is_file():
             raise UsageError(f"there is no archive {image}")
         if not tarfile.is_tarfile(image):
-            raise UsageError(f"{image} is not an image archive; `docker save` and `buildah push` write one")
+            raise UsageError(
+                f"{image} is not an image archive; `docker save` and `buildah push` write one"
+            )
         return Path(image).resolve()
     short_digest = digest(image).removeprefix("sha256:")[:16]
     return folder / f"{image.replace('/', '_').replace(':', '-')}-{short_digest}.tar"
@@ -138,9 +171,13 @@ def export(image: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     fresh = archive.with_suffix(f".{os.getpid()}")
     try:
-        done = subprocess.run(engine.save_command(image, fresh), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            engine.save_command(image, fresh), capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            raise UsageError(f"{engine.name} cannot write {image} to {folder}: {done.stderr.strip()[-500:]}")
+            raise UsageError(
+                f"{engine.name} cannot write {image} to {folder}: {done.stderr.strip()[-500:]}"
+            )
         fresh.replace(archive)
     finally:
         fresh.unlink(missing_ok=True)
@@ -165,7 +202,11 @@ def _qualified_name(image: str) -> str:
 def _line(command: list[str], *, all_lines: bool = False) -> str | None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     output = done.stdout.strip()
-    return (output if all_lines else output.splitlines()[0]) if done.returncode == 0 and output else None
+    return (
+        (output if all_lines else output.splitlines()[0])
+        if done.returncode == 0 and output
+        else None
+    )
 
 
 def _bytes(text: str) -> int:

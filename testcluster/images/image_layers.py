@@ -34,12 +34,19 @@ def layer(programs: dict[str, Path]) -> bytes:
     return content.getvalue()
 
 
-def config(layers: list[bytes], entrypoint: list[str], *, user: str = NONROOT, path: str = "/bin") -> bytes:
+def config(
+    layers: list[bytes], entrypoint: list[str], *, user: str = NONROOT, path: str = "/bin"
+) -> bytes:
     """Return the config of an image that runs, by default, as a user without rights."""
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     process = {"Entrypoint": entrypoint, "User": user, "Env": [f"PATH={path}"]}
-    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers]}
-    return json.dumps({"architecture": machine, "os": "linux", "config": process, "rootfs": rootfs}).encode()
+    rootfs = {
+        "type": "layers",
+        "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers],
+    }
+    return json.dumps(
+        {"architecture": machine, "os": "linux", "config": process, "rootfs": rootfs}
+    ).encode()
 
 
 def archive(
@@ -54,14 +61,20 @@ def archive(
     """Write a docker-archive unless it exists, and return its path, which contains a digest of the content."""
     content = layer(programs)
     image_config = config([content], entrypoint, user=user, path=path)
-    manifest = json.dumps([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
+    manifest = json.dumps(
+        [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    ).encode()
     digest = hashlib.sha256(image_config + manifest).hexdigest()[:16]
     target = folder / f"{name.rpartition('/')[2].replace(':', '-')}-{digest}.tar"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         fresh = target.with_suffix(f".{os.getpid()}")
         with tarfile.open(fresh, "w") as files:
-            for part, data in {"config.json": image_config, "manifest.json": manifest, "layer.tar": content}.items():
+            for part, data in {
+                "config.json": image_config,
+                "manifest.json": manifest,
+                "layer.tar": content,
+            }.items():
                 member = tarfile.TarInfo(part)
                 member.size = len(data)
                 files.addfile(member, io.BytesIO(data))
@@ -74,4 +87,6 @@ def busybox() -> Path:
     for path in ("/bin/busybox", "/usr/bin/busybox"):
         if Path(path).exists():
             return Path(path)
-    raise UsageError("busybox is missing; `make cluster-deps` installs it (Debian: apt install busybox-static)")
+    raise UsageError(
+        "busybox is missing; `make cluster-deps` installs it (Debian: apt install busybox-static)"
+    )

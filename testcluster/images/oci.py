@@ -16,7 +16,9 @@ def push(registry: str, repository: str, tag: str, config: bytes, layers: list[b
     base = f"http://{registry}/v2/{repository}"
     # The lowest level: a test pushes an image once, and a node pulls it once.
     packed = [gzip.compress(content, compresslevel=1, mtime=0) for content in layers]
-    descriptors = [_blob(base, content, "application/vnd.oci.image.layer.v1.tar+gzip") for content in packed]
+    descriptors = [
+        _blob(base, content, "application/vnd.oci.image.layer.v1.tar+gzip") for content in packed
+    ]
     manifest = {
         "schemaVersion": 2,
         "mediaType": _MANIFEST,
@@ -30,11 +32,17 @@ def push(registry: str, repository: str, tag: str, config: bytes, layers: list[b
 def _blob(base: str, content: bytes, kind: str) -> dict[str, Any]:
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     location = _send(f"{base}/blobs/uploads/", "POST", b"", kind)
-    _send(f"{location}{'&' if '?' in location else '?'}digest={digest}", "PUT", content, "application/octet-stream")
+    _send(
+        f"{location}{'&' if '?' in location else '?'}digest={digest}",
+        "PUT",
+        content,
+        "application/octet-stream",
+    )
     return {"mediaType": kind, "digest": digest, "size": len(content)}
 
 
 def _send(url: str, method: str, content: bytes, kind: str) -> str:
-    request = urllib.request.Request(url, data=content, method=method, headers={"Content-Type": kind})  # noqa: S310 -- http, on the cluster's own network
+    headers = {"Content-Type": kind}
+    request = urllib.request.Request(url, content, headers, method=method)  # noqa: S310 -- http, on the cluster's own network
     with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
         return str(response.headers.get("Location", ""))

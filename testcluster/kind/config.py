@@ -23,7 +23,8 @@ def config(nodes: list[Node], volumes: Path, image: str | None = None) -> str:
     mounts = [{"hostPath": str(volumes), "containerPath": NODE_FOLDER}]
     common: dict[str, Any] = {"extraMounts": mounts} | ({"image": image} if image else {})
     workers = [
-        {"role": "worker", **common, "labels": node.labels, **_patches(_join_configuration(node))} for node in nodes
+        {"role": "worker", **common, "labels": node.labels, **_patches(_join_configuration(node))}
+        for node in nodes
     ]
     content = {
         "kind": "Cluster",
@@ -47,14 +48,19 @@ def _join_configuration(node: Node) -> dict[str, Any]:
 
     Labels are a field of kind's node instead, because a patch of node-labels would replace them.
     """
-    taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in node.taints]
+    taints = [
+        {"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in node.taints
+    ]
     return {"kind": "JoinConfiguration", "nodeRegistration": {"taints": taints}} if taints else {}
 
 
 def _cluster_configurations() -> list[dict[str, Any]]:
     """Return the patch of the grace period for both versions of kubeadm's API; kind uses the one of its Kubernetes."""
     name = "node-monitor-grace-period"
-    arguments = {"v1beta3": {name: GRACE_PERIOD}, "v1beta4": [{"name": name, "value": GRACE_PERIOD}]}
+    arguments = {
+        "v1beta3": {name: GRACE_PERIOD},
+        "v1beta4": [{"name": name, "value": GRACE_PERIOD}],
+    }
     return [
         {
             "apiVersion": f"kubeadm.k8s.io/{version}",

@@ -19,7 +19,14 @@ LAYERS = "kind/layers"
 """Folder of the image with the unpacked layers. Docker copies /var of the image into a volume of each node."""
 _START_TIMEOUT = 30
 """Seconds until containerd must answer."""
-IPTABLES = ["iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"]
+IPTABLES = [
+    "iptables",
+    "iptables-save",
+    "iptables-restore",
+    "ip6tables",
+    "ip6tables-save",
+    "ip6tables-restore",
+]
 """Programs that kube-proxy calls."""
 
 
@@ -45,7 +52,9 @@ def _needed_images() -> list[str]:
 def _archive(image: str, root: Path, scratch: Path) -> Path:
     name = re.sub(r"^.*/|:.*$", "", image)
     if name not in binaries.BINARIES:
-        raise UsageError(f"kubeadm needs the image {image}, but this repository builds no program {name}; add it")
+        raise UsageError(
+            f"kubeadm needs the image {image}, but this repository builds no program {name}; add it"
+        )
     # The manifests of kubeadm call the programs by these paths, and /coredns and /pause by the image's entry point.
     path = name if name in {"coredns", "pause"} else f"usr/local/bin/{name}"
     programs = {path: binaries.program(name)} | (_iptables(root) if name == "kube-proxy" else {})
@@ -63,7 +72,10 @@ def _iptables(root: Path) -> dict[str, Path]:
     paths = [*files[1:], *sorted(set(re.findall(r"(/\S+) \(0x", listed)))]
     # Resolved inside the root: an absolute link would lead to a file of the host.
     targets = run_command("chroot", str(root), "readlink", "-f", *paths).split()
-    found = {path.lstrip("/"): root / target.lstrip("/") for path, target in zip(paths, targets, strict=True)}
+    found = {
+        path.lstrip("/"): root / target.lstrip("/")
+        for path, target in zip(paths, targets, strict=True)
+    }
     return found | {f"usr/sbin/{name}": program for name in IPTABLES}
 
 
@@ -75,7 +87,9 @@ def _import(store: Path, archives: Sequence[Path], scratch: Path) -> None:
     config.write_text(_containerd(store, scratch / "state", socket))
     ctr = [str(folder / "ctr"), f"--address={socket}", *_NAMESPACE]
     with (scratch / "containerd.log").open("wb") as log:
-        process = subprocess.Popen(contained(str(folder / "containerd"), f"--config={config}"), stdout=log, stderr=log)
+        process = subprocess.Popen(
+            contained(str(folder / "containerd"), f"--config={config}"), stdout=log, stderr=log
+        )
     try:
         _wait(ctr, scratch / "containerd.log")
         for archive in archives:

@@ -15,7 +15,14 @@ def containers(cluster: str) -> list[str]:
     """Return the containers of a kind cluster, running or not; an empty list where no engine answers."""
     try:
         output = run_command(
-            "docker", "ps", "--all", "--filter", f"label={LABEL}={cluster}", "--format", "{{.Names}}", timeout=30
+            "docker",
+            "ps",
+            "--all",
+            "--filter",
+            f"label={LABEL}={cluster}",
+            "--format",
+            "{{.Names}}",
+            timeout=30,
         )
     except (TimedOut, FileNotFoundError):
         return []
@@ -25,6 +32,11 @@ def containers(cluster: str) -> list[str]:
 def gateway() -> str:
     """Return the host's IPv4 address on the network of kind's nodes."""
     output = run_command(
-        "docker", "network", "inspect", NETWORK, "--format", "{{range .IPAM.Config}}{{.Gateway}} {{end}}"
+        "docker",
+        "network",
+        "inspect",
+        NETWORK,
+        "--format",
+        "{{range .IPAM.Config}}{{.Gateway}} {{end}}",
     )
     return next(address for address in output.split() if ":" not in address)

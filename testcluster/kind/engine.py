@@ -72,7 +72,9 @@ def check() -> None:
     if ENGINES["docker"].is_available():
         return
     if sys.platform != "linux" or os.geteuid() != 0:
-        raise UsageError("no Docker engine answers, and starting one needs root on Linux; start Docker")
+        raise UsageError(
+            "no Docker engine answers, and starting one needs root on Linux; start Docker"
+        )
     missing = [package for package, program in PACKAGES.items() if not shutil.which(program)]
     if missing:
         raise UsageError(
@@ -113,7 +115,10 @@ def _environment(folder: Path) -> Iterator[None]:
     programs.mkdir()
     with suppress(FileNotFoundError):
         (programs / "docker").symlink_to(_debian_docker())
-    changed = {"DOCKER_HOST": f"unix://{folder / 'docker.sock'}", "PATH": f"{programs}:{os.environ['PATH']}"}
+    changed = {
+        "DOCKER_HOST": f"unix://{folder / 'docker.sock'}",
+        "PATH": f"{programs}:{os.environ['PATH']}",
+    }
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:
@@ -139,7 +144,9 @@ def _network() -> Iterator[None]:
         try:
             _call(libc.unshare(ctypes.c_int(_CLONE_NEWNET)), "unshare")
         except OSError as error:
-            raise UsageError(f"a Docker engine of the tests needs a network namespace: {error}; start Docker") from None
+            raise UsageError(
+                f"a Docker engine of the tests needs a network namespace: {error}; start Docker"
+            ) from None
         try:
             run_command("ip", "link", "set", "lo", "up")
             yield
@@ -214,7 +221,10 @@ def _settings(folder: Path) -> dict[str, object]:
     program = [sys.executable, "-ISE", oci_runtime.__file__, shutil.which("runc") or "runc"]
     runtime.write_text(f'#!/bin/sh\nexec {" ".join(program)} "$@"\n')
     runtime.chmod(0o755)
-    return settings | {"runtimes": {"limited": {"path": str(runtime)}}, "default-runtime": "limited"}
+    return settings | {
+        "runtimes": {"limited": {"path": str(runtime)}},
+        "default-runtime": "limited",
+    }
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -228,5 +238,9 @@ def _wait(process: subprocess.Popen[bytes], folder: Path) -> None:
 def _failure(process: subprocess.Popen[bytes], log: str) -> UsageError | TimedOut:
     """Return why the engine does not answer: it has refused this machine, or it takes too long."""
     if process.poll() is None:
-        return TimedOut(f"dockerd did not answer within {_START_TIMEOUT} s; its log ends: {log[-1500:]}")
-    return UsageError(f"dockerd cannot run on this machine: {log.splitlines()[-1] if log else 'no log'}; start Docker")
+        return TimedOut(
+            f"dockerd did not answer within {_START_TIMEOUT} s; its log ends: {log[-1500:]}"
+        )
+    return UsageError(
+        f"dockerd cannot run on this machine: {log.splitlines()[-1] if log else 'no log'}; start Docker"
+    )

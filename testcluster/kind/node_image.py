@@ -107,7 +107,12 @@ def build(report: Callable[[str], None]) -> Path:
     binaries.build_missing(NEEDED, report)
     target = files()
     if not target.exists():
-        check_disk(node_root.folder(), REQUIRED_BYTES, "a node image", "FINETUNE_CACHE to a folder on a larger disk")
+        check_disk(
+            node_root.folder(),
+            REQUIRED_BYTES,
+            "a node image",
+            "FINETUNE_CACHE to a folder on a larger disk",
+        )
         root = node_root.provide(report)
         with locked(node_root.folder()):
             if not target.exists():
@@ -124,7 +129,9 @@ def files() -> Path:
     """Return the path of the image's files, which need not exist yet; its name has a hash of all that is in it."""
     parts = [node_root.archive().name, binaries.folder().name, binaries.folder("kubeadm").name]
     parts += [Path(__file__).with_name(name).read_text() for name in _SOURCES]
-    return node_root.folder() / f"node-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.tar"
+    return (
+        node_root.folder() / f"node-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.tar"
+    )
 
 
 def load(archive: Path, report: Callable[[str], None]) -> str:
@@ -146,9 +153,13 @@ def load(archive: Path, report: Callable[[str], None]) -> str:
 
 def _docker(*arguments: str, stdin: IO[bytes] | None = None) -> None:
     command = ["docker", *arguments]
-    done = subprocess.run(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
     if done.returncode:
-        raise TimedOut(f"docker {arguments[0]}: {done.stdout.decode(errors='replace').strip()[-1000:]}")
+        raise TimedOut(
+            f"docker {arguments[0]}: {done.stdout.decode(errors='replace').strip()[-1000:]}"
+        )
 
 
 def _delete_unused(kept: set[Path]) -> None:
@@ -161,7 +172,9 @@ def _delete_unused(kept: set[Path]) -> None:
 def _build(root: Path, target: Path) -> None:
     for leftover in target.parent.glob(".node-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".node-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        dir=target.parent, prefix=".node-", ignore_cleanup_errors=True
+    ) as folder:
         scratch = Path(folder)
         tree = scratch / "tree"
         tree.mkdir()
@@ -205,22 +218,34 @@ def _configure(tree: Path) -> None:
     (units / "pod-network.service").write_text(_POD_NETWORK)
     (units / "multi-user.target.wants").mkdir(exist_ok=True)
     for unit in _UNITS:
-        (units / "multi-user.target.wants" / f"{unit}.service").symlink_to(f"/etc/systemd/system/{unit}.service")
+        (units / "multi-user.target.wants" / f"{unit}.service").symlink_to(
+            f"/etc/systemd/system/{unit}.service"
+        )
     (tree / "etc/containerd/cri-base.json").write_text(json.dumps(_base_spec()))
     (tree / "etc/kubernetes/manifests").mkdir(parents=True)
     (tree / "kind/version").write_text(f"v{binaries.version(binaries.BINARIES['kubelet'])}")
     (tree / "kind/manifests").mkdir()
     (tree / "kind/manifests/default-cni.yaml").write_text(_MANIFEST)
     # Without CAP_SYS_RESOURCE a process may not set an oom_score_adj below its own.
-    _replace(tree / "etc/containerd/config.toml", "restrict_oom_score_adj = false", "restrict_oom_score_adj = true")
+    _replace(
+        tree / "etc/containerd/config.toml",
+        "restrict_oom_score_adj = false",
+        "restrict_oom_score_adj = true",
+    )
     # The kubelet refuses control groups of version 1 by default.
-    _replace(tree / "etc/default/kubelet", "KUBELET_EXTRA_ARGS=", "KUBELET_EXTRA_ARGS=--fail-cgroupv1=false ")
+    _replace(
+        tree / "etc/default/kubelet",
+        "KUBELET_EXTRA_ARGS=",
+        "KUBELET_EXTRA_ARGS=--fail-cgroupv1=false ",
+    )
 
 
 def _replace(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     if old not in text:
-        raise UsageError(f"kind's {file.name} has no line {old!r} any more; adapt testcluster/kind/node_image.py")
+        raise UsageError(
+            f"kind's {file.name} has no line {old!r} any more; adapt testcluster/kind/node_image.py"
+        )
     file.write_text(text.replace(old, new))
 
 
@@ -235,7 +260,9 @@ def _base_spec() -> dict[str, Any]:
 def _sandbox_image(tree: Path) -> str:
     found = re.search(r'sandbox_image = "(.*)"', (tree / "etc/containerd/config.toml").read_text())
     if not found:
-        raise UsageError("kind's configuration of containerd names no sandbox_image; adapt testcluster/kind")
+        raise UsageError(
+            "kind's configuration of containerd names no sandbox_image; adapt testcluster/kind"
+        )
     return found[1]
 
 

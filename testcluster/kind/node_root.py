@@ -47,7 +47,14 @@ _UNITS = (
     "lib/systemd/system/basic.target.wants/*",
 )
 """Links to units that would change the host, or wait for devices that a container does not have."""
-_UNREAD = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
+_UNREAD = (
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "var/log",
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+)
 
 
 def folder() -> Path:
@@ -77,10 +84,14 @@ def _build(target: Path, report: Callable[[str], None]) -> None:
     report("building the root file system of kind's nodes by debootstrap …")
     for leftover in target.parent.glob(".root-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".root-", ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(
+        dir=target.parent, prefix=".root-", ignore_cleanup_errors=True
+    ) as scratch:
         root = Path(scratch) / "root"
         options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        run_command("debootstrap", *options, SUITE, str(root), called="debootstrap", timeout=BUILD_TIMEOUT)
+        run_command(
+            "debootstrap", *options, SUITE, str(root), called="debootstrap", timeout=BUILD_TIMEOUT
+        )
         _adapt(root)
         pack(root, target)
 
@@ -108,7 +119,15 @@ def pack(tree: Path, target: Path) -> None:
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         run_command(
-            "tar", "--numeric-owner", "--sort=name", "-C", str(tree), "-cf", str(fresh), ".", timeout=BUILD_TIMEOUT
+            "tar",
+            "--numeric-owner",
+            "--sort=name",
+            "-C",
+            str(tree),
+            "-cf",
+            str(fresh),
+            ".",
+            timeout=BUILD_TIMEOUT,
         )
         fresh.replace(target)
     finally:

@@ -42,10 +42,17 @@ def limited(process: dict[str, Any]) -> dict[str, Any]:
     if not is_needed():
         return process
     granted = granted_capabilities()
-    capabilities = {key: [name for name in names if name in granted] for key, names in _sets(process).items()}
-    changed: dict[str, Any] = {"capabilities": capabilities, "rlimits": list(map(_reachable, _rlimits(process)))}
+    capabilities = {
+        key: [name for name in names if name in granted] for key, names in _sets(process).items()
+    }
+    changed: dict[str, Any] = {
+        "capabilities": capabilities,
+        "rlimits": list(map(_reachable, _rlimits(process))),
+    }
     if "oomScoreAdj" in process:
-        changed["oomScoreAdj"] = max(process["oomScoreAdj"], int(Path("/proc/self/oom_score_adj").read_text()))
+        changed["oomScoreAdj"] = max(
+            process["oomScoreAdj"], int(Path("/proc/self/oom_score_adj").read_text())
+        )
     return process | changed
 
 

@@ -16,7 +16,16 @@ from functools import cached_property
 from pathlib import Path
 
 from testcluster import binaries, kwok, volume_provisioner
-from testcluster.cluster_state import State, cache, create, exclusive, folder_of, locked_cluster, remove, take_down
+from testcluster.cluster_state import (
+    State,
+    cache,
+    create,
+    exclusive,
+    folder_of,
+    locked_cluster,
+    remove,
+    take_down,
+)
 from testcluster.commands import run_command
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images import image_builders, image_layers
@@ -85,12 +94,18 @@ class Kind:
     def up(self, spec: ClusterSpec) -> None:
         """Create the cluster."""
         if not image_builders.ENGINES["docker"].is_available():
-            raise UsageError("no Docker engine answers; start it, or as root on Linux use --provider linux-namespaces")
+            raise UsageError(
+                "no Docker engine answers; start it, or as root on Linux use --provider linux-namespaces"
+            )
         if spec.control_plane != USUAL_CONTROL_PLANE:
-            raise UsageError("kind's control plane has no options here; as root on Linux use linux-namespaces")
+            raise UsageError(
+                "kind's control plane has no options here; as root on Linux use linux-namespaces"
+            )
         _ = self._binaries
         if self._image == node_image.LOCAL:
-            self._image = node_image.load(node_image.build(binaries.report_progress), binaries.report_progress)
+            self._image = node_image.load(
+                node_image.build(binaries.report_progress), binaries.report_progress
+            )
         state = create(self.folder, set())
         with locked_cluster(self.folder):
             try:
@@ -162,15 +177,23 @@ class Kind:
         ]
         services = [
             Service("registry", [str(self._binaries / "registry"), "serve", str(registry_config)]),
-            Service("storage", [sys.executable, *volumes], {"PYTHONPATH": str(Path(__file__).parents[2])}),
+            Service(
+                "storage",
+                [sys.executable, *volumes],
+                {"PYTHONPATH": str(Path(__file__).parents[2])},
+            ),
             *([kwok.service(self._binaries, self.kubeconfig)] if state.kwok_nodes else []),
         ]
-        (self.folder / "pids").write_text("\n".join(f"{self._start(service)}" for service in services))
+        (self.folder / "pids").write_text(
+            "\n".join(f"{self._start(service)}" for service in services)
+        )
         for node in docker.containers(self.name):
             for name in (f"localhost:{port}", f"{address}:{port}"):
                 hosts = f'server = "http://{address}:{port}"\n'
                 script = f"mkdir -p {REGISTRIES}/{name} && cat > {REGISTRIES}/{name}/hosts.toml"
-                run_command("docker", "exec", "--interactive", node, "sh", "-c", script, given=hosts)
+                run_command(
+                    "docker", "exec", "--interactive", node, "sh", "-c", script, given=hosts
+                )
 
     def _start(self, service: Service) -> int:
         with (self.folder / f"{service.name}.log").open("ab") as out:
@@ -279,7 +302,12 @@ class Kind:
     @exclusive
     def apply_pressure(self, node: str, pressure: Pressure) -> None:
         """Add thresholds that are always exceeded to the kubelet's configuration, and restart it."""
-        added = json.dumps({"evictionHard": EXCEEDED_THRESHOLDS[pressure], "evictionPressureTransitionPeriod": "5s"})
+        added = json.dumps(
+            {
+                "evictionHard": EXCEEDED_THRESHOLDS[pressure],
+                "evictionPressureTransitionPeriod": "5s",
+            }
+        )
         # YAML does not merge a key that occurs twice, so the script drops the old keys before it appends the new ones.
         script = (
             f"cp -n {_KUBELET} {_ORIGINAL}; "
@@ -287,12 +315,23 @@ class Kind:
             f"{_ORIGINAL} > {_KUBELET}; cat >> {_KUBELET}; systemctl restart kubelet"
         )
         lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in json.loads(added).items())
-        run_command("docker", "exec", "--interactive", self._container(node), "sh", "-c", script, given=f"{lines}\n")
+        run_command(
+            "docker",
+            "exec",
+            "--interactive",
+            self._container(node),
+            "sh",
+            "-c",
+            script,
+            given=f"{lines}\n",
+        )
 
     @exclusive
     def clear_pressure(self, node: str) -> None:
         """Restore the kubelet's configuration, and restart it."""
-        script = f"if [ -f {_ORIGINAL} ]; then mv {_ORIGINAL} {_KUBELET}; systemctl restart kubelet; fi"
+        script = (
+            f"if [ -f {_ORIGINAL} ]; then mv {_ORIGINAL} {_KUBELET}; systemctl restart kubelet; fi"
+        )
         run_command("docker", "exec", self._container(node), "sh", "-c", script)
 
     @exclusive
@@ -306,7 +345,12 @@ class Kind:
             return
         for image in images:
             run_command(
-                self._kind, "load", *_source(image), *self._name_option, f"--nodes={nodes}", timeout=LOAD_TIMEOUT
+                self._kind,
+                "load",
+                *_source(image),
+                *self._name_option,
+                f"--nodes={nodes}",
+                timeout=LOAD_TIMEOUT,
             )
 
 

@@ -46,7 +46,9 @@ class Authority:
     def _key(self) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(self.pair.key.read_bytes(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise TypeError(f"{self.pair.key} is not an elliptic curve key; delete the cluster and create it again")
+            raise TypeError(
+                f"{self.pair.key} is not an elliptic curve key; delete the cluster and create it again"
+            )
         return key
 
     def _files(self, name: str) -> Pair:
@@ -55,7 +57,9 @@ class Authority:
     def _create(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("finetune-e2e")
-        builder = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = _builder(name, name, key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        )
         usage = x509.KeyUsage(
             digital_signature=True,
             key_cert_sign=True,
@@ -67,18 +71,26 @@ class Authority:
             encipher_only=False,
             decipher_only=False,
         )
-        _write(self.pair, builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()), key)
+        _write(
+            self.pair, builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()), key
+        )
 
-    def issue(self, name: str, subject: str, group: str = "", *, serves: tuple[str, ...] = ()) -> Pair:
+    def issue(
+        self, name: str, subject: str, group: str = "", *, serves: tuple[str, ...] = ()
+    ) -> Pair:
         """Issue a client certificate; with `serves`, also a server certificate for those names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         authority = x509.load_pem_x509_certificate(self.pair.certificate.read_bytes())
-        uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if serves else [])]
+        uses = [
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+            *([ExtendedKeyUsageOID.SERVER_AUTH] if serves else []),
+        ]
         builder = _builder(_name(subject, group), authority.subject, key)
         builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         if serves:
             builder = builder.add_extension(
-                x509.SubjectAlternativeName([_alternative_name(host) for host in serves]), critical=False
+                x509.SubjectAlternativeName([_alternative_name(host) for host in serves]),
+                critical=False,
             )
         pair = self._files(name)
         _write(pair, builder.sign(self._key, hashes.SHA256()), key)
@@ -96,14 +108,20 @@ class Authority:
         def encoded(file: Path) -> str:
             return base64.b64encode(file.read_bytes()).decode()
 
-        user = {"client-certificate-data": encoded(pair.certificate), "client-key-data": encoded(pair.key)}
+        user = {
+            "client-certificate-data": encoded(pair.certificate),
+            "client-key-data": encoded(pair.key),
+        }
         content = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [
                 {
                     "name": cluster,
-                    "cluster": {"server": server, "certificate-authority-data": encoded(self.pair.certificate)},
+                    "cluster": {
+                        "server": server,
+                        "certificate-authority-data": encoded(self.pair.certificate),
+                    },
                 }
             ],
             "users": [{"name": cluster, "user": user}],
@@ -120,11 +138,20 @@ def _name(subject: str, group: str = "") -> x509.Name:
     return x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, subject)])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+    )
     # Valid from five minutes ago, for clocks that are slow.
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(
+        now - timedelta(minutes=5)
+    )
     return builder.not_valid_after(now + VALIDITY)
 
 
@@ -137,7 +164,9 @@ def _alternative_name(text: str) -> x509.GeneralName:
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
     )
 
 

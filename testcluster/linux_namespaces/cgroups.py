@@ -15,8 +15,14 @@ from testcluster.errors import TimedOut
 
 def hierarchies() -> list[Path]:
     """Return the mount points of control groups on this host, of version 1 and of version 2."""
-    lines = (line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return [Path(left.split()[4]) for left, _, right in lines if right.split()[0] in {"cgroup", "cgroup2"}]
+    lines = (
+        line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()
+    )
+    return [
+        Path(left.split()[4])
+        for left, _, right in lines
+        if right.split()[0] in {"cgroup", "cgroup2"}
+    ]
 
 
 def groups(name: str) -> Iterator[Path]:
@@ -36,10 +42,16 @@ def freeze(name: str) -> None:
     for group in groups(name):
         if (group / "freezer.state").exists():
             (group / "freezer.state").write_text("FROZEN")
-            _wait(partial(_contains, group / "freezer.state", "FROZEN"), f"cgroup {name} did not freeze")
+            _wait(
+                partial(_contains, group / "freezer.state", "FROZEN"),
+                f"cgroup {name} did not freeze",
+            )
         elif (group / "cgroup.freeze").exists() and not _version_1_freezer(name):
             (group / "cgroup.freeze").write_text("1")
-            _wait(partial(_contains, group / "cgroup.events", "frozen 1"), f"cgroup {name} did not freeze")
+            _wait(
+                partial(_contains, group / "cgroup.events", "frozen 1"),
+                f"cgroup {name} did not freeze",
+            )
 
 
 def _contains(file: Path, word: str) -> bool:

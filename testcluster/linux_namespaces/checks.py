@@ -47,7 +47,9 @@ def check(folder: Path) -> None:
         )
     for program, package in _PROGRAMS.items():
         if not shutil.which(program):
-            raise UsageError(f"{program} is missing; `make cluster-deps` installs it (Debian: apt install {package})")
+            raise UsageError(
+                f"{program} is missing; `make cluster-deps` installs it (Debian: apt install {package})"
+            )
     if not (CNI_PLUGINS / "bridge").exists():
         raise UsageError(
             f"{CNI_PLUGINS}/bridge is missing; `make cluster-deps` installs it "
@@ -105,7 +107,9 @@ def _is_inotify(descriptor: Path) -> bool:
 def check_kernel() -> None:
     """Try every kernel feature in temporary namespaces. Raises UsageError with the first that is missing."""
     unshare = ["unshare", "--mount", "--pid", "--fork", "--uts", "--ipc", "--net", "--cgroup"]
-    done = subprocess.run([*unshare, "sh", "-c", _KERNEL_TEST], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*unshare, "sh", "-c", _KERNEL_TEST], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         feature = done.stdout.strip() or "new namespaces"
         raise UsageError(

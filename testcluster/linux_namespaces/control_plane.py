@@ -45,11 +45,17 @@ class ControlPlane:
             pair = self.authority.issue(name, subject, group)
             return self.authority.kubeconfig(path, self.url, pair, self.cluster)
 
-    def services(self, dns: Path, registry: Path, options: ControlPlaneOptions = USUAL_CONTROL_PLANE) -> list[Service]:
+    def services(
+        self, dns: Path, registry: Path, options: ControlPlaneOptions = USUAL_CONTROL_PLANE
+    ) -> list[Service]:
         """Return all programs; each waits by itself until the programs it needs are up."""
         usual = self._usual_services(dns, registry)
         usual = [_of_version(one, options.kubernetes) for one in usual]
-        audit = {"kube-apiserver": self._audit_flags(options.audit_policy) if options.audit_policy else {}}
+        audit = {
+            "kube-apiserver": self._audit_flags(options.audit_policy)
+            if options.audit_policy
+            else {}
+        }
         # The last of two flags of the same name counts.
         return [_with_flags(_with_flags(one, audit), options.flags) for one in usual]
 
@@ -57,7 +63,11 @@ class ControlPlane:
         path = self.folder / "etc" / "audit-policy.yaml"
         path.write_text(json.dumps({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", **policy}))
         # One file: a size of 0 disables rotation.
-        return {"audit-policy-file": path, "audit-log-path": self.folder.parents[1] / AUDIT_LOG, "audit-log-maxsize": 0}
+        return {
+            "audit-policy-file": path,
+            "audit-log-path": self.folder.parents[1] / AUDIT_LOG,
+            "audit-log-maxsize": 0,
+        }
 
     def _usual_services(self, dns: Path, registry: Path) -> list[Service]:
         return [
@@ -67,7 +77,9 @@ class ControlPlane:
             self._scheduler(),
             Service("coredns", [str(self.binaries / "coredns"), "-conf", str(dns)]),
             Service(
-                "registry", [str(self.binaries / "registry"), "serve", str(registry)], {"OTEL_TRACES_EXPORTER": "none"}
+                "registry",
+                [str(self.binaries / "registry"), "serve", str(registry)],
+                {"OTEL_TRACES_EXPORTER": "none"},
             ),
         ]
 
@@ -88,9 +100,16 @@ class ControlPlane:
         return self._service("etcd", arguments)
 
     def _api_server(self) -> Service:
-        names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
+        names = (
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+            "kubernetes.default.svc.cluster.local",
+        )
         serving = self.authority.issue(
-            "apiserver", "kube-apiserver", serves=(self.address, "127.0.0.1", API_SERVICE, "localhost", *names)
+            "apiserver",
+            "kube-apiserver",
+            serves=(self.address, "127.0.0.1", API_SERVICE, "localhost", *names),
         )
         to_kubelets = self.authority.issue(
             "apiserver-kubelet-client", "kube-apiserver-kubelet-client", "system:masters"

@@ -135,7 +135,9 @@ def clone_store(store: Path, disk: Path) -> None:
     for interrupted in target.parent.glob("containerd.*"):
         shutil.rmtree(interrupted, ignore_errors=True)
     clone = target.with_name(f"containerd.{os.getpid()}")
-    done = subprocess.run(["cp", "-al", str(store), str(clone)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["cp", "-al", str(store), str(clone)], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         # Hard links may fail, for example across file systems.
         shutil.rmtree(clone, ignore_errors=True)

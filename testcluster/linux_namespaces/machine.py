@@ -57,14 +57,26 @@ class Machine:
         with (self.folder / "log" / "init.log").open("ab") as out:
             command = [sys.executable, "-ISE", str(_INIT), str(self.folder)]
             subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                check=False,
             )
         if (pid := self.pid) is None:
-            raise TimedOut(f"{self.name} did not start; {self.folder}/log/init.log ends with: {self.log_tail('init')}")
+            raise TimedOut(
+                f"{self.name} did not start; {self.folder}/log/init.log ends with: {self.log_tail('init')}"
+            )
         self.veth.attach(pid)
 
-    def _spec(self, services: Sequence[Service], binds: Sequence[tuple[Path, str]]) -> dict[str, object]:
-        environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+    def _spec(
+        self, services: Sequence[Service], binds: Sequence[tuple[Path, str]]
+    ) -> dict[str, object]:
+        environment = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/root",
+        }
         return {
             "name": self.name,
             "cgroup": self.cgroup,
@@ -75,7 +87,9 @@ class Machine:
                 [str(self.var), "/var"],
                 *([str(source), target] for source, target in binds),
             ],
-            "services": [{**asdict(service), "env": environment | service.env} for service in services],
+            "services": [
+                {**asdict(service), "env": environment | service.env} for service in services
+            ],
         }
 
     def kill(self) -> None:
@@ -115,7 +129,9 @@ class Machine:
             "--root",
             "--wd=/",
         ]
-        return run_command(*nsenter, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout)
+        return run_command(
+            *nsenter, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout
+        )
 
     def restart(self, program: str) -> None:
         """Kill a program; machine_init.py starts it again."""
@@ -129,7 +145,9 @@ class Machine:
     def log_tail(self, service: str) -> str:
         """Return the end of a service's log."""
         try:
-            return (self.folder / "log" / f"{service}.log").read_text(errors="replace")[-1500:].strip()
+            return (
+                (self.folder / "log" / f"{service}.log").read_text(errors="replace")[-1500:].strip()
+            )
         except OSError:
             return "(no log)"
 

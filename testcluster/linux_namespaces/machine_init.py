@@ -42,13 +42,17 @@ def check(result: int, call: str) -> None:
         raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
-def mount(source: str, target: Path, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+def mount(
+    source: str, target: Path, kind: str | None = None, flags: int = 0, data: str | None = None
+) -> None:
     """Mount a file system by the system call. Raises OSError."""
 
     def encoded(text: str | None) -> bytes | None:
         return None if text is None else text.encode()
 
-    result = libc.mount(source.encode(), os.fsencode(target), encoded(kind), ctypes.c_ulong(flags), encoded(data))
+    result = libc.mount(
+        source.encode(), os.fsencode(target), encoded(kind), ctypes.c_ulong(flags), encoded(data)
+    )
     check(result, f"mount {source} on {target}")
 
 
@@ -56,7 +60,9 @@ def main(folder: Path) -> None:
     """Create the namespaces, and boot in a child, which is the first process of the new pid namespace."""
     spec = json.loads((folder / "machine.json").read_text())
     hierarchies = join_cgroups(spec["cgroup"])
-    namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
+    namespaces = (
+        CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
+    )
     check(libc.unshare(ctypes.c_int(namespaces)), "unshare")
     child = os.fork()
     if child:
@@ -83,13 +89,19 @@ def join_cgroups(name: str) -> list[dict[str, str]]:
             if kind == "cgroup" and (mount_point / inherited).exists():
                 (group / inherited).write_text((mount_point / inherited).read_text())
         (group / "cgroup.procs").write_text(str(os.getpid()))
-        hierarchies.append({"at": str(mount_point), "kind": kind, "options": cgroup_options(options)})
+        hierarchies.append(
+            {"at": str(mount_point), "kind": kind, "options": cgroup_options(options)}
+        )
     return hierarchies
 
 
 def cgroup_options(options: str) -> str:
     """Return the options that mount the same hierarchy again; a named hierarchy without controllers needs `none`."""
-    kept = [option for option in options.split(",") if option not in {"rw", "ro", "relatime", "nsdelegate"}]
+    kept = [
+        option
+        for option in options.split(",")
+        if option not in {"rw", "ro", "relatime", "nsdelegate"}
+    ]
     named = any(option.startswith("name=") for option in kept)
     return ",".join(["none", *kept] if named else kept)
 
@@ -150,7 +162,13 @@ def mount_kernel_views(hierarchies: list[dict[str, str]]) -> None:
     for hierarchy in hierarchies:
         at = Path(hierarchy["at"])
         at.mkdir(parents=True, exist_ok=True)
-        mount("cgroup", at, hierarchy["kind"], 0, hierarchy["options"] if hierarchy["kind"] == "cgroup" else None)
+        mount(
+            "cgroup",
+            at,
+            hierarchy["kind"],
+            0,
+            hierarchy["options"] if hierarchy["kind"] == "cgroup" else None,
+        )
         if hierarchy["kind"] == "cgroup2":
             delegate_cgroups(at)
         for alias in hierarchy["options"].split(",") if "," in hierarchy["options"] else []:

@@ -77,7 +77,9 @@ class Network:
 
     def remove(self) -> None:
         """Delete the bridge and the links attached to it."""
-        for link in json.loads(ip("-json", "link", "show", "master", self.bridge, ignore_errors=True) or "[]"):
+        for link in json.loads(
+            ip("-json", "link", "show", "master", self.bridge, ignore_errors=True) or "[]"
+        ):
             ip("link", "del", link["ifname"], ignore_errors=True)
         ip("link", "del", self.bridge, ignore_errors=True)
 
@@ -128,9 +130,14 @@ class VethPair:
 def used_subnets() -> set[int]:
     """Return each number N for which this host has an address or a route in 10.89.N.0/24."""
     addresses = [
-        route.get("dst", "") for route in json.loads(ip("-json", "-4", "route", "show", "table", "all") or "[]")
+        route.get("dst", "")
+        for route in json.loads(ip("-json", "-4", "route", "show", "table", "all") or "[]")
     ]
     addresses += [
-        address["local"] for link in json.loads(ip("-json", "-4", "addr") or "[]") for address in link["addr_info"]
+        address["local"]
+        for link in json.loads(ip("-json", "-4", "addr") or "[]")
+        for address in link["addr_info"]
     ]
-    return {int(text.split(".")[2].partition("/")[0]) for text in addresses if text.startswith("10.89.")}
+    return {
+        int(text.split(".")[2].partition("/")[0]) for text in addresses if text.startswith("10.89.")
+    }

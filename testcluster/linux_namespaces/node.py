@@ -47,7 +47,9 @@ class Programs:
 
     def services(self) -> list[Service]:
         """Return all programs of the node."""
-        kubelet = self.control.kubeconfig(f"kubelet-{self.node.name}", f"system:node:{self.node.name}", "system:nodes")
+        kubelet = self.control.kubeconfig(
+            f"kubelet-{self.node.name}", f"system:node:{self.node.name}", "system:nodes"
+        )
         labels = ",".join(f"{key}={value}" for key, value in self.node.labels.items())
         binaries = self.control.binaries
         return [
@@ -63,13 +65,21 @@ class Programs:
                     f"--node-labels={labels}",
                 ],
             ),
-            Service("kube-proxy", [str(binaries / "kube-proxy"), f"--config={self._etc / 'proxy.json'}"]),
+            Service(
+                "kube-proxy", [str(binaries / "kube-proxy"), f"--config={self._etc / 'proxy.json'}"]
+            ),
         ]
 
     def containerd(self) -> Service:
         """Return the container runtime alone."""
-        path = f"{self.control.binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        command = [str(self.control.binaries / "containerd"), "--config", str(self._etc / "containerd.toml")]
+        path = (
+            f"{self.control.binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        )
+        command = [
+            str(self.control.binaries / "containerd"),
+            "--config",
+            str(self._etc / "containerd.toml"),
+        ]
         return Service("containerd", command, {"PATH": path})
 
     def _cni(self) -> dict[str, Any]:
@@ -110,7 +120,10 @@ disabled_plugins = [
 """
 
     def _kubelet(self, pressure: Pressure | None) -> dict[str, Any]:
-        taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in self.node.taints]
+        taints = [
+            {"key": taint.key, "value": taint.value, "effect": taint.effect}
+            for taint in self.node.taints
+        ]
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -134,7 +147,8 @@ disabled_plugins = [
             "healthzPort": 0,
             "nodeStatusUpdateFrequency": "4s",
             "nodeLeaseDurationSeconds": 16,
-            "evictionHard": DEFAULT_THRESHOLDS | (EXCEEDED_THRESHOLDS[pressure] if pressure else {}),
+            "evictionHard": DEFAULT_THRESHOLDS
+            | (EXCEEDED_THRESHOLDS[pressure] if pressure else {}),
             "evictionPressureTransitionPeriod": "5s",
             "imageGCHighThresholdPercent": 100,
             "serializeImagePulls": False,
@@ -152,5 +166,10 @@ disabled_plugins = [
             "clusterCIDR": PODS,
             "healthzBindAddress": "",
             "metricsBindAddress": "127.0.0.1:10249",
-            "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+            "conntrack": {
+                "maxPerCore": 0,
+                "min": 0,
+                "tcpEstablishedTimeout": "0s",
+                "tcpCloseWaitTimeout": "0s",
+            },
         }

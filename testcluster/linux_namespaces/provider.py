@@ -33,15 +33,38 @@ from testcluster.linux_namespaces import cgroups, checks, image_store
 from testcluster.linux_namespaces.certificates import ADMINS, Authority
 from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane, older_programs
 from testcluster.linux_namespaces.machine import Machine, wait_until
-from testcluster.linux_namespaces.network import CONTROL_PLANE_INDEX, DNS_SERVICE, MACHINES, Network, used_subnets
+from testcluster.linux_namespaces.network import (
+    CONTROL_PLANE_INDEX,
+    DNS_SERVICE,
+    MACHINES,
+    Network,
+    used_subnets,
+)
 from testcluster.linux_namespaces.node import PAUSE, Programs
 from testcluster.nodes import CONTROL_PLANE, Node
 from testcluster.provider import ClusterSpec, ControlPlaneOptions, Pressure
 from testcluster.service import Service
 
 NEEDED = (
-    *("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"),
-    *("etcd", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "registry", "coredns", "kwok", "pause"),
+    *(
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kube-proxy",
+        "kubelet",
+        "kubectl",
+    ),
+    *(
+        "etcd",
+        "containerd",
+        "containerd-shim-runc-v2",
+        "ctr",
+        "runc",
+        "registry",
+        "coredns",
+        "kwok",
+        "pause",
+    ),
 )
 READY_WITHIN = 60
 """Seconds until the API server, nodes and CoreDNS must be ready; a few seconds are usual."""
@@ -89,7 +112,12 @@ class LinuxNamespaces:
         return f"finetune.{self.name}.{self._mark}."
 
     def _machine(self, name: str, index: int) -> Machine:
-        return Machine(name, self.folder / "machines" / name, f"{self._prefix}{name}", self._network.veth_pair(index))
+        return Machine(
+            name,
+            self.folder / "machines" / name,
+            f"{self._prefix}{name}",
+            self._network.veth_pair(index),
+        )
 
     def machine(self, node: str) -> Machine:
         """Return the machine of a node. Raises UsageError for an unknown node."""
@@ -113,18 +141,33 @@ class LinuxNamespaces:
     def _control_plane(self) -> ControlPlane:
         folder = self.folder / "machines" / CONTROL_PLANE
         authority = Authority(self.folder / "pki")
-        return ControlPlane(self.name, self._network.address(CONTROL_PLANE_INDEX), folder, self._binaries, authority)
+        return ControlPlane(
+            self.name, self._network.address(CONTROL_PLANE_INDEX), folder, self._binaries, authority
+        )
 
     def _programs(self, name: str) -> Programs:
         state = self._state
         machine = self.machine(name)
         return Programs(
-            state.nodes[name], state.indexes[name], machine.veth.address, machine.folder, self._control_plane
+            state.nodes[name],
+            state.indexes[name],
+            machine.veth.address,
+            machine.folder,
+            self._control_plane,
         )
 
     def _binds(self) -> list[tuple[Path, str]]:
-        shared = [self.folder, self._binaries, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]]
-        return [*((path, str(path)) for path in shared), (self.folder / "volumes", volume_provisioner.NODE_FOLDER)]
+        shared = [
+            self.folder,
+            self._binaries,
+            Path(sys.prefix),
+            Path(sys.base_prefix),
+            Path(__file__).parents[2],
+        ]
+        return [
+            *((path, str(path)) for path in shared),
+            (self.folder / "volumes", volume_provisioner.NODE_FOLDER),
+        ]
 
     # ---- up and down
 
@@ -187,7 +230,8 @@ class LinuxNamespaces:
 
     def _prepare_images(self, state: State, images: Sequence[str]) -> None:
         state.image_store = image_store.store_name(
-            [image_builders.archive_path(image, cache() / "images") for image in images], self._binaries
+            [image_builders.archive_path(image, cache() / "images") for image in images],
+            self._binaries,
         )
         # Saved before the store exists, so that another cluster does not delete the store as unused.
         state.save()
@@ -199,7 +243,9 @@ class LinuxNamespaces:
         binaries.report_progress(f"unpacking {len(images)} images into the image store …")
         # A temporary machine with containerd only. The last index is free: nodes have indexes up to MAX_NODES.
         unpacker = self._machine("unpacker", MACHINES - 1)
-        programs = Programs(Node("unpacker", "ondemand", ""), MACHINES - 1, "", unpacker.folder, self._control_plane)
+        programs = Programs(
+            Node("unpacker", "ondemand", ""), MACHINES - 1, "", unpacker.folder, self._control_plane
+        )
         programs.configure()
         unpacker.start([programs.containerd()], self._binds())
         archives = [image_builders.export(image, unpacker.folder) for image in images]
@@ -212,7 +258,9 @@ class LinuxNamespaces:
         (machine.folder / "etc").mkdir(parents=True)
         admin = control.kubeconfig("admin", "finetune-e2e", ADMINS)
         corefile = machine.folder / "etc" / "Corefile"
-        corefile.write_text(dns.corefile(control.address, control.kubeconfig("coredns", "system:coredns")))
+        corefile.write_text(
+            dns.corefile(control.address, control.kubeconfig("coredns", "system:coredns"))
+        )
         registry = machine.folder / "etc" / "registry.yaml"
         registry.write_text(_registry_config(self.folder / "registry"))
         services = control.services(corefile, registry, options)
@@ -225,8 +273,15 @@ class LinuxNamespaces:
         shutil.copy(admin, self.kubeconfig)
 
     def _volume_provisioner(self, admin: Path) -> Service:
-        serve = ["-m", "testcluster.volume_provisioner", f"--kubeconfig={admin}", f"--folder={self.folder / 'volumes'}"]
-        return Service("storage", [sys.executable, *serve], {"PYTHONPATH": str(Path(__file__).parents[2])})
+        serve = [
+            "-m",
+            "testcluster.volume_provisioner",
+            f"--kubeconfig={admin}",
+            f"--folder={self.folder / 'volumes'}",
+        ]
+        return Service(
+            "storage", [sys.executable, *serve], {"PYTHONPATH": str(Path(__file__).parents[2])}
+        )
 
     def _start_node(self, name: str) -> None:
         machine = self.machine(name)
@@ -282,7 +337,9 @@ class LinuxNamespaces:
         started = datetime.now(UTC).replace(microsecond=0)
         self._start_node(name)
         state = self._state
-        image_store.load(self.machine(name), self._binaries / "ctr", [Path(archive) for archive in state.loaded])
+        image_store.load(
+            self.machine(name), self._binaries / "ctr", [Path(archive) for archive in state.loaded]
+        )
         self.kube.wait_ready([name], READY_WITHIN, since=started)
         self.kube.patch_devices(name, state.nodes[name].devices)
 
@@ -346,7 +403,9 @@ class LinuxNamespaces:
     def load(self, images: Sequence[str]) -> None:
         """Load images onto every running node. Raises TimedOut that names the nodes where it failed."""
         folder = self.folder / "images"
-        archives = [image_store.protect(image_builders.export(image, folder), folder) for image in images]
+        archives = [
+            image_store.protect(image_builders.export(image, folder), folder) for image in images
+        ]
         state = self._state
         running = [machine for machine in map(self.machine, state.nodes) if machine.pid]
         problems = []
@@ -357,7 +416,9 @@ class LinuxNamespaces:
                 problems.append(str(problem))
         # A node created or revived later gets these images too, unless no running node could load them.
         if len(problems) < len(running) or not running:
-            state.loaded += [str(archive) for archive in archives if str(archive) not in state.loaded]
+            state.loaded += [
+                str(archive) for archive in archives if str(archive) not in state.loaded
+            ]
             state.save()
         if problems:
             raise TimedOut("; ".join(problems))
@@ -380,8 +441,13 @@ def _leftover_processes(folder: Path) -> Iterable[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             arguments = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
-            is_init = "-ISE" in arguments and any(text.startswith(f"{folder}/machines/") for text in arguments)
+            is_init = "-ISE" in arguments and any(
+                text.startswith(f"{folder}/machines/") for text in arguments
+            )
             is_kubectl = f"{folder}/kubeconfig" in arguments
-            is_export = any(text.startswith((f"docker-archive:{folder}/", f"--output={folder}/")) for text in arguments)
+            is_export = any(
+                text.startswith((f"docker-archive:{folder}/", f"--output={folder}/"))
+                for text in arguments
+            )
             if is_init or is_kubectl or is_export:
                 yield int(entry.name)

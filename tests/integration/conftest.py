@@ -20,7 +20,11 @@ CONTROL_PLANES = {"control_plane", "audited"}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test on each version of Kubernetes."""
     fixture = CONTROL_PLANES.intersection(metafunc.fixturenames)
-    if fixture and os.environ.get("KUBERNETES") == "all" and metafunc.definition.path.parent == Path(__file__).parent:
+    if (
+        fixture
+        and os.environ.get("KUBERNETES") == "all"
+        and metafunc.definition.path.parent == Path(__file__).parent
+    ):
         names = [version or "newest" for version in VERSIONS]
         metafunc.parametrize(fixture.pop(), VERSIONS, indirect=True, ids=names)
 

@@ -21,11 +21,20 @@ from testcluster.provider import Provider
 OWN = "policy-operator"
 """Namespace of the release."""
 POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
-POLICIES = {f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")}
+POLICIES = {
+    f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")
+}
 INSTALLED = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", POLICY, BINDING)
 DEMO = load_manifest(ROOT / "examples" / "demo" / "pipeline.yaml")
-ON_TWO_NODES = merged(DEMO, {"spec": {"train": {"nodes": 2}, "workspace": {"accessMode": "ReadWriteMany"}}})
-PIPELINE = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "name": "p", "uid": "1"}
+ON_TWO_NODES = merged(
+    DEMO, {"spec": {"train": {"nodes": 2}, "workspace": {"accessMode": "ReadWriteMany"}}}
+)
+PIPELINE = {
+    "apiVersion": "finetune.dev/v1alpha1",
+    "kind": "FineTunePipeline",
+    "name": "p",
+    "uid": "1",
+}
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "name": "missing", "uid": "2"}
 LABEL = {"app.kubernetes.io/managed-by": "finetune-operator"}
 OTHER = {"app": "other"}
@@ -43,7 +52,9 @@ class Account:
     def run(self, verb: str, *arguments: str, given: str = "") -> str:
         """Run kubectl with the account's rights."""
         account = f"system:serviceaccount:{OWN}:{RELEASE}"
-        return self.namespace.run(verb, *(["--as", account] if self.is_operator else []), *arguments, given=given)
+        return self.namespace.run(
+            verb, *(["--as", account] if self.is_operator else []), *arguments, given=given
+        )
 
     def create(self, *objects: Object, dry: bool = False) -> None:
         """Create objects, or only have the API server check them. Raises TimedOut where it refuses one."""
@@ -66,14 +77,30 @@ def team(control_plane: Provider) -> Iterator[KubeNamespace]:
         create_growing_class(kube)
         created.create({**DEMO, "metadata": {"name": "owner"}})
         account = Account(created)
-        until(lambda: all("denied" in answer for answer in answers(account)), 30, lambda: str(answers(account)))
+        until(
+            lambda: all("denied" in answer for answer in answers(account)),
+            30,
+            lambda: str(answers(account)),
+        )
         yield created
-        kube.run("delete", "--ignore-not-found", "--wait=false", "-f", "-", given=yaml.safe_dump_all(installed))
+        kube.run(
+            "delete",
+            "--ignore-not-found",
+            "--wait=false",
+            "-f",
+            "-",
+            given=yaml.safe_dump_all(installed),
+        )
 
 
 def answers(account: Account) -> list[str]:
     """Return the answers of the API server to one hostile request for each policy."""
-    unlabelled, job, service, claim = built("prepare"), built("train"), built("service"), built("claim")
+    unlabelled, job, service, claim = (
+        built("prepare"),
+        built("train"),
+        built("service"),
+        built("claim"),
+    )
     unlabelled["metadata"]["labels"] = OTHER
     job["spec"]["template"]["spec"]["hostNetwork"] = True
     service["spec"]["type"] = "NodePort"
@@ -109,11 +136,22 @@ def test_api_server_finds_no_mistake_in_the_policies(team: KubeNamespace):
     """The controller of the policies checks each expression against the types of the matched resources."""
 
     def type_checked() -> dict[str, Object]:
-        found = {one["metadata"]["name"]: one for one in team.kube.json("get", "validatingadmissionpolicies")["items"]}
-        return {name: found[name]["status"] for name in POLICIES if "typeChecking" in found[name].get("status", {})}
+        found = {
+            one["metadata"]["name"]: one
+            for one in team.kube.json("get", "validatingadmissionpolicies")["items"]
+        }
+        return {
+            name: found[name]["status"]
+            for name in POLICIES
+            if "typeChecking" in found[name].get("status", {})
+        }
 
     until(lambda: type_checked().keys() == POLICIES, 60)
-    assert [status for status in type_checked().values() if status["typeChecking"].get("expressionWarnings")] == []
+    assert [
+        status
+        for status in type_checked().values()
+        if status["typeChecking"].get("expressionWarnings")
+    ] == []
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -125,7 +163,11 @@ def test_every_object_that_the_operator_builds_passes(team: KubeNamespace, path)
 
 
 PRIVILEGED = {"privileged": True, "allowPrivilegeEscalation": True}
-INIT = {"name": "init", "image": "x", "securityContext": {**PRIVILEGED, "capabilities": {"drop": ["ALL"]}}}
+INIT = {
+    "name": "init",
+    "image": "x",
+    "securityContext": {**PRIVILEGED, "capabilities": {"drop": ["ALL"]}},
+}
 Change = Callable[[Object], object]
 
 
@@ -143,7 +185,10 @@ HOSTILE_PODS: dict[str, tuple[str, Change]] = {
     "token by default": ("token", lambda pod: pod.pop("automountServiceAccountToken")),
     "projected token": ("volume", add_volume(projected={"sources": [TOKEN]})),
     "secret volume": ("volume", add_volume(secret={"secretName": "key"})),
-    "projected secret": ("volume", add_volume(projected={"sources": [{"secret": {"name": "key"}}]})),
+    "projected secret": (
+        "volume",
+        add_volume(projected={"sources": [{"secret": {"name": "key"}}]}),
+    ),
     "host path": ("volume", add_volume(hostPath={"path": "/etc"})),
     "csi volume": ("volume", add_volume(csi={"driver": "secrets-store.csi.k8s.io"})),
     "image by tag": ("volume", IMAGE_BY_TAG),
@@ -151,21 +196,35 @@ HOSTILE_PODS: dict[str, tuple[str, Change]] = {
     "host network": ("host", lambda pod: pod.update(hostNetwork=True)),
     "host processes": ("host", lambda pod: pod.update(hostPID=True)),
     "host ipc": ("host", lambda pod: pod.update(hostIPC=True)),
-    "host port": ("host", lambda pod: container(pod).update(ports=[{"containerPort": 80, "hostPort": 80}])),
+    "host port": (
+        "host",
+        lambda pod: container(pod).update(ports=[{"containerPort": 80, "hostPort": 80}]),
+    ),
     "node by name": ("host", lambda pod: pod.update(nodeName="control-plane")),
     "privileged": ("privilege", lambda pod: container(pod)["securityContext"].update(PRIVILEGED)),
-    "escalation": ("privilege", lambda pod: container(pod)["securityContext"].pop("allowPrivilegeEscalation")),
+    "escalation": (
+        "privilege",
+        lambda pod: container(pod)["securityContext"].pop("allowPrivilegeEscalation"),
+    ),
     "capability": (
         "privilege",
-        lambda pod: container(pod)["securityContext"].update(capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}),
+        lambda pod: container(pod)["securityContext"].update(
+            capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+        ),
     ),
-    "capabilities kept": ("privilege", lambda pod: container(pod)["securityContext"].pop("capabilities")),
+    "capabilities kept": (
+        "privilege",
+        lambda pod: container(pod)["securityContext"].pop("capabilities"),
+    ),
     "no security context": ("privilege", lambda pod: container(pod).pop("securityContext")),
     "privileged init container": ("privilege", lambda pod: pod.update(initContainers=[INIT])),
     "root allowed": ("root", lambda pod: pod["securityContext"].pop("runAsNonRoot")),
     "root user": ("root", lambda pod: pod["securityContext"].update(runAsUser=0)),
     "root container": ("root", lambda pod: container(pod)["securityContext"].update(runAsUser=0)),
-    "root container allowed": ("root", lambda pod: container(pod)["securityContext"].update(runAsNonRoot=False)),
+    "root container allowed": (
+        "root",
+        lambda pod: container(pod)["securityContext"].update(runAsNonRoot=False),
+    ),
     "no seccomp": ("seccomp", lambda pod: pod["securityContext"].pop("seccompProfile")),
     "container without seccomp": (
         "seccomp",
@@ -190,7 +249,9 @@ def test_image_by_digest_passes_as_a_volume(team: KubeNamespace):
 @pytest.mark.parametrize(("rule", "change"), HOSTILE_PODS.values(), ids=HOSTILE_PODS)
 def test_hostile_pod_is_refused_by_the_rules_name(team: KubeNamespace, which, rule, change):
     if change is IMAGE_BY_TAG and not has_image_volumes(team):
-        pytest.skip("this API server makes an emptyDir of an image volume: Kubernetes has them since 1.35")
+        pytest.skip(
+            "this API server makes an emptyDir of an image volume: Kubernetes has them since 1.35"
+        )
     hostile = built(which)
     change(hostile["spec"]["template"]["spec"])
     hostile["metadata"]["name"] = "hostile"
@@ -213,24 +274,56 @@ HOSTILE_OBJECTS: dict[str, tuple[str, str, Change]] = {
     ),
     "service without label": ("service", "label", lambda one: one["metadata"].pop("labels")),
     "claim without label": ("claim", "label", lambda one: one["metadata"].pop("labels")),
-    "job of another owner": ("train", "owner", lambda one: one["metadata"].update(ownerReferences=[CONFIG_MAP])),
+    "job of another owner": (
+        "train",
+        "owner",
+        lambda one: one["metadata"].update(ownerReferences=[CONFIG_MAP]),
+    ),
     "job without owner": ("train", "owned", lambda one: one["metadata"].pop("ownerReferences")),
-    "service without owner": ("service", "owned", lambda one: one["metadata"].pop("ownerReferences")),
+    "service without owner": (
+        "service",
+        "owned",
+        lambda one: one["metadata"].pop("ownerReferences"),
+    ),
     "kind of another group": (
         "train",
         "owner",
-        lambda one: one["metadata"].update(ownerReferences=[{**PIPELINE, "apiVersion": "other.dev/v1"}]),
+        lambda one: one["metadata"].update(
+            ownerReferences=[{**PIPELINE, "apiVersion": "other.dev/v1"}]
+        ),
     ),
-    "service for the outside": ("service", "service", lambda one: one["spec"].update(type="LoadBalancer")),
-    "service with a foreign ip": ("service", "service", lambda one: one["spec"].update(externalIPs=["8.8.8.8"])),
-    "service of all pods": ("service", "selector", lambda one: one["spec"].update(selector={"app": "database"})),
-    "name of all pods": ("headless", "selector", lambda one: one["spec"].update(selector={"app": "database"})),
+    "service for the outside": (
+        "service",
+        "service",
+        lambda one: one["spec"].update(type="LoadBalancer"),
+    ),
+    "service with a foreign ip": (
+        "service",
+        "service",
+        lambda one: one["spec"].update(externalIPs=["8.8.8.8"]),
+    ),
+    "service of all pods": (
+        "service",
+        "selector",
+        lambda one: one["spec"].update(selector={"app": "database"}),
+    ),
+    "name of all pods": (
+        "headless",
+        "selector",
+        lambda one: one["spec"].update(selector={"app": "database"}),
+    ),
     "address of a stage": ("headless", "selector", lambda one: one["spec"].pop("clusterIP")),
-    "claim of a volume": ("claim", "content", lambda one: one["spec"].update(volumeName="of-another")),
+    "claim of a volume": (
+        "claim",
+        "content",
+        lambda one: one["spec"].update(volumeName="of-another"),
+    ),
     "claim with content": (
         "claim",
         "content",
-        lambda one: one["spec"].update(dataSource={"kind": "PersistentVolumeClaim", "name": "secret-data"}),
+        lambda one: one["spec"].update(
+            dataSource={"kind": "PersistentVolumeClaim", "name": "secret-data"}
+        ),
     ),
 }
 
@@ -304,7 +397,10 @@ HOSTILE_PATCHES: dict[str, tuple[str, Object]] = {
     "second owner": ("owner", {"metadata": {"ownerReferences": [PIPELINE, CONFIG_MAP]}}),
     "label of others": ("metadata", {"metadata": {"labels": {"team": "other"}}}),
     "label of others removed": ("metadata", {"metadata": {"labels": {"example.com/cost": None}}}),
-    "annotation of others": ("metadata", {"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}}),
+    "annotation of others": (
+        "metadata",
+        {"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}},
+    ),
     "annotation removed": ("metadata", {"metadata": {"annotations": {"example.com/backup": None}}}),
     "no finalizer": ("deletion", {"metadata": {"finalizers": None}}),
     "volume attributes": ("spec", {"spec": {"volumeAttributesClassName": "fast"}}),
@@ -316,7 +412,9 @@ def test_other_patch_of_its_claim_is_refused(team: KubeNamespace, claim, rule, p
     assert_only_operators_patch_is_refused(team, claim, rule, patch)
 
 
-def assert_only_operators_patch_is_refused(team: KubeNamespace, name: str, rule: str, patch: Object) -> None:
+def assert_only_operators_patch_is_refused(
+    team: KubeNamespace, name: str, rule: str, patch: Object
+) -> None:
     if rule != "spec":  # the API server itself refuses some of these, after the policies
         Account(team, is_operator=False).patch("pvc", name, patch)
     with pytest.raises(TimedOut, match=f"ValidatingAdmissionPolicy .*denied request: {rule}: "):
@@ -324,7 +422,9 @@ def assert_only_operators_patch_is_refused(team: KubeNamespace, name: str, rule:
 
 
 def test_pending_claim_gets_no_volume_of_another(team: KubeNamespace, pending_claim):
-    assert_only_operators_patch_is_refused(team, pending_claim, "spec", {"spec": {"volumeName": "of-another"}})
+    assert_only_operators_patch_is_refused(
+        team, pending_claim, "spec", {"spec": {"volumeName": "of-another"}}
+    )
 
 
 @pytest.mark.parametrize("patch", LEGITIMATE_PATCHES.values(), ids=LEGITIMATE_PATCHES)
@@ -336,7 +436,9 @@ def test_foreign_claim_accepts_no_patch_of_the_operator(team: KubeNamespace, for
 
 def test_owner_of_another_kind_stays(team: KubeNamespace):
     manifest = built("claim")
-    manifest["metadata"].update(name="shared-owner", ownerReferences=[CONFIG_MAP], finalizers=["example.com/keep"])
+    manifest["metadata"].update(
+        name="shared-owner", ownerReferences=[CONFIG_MAP], finalizers=["example.com/keep"]
+    )
     Account(team, is_operator=False).create(manifest)
 
     patch = {"metadata": {"ownerReferences": [PIPELINE]}}

@@ -13,7 +13,9 @@ from support.alert_cases import CASES, Case
 from support.monitoring import DCGM, alert_rules, dashboard_expressions
 from support.programs import program
 
-pytestmark = pytest.mark.skipif(os.environ.get("MONITORING") != "all", reason="MONITORING=all runs it")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("MONITORING") != "all", reason="MONITORING=all runs it"
+)
 
 
 def promtool(*arguments: object) -> subprocess.CompletedProcess:
@@ -43,7 +45,9 @@ def unit_test(folder: Path, case: Case, rules) -> subprocess.CompletedProcess:
         "alertname": case.alert,
         "exp_alerts": [] if case.labels is None else [fires],
     }
-    return run_test(folder, case.series, [str(write_rules(folder, rules))], alert_rule_test=[expected])
+    return run_test(
+        folder, case.series, [str(write_rules(folder, rules))], alert_rule_test=[expected]
+    )
 
 
 def run_test(folder: Path, series, rule_files=(), **expected) -> subprocess.CompletedProcess:
@@ -51,7 +55,11 @@ def run_test(folder: Path, series, rule_files=(), **expected) -> subprocess.Comp
     given = [{"series": name, "values": values} for name, values in series]
     tests = [{"interval": "1m", "input_series": given, **expected}]
     path = folder / "test.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": list(rule_files), "evaluation_interval": "1m", "tests": tests}))
+    path.write_text(
+        yaml.safe_dump(
+            {"rule_files": list(rule_files), "evaluation_interval": "1m", "tests": tests}
+        )
+    )
     return promtool("test", "rules", path)
 
 
@@ -79,10 +87,14 @@ def test_case_fails_with_other_thresholds(tmp_path):
     assert unit_test(tmp_path, waits, alert_rules(waitingMinutes=20)).returncode == 1
 
 
-STEP = 'finetune_stage_step{{stage="train", namespace="team", pod="{}", pipeline="{}", attempt="2"}}'
+STEP = (
+    'finetune_stage_step{{stage="train", namespace="team", pod="{}", pipeline="{}", attempt="2"}}'
+)
 TRAININGS = ((STEP.format("p", "demo"), "0x10"), (STEP.format("q", "other"), "7x10"))
 """Two pipelines in one namespace; the one of the panel has made no step yet."""
-EXPORTED = '{}{{gpu="{}", namespace="gpus", pod="dcgm", exported_namespace="team", exported_pod="{}"}}'
+EXPORTED = (
+    '{}{{gpu="{}", namespace="gpus", pod="dcgm", exported_namespace="team", exported_pod="{}"}}'
+)
 HONORED = '{}{{gpu="{}", namespace="team", pod="{}"}}'
 UNUSED = '{}{{gpu="3", namespace="gpus", pod="dcgm"}}'
 """A GPU that no pod has."""
@@ -90,7 +102,10 @@ UNUSED = '{}{{gpu="3", namespace="gpus", pod="dcgm"}}'
 
 def panel_test(folder: Path, metric: str, gpu: str, expression: str) -> subprocess.CompletedProcess:
     """Expect the mean of the two GPUs of the pipeline's pod from a panel, beside a GPU of another one."""
-    used = [(gpu.format(metric, number, pod), f"{value}x10") for number, pod, value in ((0, "p", 90), (1, "p", 20))]
+    used = [
+        (gpu.format(metric, number, pod), f"{value}x10")
+        for number, pod, value in ((0, "p", 90), (1, "p", 20))
+    ]
     others = [(gpu.format(metric, 2, "q"), "5x10"), (UNUSED.format(metric), "0x10")]
     sample = {"labels": '{namespace="team", pod="p", stage="train", attempt="2"}', "value": 55}
     expected = {"expr": expression, "eval_time": "5m", "exp_samples": [sample]}
@@ -100,7 +115,9 @@ def panel_test(folder: Path, metric: str, gpu: str, expression: str) -> subproce
 def gpu_panel(metric: str) -> str:
     """Return the expression of the only panel that shows a metric of GPUs, for the pipeline team/demo."""
     [expression] = [one for one in dashboard_expressions().values() if metric in one]
-    return expression.replace('namespace="any"', 'namespace="team"').replace('pipeline="any"', 'pipeline="demo"')
+    return expression.replace('namespace="any"', 'namespace="team"').replace(
+        'pipeline="any"', 'pipeline="demo"'
+    )
 
 
 def test_every_panel_of_gpus_has_a_case():

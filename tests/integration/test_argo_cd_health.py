@@ -35,7 +35,9 @@ def ask(objects: list[Path]) -> list[Answer]:
 
 @cache
 def answers_of_examples() -> dict[str, Answer]:
-    return {Path(one["file"]).name: one for one in ask(sorted((RESOURCE / "testdata").glob("*.yaml")))}
+    return {
+        Path(one["file"]).name: one for one in ask(sorted((RESOURCE / "testdata").glob("*.yaml")))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +72,16 @@ def test_examples_have_the_health_of_their_test_file() -> None:
     tests = yaml.safe_load((RESOURCE / "health_test.yaml").read_text())["tests"]
     assert {Path(one["inputPath"]).name for one in tests} == set(answers_of_examples())
     for one in tests:
-        assert answers_of_examples()[Path(one["inputPath"]).name]["health"] == one["healthStatus"], one["inputPath"]
+        assert (
+            answers_of_examples()[Path(one["inputPath"]).name]["health"] == one["healthStatus"]
+        ), one["inputPath"]
 
 
 def test_examples_offer_the_actions_of_their_test_file() -> None:
     """With their icons, as Argo CD's own test compares them."""
-    tests = yaml.safe_load((RESOURCE / "actions" / "action_test.yaml").read_text())["discoveryTests"]
+    tests = yaml.safe_load((RESOURCE / "actions" / "action_test.yaml").read_text())[
+        "discoveryTests"
+    ]
     for one in tests:
         answer = answers_of_examples()[Path(one["inputPath"]).name]
         actions = [{"disabled": False, **action} for action in answer["actions"] or ()]
@@ -87,7 +93,10 @@ def test_actions_have_the_outputs_of_their_test_file() -> None:
     tests = yaml.safe_load((folder / "action_test.yaml").read_text())["actionTests"]
     assert {one["action"] for one in tests} == {"suspend", "resume"}
     for one in tests:
-        before, after = (yaml.safe_load((folder / one[key]).read_text()) for key in ("inputPath", "expectedOutputPath"))
+        before, after = (
+            yaml.safe_load((folder / one[key]).read_text())
+            for key in ("inputPath", "expectedOutputPath")
+        )
         patch = answers_of_examples()[Path(one["inputPath"]).name]["patches"][one["action"]]
         assert merged(before, patch) == after != before
 

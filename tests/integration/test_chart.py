@@ -33,7 +33,14 @@ from finetune_operator.crd import generate as crdgen
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
-FORBIDDEN_RESOURCES = {"*", "secrets", "pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"}
+FORBIDDEN_RESOURCES = {
+    "*",
+    "secrets",
+    "pods/exec",
+    "pods/attach",
+    "pods/portforward",
+    "serviceaccounts/token",
+}
 every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
 
@@ -91,10 +98,16 @@ def test_pod_is_unprivileged_and_isolated_from_its_node(values):
     spec, context = pod(objects)["spec"], container(objects)["securityContext"]
     assert context == RESTRICTED_CONTAINER
     assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] == values.get("podSecurityContext", {}).get("runAsUser", 65532)
+    assert spec["securityContext"]["runAsUser"] == values.get("podSecurityContext", {}).get(
+        "runAsUser", 65532
+    )
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not [key for key in spec if key.startswith("host")]
-    assert {key for volume in spec["volumes"] for key in volume} <= {"name", "emptyDir", "configMap"}
+    assert {key for volume in spec["volumes"] for key in volume} <= {
+        "name",
+        "emptyDir",
+        "configMap",
+    }
 
 
 def test_image_tags_default_to_the_app_version():
@@ -104,14 +117,24 @@ def test_image_tags_default_to_the_app_version():
     assert parsed_options(default).settings.trainer_image == f"finetune-trainer:{version}"
     assert parsed_options(default).settings.trainer_cpu_image == f"finetune-trainer-cpu:{version}"
     assert container(custom)["image"] == f"registry.example/team/operator:1.2.3@{DIGEST}"
-    assert parsed_options(custom).settings.trainer_image == f"registry.example/trainer:4.5.6@{DIGEST}"
+    assert (
+        parsed_options(custom).settings.trainer_image == f"registry.example/trainer:4.5.6@{DIGEST}"
+    )
     assert parsed_options(custom).settings.trainer_cpu_image == f"other.example/cpu:4.5.7@{DIGEST}"
-    assert parsed_options(custom).settings.engine_images["VLLM"] == f"registry.example/vllm:7.8.9@{DIGEST}"
+    assert (
+        parsed_options(custom).settings.engine_images["VLLM"]
+        == f"registry.example/vllm:7.8.9@{DIGEST}"
+    )
     assert pod(custom)["spec"]["imagePullSecrets"] == [{"name": "pull"}]
 
 
 def test_image_without_cuda_lies_beside_the_other_one():
-    image = {"registry": "registry.example", "repository": "team/trainer", "tag": "dev", "digest": DIGEST}
+    image = {
+        "registry": "registry.example",
+        "repository": "team/trainer",
+        "tag": "dev",
+        "digest": DIGEST,
+    }
     settings = parsed_options(render(CLUSTER_WIDE | {"trainer": {"image": image}})).settings
     assert settings.trainer_cpu_image == "registry.example/team/trainer-cpu:dev"
 
@@ -120,8 +143,12 @@ def test_port_is_the_same_in_container_service_and_probes():
     objects = render(EVERYTHING)
     assert parsed_options(objects).port == 9090
     assert container(objects)["ports"] == [{"name": "http", "containerPort": 9090}]
-    assert only(objects, "Service")["spec"]["ports"] == [{"name": "http", "port": 9090, "targetPort": "http"}]
-    assert {container(objects)[f"{kind}Probe"]["httpGet"]["port"] for kind in ("liveness", "readiness")} == {"http"}
+    assert only(objects, "Service")["spec"]["ports"] == [
+        {"name": "http", "port": 9090, "targetPort": "http"}
+    ]
+    assert {
+        container(objects)[f"{kind}Probe"]["httpGet"]["port"] for kind in ("liveness", "readiness")
+    } == {"http"}
 
 
 def test_user_labels_and_annotations_are_added_to_our_own():
@@ -129,30 +156,47 @@ def test_user_labels_and_annotations_are_added_to_our_own():
     meta = pod(objects)["metadata"]
     assert (meta["labels"]["team"], meta["labels"]["cost-center"]) == ("platform", "ml")
     assert meta["annotations"] == {"scrape": "yes"}
-    assert only(objects, "ServiceAccount")["metadata"]["annotations"] == {"cloud.example/role": "reader"}
+    assert only(objects, "ServiceAccount")["metadata"]["annotations"] == {
+        "cloud.example/role": "reader"
+    }
     for one in objects:
         if one["metadata"]["name"] == EVERYTHING["argocd"]["configMap"]:
             continue  # it is Argo CD's, not this release's
         labels = one["metadata"]["labels"]
-        assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), one["kind"]
+        assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), (
+            one["kind"]
+        )
 
 
 def test_version_with_build_metadata_gives_valid_labels(tmp_path):
     """Flux adds the commit to the version: `reconcileStrategy: Revision` of deploy/flux/operator.yaml."""
     copy = shutil.copytree(CHART, tmp_path / CHART.name)
     description = copy / "Chart.yaml"
-    description.write_text(re.sub(r"(?m)^(version: .*)", r"\1+0123456789ab", description.read_text()))
+    description.write_text(
+        re.sub(r"(?m)^(version: .*)", r"\1+0123456789ab", description.read_text())
+    )
     text = helm("template", RELEASE, str(copy), "--values", "-", given=yaml.safe_dump(EVERYTHING))
-    labels = {value for one in yaml.safe_load_all(text) if one for value in one["metadata"].get("labels", {}).values()}
+    labels = {
+        value
+        for one in yaml.safe_load_all(text)
+        if one
+        for value in one["metadata"].get("labels", {}).values()
+    }
     assert any(value.endswith("_0123456789ab") for value in labels)
-    assert [value for value in labels if not re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value)] == []
+    assert [
+        value
+        for value in labels
+        if not re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value)
+    ] == []
 
 
 def test_label_of_a_monitor_replaces_the_common_label():
     """Flux refuses a manifest that has a key twice."""
     parts = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
     metrics = {part: {"enabled": True, "labels": {"team": "own"}} for part in parts}
-    for text in render_text({"commonLabels": {"team": "common"}, "metrics": metrics}).split("\n---\n"):
+    for text in render_text({"commonLabels": {"team": "common"}, "metrics": metrics}).split(
+        "\n---\n"
+    ):
         one = yaml.safe_load(text)
         if one["kind"] == "ConfigMap" or is_monitoring(one):
             assert re.findall(r"^    team: .*", text, re.MULTILINE) == ["    team: own"], text
@@ -162,16 +206,22 @@ def test_label_of_a_monitor_replaces_the_common_label():
 def test_name_that_yaml_takes_for_another_type_stays_text(word):
     values = {"namespaces": [word], "serviceAccount": {"name": word}, "priorityClassName": word}
     values["networkPolicy"] = {"stages": {"egress": [{}]}}
-    objects = render({**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}}, word, word)
+    objects = render(
+        {**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}}, word, word
+    )
     assert {one["metadata"].get("namespace", word) for one in objects} == {word}
-    assert {pod(objects)["spec"][name] for name in ("serviceAccountName", "priorityClassName")} == {word}
+    assert {pod(objects)["spec"][name] for name in ("serviceAccountName", "priorityClassName")} == {
+        word
+    }
     assert pod(objects)["metadata"]["labels"]["app.kubernetes.io/instance"] == word
     assert only(objects, "ServiceAccount")["metadata"]["name"] == word
 
 
 def test_argo_cds_config_map_gets_only_the_customizations():
     objects = render(EVERYTHING)
-    [found] = [one for one in of_kind(objects, "ConfigMap") if one["metadata"]["name"] == "gitops-cm"]
+    [found] = [
+        one for one in of_kind(objects, "ConfigMap") if one["metadata"]["name"] == "gitops-cm"
+    ]
     patch = yaml.safe_load((CHART.parents[1] / "deploy" / "argocd" / "argocd-cm.yaml").read_text())
     assert found["data"] == patch["data"]
     assert (found["metadata"]["namespace"], found["metadata"].get("labels")) == ("gitops", None)
@@ -181,7 +231,9 @@ def test_argo_cds_config_map_gets_only_the_customizations():
 
 def test_all_objects_have_the_given_name():
     objects = render(EVERYTHING)
-    assert names(objects, "Deployment", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule") == {"tuner"}
+    assert names(
+        objects, "Deployment", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule"
+    ) == {"tuner"}
     assert names(objects, "NetworkPolicy") == {"tuner", "tuner-stages", "tuner-to-stages"}
     assert only(objects, "Service")["metadata"]["name"] == "tuner-metrics"
     assert parsed_options(objects).lease_name == "tuner"
@@ -192,7 +244,9 @@ def test_existing_service_account_is_used_and_bound():
     objects = render({"serviceAccount": {"create": False, "name": "robot"}})
     assert of_kind(objects, "ServiceAccount") == []
     assert pod(objects)["spec"]["serviceAccountName"] == "robot"
-    subjects = [one["subjects"][0]["name"] for one in of_kind(objects, "RoleBinding", "ClusterRoleBinding")]
+    subjects = [
+        one["subjects"][0]["name"] for one in of_kind(objects, "RoleBinding", "ClusterRoleBinding")
+    ]
     assert set(subjects) == {"robot"}
 
 
@@ -200,7 +254,11 @@ def test_more_options_and_variables_reach_the_process():
     objects = render(EVERYTHING)
     assert parsed_options(objects).lease_namespace == "leases"
     variables = {one["name"]: one.get("value") for one in container(objects)["env"]}
-    assert variables == {"POD_NAME": None, "POD_NAMESPACE": None, "HTTPS_PROXY": "http://proxy.example:3128"}
+    assert variables == {
+        "POD_NAME": None,
+        "POD_NAMESPACE": None,
+        "HTTPS_PROXY": "http://proxy.example:3128",
+    }
 
 
 # ---- arguments of the operator
@@ -211,7 +269,8 @@ def test_default_placement_equals_the_operators_default():
 
 
 @pytest.mark.parametrize(
-    "label", ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"]
+    "label",
+    ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"],
 )
 def test_placement_is_passed_unchanged(label):
     """Quoting in the template keeps every character of a label's value."""
@@ -232,19 +291,32 @@ def test_grace_period_and_namespaces_are_passed():
 
 
 def test_notices_are_passed_and_decide_the_right_on_nodes():
-    default, custom = render(CLUSTER_WIDE), render({"interruptionNotices": {"metadata": "GCE", "nodes": False}})
-    assert (parsed_options(default).metadata_notices, parsed_options(default).node_notices) == ("", True)
-    assert (parsed_options(custom).metadata_notices, parsed_options(custom).node_notices) == ("GCE", False)
+    default, custom = (
+        render(CLUSTER_WIDE),
+        render({"interruptionNotices": {"metadata": "GCE", "nodes": False}}),
+    )
+    assert (parsed_options(default).metadata_notices, parsed_options(default).node_notices) == (
+        "",
+        True,
+    )
+    assert (parsed_options(custom).metadata_notices, parsed_options(custom).node_notices) == (
+        "GCE",
+        False,
+    )
     assert {one for one in grants(of_kind(default, "ClusterRole")) if one[1] == "nodes"} == {
         ("", "nodes", "list"),
         ("", "nodes", "watch"),
     }
     for without in (custom, render(NAMESPACED)):
-        assert not [one for one in grants(of_kind(without, "Role", "ClusterRole")) if one[1] == "nodes"]
+        assert not [
+            one for one in grants(of_kind(without, "Role", "ClusterRole")) if one[1] == "nodes"
+        ]
 
 
 def test_address_of_troubleshooting_is_passed():
-    default, custom = (parsed_options(render(values)).settings for values in (CLUSTER_WIDE, EVERYTHING))
+    default, custom = (
+        parsed_options(render(values)).settings for values in (CLUSTER_WIDE, EVERYTHING)
+    )
     assert default.troubleshooting_url == Settings.troubleshooting_url
     assert custom.troubleshooting_url == "https://wiki.example/troubleshooting"
 
@@ -279,14 +351,18 @@ def test_roles_grant_no_forbidden_verb_or_resource(values):
     assert not {verb for _, _, verb in rules} & FORBIDDEN_VERBS
     assert {verb for _, resource, verb in rules if resource == "pods"} == {"list", "watch"}
     assert {verb for _, resource, verb in rules if resource == "nodes"} <= {"list", "watch"}
-    assert "create" not in {verb for _, resource, verb in rules if resource.startswith("finetunepipelines/")}
+    assert "create" not in {
+        verb for _, resource, verb in rules if resource.startswith("finetunepipelines/")
+    }
 
 
 @every_variant
 def test_operator_can_neither_create_nor_edit_pipelines(values):
     objects = render(values)
     name = values.get("fullnameOverride", RELEASE)
-    own = [role for role in of_kind(objects, "Role", "ClusterRole") if role["metadata"]["name"] == name]
+    own = [
+        role for role in of_kind(objects, "Role", "ClusterRole") if role["metadata"]["name"] == name
+    ]
     verbs = {verb for _, resource, verb in grants(own) if resource == "finetunepipelines"}
     assert verbs == {"get", "list", "watch", "delete"}
 
@@ -303,7 +379,10 @@ def test_namespaced_release_has_a_role_in_each_namespace():
     objects = render(NAMESPACED)
     assert of_kind(objects, "ClusterRole", "ClusterRoleBinding") == []
     for kind in ("Role", "RoleBinding"):
-        found = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in of_kind(objects, kind)}
+        found = {
+            (one["metadata"]["namespace"], one["metadata"]["name"])
+            for one in of_kind(objects, kind)
+        }
         assert found == {("team-a", RELEASE), ("team-b", RELEASE), (NAMESPACE, f"{RELEASE}-leader")}
 
 
@@ -313,7 +392,9 @@ def test_bindings_name_the_service_account_and_existing_roles(values):
     account = pod(objects)["spec"]["serviceAccountName"]
     assert names(objects, "ServiceAccount") == {account}
     for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
-        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}]
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
+        ]
         assert binding["roleRef"]["name"] in names(objects, binding["roleRef"]["kind"])
 
 
@@ -328,7 +409,9 @@ def test_replica_may_update_only_its_own_lease(release):
 
 
 def test_user_roles_aggregate_to_view_and_edit():
-    roles = {role["metadata"]["name"]: role for role in of_kind(render(CLUSTER_WIDE), "ClusterRole")}
+    roles = {
+        role["metadata"]["name"]: role for role in of_kind(render(CLUSTER_WIDE), "ClusterRole")
+    }
     view, edit = roles[f"{RELEASE}-view"], roles[f"{RELEASE}-edit"]
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert {verb for *_, verb in grants([view])} == {"get", "list", "watch"}
@@ -356,12 +439,22 @@ def test_crds_enabled_false_renders_no_crd():
     assert of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
 
 
-@pytest.mark.parametrize("release", ["r" * 53, "r" * 52 + "0", f"{'r' * 36}-{'r' * 16}", "a.b", "x"])
+@pytest.mark.parametrize(
+    "release", ["r" * 53, "r" * 52 + "0", f"{'r' * 36}-{'r' * 16}", "a.b", "x"]
+)
 def test_names_are_valid_for_any_release_name(release):
-    objects = render(EVERYTHING | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}}, release)
+    objects = render(
+        EVERYTHING | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}},
+        release,
+    )
     for one in objects:
-        if one["kind"] != "CustomResourceDefinition" and not one["kind"].startswith("ValidatingAdmissionPolicy"):
-            assert re.fullmatch(DNS_LABEL, one["metadata"]["name"]), (one["kind"], one["metadata"]["name"])
+        if one["kind"] != "CustomResourceDefinition" and not one["kind"].startswith(
+            "ValidatingAdmissionPolicy"
+        ):
+            assert re.fullmatch(DNS_LABEL, one["metadata"]["name"]), (
+                one["kind"],
+                one["metadata"]["name"],
+            )
 
 
 def test_two_long_release_names_give_different_names():

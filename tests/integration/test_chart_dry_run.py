@@ -10,7 +10,17 @@ from contextlib import ExitStack
 
 import pytest
 import yaml
-from support.charts import CLUSTER_WIDE, EVERYTHING, NAMESPACED, VARIANTS, is_monitoring, of_kind, only, pod, render
+from support.charts import (
+    CLUSTER_WIDE,
+    EVERYTHING,
+    NAMESPACED,
+    VARIANTS,
+    is_monitoring,
+    of_kind,
+    only,
+    pod,
+    render,
+)
 
 from e2e.pipelines.chart import NAMESPACE, RELEASE
 from testcluster.errors import TimedOut
@@ -45,7 +55,9 @@ def test_api_server_accepts_every_object(kube, values):
 
 
 def test_api_server_accepts_names_of_the_longest_release(kube):
-    objects = [one for one in render(CLUSTER_WIDE, "r" * 53) if one["kind"] != "CustomResourceDefinition"]
+    objects = [
+        one for one in render(CLUSTER_WIDE, "r" * 53) if one["kind"] != "CustomResourceDefinition"
+    ]
     assert len(dry_run(kube, *objects).splitlines()) == len(objects)
 
 
@@ -70,7 +82,9 @@ def test_restricted_namespace_admits_the_operator_pod(kube, values):
         kube.run("create", *DRY, "-f", "-", given=json.dumps(manifest))
 
 
-def allowed(kube: Kube, namespace: str, verb: str, resource: str, *, group: str = "", name: str = "") -> bool:
+def allowed(
+    kube: Kube, namespace: str, verb: str, resource: str, *, group: str = "", name: str = ""
+) -> bool:
     """Return whether RBAC allows the operator's service account a request; `resource` may be RESOURCE/SUBRESOURCE."""
     resource, _, subresource = resource.partition("/")
     attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": resource}
@@ -86,7 +100,12 @@ def with_namespaced_roles(kube):
     """The API with the roles of a release for team-a and team-b."""
     kube.apply(of_kind(render(NAMESPACED), "ServiceAccount", "Role", "RoleBinding"))
     # RBAC reads the roles from a cache.
-    until(lambda: all(allowed(kube, team, "get", "jobs", group="batch") for team in NAMESPACED["namespaces"]), 30)
+    until(
+        lambda: all(
+            allowed(kube, team, "get", "jobs", group="batch") for team in NAMESPACED["namespaces"]
+        ),
+        30,
+    )
     return kube
 
 
@@ -106,8 +125,15 @@ def test_namespaced_operator_has_its_rights_in_each_namespace(with_namespaced_ro
 def test_elsewhere_the_operator_may_only_update_its_lease(with_namespaced_roles):
     kube = with_namespaced_roles
     for namespace in ("default", NAMESPACE):
-        for resource, group in (("jobs", "batch"), ("pods", ""), ("finetunepipelines", "finetune.dev")):
-            assert not allowed(kube, namespace, "list", resource, group=group), (namespace, resource)
+        for resource, group in (
+            ("jobs", "batch"),
+            ("pods", ""),
+            ("finetunepipelines", "finetune.dev"),
+        ):
+            assert not allowed(kube, namespace, "list", resource, group=group), (
+                namespace,
+                resource,
+            )
     leases = {"verb": "update", "resource": "leases", "group": "coordination.k8s.io"}
     assert allowed(kube, NAMESPACE, **leases, name=RELEASE)
     assert not allowed(kube, NAMESPACE, **leases, name="another-lease")

@@ -44,7 +44,10 @@ def test_service_monitor_selects_the_metrics_service():
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     assert monitor["metadata"]["labels"]["watched-by"] == "prometheus"
     assert monitor["spec"]["endpoints"] == [{"port": "http", "interval": "5s"}]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= only(objects, "Service")["metadata"]["labels"].items()
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items()
+        <= only(objects, "Service")["metadata"]["labels"].items()
+    )
 
 
 def test_pod_monitor_selects_pods_of_stages():
@@ -60,7 +63,11 @@ def test_pod_monitor_selects_pods_of_stages():
 def test_pod_monitor_names_pipeline_and_attempt():
     """Prometheus writes other characters than letters, digits and underscores as underscores."""
     [endpoint] = only(render(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
-    sources = {one["targetLabel"]: one["sourceLabels"] for one in endpoint["relabelings"] if "targetLabel" in one}
+    sources = {
+        one["targetLabel"]: one["sourceLabels"]
+        for one in endpoint["relabelings"]
+        if "targetLabel" in one
+    }
     annotation = PIPELINE_NAME.replace(".", "_").replace("/", "_").replace("-", "_")
     assert sources == {
         "pipeline": [f"__meta_kubernetes_pod_annotation_{annotation}"],
@@ -72,16 +79,22 @@ def test_pod_monitor_reads_only_the_first_of_several_pods():
     """The others serve no metrics, and would count as down."""
     [endpoint] = only(render(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
     [dropped] = [one for one in endpoint["relabelings"] if one.get("action") == "drop"]
-    assert dropped["sourceLabels"] == ["__meta_kubernetes_pod_label_batch_kubernetes_io_job_completion_index"]
+    assert dropped["sourceLabels"] == [
+        "__meta_kubernetes_pod_label_batch_kubernetes_io_job_completion_index"
+    ]
     indexes = ["", *map(str, range(64))]  # a pod of another Job has no index
     assert [one for one in indexes if not re.fullmatch(dropped["regex"], one)] == ["", "0"]
 
 
 @pytest.mark.parametrize(
-    ("values", "selector"), [({}, {"any": True}), (NAMESPACED, {"matchNames": ["team-a", "team-b"]})]
+    ("values", "selector"),
+    [({}, {"any": True}), (NAMESPACED, {"matchNames": ["team-a", "team-b"]})],
 )
 def test_pod_monitor_reads_the_namespaces_of_pipelines(values, selector):
-    assert only(render({**values, **ALL_ENABLED}), "PodMonitor")["spec"]["namespaceSelector"] == selector
+    assert (
+        only(render({**values, **ALL_ENABLED}), "PodMonitor")["spec"]["namespaceSelector"]
+        == selector
+    )
 
 
 def test_alerts_have_a_severity_a_summary_and_a_runbook():
@@ -91,16 +104,24 @@ def test_alerts_have_a_severity_a_summary_and_a_runbook():
     for rule in rules:
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"docs/guides/alerts.md#{rule['alert'].lower()}"
+        assert (
+            rule["annotations"]["runbook_url"] == f"docs/guides/alerts.md#{rule['alert'].lower()}"
+        )
     assert {rule["alert"].lower() for rule in rules} <= anchors(page)
 
 
 def test_alerts_have_the_thresholds_of_the_values():
-    custom = {rule["alert"]: rule for rule in only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"][0]["rules"]}
+    custom = {
+        rule["alert"]: rule
+        for rule in only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"][0]["rules"]
+    }
     assert custom["FineTuneStageWaiting"]["expr"].endswith("> 60 * 15")
     assert custom["FineTuneInterruptionStorm"]["expr"].endswith("> 3")
     assert custom["FineTuneGpuIdle"]["expr"].endswith("< 80")
-    assert custom["FineTuneGpuIdle"]["annotations"]["runbook_url"] == "https://wiki.example/alerts#finetunegpuidle"
+    assert (
+        custom["FineTuneGpuIdle"]["annotations"]["runbook_url"]
+        == "https://wiki.example/alerts#finetunegpuidle"
+    )
 
 
 def test_dashboards_are_found_by_the_sidecar():
@@ -118,11 +139,19 @@ def test_dashboards_are_found_by_the_sidecar():
 
 
 def test_dashboards_are_valid_and_have_their_own_ids():
-    boards = [json.loads(text) for one in of_kind(render(ALL_ENABLED), "ConfigMap") for text in one["data"].values()]
+    boards = [
+        json.loads(text)
+        for one in of_kind(render(ALL_ENABLED), "ConfigMap")
+        for text in one["data"].values()
+    ]
     assert len({board["uid"] for board in boards}) == len(boards) == 2
     for board in boards:
         panels = board["panels"]
-        assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+        assert (
+            len({panel["id"] for panel in panels})
+            == len({panel["title"] for panel in panels})
+            == len(panels)
+        )
         assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
         cells = [cell for panel in panels for cell in cells_of(panel["gridPos"])]
         assert len(cells) == len(set(cells)), board["title"]
@@ -142,7 +171,10 @@ def test_no_selector_takes_the_test_pod_for_a_replica(values):
     selectors = [
         only(objects, "Deployment")["spec"]["selector"]["matchLabels"],
         only(objects, "Service")["spec"]["selector"],
-        *(one["spec"]["selector"]["matchLabels"] for one in of_kind(objects, "PodDisruptionBudget")),
+        *(
+            one["spec"]["selector"]["matchLabels"]
+            for one in of_kind(objects, "PodDisruptionBudget")
+        ),
         *(one["spec"]["podSelector"]["matchLabels"] for one in of_kind(objects, "NetworkPolicy")),
     ]
     assert [one for one in selectors if one.items() <= labels.items()] == []
@@ -157,7 +189,9 @@ def test_helm_test_asks_the_metrics_service(values):
     assert tester["args"][-1] == f"http://{service['metadata']['name']}.{NAMESPACE}:{port}/readyz"
     assert tester["image"] == container(objects)["image"]
     assert tester["securityContext"] == container(objects)["securityContext"]
-    assert only(objects, "Pod")["spec"]["securityContext"] == pod(objects)["spec"]["securityContext"]
+    assert (
+        only(objects, "Pod")["spec"]["securityContext"] == pod(objects)["spec"]["securityContext"]
+    )
 
 
 def run_helm_test(*answers: tuple[int, str]) -> subprocess.CompletedProcess:
@@ -179,7 +213,12 @@ def run_helm_test(*answers: tuple[int, str]) -> subprocess.CompletedProcess:
     with ThreadingHTTPServer((LOOPBACK, 0), Replicas) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         own = url.replace(url.split("/")[2], f"{LOOPBACK}:{server.server_port}")
-        command = [sys.executable, *tester["command"][1:], program.replace("range(50)", "range(3)"), own]
+        command = [
+            sys.executable,
+            *tester["command"][1:],
+            program.replace("range(50)", "range(3)"),
+            own,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         server.shutdown()
     return done
@@ -190,13 +229,19 @@ def test_helm_test_finds_the_replica_that_leads():
     assert (done.returncode, "a replica leads" in done.stdout) == (0, True)
 
 
-@pytest.mark.parametrize(("status", "text", "shown"), [(200, "standby\n", "standby"), (503, "not synced", "503")])
+@pytest.mark.parametrize(
+    ("status", "text", "shown"), [(200, "standby\n", "standby"), (503, "not synced", "503")]
+)
 def test_helm_test_fails_without_a_leader(status, text, shown):
     done = run_helm_test((status, text))
     assert done.returncode == 1
-    assert f"no replica leads; the last answer is: {shown}" in done.stderr.replace("HTTP Error ", "")
+    assert f"no replica leads; the last answer is: {shown}" in done.stderr.replace(
+        "HTTP Error ", ""
+    )
 
 
 def test_defaults_in_the_chart_name_a_page_that_exists():
-    default = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]["prometheusRule"]["runbookUrl"]
+    default = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]["prometheusRule"][
+        "runbookUrl"
+    ]
     assert (DOCS.parent / default).is_file()

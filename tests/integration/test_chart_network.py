@@ -7,7 +7,10 @@ from e2e.pipelines.chart import NAMESPACE
 from finetune_operator.core.metadata import job_labels
 from testcluster.errors import TimedOut
 
-STORE: Object = {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"protocol": "TCP", "port": 443}]}
+STORE: Object = {
+    "to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}],
+    "ports": [{"protocol": "TCP", "port": 443}],
+}
 
 
 @pytest.mark.parametrize(
@@ -16,20 +19,31 @@ STORE: Object = {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"prot
         ([], {}),
         (
             ["a", "b"],
-            {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}]},
+            {
+                "matchExpressions": [
+                    {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}
+                ]
+            },
         ),
     ],
 )
 def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
-    objects = render({"networkPolicy": {"enabled": True, "egress": [STORE]}, "namespaces": namespaces})
+    objects = render(
+        {"networkPolicy": {"enabled": True, "egress": [STORE]}, "namespaces": namespaces}
+    )
     policy = only(objects, "NetworkPolicy")["spec"]
-    assert policy["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
+    assert (
+        policy["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
+    )
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "http"}]}]
     dns, api_server, stages, more = policy["egress"]
     assert more == STORE
     assert {one["port"] for one in dns["ports"]} == {53}
-    assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == ([443, 6443], False)
+    assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == (
+        [443, 6443],
+        False,
+    )
     [peer] = stages["to"]
     assert peer["namespaceSelector"] == selector
     assert peer["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
@@ -49,7 +63,10 @@ def stage_policies(stages: Object, **values: object) -> list[Object]:
 
 def test_pods_of_stages_reach_dns_each_other_and_the_list():
     [policy] = stage_policies({"egress": [STORE], "namespaces": ["team-a"]})
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    assert (
+        policy["spec"]["podSelector"]["matchLabels"].items()
+        <= job_labels("demo", "train", 1, "i").items()
+    )
     assert policy["spec"]["policyTypes"] == ["Egress"]
     dns, training, store = policy["spec"]["egress"]
     [peer] = training["to"]
@@ -63,7 +80,9 @@ def test_each_namespace_of_pipelines_has_the_policy_of_stages():
         return [one["metadata"]["namespace"] for one in stage_policies(stages, **values)]
 
     assert namespaces({"egress": [STORE]}, namespaces=["team-a", "team-b"]) == ["team-a", "team-b"]
-    assert namespaces({"egress": [STORE], "namespaces": ["team-c"]}, namespaces=["team-a"]) == ["team-c"]
+    assert namespaces({"egress": [STORE], "namespaces": ["team-c"]}, namespaces=["team-a"]) == [
+        "team-c"
+    ]
     assert namespaces({"namespaces": ["team-a"]}) == []
 
 
@@ -72,14 +91,21 @@ def test_pods_of_stages_admit_the_operator_and_each_other():
     objects = render({"networkPolicy": {"stages": stages}})
     policy = only(objects, "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress"]
-    assert policy["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    assert (
+        policy["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    )
     operator, training = policy["ingress"]
     [peer] = operator["from"]
     assert peer["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
     [worker] = training["from"]
-    assert worker["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
-    assert not worker["podSelector"]["matchLabels"].items() <= job_labels("demo", "evaluate", 1, "i").items()
+    assert (
+        worker["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    )
+    assert (
+        not worker["podSelector"]["matchLabels"].items()
+        <= job_labels("demo", "evaluate", 1, "i").items()
+    )
 
 
 @pytest.mark.parametrize("stages", [{"egress": [STORE]}, {"fromOperator": True}])

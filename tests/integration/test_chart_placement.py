@@ -40,19 +40,28 @@ def annotations_of(workload: Object) -> Object:
 def tolerated(workload: Object) -> set[tuple[str, str]]:
     """Return key and value of the tolerated taints, without those of every pod."""
     found = {(one["key"], one.get("value", "")) for one in spec_of(workload)["tolerations"]}
-    return {(key, value) for key, value in found if not key.startswith(("node.kubernetes.io/", "nvidia.com/"))}
+    return {
+        (key, value)
+        for key, value in found
+        if not key.startswith(("node.kubernetes.io/", "nvidia.com/"))
+    }
 
 
 def avoided(workload: Object) -> set[tuple[str, str]]:
     """Return key and value of the labels that the node must not have."""
     node = spec_of(workload).get("affinity", {}).get("nodeAffinity", {})
     terms = node.get(REQUIRED, {}).get("nodeSelectorTerms", [{}])
-    found = [(one["key"], one["operator"], one["values"]) for one in terms[0].get("matchExpressions", ())]
+    found = [
+        (one["key"], one["operator"], one["values"]) for one in terms[0].get("matchExpressions", ())
+    ]
     assert all(operator == "NotIn" for _, operator, _ in found)
     return {(key, value) for key, _, values in found for value in values}
 
 
-GKE_SPOT, AKS_SPOT = ("cloud.google.com/gke-spot", "true"), ("kubernetes.azure.com/scalesetpriority", "spot")
+GKE_SPOT, AKS_SPOT = (
+    ("cloud.google.com/gke-spot", "true"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+)
 SPOT_NODES: dict[str, tuple[Object, set[tuple[str, str]]]] = {
     "generic": ({}, {("spot", "true")}),
     "gke": (dict([GKE_SPOT]), {GKE_SPOT}),
@@ -83,7 +92,9 @@ def test_spot_stage_gets_labels_and_tolerations_of_the_preset(preset):
 def test_on_demand_stages_stay_away_from_spot_nodes(preset):
     built = workloads({"preset": preset})
     for stage in ("prepare", "evaluate", "push", "deploy"):
-        assert (spec_of(built[stage])["nodeSelector"], avoided(built[stage])) == ON_DEMAND_NODES[preset], stage
+        assert (spec_of(built[stage])["nodeSelector"], avoided(built[stage])) == ON_DEMAND_NODES[
+            preset
+        ], stage
         assert tolerated(built[stage]) == set()
 
 
@@ -91,25 +102,41 @@ def test_on_demand_stages_stay_away_from_spot_nodes(preset):
 def test_only_karpenter_jobs_are_kept_from_consolidation(preset):
     """A server may be moved: a Deployment starts the new pod before the old one ends."""
     built = workloads({"preset": preset})
-    protected = {stage for stage, one in built.items() if DO_NOT_DISRUPT in annotations_of(one).items()}
-    assert protected == ({"prepare", "train", "evaluate", "push"} if preset == "karpenter" else set())
+    protected = {
+        stage for stage, one in built.items() if DO_NOT_DISRUPT in annotations_of(one).items()
+    }
+    assert protected == (
+        {"prepare", "train", "evaluate", "push"} if preset == "karpenter" else set()
+    )
     assert DO_NOT_DISRUPT not in built["train"]["metadata"]["annotations"].items()
 
 
 def test_users_annotation_replaces_that_of_the_preset():
     own = {"pod": {"annotations": {DO_NOT_DISRUPT[0]: "30m"}}}
-    assert annotations_of(workloads({"preset": "karpenter"}, own)["train"])[DO_NOT_DISRUPT[0]] == "30m"
+    assert (
+        annotations_of(workloads({"preset": "karpenter"}, own)["train"])[DO_NOT_DISRUPT[0]] == "30m"
+    )
 
 
 def test_own_affinity_and_excluded_labels_apply_together():
     expression = {"key": "zone", "operator": "In", "values": ["a"]}
     own = {
         "placement": {"capacity": "OnDemand"},
-        "pod": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}},
+        "pod": {
+            "affinity": {
+                "nodeAffinity": {
+                    REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+                }
+            }
+        },
     }
     affinity = spec_of(workloads({"preset": "gke"}, own)["train"])["affinity"]
     [term] = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-    assert [one["key"] for one in term["matchExpressions"]] == ["zone", "cloud.google.com/gke-preemptible", GKE_SPOT[0]]
+    assert [one["key"] for one in term["matchExpressions"]] == [
+        "zone",
+        "cloud.google.com/gke-preemptible",
+        GKE_SPOT[0],
+    ]
 
 
 def test_own_node_selector_wins_over_an_excluded_label():
@@ -140,8 +167,18 @@ def test_configured_nodes_replace_those_of_the_preset():
 
 def test_cheapest_node_class_adds_its_own_labels():
     classes = [
-        {"name": name, "capacity": "Spot", "accelerator": "nvidia.com/gpu", "nodeSelector": {"gpu": name}} | price
-        for name, price in (("unknown", {"price": None}), ("b", {"price": "0.90"}), ("a", {"price": 0.8}))
+        {
+            "name": name,
+            "capacity": "Spot",
+            "accelerator": "nvidia.com/gpu",
+            "nodeSelector": {"gpu": name},
+        }
+        | price
+        for name, price in (
+            ("unknown", {"price": None}),
+            ("b", {"price": "0.90"}),
+            ("a", {"price": 0.8}),
+        )
     ]
     train = workloads({"preset": "eks", "nodeClasses": classes})["train"]
     assert spec_of(train)["nodeSelector"] == {"eks.amazonaws.com/capacityType": "SPOT", "gpu": "a"}
@@ -150,12 +187,16 @@ def test_cheapest_node_class_adds_its_own_labels():
 def test_example_of_the_values_file_is_valid():
     lines = (CHART / "values.yaml").read_text().splitlines()
     first, last = (
-        next(i for i, line in enumerate(lines) if text in line) for text in ("- name: h100-spot", "Classes: [")
+        next(i for i, line in enumerate(lines) if text in line)
+        for text in ("- name: h100-spot", "Classes: [")
     )
     example = "\n".join(line.removeprefix("  # ") for line in lines[first:last])
     placement = {"nodeClasses": yaml.safe_load(example)}
     classes = options(placement).settings.placement_defaults.node_classes
-    assert [(one.name, str(one.price)) for one in classes] == [("h100-spot", "0.80"), ("h100", "3.10")]
+    assert [(one.name, str(one.price)) for one in classes] == [
+        ("h100-spot", "0.80"),
+        ("h100", "3.10"),
+    ]
 
 
 # ---- wrong values
@@ -174,15 +215,39 @@ A_CLASS = {"name": "h100", "capacity": "Spot"}
         ({"priceConfigMap": "GPU prices"}, "/placement/priceConfigMap'.*does not match"),
         ({"onDemand": {"taints": []}}, "/placement/onDemand': .*'taints' not allowed"),
         ({"spot": {"annotations": {"a": 1}}}, "/placement/spot/annotations/a': got number"),
-        ({"nodeClasses": [{"capacity": "Spot"}]}, "/placement/nodeClasses/0': missing property 'name'"),
-        ({"nodeClasses": [{"name": "h100"}]}, "/placement/nodeClasses/0': missing property 'capacity'"),
-        ({"nodeClasses": [{**A_CLASS, "name": "H 100"}]}, "/placement/nodeClasses/0/name'.*does not match"),
-        ({"nodeClasses": [{**A_CLASS, "capacity": "Auto"}]}, "/placement/nodeClasses/0/capacity'.*'OnDemand'"),
-        ({"nodeClasses": [{**A_CLASS, "price": "$1"}]}, "/placement/nodeClasses/0/price'.*does not match"),
+        (
+            {"nodeClasses": [{"capacity": "Spot"}]},
+            "/placement/nodeClasses/0': missing property 'name'",
+        ),
+        (
+            {"nodeClasses": [{"name": "h100"}]},
+            "/placement/nodeClasses/0': missing property 'capacity'",
+        ),
+        (
+            {"nodeClasses": [{**A_CLASS, "name": "H 100"}]},
+            "/placement/nodeClasses/0/name'.*does not match",
+        ),
+        (
+            {"nodeClasses": [{**A_CLASS, "capacity": "Auto"}]},
+            "/placement/nodeClasses/0/capacity'.*'OnDemand'",
+        ),
+        (
+            {"nodeClasses": [{**A_CLASS, "price": "$1"}]},
+            "/placement/nodeClasses/0/price'.*does not match",
+        ),
         ({"nodeClasses": [{**A_CLASS, "price": -1}]}, "/placement/nodeClasses/0/price'.*minimum"),
-        ({"nodeClasses": [{**A_CLASS, "priceDate": "May"}]}, "/placement/nodeClasses/0/priceDate'.*does not match"),
-        ({"nodeClasses": [{**A_CLASS, "cost": "1"}]}, "/placement/nodeClasses/0': .*'cost' not allowed"),
-        ({"nodeClasses": [A_CLASS, A_CLASS]}, "placement.nodeClasses: the name h100 is not unique: rename one of them"),
+        (
+            {"nodeClasses": [{**A_CLASS, "priceDate": "May"}]},
+            "/placement/nodeClasses/0/priceDate'.*does not match",
+        ),
+        (
+            {"nodeClasses": [{**A_CLASS, "cost": "1"}]},
+            "/placement/nodeClasses/0': .*'cost' not allowed",
+        ),
+        (
+            {"nodeClasses": [A_CLASS, A_CLASS]},
+            "placement.nodeClasses: the name h100 is not unique: rename one of them",
+        ),
     ],
     ids=str,
 )

@@ -8,7 +8,9 @@ from e2e.pipelines.chart import RELEASE
 OWN = "policy-operator"
 """Namespace of the release."""
 POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
-POLICIES = {f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")}
+POLICIES = {
+    f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")
+}
 
 
 def policies(objects: list[Object]) -> set[str]:
@@ -18,7 +20,10 @@ def policies(objects: list[Object]) -> set[str]:
 @pytest.mark.parametrize("values", [CLUSTER_WIDE, NAMESPACED], ids=["cluster-wide", "namespaced"])
 def test_each_policy_is_bound_and_denies(values):
     objects = render(values, namespace=OWN)
-    bindings = {one["spec"]["policyName"]: one["spec"]["validationActions"] for one in of_kind(objects, BINDING)}
+    bindings = {
+        one["spec"]["policyName"]: one["spec"]["validationActions"]
+        for one in of_kind(objects, BINDING)
+    }
     assert policies(objects) == POLICIES
     assert bindings == {name: ["Deny"] for name in POLICIES}
 
@@ -42,7 +47,13 @@ def test_policies_follow_value_and_api_server(enabled, versions, rendered):
 
 def test_policies_limit_the_account_of_the_deployment():
     objects = render({"serviceAccount": {"name": "robot"}}, namespace=OWN)
-    limiting = [one for one in of_kind(objects, POLICY) if not one["metadata"]["name"].startswith("defaults.")]
-    conditions = [one["expression"] for policy in limiting for one in policy["spec"]["matchConditions"]]
+    limiting = [
+        one
+        for one in of_kind(objects, POLICY)
+        if not one["metadata"]["name"].startswith("defaults.")
+    ]
+    conditions = [
+        one["expression"] for policy in limiting for one in policy["spec"]["matchConditions"]
+    ]
     assert len(limiting) == len(POLICIES) - 1
     assert set(conditions) == {f"request.userInfo.username == 'system:serviceaccount:{OWN}:robot'"}

@@ -55,16 +55,27 @@ def crd_uid(kube: Kube) -> str:
 
 def create_pipeline(namespace: KubeNamespace) -> str:
     """Create the demo's pipeline and return its uid."""
-    until(lambda: "finetunepipelines" in namespace.run("api-resources", "--api-group=finetune.dev"), 30)
+    until(
+        lambda: "finetunepipelines" in namespace.run("api-resources", "--api-group=finetune.dev"),
+        30,
+    )
     manifest = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_text())
-    return json.loads(namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest)))["metadata"]["uid"]
+    return json.loads(namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest)))[
+        "metadata"
+    ]["uid"]
 
 
 def roles(operator: Operator) -> set[tuple[str, str, str]]:
     """Return the roles and bindings of the release: kind, namespace, name."""
-    kinds, selector = "roles,rolebindings,clusterroles,clusterrolebindings", "app.kubernetes.io/name=finetune-operator"
+    kinds, selector = (
+        "roles,rolebindings,clusterroles,clusterrolebindings",
+        "app.kubernetes.io/name=finetune-operator",
+    )
     found = operator.kube.json("get", kinds, "--all-namespaces", "-l", selector)["items"]
-    return {(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in found}
+    return {
+        (one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"])
+        for one in found
+    }
 
 
 def test_upgrade_replaces_both_replicas(release: Operator):
@@ -113,6 +124,8 @@ def test_roles_follow_a_change_of_namespaces(release: Operator, team: KubeNamesp
     cluster_wide = {("ClusterRole", "", RELEASE), ("ClusterRoleBinding", "", RELEASE)}
     assert roles(release) == leader | users | cluster_wide
     release.install(*ON_KWOK_NODES, f"namespaces={{{team.name}}}", "userRoles.create=false")
-    assert roles(release) == leader | {(kind, team.name, RELEASE) for kind in ("Role", "RoleBinding")}
+    assert roles(release) == leader | {
+        (kind, team.name, RELEASE) for kind in ("Role", "RoleBinding")
+    }
     release.install(*ON_KWOK_NODES)
     assert roles(release) == leader | users | cluster_wide

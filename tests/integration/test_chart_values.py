@@ -83,7 +83,9 @@ def test_notes_name_values_that_exist():
     """Helm takes a path that does not exist for an empty value, and the text for users is not checked at all."""
     notes = (CHART / "templates" / "NOTES.txt").read_text()
     used = set(re.findall(r"\.Values\.([\w.]+)", notes))
-    shown = set(re.findall(r"\b[a-z]\w*(?:\.[a-z]\w*)+", re.sub(r"{{.*?}}", "", notes))) - {"pipeline.yaml"}
+    shown = set(re.findall(r"\b[a-z]\w*(?:\.[a-z]\w*)+", re.sub(r"{{.*?}}", "", notes))) - {
+        "pipeline.yaml"
+    }
     assert {"crds.keep", "metrics.prometheusRule.runbookUrl"} <= shown
     known = {".".join(path[:length]) for path in LEAVES for length in range(1, len(path) + 1)}
     assert used | shown <= known
@@ -99,31 +101,58 @@ def test_notes_name_values_that_exist():
         ({"fullnameOverride": "a.b"}, "/fullnameOverride'.*does not match"),
         ({"fullnameOverride": "a" * 56}, "/fullnameOverride'.*maxLength"),
         ({"image": {"digest": "abc"}}, "/image/digest'.*does not match"),
-        ({"trainer": {"image": {"digest": "sha256:abc"}}}, "/trainer/image/digest'.*does not match"),
+        (
+            {"trainer": {"image": {"digest": "sha256:abc"}}},
+            "/trainer/image/digest'.*does not match",
+        ),
         ({"commonLabels": {"helm.sh/chart": "mine"}}, "/commonLabels/helm.sh~1chart'"),
-        ({"commonLabels": {"app.kubernetes.io/name": "mine"}}, "/commonLabels/app.kubernetes.io~1name'"),
+        (
+            {"commonLabels": {"app.kubernetes.io/name": "mine"}},
+            "/commonLabels/app.kubernetes.io~1name'",
+        ),
         ({"extraArgs": ["workers=3"]}, "/extraArgs/0'.*does not match"),
         ({"extraEnv": [{"nmae": "A"}]}, "/extraEnv/0': .*'nmae' not allowed"),
         ({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts'.*minItems"),
-        ({"networkPolicy": {"stages": {"egress": [{"from": []}]}}}, "/stages/egress/0': .*'from' not allowed"),
+        (
+            {"networkPolicy": {"stages": {"egress": [{"from": []}]}}},
+            "/stages/egress/0': .*'from' not allowed",
+        ),
         ({"networkPolicy": {"enable": True}}, "/networkPolicy': .*'enable' not allowed"),
-        ({"podDisruptionBudget": {"maxUnavailable": 0}}, "/podDisruptionBudget/maxUnavailable'.*minimum"),
+        (
+            {"podDisruptionBudget": {"maxUnavailable": 0}},
+            "/podDisruptionBudget/maxUnavailable'.*minimum",
+        ),
         ({"image": {"tga": "1"}}, "/image': .*'tga' not allowed"),
         ({"image": {"tag": 1.2}}, "/image/tag': got number, want string"),
         ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy'.*'IfNotPresent'"),
         ({"imagePullSecrets": ["pull"]}, "/imagePullSecrets/0': got string, want object"),
         ({"namespaces": "team-a"}, "/namespaces': got string, want array"),
         ({"namespaces": ["Team A"]}, "/namespaces/0'.*'Team A'"),
-        ({"defaults": {"podDefaults": {"toleratons": []}}}, "/defaults/podDefaults': .*'toleratons' not allowed"),
+        (
+            {"defaults": {"podDefaults": {"toleratons": []}}},
+            "/defaults/podDefaults': .*'toleratons' not allowed",
+        ),
         ({"vllm": {"image": {"tag": ""}}}, "/vllm/image/tag'.*minLength"),
         ({"defaults": {"train": {}}}, "/defaults': .*'train' not allowed"),
-        ({"defaults": {"workspace": {"size": "1Gi"}}}, "/defaults/workspace': .*'size' not allowed"),
+        (
+            {"defaults": {"workspace": {"size": "1Gi"}}},
+            "/defaults/workspace': .*'size' not allowed",
+        ),
         ({"placement": {"cheap": {}}}, "/placement': .*'cheap' not allowed"),
         ({"placement": {"pools": {"gpu": {}}}}, "/placement/pools': .*'gpu' not allowed"),
-        ({"placement": {"spot": {"nodeSelector": {"spot": True}}}}, "/placement/spot/nodeSelector/spot': got boolean"),
-        ({"placement": {"spot": {"tolerations": [{"operator": "Exists"}]}}}, "tolerations/0': missing property 'key'"),
+        (
+            {"placement": {"spot": {"nodeSelector": {"spot": True}}}},
+            "/placement/spot/nodeSelector/spot': got boolean",
+        ),
+        (
+            {"placement": {"spot": {"tolerations": [{"operator": "Exists"}]}}},
+            "tolerations/0': missing property 'key'",
+        ),
         ({"interruptionNotices": {"metadata": "ec2"}}, "/interruptionNotices/metadata'.*'EC2'"),
-        ({"interruptionNotices": {"nodes": "yes"}}, "/interruptionNotices/nodes': got string, want boolean"),
+        (
+            {"interruptionNotices": {"nodes": "yes"}},
+            "/interruptionNotices/nodes': got string, want boolean",
+        ),
         ({"graceSeconds": 5}, "/graceSeconds'.*minimum"),
         ({"jobHistory": -1}, "/jobHistory'.*minimum"),
         ({"workers": 0}, "/workers'.*minimum"),
@@ -133,18 +162,45 @@ def test_notes_name_values_that_exist():
         ({"logging": {"format": "logfmt"}}, "/logging/format'.*'json'"),
         ({"troubleshootingUrl": "page#a"}, "/troubleshootingUrl'.*does not match"),
         ({"admissionPolicy": {"enabled": "yes"}}, "/admissionPolicy/enabled'.*'auto'"),
-        ({"admissionPolicy": {"deniedNamespaces": ["it's"]}}, "/admissionPolicy/deniedNamespaces/0'.*does not match"),
+        (
+            {"admissionPolicy": {"deniedNamespaces": ["it's"]}},
+            "/admissionPolicy/deniedNamespaces/0'.*does not match",
+        ),
         ({"crds": {"enabled": "no"}}, "/crds/enabled': got string, want boolean"),
         ({"serviceAccount": {"create": "no"}}, "/serviceAccount/create': got string, want boolean"),
-        ({"serviceAccount": {"annotations": {"a": 1}}}, "/serviceAccount/annotations/a': got number"),
+        (
+            {"serviceAccount": {"annotations": {"a": 1}}},
+            "/serviceAccount/annotations/a': got number",
+        ),
         ({"metrics": {"port": 80}}, "/metrics/port'.*minimum"),
-        ({"metrics": {"serviceMonitor": {"interval": "30"}}}, "/metrics/serviceMonitor/interval'.*does not match"),
-        ({"metrics": {"podMonitor": {"enabled": "no"}}}, "/metrics/podMonitor/enabled': got string, want boolean"),
-        ({"metrics": {"prometheusRule": {"waitingMinutes": 0}}}, "/metrics/prometheusRule/waitingMinutes'.*minimum"),
-        ({"metrics": {"prometheusRule": {"gpuUsePercent": 101}}}, "/metrics/prometheusRule/gpuUsePercent'.*maximum"),
-        ({"metrics": {"prometheusRule": {"runbookUrl": "a#b"}}}, "/metrics/prometheusRule/runbookUrl'.*does not match"),
-        ({"metrics": {"dashboards": {"labels": {"a": 1}}}}, "/metrics/dashboards/labels/a': got number, want string"),
-        ({"metrics": {"serviceMonitor": {"enable": True}}}, "/metrics/serviceMonitor': .*'enable' not allowed"),
+        (
+            {"metrics": {"serviceMonitor": {"interval": "30"}}},
+            "/metrics/serviceMonitor/interval'.*does not match",
+        ),
+        (
+            {"metrics": {"podMonitor": {"enabled": "no"}}},
+            "/metrics/podMonitor/enabled': got string, want boolean",
+        ),
+        (
+            {"metrics": {"prometheusRule": {"waitingMinutes": 0}}},
+            "/metrics/prometheusRule/waitingMinutes'.*minimum",
+        ),
+        (
+            {"metrics": {"prometheusRule": {"gpuUsePercent": 101}}},
+            "/metrics/prometheusRule/gpuUsePercent'.*maximum",
+        ),
+        (
+            {"metrics": {"prometheusRule": {"runbookUrl": "a#b"}}},
+            "/metrics/prometheusRule/runbookUrl'.*does not match",
+        ),
+        (
+            {"metrics": {"dashboards": {"labels": {"a": 1}}}},
+            "/metrics/dashboards/labels/a': got number, want string",
+        ),
+        (
+            {"metrics": {"serviceMonitor": {"enable": True}}},
+            "/metrics/serviceMonitor': .*'enable' not allowed",
+        ),
         ({"resources": {"limit": {}}}, "/resources': .*'limit' not allowed"),
         ({"nodeSelector": {"gpu": 1}}, "/nodeSelector/gpu': got number, want string"),
         ({"podAnnotations": {"scrape": True}}, "/podAnnotations/scrape': got boolean, want string"),
@@ -173,9 +229,16 @@ def test_null_section_renders_or_is_refused_with_its_path(path):
 def test_schema_knows_the_fields_of_pod_defaults():
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["properties"]["defaults"]["properties"]["podDefaults"]["properties"]
-    assert list(known) == sorted(field.alias or name for name, field in PodDefaults.model_fields.items())
+    assert list(known) == sorted(
+        field.alias or name for name, field in PodDefaults.model_fields.items()
+    )
 
 
 def test_null_removes_a_default():
-    removed = {"namespaces": None, "priorityClassName": None, "placement": {"spot": None}, "imagePullSecrets": None}
+    removed = {
+        "namespaces": None,
+        "priorityClassName": None,
+        "placement": {"spot": None},
+        "imagePullSecrets": None,
+    }
     assert parsed_options(render(removed)).namespaces == ()

@@ -33,7 +33,13 @@ def namespace(control_plane: Provider) -> Iterator[KubeNamespace]:
     control_plane.kube.apply((ROOT / "crds" / "finetunepipelines.yaml").read_text())
     wait_until_established(control_plane.kube, CRD)
     with temporary_namespace(control_plane.kube, "pipelines") as created:
-        until(lambda: "finetunepipelines" in control_plane.kube.run("api-resources", "--api-group=finetune.dev"), 30)
+        until(
+            lambda: (
+                "finetunepipelines"
+                in control_plane.kube.run("api-resources", "--api-group=finetune.dev")
+            ),
+            30,
+        )
         yield created
 
 
@@ -66,7 +72,14 @@ def test_api_server_accepts_pipelines_of_argo_cds_examples(namespace: KubeNamesp
     """A hook is a pipeline; a template is one in a ConfigMap."""
     [pipeline] = pipelines(ARGOCD / f"{name}.yaml")
     answer = namespace.run(
-        "create", "--dry-run=server", "--validate=strict", "-f", "-", "-o", "json", given=json.dumps(pipeline)
+        "create",
+        "--dry-run=server",
+        "--validate=strict",
+        "-f",
+        "-",
+        "-o",
+        "json",
+        given=json.dumps(pipeline),
     )
     assert json.loads(answer)["metadata"]["name"].startswith(pipeline["metadata"]["generateName"])
 
@@ -81,7 +94,9 @@ def pipelines(file: Path) -> Iterator[dict]:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.parent.name)
 def test_api_server_accepts_examples(namespace: KubeNamespace, file: Path):
-    answer = namespace.run("create", "--dry-run=server", "--validate=strict", "-f", str(file), "-o", "json")
+    answer = namespace.run(
+        "create", "--dry-run=server", "--validate=strict", "-f", str(file), "-o", "json"
+    )
     assert json.loads(answer)["spec"]["model"] == yaml.safe_load(file.read_text())["spec"]["model"]
 
 
@@ -109,16 +124,27 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
     ("stages", "error"),
     [
         ({"train": {"lora": {"rank": 0}}}, "spec.train.lora.rank"),
-        ({"push": {"placement": {"capacity": "Spot"}}}, "spec.push.*placement.capacity: must be OnDemand"),
+        (
+            {"push": {"placement": {"capacity": "Spot"}}},
+            "spec.push.*placement.capacity: must be OnDemand",
+        ),
         (
             {"prepare": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 2}}}}},
             "spec.prepare.*pod.resources.limits: has more than one accelerator",
         ),
         (
-            {"train": {"processesPerNode": 2, "pod": {"resources": {"limits": {"nvidia.com/gpu": 4}}}}},
+            {
+                "train": {
+                    "processesPerNode": 2,
+                    "pod": {"resources": {"limits": {"nvidia.com/gpu": 4}}},
+                }
+            },
             "spec.train.*processesPerNode: is not the number of accelerators",
         ),
-        ({"train": {"nodes": 2}}, "train.nodes: all nodes mount the workspace: set workspace.accessMode"),
+        (
+            {"train": {"nodes": 2}},
+            "train.nodes: all nodes mount the workspace: set workspace.accessMode",
+        ),
         (
             {"train": {"pod": {"resources": {"requests": {"memory": 16}}}}},
             "spec.train.pod.resources.*requests.memory: is less than a megabyte",
@@ -133,12 +159,18 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
             {"push": {"targets": [{"uri": "pvc://a/b"}], "placement": {"capacity": "Auto"}}},
             "spec.push.*placement.capacity: must be OnDemand",
         ),
-        ({"evaluate": {"gates": [{"task": "missing", "metric": "acc", "value": 0.5}]}}, "gates: every task must be"),
+        (
+            {"evaluate": {"gates": [{"task": "missing", "metric": "acc", "value": 0.5}]}},
+            "gates: every task must be",
+        ),
         (
             {"train": {"earlyStopping": {}, "evalSteps": None}},
             "earlyStopping: needs repeated validation: set evalSteps",
         ),
-        ({"train": {"method": "Full", "lora": {"rank": 8}}}, "lora: method Full trains no adapter: remove lora"),
+        (
+            {"train": {"method": "Full", "lora": {"rank": 8}}},
+            "lora: method Full trains no adapter: remove lora",
+        ),
         (
             {"train": {"parallelism": "FSDP", "method": "QLoRA"}},
             "parallelism: FSDP shards no weights of 4 bits and no moments of 8: set method to LoRA or Full",
@@ -147,7 +179,10 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
             {"train": {"parallelism": "FSDP", "optimizer": {"name": "AdamW8Bit"}}},
             "parallelism: FSDP shards no weights of 4 bits and no moments of 8: set method to LoRA or Full",
         ),
-        ({"train": {"compile": True, "lora": {"variant": "DoRA"}}}, "compile: DoRA cannot be compiled: set compile"),
+        (
+            {"train": {"compile": True, "lora": {"variant": "DoRA"}}},
+            "compile: DoRA cannot be compiled: set compile",
+        ),
         (
             {"train": FULL, "evaluate": {"weights": "Adapter"}},
             "evaluate.weights: train.method Full trains no adapter",
@@ -165,7 +200,12 @@ def test_api_server_refuses_an_invalid_field_by_its_path(namespace: KubeNamespac
 
 def test_api_server_accepts_as_many_data_sets_as_the_limit(namespace: KubeNamespace):
     manifest = manifest_with("many")
-    one = {"uri": "hf://org/" + "x" * 1000, "split": "train", "columns": {"text": "y" * 256}, "weight": 0.3}
+    one = {
+        "uri": "hf://org/" + "x" * 1000,
+        "split": "train",
+        "columns": {"text": "y" * 256},
+        "weight": 0.3,
+    }
     manifest["spec"]["datasets"] = [one] * 64
     namespace.create(manifest)
     assert namespace.get("ft", "many")["spec"]["datasets"] == [one] * 64
@@ -187,7 +227,10 @@ def test_api_server_accepts_as_many_data_sets_as_the_limit(namespace: KubeNamesp
         ({"deadline": "tomorrow"}, "spec.deadline"),
         ({"validation": {}}, "set fraction or uri, and not both"),
         ({"validation": {"fraction": 0.1, "uri": "x"}}, "set fraction or uri, and not both"),
-        ({"validation": {"fraction": 0.1, "format": "CSV"}}, "uri: is needed by revision, format and columns"),
+        (
+            {"validation": {"fraction": 0.1, "format": "CSV"}},
+            "uri: is needed by revision, format and columns",
+        ),
     ],
 )
 def test_api_server_refuses_a_contradiction_in_the_data(namespace: KubeNamespace, fields, error):
@@ -200,8 +243,14 @@ def test_api_server_refuses_a_contradiction_in_the_data(namespace: KubeNamespace
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"whenExpired": "Delete", "ttlSecondsAfterFinished": 1}, "whenExpired: Delete would delete the server"),
-        ({"whenExpired": "Retain"}, "whenExpired: has no effect without a time: add ttlSecondsAfterFinished"),
+        (
+            {"whenExpired": "Delete", "ttlSecondsAfterFinished": 1},
+            "whenExpired: Delete would delete the server",
+        ),
+        (
+            {"whenExpired": "Retain"},
+            "whenExpired: has no effect without a time: add ttlSecondsAfterFinished",
+        ),
     ],
 )
 def test_api_server_refuses_a_contradicting_expiry(namespace: KubeNamespace, fields, error):
@@ -226,7 +275,13 @@ def test_status_is_written_only_through_its_subresource(namespace: KubeNamespace
     namespace.create(manifest_with("subresource") | {"status": {"phase": "Succeeded"}})
     assert "phase" not in namespace.get("ft", "subresource").get("status", {})
     namespace.run(
-        "patch", "ft", "subresource", "--subresource=status", "--type=merge", "-p", '{"status":{"phase":"Running"}}'
+        "patch",
+        "ft",
+        "subresource",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        '{"status":{"phase":"Running"}}',
     )
     assert namespace.get("ft", "subresource")["status"]["phase"] == "Running"
     columns = namespace.run("get", "ft", "subresource").splitlines()
@@ -237,17 +292,33 @@ def test_status_is_written_only_through_its_subresource(namespace: KubeNamespace
 def test_status_accepts_reason_and_state_of_another_version(namespace: KubeNamespace):
     """After a rollback of the CRD, the older operator writes them back as it has read them."""
     namespace.create(manifest_with("rollback"))
-    newer = {"status": {"stages": [{"name": "train", "state": "Dreaming", "reason": "NodeDrained"}]}}
-    namespace.run("patch", "ft", "rollback", "--subresource=status", "--type=merge", "-p", json.dumps(newer))
+    newer = {
+        "status": {"stages": [{"name": "train", "state": "Dreaming", "reason": "NodeDrained"}]}
+    }
+    namespace.run(
+        "patch", "ft", "rollback", "--subresource=status", "--type=merge", "-p", json.dumps(newer)
+    )
     assert namespace.get("ft", "rollback")["status"]["stages"] == newer["status"]["stages"]
 
 
 def test_status_stores_the_largest_loss_curve(namespace: KubeNamespace):
     validations = tuple(ValidationPoint(step=step, loss=2.3456) for step in range(1, 66))
-    curve = LossCurve(every_steps=10**9, step=64 * 10**9, losses=(1.2345, *[1e15] * 63), validations=validations)
-    written = {"stages": [{"name": "train", "lossCurve": curve.model_dump(mode="json", by_alias=True)}]}
+    curve = LossCurve(
+        every_steps=10**9, step=64 * 10**9, losses=(1.2345, *[1e15] * 63), validations=validations
+    )
+    written = {
+        "stages": [{"name": "train", "lossCurve": curve.model_dump(mode="json", by_alias=True)}]
+    }
     namespace.create(manifest_with("curve"))
-    namespace.run("patch", "ft", "curve", "--subresource=status", "--type=merge", "-p", json.dumps({"status": written}))
+    namespace.run(
+        "patch",
+        "ft",
+        "curve",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        json.dumps({"status": written}),
+    )
     [stage] = namespace.get("ft", "curve")["status"]["stages"]
     assert LossCurve.model_validate(stage["lossCurve"]) == curve
 

@@ -24,11 +24,15 @@ UNRESTRICTED = {"pod-security.kubernetes.io/enforce": "privileged"}
 
 
 @pytest.fixture
-def team(control_plane: Provider, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KubeNamespace]:
+def team(
+    control_plane: Provider, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[KubeNamespace]:
     """The namespace of a team, with an operator whose own defaults are a label."""
     kube = control_plane.kube
     install_crd(kube)
-    values = CLUSTER_WIDE | {"defaults": {"podDefaults": {"labels": {"level": "operator", "of": "operator"}}}}
+    values = CLUSTER_WIDE | {
+        "defaults": {"podDefaults": {"labels": {"level": "operator", "of": "operator"}}}
+    }
     with (
         temporary_namespace(kube, namespace_name(f"{request.node.name}-operator")) as own,
         temporary_namespace(kube, namespace_name(request.node.name), UNRESTRICTED) as created,
@@ -40,14 +44,25 @@ def team(control_plane: Provider, request: pytest.FixtureRequest, tmp_path: Path
 
 def write(namespace: KubeNamespace, text: str, *options: str) -> None:
     meta = {"name": NAME, "namespace": namespace.name}
-    found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"defaults.yaml": text}}
+    found = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": meta,
+        "data": {"defaults.yaml": text},
+    }
     namespace.run("apply", *options, "-f", "-", given=json.dumps(found))
 
 
 def start(namespace: KubeNamespace, name: str) -> PipelineDriver:
     spec = {key: value for key, value in ALL_STAGES.items() if key not in {"push", "deploy"}}
-    manifest = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": name}}
-    return PipelineDriver.start(namespace, {**manifest, "spec": {**spec, "workspace": {"size": "1Gi"}}})
+    manifest = {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTunePipeline",
+        "metadata": {"name": name},
+    }
+    return PipelineDriver.start(
+        namespace, {**manifest, "spec": {**spec, "workspace": {"size": "1Gi"}}}
+    )
 
 
 def labels(driver: PipelineDriver, stage: str) -> dict[str, str]:
@@ -66,7 +81,10 @@ def test_stages_run_with_the_defaults_of_their_namespace(team: KubeNamespace):
     driver = start(team, "defaulted")
     driver.wait_finished(seconds=120)
     for stage in ("prepare", "train", "evaluate"):
-        assert (labels(driver, stage)["level"], labels(driver, stage)["of"]) == ("namespace", "operator")
+        assert (labels(driver, stage)["level"], labels(driver, stage)["of"]) == (
+            "namespace",
+            "operator",
+        )
 
 
 def test_unusable_defaults_hold_a_pipeline_until_corrected(team: KubeNamespace):
@@ -93,7 +111,9 @@ def test_deleted_defaults_hold_nothing(team: KubeNamespace):
 def test_only_who_may_create_jobs_may_write_the_defaults(team: KubeNamespace):
     rules = {"maps": ("configmaps", "jane"), "both": ("configmaps,jobs.batch", "joe")}
     for name, (resources, user) in rules.items():
-        team.run("create", "role", name, "--verb=get,create,update,patch", f"--resource={resources}")
+        team.run(
+            "create", "role", name, "--verb=get,create,update,patch", f"--resource={resources}"
+        )
         team.run("create", "rolebinding", name, f"--role={name}", f"--user={user}")
 
     def answer() -> str:

@@ -33,5 +33,8 @@ def test_expressions_say_of_each_state_what_kstatus_says(tmp_path: Path) -> None
 def test_expressions_without_stalled_find_failed_pipelines(tmp_path: Path) -> None:
     failed = {name: state.object() for name, state in STATES.items() if state.kstatus == FAILED}
     del failed["unreadable"]  # has no end
-    failed = {name: {**found, "status": without_stalled(found["status"])} for name, found in failed.items()}
+    failed = {
+        name: {**found, "status": without_stalled(found["status"])}
+        for name, found in failed.items()
+    }
     assert set(evaluate(tmp_path, failed).values()) == {FAILED}

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from support.charts import CLUSTER_WIDE, render
-from support.hostile import VALUES, Object, Path, spec_schema, string_fields, trainers_spec, with_value
+from support.hostile import (
+    VALUES,
+    Object,
+    Path,
+    spec_schema,
+    string_fields,
+    trainers_spec,
+    with_value,
+)
 from support.operator_process import install_crd, running_operator
 from support.pod_checker import pod_violations
 from support.simulated_kubelet import simulated_kubelet
@@ -28,7 +36,14 @@ USER = "mallory"
 WORKLOADS = "jobs,deployments,pods,persistentvolumeclaims,services"
 MANAGED = "app.kubernetes.io/managed-by=finetune-operator"
 NEEDED = {
-    *("serviceAccountName", "priorityClassName", "runtimeClassName", "existingClaim", "gates", "tolerations"),
+    *(
+        "serviceAccountName",
+        "priorityClassName",
+        "runtimeClassName",
+        "existingClaim",
+        "gates",
+        "tolerations",
+    ),
     *("affinity", "requests", "limits", "prefix", "targets"),
 }
 """Fields in which some values keep a stage from running: the API server refuses its Job or pod, or no server can mount
@@ -46,7 +61,11 @@ class Attacked:
 
 
 def user_rights(namespace: str) -> list[Object]:
-    rule = {"apiGroups": ["finetune.dev"], "resources": ["finetunepipelines"], "verbs": ["create", "get"]}
+    rule = {
+        "apiGroups": ["finetune.dev"],
+        "resources": ["finetunepipelines"],
+        "verbs": ["create", "get"],
+    }
     meta = {"name": USER, "namespace": namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": USER}
     api = {"apiVersion": "rbac.authorization.k8s.io/v1"}
@@ -58,11 +77,18 @@ def user_rights(namespace: str) -> list[Object]:
 
 
 def secret(name: str) -> Object:
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"key": "secret"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name},
+        "stringData": {"key": "secret"},
+    }
 
 
 @pytest.fixture(scope="module")
-def attacked(control_plane: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+def attacked(
+    control_plane: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Attacked]:
     """The namespaces in which the user has run one pipeline for each hostile value."""
     kube = control_plane.kube
     install_crd(kube)
@@ -74,7 +100,9 @@ def attacked(control_plane: Provider, tmp_path_factory: pytest.TempPathFactory) 
     ):
         prepare_namespaces(own, victim)
         objects = render(CLUSTER_WIDE, namespace=operator.name)
-        earlier = {one["metadata"]["uid"] for one in workloads(kube)}  # of other tests on this control plane
+        earlier = {
+            one["metadata"]["uid"] for one in workloads(kube)
+        }  # of other tests on this control plane
         with running_operator(operator, objects, folder) as log, simulated_kubelet(own):
             run_all(own)
             print(log.read_text()[-20_000:])  # pytest shows it only where the test fails
@@ -127,7 +155,11 @@ def has_ended(pipeline: Object) -> bool:
 def is_readable_by_pods(path: Path, value: str) -> bool:
     """Return whether the API server accepts the value as a URI: a local run reads paths of its machine, too."""
     scheme = value.partition("://")[0]
-    schemes = {"pvc"} if "tasks" in path or "tensorboard" in path else {"hf", "s3", "gs", "az", "oci", "pvc", "https"}
+    schemes = (
+        {"pvc"}
+        if "tasks" in path or "tensorboard" in path
+        else {"hf", "s3", "gs", "az", "oci", "pvc", "https"}
+    )
     return scheme in schemes and ".." not in value.split("/")
 
 
@@ -137,14 +169,23 @@ def hostile_pipeline(number: int, value: str) -> Object:
     del spec["evaluate"]["gates"]
     spec["push"]["when"] = "Always"
     for path in string_fields(spec_schema(), spec):
-        if NEEDED & set(map(str, path)) or (path[-1] in {"uri", "file"} and not is_readable_by_pods(path, value)):
+        if NEEDED & set(map(str, path)) or (
+            path[-1] in {"uri", "file"} and not is_readable_by_pods(path, value)
+        ):
             continue
         if is_valid(changed := with_value(spec, path, value)):
             spec = changed
     meta = {"name": f"p{number}"}
     # Numbers as numbers: the models also read 2e-4, which is text in YAML.
-    sent = PipelineSpec.model_validate(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
-    return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": meta, "spec": sent}
+    sent = PipelineSpec.model_validate(spec).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+    return {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTunePipeline",
+        "metadata": meta,
+        "spec": sent,
+    }
 
 
 def is_valid(spec: Object) -> bool:
@@ -164,19 +205,29 @@ def pods_of(attacked: Attacked) -> list[tuple[str, Object]]:
     """Return name and pod spec of each Job, Deployment and pod."""
     found = [one for one in attacked.workloads if one["kind"] in {"Job", "Deployment"}]
     templates = [(one["metadata"]["name"], one["spec"]["template"]["spec"]) for one in found]
-    pods = [(one["metadata"]["name"], one["spec"]) for one in attacked.workloads if one["kind"] == "Pod"]
+    pods = [
+        (one["metadata"]["name"], one["spec"]) for one in attacked.workloads if one["kind"] == "Pod"
+    ]
     return [*templates, *pods]
 
 
 def test_user_has_no_other_right_in_the_namespace(attacked: Attacked):
-    for verb, kind in (("create", "pods"), ("create", "jobs"), ("get", "secrets"), ("list", "pods"), ("delete", "ft")):
+    for verb, kind in (
+        ("create", "pods"),
+        ("create", "jobs"),
+        ("get", "secrets"),
+        ("list", "pods"),
+        ("delete", "ft"),
+    ):
         with pytest.raises(TimedOut):
             attacked.own.run("auth", "can-i", verb, kind, "--as", USER)
 
 
 def test_hostile_values_reach_every_stage(attacked: Attacked):
     """Without this the other tests of this file might check nothing."""
-    stages = {one["metadata"]["labels"].get("finetune.dev/stage") for one in attacked.workloads} - {None}
+    stages = {one["metadata"]["labels"].get("finetune.dev/stage") for one in attacked.workloads} - {
+        None
+    }
     assert stages == {"prepare", "train", "evaluate", "push", "deploy"}
     assert {one["kind"] for one in attacked.workloads} == {
         *("Job", "Deployment", "Pod", "PersistentVolumeClaim", "Service")
@@ -184,7 +235,11 @@ def test_hostile_values_reach_every_stage(attacked: Attacked):
     for number, value in enumerate(VALUES):
         pipeline = attacked.own.get("ft", f"p{number}")
         assert len([text for text in strings(pipeline["spec"]) if text == value]) > 5, value
-        jobs = [one for one in attacked.workloads if owner_of(one) == f"p{number}" and one["kind"] == "Job"]
+        jobs = [
+            one
+            for one in attacked.workloads
+            if owner_of(one) == f"p{number}" and one["kind"] == "Job"
+        ]
         # The API server refuses the Job of some values, for example as the name of a variable.
         assert jobs or pipeline["status"]["refusals"], value
 
@@ -205,7 +260,9 @@ def owner_of(one: Object) -> str:
 
 
 def test_no_pod_reaches_beyond_its_namespace(attacked: Attacked):
-    assert {name: found for name, pod in pods_of(attacked) if (found := list(pod_violations(pod)))} == {}
+    assert {
+        name: found for name, pod in pods_of(attacked) if (found := list(pod_violations(pod)))
+    } == {}
 
 
 def test_no_object_is_created_elsewhere(attacked: Attacked):
@@ -223,6 +280,9 @@ def test_every_object_is_owned_by_a_pipeline_or_is_a_workspace(attacked: Attacke
 def test_services_lead_to_own_servers_only(attacked: Attacked):
     services = [one["spec"] for one in attacked.workloads if one["kind"] == "Service"]
     assert {one["type"] for one in services} == {"ClusterIP"}
-    own = {frozenset({"finetune.dev/server"}), frozenset({"finetune.dev/pipeline", "finetune.dev/stage"})}
+    own = {
+        frozenset({"finetune.dev/server"}),
+        frozenset({"finetune.dev/pipeline", "finetune.dev/stage"}),
+    }
     assert {frozenset(one["selector"]) for one in services} == own
     assert not any(one.keys() & {"externalIPs", "externalName"} for one in services)

@@ -17,7 +17,9 @@ IDENTITY = "0123456789abcdef"
 
 @pytest.fixture
 def namespace(control_plane: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
-    with temporary_namespace(control_plane.kube, namespace_name(request.node.name), UNRESTRICTED) as created:
+    with temporary_namespace(
+        control_plane.kube, namespace_name(request.node.name), UNRESTRICTED
+    ) as created:
         yield created
 
 
@@ -26,25 +28,43 @@ def job(name, labels, env=()):
     tolerations = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
     spec = {"restartPolicy": "Never", "tolerations": tolerations, "containers": [container]}
     template = {"metadata": {"labels": labels}, "spec": spec}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": template}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"template": template},
+    }
 
 
 def apply(namespace, *jobs):
-    namespace.run("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": jobs}))
+    namespace.run(
+        "apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": jobs})
+    )
 
 
 def pods(namespace, phase):
     """The termination message of the pods in this phase, by the name of their Job."""
-    found = json.loads(namespace.run("get", "pods", "-o", "json", f"--field-selector=status.phase={phase}"))["items"]
-    states = {pod["metadata"]["labels"]["job-name"]: pod["status"]["containerStatuses"][0]["state"] for pod in found}
+    found = json.loads(
+        namespace.run("get", "pods", "-o", "json", f"--field-selector=status.phase={phase}")
+    )["items"]
+    states = {
+        pod["metadata"]["labels"]["job-name"]: pod["status"]["containerStatuses"][0]["state"]
+        for pod in found
+    }
     return {name: state.get("terminated", {}).get("message", "") for name, state in states.items()}
 
 
 def test_pod_of_each_stage_leaves_a_valid_result(namespace: KubeNamespace):
-    labels = {stage: {"finetune.dev/stage": stage, "finetune.dev/identity": IDENTITY} for stage in STAGES}
+    labels = {
+        stage: {"finetune.dev/stage": stage, "finetune.dev/identity": IDENTITY} for stage in STAGES
+    }
     apply(namespace, *(job(stage, labels[stage]) for stage in STAGES))
-    messages = until(lambda: len(found := pods(namespace, "Succeeded")) == len(STAGES) and found, 60)
-    results = {name: TerminationMessage.model_validate_json(text).result for name, text in messages.items()}
+    messages = until(
+        lambda: len(found := pods(namespace, "Succeeded")) == len(STAGES) and found, 60
+    )
+    results = {
+        name: TerminationMessage.model_validate_json(text).result for name, text in messages.items()
+    }
     assert {name: (result.stage, result.identity) for name, result in results.items()} == {
         stage: (stage, IDENTITY) for stage in STAGES
     }

@@ -2,7 +2,14 @@
 
 import pytest
 from support.charts import CLUSTER_WIDE, render
-from support.monitoring import alert_rules, dashboard_expressions, labels_by_metric, parsed, problems, scrape
+from support.monitoring import (
+    alert_rules,
+    dashboard_expressions,
+    labels_by_metric,
+    parsed,
+    problems,
+    scrape,
+)
 from support.operator_process import install_crd, running_operator
 from support.scenario import ALL_STAGES
 from support.simulated_kubelet import SimulatedKubelet, simulated_kubelet
@@ -23,9 +30,15 @@ def labels(control_plane, tmp_path_factory):
     kube, folder, port = control_plane.kube, tmp_path_factory.mktemp("operator"), free_port()
     install_crd(kube)
     create_growing_class(kube)
-    with temporary_namespace(kube, "metrics-operator") as own, temporary_namespace(kube, "metrics-team") as team:
+    with (
+        temporary_namespace(kube, "metrics-operator") as own,
+        temporary_namespace(kube, "metrics-team") as team,
+    ):
         objects = render(CLUSTER_WIDE, namespace=own.name)
-        with running_operator(own, objects, folder, port) as log, simulated_kubelet(team) as kubelet:
+        with (
+            running_operator(own, objects, folder, port) as log,
+            simulated_kubelet(team) as kubelet,
+        ):
             try:
                 scrapes = scrapes_of_a_life(team, kubelet, port)
             finally:
@@ -39,7 +52,11 @@ def scrapes_of_a_life(team: KubeNamespace, kubelet: SimulatedKubelet, port: int)
     team.run("create", "quota", "none", "--hard=pods=0")
     kubelet.held.add("train")
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}}
-    pipeline = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "life"}}
+    pipeline = {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTunePipeline",
+        "metadata": {"name": "life"},
+    }
     driver = PipelineDriver.start(team, {**pipeline, "spec": spec})
     driver.until(lambda: "exceeded quota" in driver.stage("prepare").get("message", ""), 120)
     waiting = scrape(port)
@@ -75,7 +92,9 @@ def test_every_panel_asks_for_what_is_served(labels):
 def test_every_alert_asks_for_what_is_served(labels):
     rules = alert_rules()
     queries = parsed(rule["expr"] for rule in rules)
-    found = {rule["alert"]: problems(query, labels) for rule, query in zip(rules, queries, strict=True)}
+    found = {
+        rule["alert"]: problems(query, labels) for rule, query in zip(rules, queries, strict=True)
+    }
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 

@@ -26,7 +26,9 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.resources.job import build_job
 from testcluster.kube_namespace import UNPRIVILEGED, KubeNamespace, temporary_namespace, until
 
-pytestmark = pytest.mark.skipif(os.environ.get("MONITORING") != "all", reason="MONITORING=all runs it")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("MONITORING") != "all", reason="MONITORING=all runs it"
+)
 WAITING = "FineTuneStageWaiting"
 TRAINING_SECONDS = 900
 """Limit for the first steps: torch alone is imported for minutes while other tests take the processor."""
@@ -50,15 +52,23 @@ def stuck_pipeline(team: KubeNamespace) -> PipelineDriver:
     create_volume(team, "stuck-workspace")
     team.run("create", "quota", "none", "--hard=pods=0")
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}}
-    pipeline = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "stuck"}}
+    pipeline = {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTunePipeline",
+        "metadata": {"name": "stuck"},
+    }
     return PipelineDriver.start(team, {**pipeline, "spec": spec})
 
 
 def stage_pod() -> Object:
     """Return a pod with the labels, annotations and port of a training attempt's."""
     scenario = Scenario(a_pipeline()).finish()
-    [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == "train"]
-    built = build_job(Pipeline(Key("team", "my.model"), "uid-1", 1, a_pipeline()), template)["spec"]["template"]
+    [template] = [
+        one.template for one in scenario.cluster.jobs.values() if one.template.stage == "train"
+    ]
+    built = build_job(Pipeline(Key("team", "my.model"), "uid-1", 1, a_pipeline()), template)[
+        "spec"
+    ]["template"]
     return kwok_pod("scraped", built)
 
 
@@ -66,7 +76,12 @@ def kwok_pod(name: str, template: Object) -> Object:
     """Return a pod that a KWOK node runs, with the metadata and ports of a template."""
     [container] = template["spec"]["containers"]
     tolerations = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
-    own = {"name": container["name"], "image": "none", "ports": container["ports"], "securityContext": UNPRIVILEGED}
+    own = {
+        "name": container["name"],
+        "image": "none",
+        "ports": container["ports"],
+        "securityContext": UNPRIVILEGED,
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -81,7 +96,10 @@ def made(control_plane) -> Iterator[tuple[KubeNamespace, Configuration]]:
 
     The namespace's name is part of the monitors, so that they are of the operator in it.
     """
-    with temporary_namespace(control_plane.kube, "watched-operator") as own, prometheus_operator(control_plane.kube):
+    with (
+        temporary_namespace(control_plane.kube, "watched-operator") as own,
+        prometheus_operator(control_plane.kube),
+    ):
         objects = render(ALL_ENABLED, namespace=own.name)
         own.create(kwok_pod("operator", pod(objects)), only(objects, "Service"), stage_pod())
         yield own, configuration(own, [one for one in objects if is_monitoring(one)])
@@ -111,7 +129,9 @@ def scene(control_plane, made, tmp_path_factory, tiny_model):
             yield server, stuck_pipeline(team)
 
 
-def test_alert_fires_while_a_stage_is_stuck_and_ends_with_it(scene: tuple[Prometheus, PipelineDriver]):
+def test_alert_fires_while_a_stage_is_stuck_and_ends_with_it(
+    scene: tuple[Prometheus, PipelineDriver],
+):
     """No other pipeline of this operator waits, so nothing else may fire. It leads, and no queue is long."""
     server, driver = scene
     fired = until(lambda: server.firing(WAITING), 300, driver.describe)
@@ -130,7 +150,10 @@ def test_alert_fires_while_a_stage_is_stuck_and_ends_with_it(scene: tuple[Promet
 def test_training_process_is_scraped(scene: tuple[Prometheus, PipelineDriver]):
     server, _ = scene
     until(
-        lambda: server.query('finetune_stage_tokens_per_second{stage="train", pipeline="demo"} > 0'), TRAINING_SECONDS
+        lambda: server.query(
+            'finetune_stage_tokens_per_second{stage="train", pipeline="demo"} > 0'
+        ),
+        TRAINING_SECONDS,
     )
     [loss] = server.query('finetune_stage_loss{stage="train", pipeline="demo"}')
     assert 0 < float(loss["value"][1]) < 100
@@ -145,10 +168,18 @@ def test_prometheus_operator_takes_every_rule(made: tuple[KubeNamespace, Configu
 
 def test_service_monitor_finds_the_operator(scene: tuple[Prometheus, PipelineDriver]):
     server, driver = scene
-    [found] = until(lambda: server.targets("serviceMonitor/watched-operator/finetune-operator/0"), 120, driver.describe)
+    [found] = until(
+        lambda: server.targets("serviceMonitor/watched-operator/finetune-operator/0"),
+        120,
+        driver.describe,
+    )
     assert found["scrapeUrl"].endswith(":8080/metrics")
     labels = {name: found["labels"][name] for name in ("job", "namespace", "pod")}
-    assert labels == {"job": "finetune-operator-metrics", "namespace": "watched-operator", "pod": "operator"}
+    assert labels == {
+        "job": "finetune-operator-metrics",
+        "namespace": "watched-operator",
+        "pod": "operator",
+    }
 
 
 def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheus, PipelineDriver]):
@@ -157,7 +188,9 @@ def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheu
     pool = "podMonitor/watched-operator/finetune-operator-stages/0"
     [found] = until(lambda: server.targets(pool), 120, driver.describe)
     assert found["scrapeUrl"].endswith(":8080/metrics")
-    assert {name: found["labels"][name] for name in ("pipeline", "attempt", "namespace", "pod")} == {
+    assert {
+        name: found["labels"][name] for name in ("pipeline", "attempt", "namespace", "pod")
+    } == {
         "pipeline": "my.model",
         "attempt": "1",
         "namespace": "watched-operator",
@@ -171,8 +204,15 @@ def test_every_panel_shows_what_was_scraped(scene: tuple[Prometheus, PipelineDri
     Here are no GPUs, and at the end nothing waits. Nothing was evicted or has failed, so those series are 0.
     """
     server, _ = scene
-    until(lambda: server.query("finetune_stage_validation_loss and finetune_stage_saved_step"), TRAINING_SECONDS)
-    empty = {name for name, expression in dashboard_expressions().items() if not server.query(concrete(expression))}
+    until(
+        lambda: server.query("finetune_stage_validation_loss and finetune_stage_saved_step"),
+        TRAINING_SECONDS,
+    )
+    empty = {
+        name
+        for name, expression in dashboard_expressions().items()
+        if not server.query(concrete(expression))
+    }
     assert {name for name in empty if "GPU" not in name} == {
         f"FineTunePipelines: {panel} A" for panel in ("Stages that wait", "Longest wait")
     }
@@ -181,7 +221,11 @@ def test_every_panel_shows_what_was_scraped(scene: tuple[Prometheus, PipelineDri
 def concrete(expression: str) -> str:
     """Return a panel's query for the pipeline of the scene, with the series that it leaves out because they are 0."""
     expression = expression.removesuffix(" > 0")
-    values = {'job=~"any"': 'job=~".+"', 'namespace="any"': 'namespace="team"', 'pipeline="any"': 'pipeline="demo"'}
+    values = {
+        'job=~"any"': 'job=~".+"',
+        'namespace="any"': 'namespace="team"',
+        'pipeline="any"': 'pipeline="demo"',
+    }
     for variable, value in values.items():
         expression = expression.replace(variable, value)
     return expression

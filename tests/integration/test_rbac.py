@@ -16,14 +16,18 @@ from testcluster.provider import Provider
 
 
 @pytest.fixture
-def namespaces(control_plane: Provider, request: pytest.FixtureRequest) -> Iterator[list[KubeNamespace]]:
+def namespaces(
+    control_plane: Provider, request: pytest.FixtureRequest
+) -> Iterator[list[KubeNamespace]]:
     """The namespaces of the operator, of a team and of another team."""
     kube = control_plane.kube
     install_crd(kube)
     # Pipelines of earlier tests must be gone: in a namespace that is being deleted, creating is forbidden, whatever
     # the rights, and the operator would log that.
     until(lambda: not kube.run("get", "ft", "--all-namespaces", "-o", "name"), 60)
-    names = [namespace_name(f"{request.node.name}-{owner}") for owner in ("operator", "team", "others")]
+    names = [
+        namespace_name(f"{request.node.name}-{owner}") for owner in ("operator", "team", "others")
+    ]
     with (
         temporary_namespace(kube, names[0]) as own,
         temporary_namespace(kube, names[1]) as team,
@@ -53,11 +57,15 @@ def test_cluster_role_suffices_in_every_namespace(namespaces: list[KubeNamespace
     with running_operator(own, render(CLUSTER_WIDE, namespace=own.name), tmp_path) as log:
         for namespace in (team, others):
             exercise_all_rights(PipelineDriver.start(namespace, pipeline("anywhere")))
-        assert own.get("lease", "finetune-operator")["spec"]["holderIdentity"].startswith("replica_")
+        assert own.get("lease", "finetune-operator")["spec"]["holderIdentity"].startswith(
+            "replica_"
+        )
     assert "orbidden" not in log.read_text()
 
 
-def test_role_suffices_in_its_namespace_and_nowhere_else(namespaces: list[KubeNamespace], tmp_path: Path):
+def test_role_suffices_in_its_namespace_and_nowhere_else(
+    namespaces: list[KubeNamespace], tmp_path: Path
+):
     own, team, others = namespaces
     values = NAMESPACED | {"namespaces": [team.name]}
     with running_operator(own, render(values, namespace=own.name), tmp_path) as log:
@@ -73,7 +81,10 @@ def test_missing_right_is_logged(namespaces: list[KubeNamespace], tmp_path: Path
     own, team, _ = namespaces
     objects = render(CLUSTER_WIDE, namespace=own.name)
     for rule in (
-        rule for role in of_kind(objects, "ClusterRole") for rule in role["rules"] if "jobs" in rule["resources"]
+        rule
+        for role in of_kind(objects, "ClusterRole")
+        for rule in role["rules"]
+        if "jobs" in rule["resources"]
     ):
         rule["verbs"].remove("create")
     with running_operator(own, objects, tmp_path) as log:
@@ -85,18 +96,26 @@ def is_refused_a_job(own: KubeNamespace, namespace: KubeNamespace) -> bool:
     """Check whether the policies are in force: the API server reads them some time after they were created."""
     account = f"system:serviceaccount:{own.name}:finetune-operator"
     try:
-        namespace.run("create", "job", "probe", "--image=probe", "--dry-run=server", "--as", account)
+        namespace.run(
+            "create", "job", "probe", "--image=probe", "--dry-run=server", "--as", account
+        )
     except TimedOut as error:
         return "ValidatingAdmissionPolicy" in str(error)
     return False
 
 
-def test_pipeline_in_kube_system_reports_the_policy(namespaces: list[KubeNamespace], tmp_path: Path):
+def test_pipeline_in_kube_system_reports_the_policy(
+    namespaces: list[KubeNamespace], tmp_path: Path
+):
     own, _, _ = namespaces
     with running_operator(own, render(CLUSTER_WIDE, namespace=own.name), tmp_path):
         system = KubeNamespace(own.kube, "kube-system")
         until(lambda: is_refused_a_job(own, system), 60)
         driver = PipelineDriver.start(system, pipeline("system"))
-        driver.until(lambda: "admissionPolicy.deniedNamespaces" in driver.condition("Ready").get("message", ""))
+        driver.until(
+            lambda: (
+                "admissionPolicy.deniedNamespaces" in driver.condition("Ready").get("message", "")
+            )
+        )
         assert driver.jobs() == []
         driver.namespace.run("delete", "ft", driver.name)

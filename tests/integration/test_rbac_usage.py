@@ -25,9 +25,17 @@ Right = tuple[str, str, str]
 OWN = "usage-operator"
 ACCOUNT = f"system:serviceaccount:{OWN}:finetune-operator"
 UNUSED: dict[Right, str] = {
-    ("finetune.dev", "finetunepipelines/finalizers", "update"): "checked for owner references by an admission plugin",
+    (
+        "finetune.dev",
+        "finetunepipelines/finalizers",
+        "update",
+    ): "checked for owner references by an admission plugin",
     ("", "persistentvolumeclaims", "get"): "for workspace.existingClaim, which no informer watches",
-    ("", "services", "get"): "for a Service that has lost the operator's labels, which no informer watches",
+    (
+        "",
+        "services",
+        "get",
+    ): "for a Service that has lost the operator's labels, which no informer watches",
 }
 """Rights that no request of this file uses, with the reason."""
 EVERY_USER = {"selfsubjectaccessreviews", "selfsubjectrulesreviews"}
@@ -37,7 +45,9 @@ AUDITED = ControlPlaneOptions(
     # Every line is there before the request is answered, so that the log can be read at once.
     flags={"kube-apiserver": {"audit-log-mode": "blocking"}},
 )
-pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="the provider kind has no audit log")
+pytestmark = pytest.mark.skipif(
+    fixtures.PROVIDER == "kind", reason="the provider kind has no audit log"
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +86,9 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
     kubelet.held.add("train")
     driver = PipelineDriver.start(team, manifest("life"))
     wait_bound(team, "life-workspace")
-    driver.until(lambda: "exceeded quota" in driver.stage("prepare").get("message", ""))  # known from an event only
+    driver.until(
+        lambda: "exceeded quota" in driver.stage("prepare").get("message", "")
+    )  # known from an event only
     team.run("delete", "quota", "none")
     kubelet.evict("train")
     driver.until(lambda: len(driver.stage("train")["attempts"]) == 2)
@@ -97,7 +109,12 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
 def manifest(name: str, **changes: Object) -> Object:
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}, **changes}
     meta = {"name": name}
-    return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": meta, "spec": spec}
+    return {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTunePipeline",
+        "metadata": meta,
+        "spec": spec,
+    }
 
 
 def edit_and_grow(driver: PipelineDriver) -> None:
@@ -148,7 +165,9 @@ def right_of(request: Object) -> Right:
 
 def granted() -> set[Right]:
     roles = of_kind(rendered(), "ClusterRole", "Role")
-    operators = [role for role in roles if not role["metadata"]["name"].endswith(("-view", "-edit"))]
+    operators = [
+        role for role in roles if not role["metadata"]["name"].endswith(("-view", "-edit"))
+    ]
     return {
         (group, resource, verb)
         for role in operators

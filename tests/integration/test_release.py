@@ -20,9 +20,16 @@ from testcluster import binaries
 
 ROOT = Path(__file__).parents[2]
 RELEASE = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "release.py")))
-FILES = ("pyproject.toml", "constraints.txt", "CHANGELOG.md", "Dockerfile.operator", "Dockerfile.trainer")
+FILES = (
+    "pyproject.toml",
+    "constraints.txt",
+    "CHANGELOG.md",
+    "Dockerfile.operator",
+    "Dockerfile.trainer",
+)
 DIGESTS = {
-    name: f"sha256:{letter * 64}" for name, letter in zip(("operator", "trainer", "trainer-cpu"), "abc", strict=True)
+    name: f"sha256:{letter * 64}"
+    for name, letter in zip(("operator", "trainer", "trainer-cpu"), "abc", strict=True)
 }
 DOCKER = f"""#!{sys.executable}
 import json, pathlib, sys
@@ -37,7 +44,9 @@ VERSION = "1.2.3"
 
 def git(checkout: Path, *arguments: str) -> None:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run(["git", "-C", checkout, *identity, *arguments], check=True, stdout=subprocess.PIPE)
+    subprocess.run(
+        ["git", "-C", checkout, *identity, *arguments], check=True, stdout=subprocess.PIPE
+    )
 
 
 @pytest.fixture
@@ -50,8 +59,16 @@ def checkout(tmp_path: Path) -> Path:
     (folder / ".gitignore").write_text("dist/\n")
     replace(folder / "pyproject.toml", r'^version = ".*"', f'version = "{VERSION}"')
     replace(folder / "charts/finetune-operator/Chart.yaml", r"^version: .*", f"version: {VERSION}")
-    replace(folder / "charts/finetune-operator/Chart.yaml", r"^appVersion: .*", f'appVersion: "{VERSION}"')
-    replace(folder / "CHANGELOG.md", r"^## Unreleased", f"## {VERSION} (2030-01-31)\n\n- A line.\n\n## 0.0.1\n\n- Old.")
+    replace(
+        folder / "charts/finetune-operator/Chart.yaml",
+        r"^appVersion: .*",
+        f'appVersion: "{VERSION}"',
+    )
+    replace(
+        folder / "CHANGELOG.md",
+        r"^## Unreleased",
+        f"## {VERSION} (2030-01-31)\n\n- A line.\n\n## 0.0.1\n\n- Old.",
+    )
     git(folder, "init", "--quiet")
     commit(folder)
     return folder
@@ -90,7 +107,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no bill of materials, for which a package is downloaded."""
-    monkeypatch.setitem(RELEASE.publish.__globals__, "write_bill_of_materials", lambda _release: None)
+    monkeypatch.setitem(
+        RELEASE.publish.__globals__, "write_bill_of_materials", lambda _release: None
+    )
 
 
 def publish(registry: RegistryServer, checkout: Path) -> str:
@@ -101,14 +120,23 @@ def publish(registry: RegistryServer, checkout: Path) -> str:
 
 
 @pytest.mark.usefixtures("calls", "offline")
-def test_chart_pulled_by_its_digest_renders_the_checkout(registry: RegistryServer, checkout: Path, tmp_path: Path):
+def test_chart_pulled_by_its_digest_renders_the_checkout(
+    registry: RegistryServer, checkout: Path, tmp_path: Path
+):
     chart = f"oci://{registry.host}/team/charts/finetune-operator@{publish(registry, checkout)}"
     helm("pull", chart, "--plain-http", "--untar", f"--untardir={tmp_path}")
     images = {"image": "operator", "trainer.image": "trainer", "trainer.cpuImage": "trainer-cpu"}
     digests = {f"{name}.digest": DIGESTS[of] for name, of in images.items()}
-    repositories = {f"{name}.repository": f"{registry.host}/team/finetune-{of}" for name, of in images.items()}
+    repositories = {
+        f"{name}.repository": f"{registry.host}/team/finetune-{of}" for name, of in images.items()
+    }
     settings = [f"--set={name}={value}" for name, value in (repositories | digests).items()]
-    pulled = helm("template", "finetune-operator", str(tmp_path / "finetune-operator"), "--namespace=finetune-system")
+    pulled = helm(
+        "template",
+        "finetune-operator",
+        str(tmp_path / "finetune-operator"),
+        "--namespace=finetune-system",
+    )
     expected = helm(
         *("template", "finetune-operator", str(checkout / "charts" / "finetune-operator")),
         *("--namespace=finetune-system", *settings),
@@ -129,13 +157,20 @@ def test_mirror_replaces_the_registry_of_every_image(registry: RegistryServer, c
 
 
 @pytest.mark.usefixtures("offline")
-def test_images_are_built_for_two_platforms_and_attested(registry: RegistryServer, checkout: Path, calls: Path):
+def test_images_are_built_for_two_platforms_and_attested(
+    registry: RegistryServer, checkout: Path, calls: Path
+):
     publish(registry, checkout)
     commands = [json.loads(line) for line in calls.read_text().splitlines()]
     assert [command[:2] for command in commands] == [["buildx", "build"]] * 3
     assert ["--build-arg=DEVICE=cpu" in command for command in commands] == [False, False, True]
     for command, name in zip(commands, DIGESTS, strict=True):
-        expected = {"--platform=linux/amd64,linux/arm64", "--sbom=true", "--provenance=mode=max", "--push"}
+        expected = {
+            "--platform=linux/amd64,linux/arm64",
+            "--sbom=true",
+            "--provenance=mode=max",
+            "--push",
+        }
         assert expected | {f"--tag={registry.host}/team/finetune-{name}:{VERSION}"} <= set(command)
     notes = (checkout / "dist" / "notes.md").read_text()
     assert all(f"finetune-{name}:{VERSION}@{digest}" in notes for name, digest in DIGESTS.items())
@@ -143,8 +178,12 @@ def test_images_are_built_for_two_platforms_and_attested(registry: RegistryServe
     assert "- Old." not in notes
 
 
-def test_bill_of_materials_lists_every_tested_package(checkout: Path, monkeypatch: pytest.MonkeyPatch):
-    if not shutil.which("uv", path=(path := f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")):
+def test_bill_of_materials_lists_every_tested_package(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if not shutil.which(
+        "uv", path=(path := f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    ):
         missing("uv is not installed: pip install uv")
     monkeypatch.setenv("PATH", path)
     release = RELEASE.Release("example.org", VERSION, checkout)
@@ -177,7 +216,9 @@ def test_images_name_the_https_remote_as_their_source(
 
 
 def other_version(checkout: Path) -> None:
-    replace(checkout / "charts/finetune-operator/Chart.yaml", r"^appVersion: .*", 'appVersion: "9.9.9"')
+    replace(
+        checkout / "charts/finetune-operator/Chart.yaml", r"^appVersion: .*", 'appVersion: "9.9.9"'
+    )
     commit(checkout)
 
 
@@ -201,7 +242,9 @@ def untagged(checkout: Path) -> None:
 
 def pinned(checkout: Path) -> None:
     comment = "sha256:…, which decides where it is set.\n  digest: "
-    replace(checkout / "charts/finetune-operator/values.yaml", f'{comment}""', f'{comment}"sha256:0"')
+    replace(
+        checkout / "charts/finetune-operator/values.yaml", f'{comment}""', f'{comment}"sha256:0"'
+    )
     commit(checkout)
 
 
@@ -209,15 +252,23 @@ def pinned(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (other_version, r"appVersion in charts/finetune-operator/Chart.yaml is 9.9.9, and pyproject.toml has 1.2.3"),
+        (
+            other_version,
+            r"appVersion in charts/finetune-operator/Chart.yaml is 9.9.9, and pyproject.toml has 1.2.3",
+        ),
         (no_changes, "CHANGELOG.md has no section ## 1.2.3: move"),
         (changes_of_a_candidate, "CHANGELOG.md has no section ## 1.2.3: move"),
         (uncommitted, r"(?s)commit or remove them:.*forgotten"),
         (untagged, "HEAD has no tag v1.2.3, but none: git tag -s v1.2.3"),
-        (pinned, "values.yaml has 0 images finetune-operator with an empty registry, tag and digest"),
+        (
+            pinned,
+            "values.yaml has 0 images finetune-operator with an empty registry, tag and digest",
+        ),
     ],
 )
-def test_incomplete_release_is_refused_before_a_push(checkout: Path, calls: Path, capsys, change, error):
+def test_incomplete_release_is_refused_before_a_push(
+    checkout: Path, calls: Path, capsys, change, error
+):
     change(checkout)
     assert RELEASE.main(["registry.example/team"], checkout) == 2
     assert re.search(error, capsys.readouterr().err)
@@ -225,7 +276,9 @@ def test_incomplete_release_is_refused_before_a_push(checkout: Path, calls: Path
 
 
 @pytest.mark.parametrize("program", ["docker", "helm", "uv"])
-def test_missing_program_is_named_before_a_push(checkout: Path, calls: Path, capsys, monkeypatch, program):
+def test_missing_program_is_named_before_a_push(
+    checkout: Path, calls: Path, capsys, monkeypatch, program
+):
     programs = calls.parent / "programs"
     (programs / "git").symlink_to(shutil.which("git"))
     (programs / program).unlink()
@@ -236,7 +289,9 @@ def test_missing_program_is_named_before_a_push(checkout: Path, calls: Path, cap
 
 
 @pytest.mark.usefixtures("calls", "offline")
-def test_unreachable_registry_is_refused_with_helms_error(registry: RegistryServer, checkout: Path, capsys):
+def test_unreachable_registry_is_refused_with_helms_error(
+    registry: RegistryServer, checkout: Path, capsys
+):
     registry.stop()
     assert RELEASE.main([f"{registry.host}/team", "--plain-http"], checkout) == 2
     assert re.search("helm push failed: .*connection refused", capsys.readouterr().err)

@@ -24,11 +24,15 @@ LONG = [{"name": "FAKE_SECONDS", "value": "3600"}]
 
 
 @pytest.fixture
-def team(control_plane: Provider, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KubeNamespace]:
+def team(
+    control_plane: Provider, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[KubeNamespace]:
     """The namespace of a team, which enforces Pod Security "restricted", with an operator."""
     install_crd(control_plane.kube)
     with (
-        temporary_namespace(control_plane.kube, namespace_name(f"{request.node.name}-operator")) as own,
+        temporary_namespace(
+            control_plane.kube, namespace_name(f"{request.node.name}-operator")
+        ) as own,
         temporary_namespace(control_plane.kube, namespace_name(request.node.name)) as created,
         running_operator(own, render(CLUSTER_WIDE, namespace=own.name), tmp_path) as log,
     ):
@@ -45,7 +49,11 @@ def start(namespace: KubeNamespace, gpus: int = 1, **train: Object | int) -> Pip
         "workspace": {"size": "1Gi", "accessMode": "ReadWriteMany"},
         "train": merged({"nodes": 2, "pod": pod}, train),
     }
-    manifest = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "wide"}}
+    manifest = {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTunePipeline",
+        "metadata": {"name": "wide"},
+    }
     return PipelineDriver.start(namespace, {**manifest, "spec": {**spec, **more}})
 
 
@@ -60,14 +68,21 @@ def live_pods(driver: PipelineDriver, attempt: int) -> list[str]:
     """Return the names of the pods of an attempt that have not ended."""
     selector = f"finetune.dev/stage=train,finetune.dev/attempt={attempt}"
     found = json.loads(driver.namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
-    return [pod["metadata"]["name"] for pod in found if pod["status"]["phase"] not in {"Succeeded", "Failed"}]
+    return [
+        pod["metadata"]["name"]
+        for pod in found
+        if pod["status"]["phase"] not in {"Succeeded", "Failed"}
+    ]
 
 
 def test_eviction_of_one_pod_ends_the_attempt_and_all_pods(team: KubeNamespace):
     driver, kubelet = start(team), SimulatedKubelet(team)
     driver.wait_state("train", "Running", seconds=120)
     service = team.get("service", "wide-train")
-    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == (
+        "None",
+        True,
+    )
     [first], [second] = kubelet.running("train", 0), kubelet.running("train", 1)
     assert {pod["spec"]["subdomain"] for pod in (first, second)} == {"wide-train"}
     assert first["spec"]["hostname"] == f"{driver.jobs('train')[0]['metadata']['name']}-0"
@@ -75,7 +90,9 @@ def test_eviction_of_one_pod_ends_the_attempt_and_all_pods(team: KubeNamespace):
     kubelet.evict("train", 1)
     driver.until(lambda: driver.stage("train")["attempts"][0]["outcome"] == "Interrupted")
     attempt = driver.stage("train")["attempts"][0]
-    assert attempt["message"].startswith(f"pod 1: EvictionByEvictionAPI on {second['spec']['nodeName']}")
+    assert attempt["message"].startswith(
+        f"pod 1: EvictionByEvictionAPI on {second['spec']['nodeName']}"
+    )
     assert conditions(driver, 1)["Failed"] == "PodFailurePolicy"
     assert live_pods(driver, 1) == [], "Kubernetes stops the pod whose peer is gone"
     driver.until(lambda: len(live_pods(driver, 2)) == 2)
@@ -98,7 +115,12 @@ def test_attempt_with_too_few_nodes_gives_them_up(team: KubeNamespace):
     placement = {"capacity": "OnDemand", "fallback": {"afterPendingSeconds": 20}}
     driver = start(team, gpus=8, nodes=4, placement=placement)
     # At first the scheduler is still binding the three that fit.
-    driver.until(lambda: driver.stage("train").get("message", "").startswith("1 of 4 pods have no node; pod "), 120)
+    driver.until(
+        lambda: (
+            driver.stage("train").get("message", "").startswith("1 of 4 pods have no node; pod ")
+        ),
+        120,
+    )
     driver.until(lambda: driver.stage("train")["attempts"][0]["outcome"] == "Stopped")
     assert driver.stage("train")["attempts"][0]["reason"] == "WaitingForCapacity"
     assert live_pods(driver, 1) == []

@@ -18,7 +18,13 @@ def make_adapter(
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     torch.manual_seed(seed)
-    lora = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules="all-linear", init_lora_weights=False, **variant)
+    lora = LoraConfig(
+        r=rank,
+        lora_alpha=scale * rank,
+        target_modules="all-linear",
+        init_lora_weights=False,
+        **variant,
+    )
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
     with atomic_folder(output) as folder:
         model.save_pretrained(folder, save_embedding_layers=False)

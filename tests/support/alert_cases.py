@@ -69,9 +69,17 @@ CASES = (
         "No pipeline is reconciled. Stages that run go on, and none starts.",
     ),
     Case(
-        "another replica leads", "FineTuneOperatorNotLeading", (OURS, (LEADER, "1x9 0x20"), (STANDBY, "0x9 1x20")), 15
+        "another replica leads",
+        "FineTuneOperatorNotLeading",
+        (OURS, (LEADER, "1x9 0x20"), (STANDBY, "0x9 1x20")),
+        15,
     ),
-    Case("a minute without a leader", "FineTuneOperatorNotLeading", (OURS, (LEADER, "1x9 0 1x20")), 11),
+    Case(
+        "a minute without a leader",
+        "FineTuneOperatorNotLeading",
+        (OURS, (LEADER, "1x9 0 1x20")),
+        11,
+    ),
     Case(
         "two leaders in turn and none of them is ready",
         "FineTuneOperatorNotReady",
@@ -86,7 +94,12 @@ CASES = (
         "The leader of the operator is not ready.",
         "It cannot read all that it watches. Pipelines wait, and stages that run go on.",
     ),
-    Case("a leader lists for minutes", "FineTuneOperatorNotReady", (LEADS, (READY.format("a"), "0x3 1x20")), 6),
+    Case(
+        "a leader lists for minutes",
+        "FineTuneOperatorNotReady",
+        (LEADS, (READY.format("a"), "0x3 1x20")),
+        6,
+    ),
     Case(
         "a standby is not ready",
         "FineTuneOperatorNotReady",
@@ -108,7 +121,12 @@ CASES = (
         ((RECONCILED.format("error"), "0x9 50x3 99x30"),),
         22,
     ),
-    Case("conflicts all the time", "FineTuneReconcileFailing", ((RECONCILED.format("conflict"), "0+5x60"),), 25),
+    Case(
+        "conflicts all the time",
+        "FineTuneReconcileFailing",
+        ((RECONCILED.format("conflict"), "0+5x60"),),
+        25,
+    ),
     Case(
         "a pipeline waits for a worker",
         "FineTuneQueueStuck",
@@ -119,7 +137,12 @@ CASES = (
         "The first pipeline in the work queue has waited for 1m 40s.",
     ),
     Case("a short queue", "FineTuneQueueStuck", (LEADS, (QUEUED.format("a"), "20x20")), 6),
-    Case("a queue of an earlier leader", "FineTuneQueueStuck", ((STANDBY, "0x20"), (QUEUED.format("b"), "100x20")), 6),
+    Case(
+        "a queue of an earlier leader",
+        "FineTuneQueueStuck",
+        ((STANDBY, "0x20"), (QUEUED.format("b"), "100x20")),
+        6,
+    ),
     Case(
         "no node takes a pod",
         "FineTuneStageWaiting",
@@ -130,7 +153,12 @@ CASES = (
         "The first of these stages has waited for 1h 1m 40s.",
     ),
     Case("half an hour for capacity", "FineTuneStageWaiting", (LEADS, (WAITS, "1800x20")), 6),
-    Case("a wait that an earlier leader saw", "FineTuneStageWaiting", ((LEADER, "0x20"), (WAITS, "3700x20")), 6),
+    Case(
+        "a wait that an earlier leader saw",
+        "FineTuneStageWaiting",
+        ((LEADER, "0x20"), (WAITS, "3700x20")),
+        6,
+    ),
     Case(
         "a node does not come back",
         "FineTuneNodeLost",
@@ -141,11 +169,18 @@ CASES = (
         "2 of these stages go on when the Node object is deleted.",
     ),
     Case("a node that comes back", "FineTuneNodeLost", (LEADS, (LOST, "0x4 1x8 0x20")), 16),
-    Case("a lost node that an earlier leader saw", "FineTuneNodeLost", ((LEADER, "0x20"), (LOST, "1x20")), 16),
+    Case(
+        "a lost node that an earlier leader saw",
+        "FineTuneNodeLost",
+        ((LEADER, "0x20"), (LOST, "1x20")),
+        16,
+    ),
     Case(
         "interruptions of two stages",
         "FineTuneInterruptionStorm",
-        tuple((ATTEMPTS.format(stage, "Interrupted"), "0+0.25x120") for stage in ("train", "evaluate")),
+        tuple(
+            (ATTEMPTS.format(stage, "Interrupted"), "0+0.25x120") for stage in ("train", "evaluate")
+        ),
         90,
         {"job": "op"},
         "Many attempts are interrupted.",
@@ -157,7 +192,12 @@ CASES = (
         ((ATTEMPTS.format("train", "Interrupted"), "0+0.25x120"),),
         90,
     ),
-    Case("many failures", "FineTuneInterruptionStorm", ((ATTEMPTS.format("train", "Failed"), "0+1x120"),), 90),
+    Case(
+        "many failures",
+        "FineTuneInterruptionStorm",
+        ((ATTEMPTS.format("train", "Failed"), "0+1x120"),),
+        90,
+    ),
     Case(
         "a pipeline fails",
         "FineTunePipelineFailed",
@@ -167,7 +207,12 @@ CASES = (
         "A pipeline has failed.",
         "1 pipelines have failed within an hour.",
     ),
-    Case("a failure two hours ago", "FineTunePipelineFailed", ((FINISHED.format("Failed"), "0x60 1x200"),), 200),
+    Case(
+        "a failure two hours ago",
+        "FineTunePipelineFailed",
+        ((FINISHED.format("Failed"), "0x60 1x200"),),
+        200,
+    ),
     Case(
         "an object is malformed",
         "FineTunePipelineUnreadable",
@@ -177,7 +222,12 @@ CASES = (
         "The operator cannot read a pipeline.",
         "2 pipelines are left alone until they or the operator change.",
     ),
-    Case("an upgrade replaces the CRD first", "FineTunePipelineUnreadable", (LEADS, (UNREADABLE, "0x4 2x8 0x20")), 16),
+    Case(
+        "an upgrade replaces the CRD first",
+        "FineTunePipelineUnreadable",
+        (LEADS, (UNREADABLE, "0x4 2x8 0x20")),
+        16,
+    ),
     Case(
         "an object that an earlier leader saw",
         "FineTunePipelineUnreadable",
@@ -193,7 +243,12 @@ CASES = (
         "A model is below its gate.",
         "2 pipelines have ended below their gate within an hour.",
     ),
-    Case("pipelines succeed", "FineTuneGateClosed", ((FINISHED.format("Succeeded"), "0x60 2x60"),), 90),
+    Case(
+        "pipelines succeed",
+        "FineTuneGateClosed",
+        ((FINISHED.format("Succeeded"), "0x60 2x60"),),
+        90,
+    ),
     Case(
         "a server is down",
         "FineTuneServerDown",
@@ -204,7 +259,12 @@ CASES = (
         "1 pipelines have no ready server.",
     ),
     Case("a server restarts", "FineTuneServerDown", (LEADS, (DOWN, "0x9 1x2 0x20")), 16),
-    Case("an outage that an earlier leader saw", "FineTuneServerDown", ((LEADER, "0x30"), (DOWN, "1x30")), 16),
+    Case(
+        "an outage that an earlier leader saw",
+        "FineTuneServerDown",
+        ((LEADER, "0x30"), (DOWN, "1x30")),
+        16,
+    ),
     Case(
         "one of two GPUs is idle",
         "FineTuneGpuIdle",

@@ -24,7 +24,10 @@ from finetune_operator.kubernetes.resources.server import build_deployment, buil
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[2]
-MANIFESTS = (*sorted((ROOT / "examples").glob("*/pipeline.yaml")), ROOT / "tests" / "data" / "everything.yaml")
+MANIFESTS = (
+    *sorted((ROOT / "examples").glob("*/pipeline.yaml")),
+    ROOT / "tests" / "data" / "everything.yaml",
+)
 UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 IDENTITY = "0123456789abcdef"
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -52,7 +55,9 @@ class BuiltObjects:
         yield from (one for one in (self.service, self.headless_service) if one)
 
 
-def built_objects(manifest: Object, namespace: str, settings: Settings | None = None) -> BuiltObjects:
+def built_objects(
+    manifest: Object, namespace: str, settings: Settings | None = None
+) -> BuiltObjects:
     """Return the objects of a manifest: the claim, each stage's Job or Deployment, the Services.
 
     Raises ValidationError or Blocked where the operator would refuse the manifest.
@@ -60,9 +65,17 @@ def built_objects(manifest: Object, namespace: str, settings: Settings | None = 
     spec = PipelineSpec.model_validate(manifest["spec"])
     pipeline = Pipeline(Key(namespace, manifest["metadata"]["name"]), UID, 1, spec)
     templates = {name: _template(pipeline, name, settings or Settings()) for name in spec.stages()}
-    jobs = {name: _as_json(build_job(pipeline, one)) for name, one in templates.items() if not one.serving}
+    jobs = {
+        name: _as_json(build_job(pipeline, one))
+        for name, one in templates.items()
+        if not one.serving
+    }
     claim = _as_json(build_claim(pipeline))
-    several = [_as_json(build_headless_service(pipeline, name)) for name, one in templates.items() if one.pods > 1]
+    several = [
+        _as_json(build_headless_service(pipeline, name))
+        for name, one in templates.items()
+        if one.pods > 1
+    ]
     headless = several[0] if several else None
     server = next((one for one in templates.values() if one.serving), None)
     if server is None or server.serving is None:
@@ -93,7 +106,9 @@ def _template(pipeline: Pipeline, stage: str, settings: Settings) -> JobTemplate
     stage_spec = spec.stage(stage)
     assert stage_spec
     config = stage_spec.config(context).model_copy(update={"identity": IDENTITY})
-    return job_template(pipeline, stage_spec, config, _attempt(pipeline, stage_spec, settings), settings)
+    return job_template(
+        pipeline, stage_spec, config, _attempt(pipeline, stage_spec, settings), settings
+    )
 
 
 def _attempt(pipeline: Pipeline, spec: StageSpec, settings: Settings) -> AttemptStatus:
@@ -103,7 +118,9 @@ def _attempt(pipeline: Pipeline, spec: StageSpec, settings: Settings) -> Attempt
     defaults = settings.placement_defaults
     if defaults is None:
         return attempt
-    return CapacityChoice(pipeline.spec, spec, lambda _name: StageStatus(), defaults, START).place(attempt)
+    return CapacityChoice(pipeline.spec, spec, lambda _name: StageStatus(), defaults, START).place(
+        attempt
+    )
 
 
 def load_manifest(path: Path) -> Object:

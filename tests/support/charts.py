@@ -29,13 +29,33 @@ EVERYTHING: Object = {
     },
     "imagePullSecrets": [{"name": "pull"}],
     "trainer": {
-        "image": {"registry": "registry.example", "repository": "trainer", "tag": "4.5.6", "digest": DIGEST},
-        "cpuImage": {"registry": "other.example", "repository": "cpu", "tag": "4.5.7", "digest": DIGEST},
+        "image": {
+            "registry": "registry.example",
+            "repository": "trainer",
+            "tag": "4.5.6",
+            "digest": DIGEST,
+        },
+        "cpuImage": {
+            "registry": "other.example",
+            "repository": "cpu",
+            "tag": "4.5.7",
+            "digest": DIGEST,
+        },
     },
-    "vllm": {"image": {"registry": "registry.example", "repository": "vllm", "tag": "7.8.9", "digest": DIGEST}},
+    "vllm": {
+        "image": {
+            "registry": "registry.example",
+            "repository": "vllm",
+            "tag": "7.8.9",
+            "digest": DIGEST,
+        }
+    },
     "replicaCount": 3,
     "namespaces": ["team-a", "team-b"],
-    "defaults": {"podDefaults": {"priorityClassName": "batch"}, "workspace": {"storageClassName": "fast"}},
+    "defaults": {
+        "podDefaults": {"priorityClassName": "batch"},
+        "workspace": {"storageClassName": "fast"},
+    },
     "placement": {
         "onDemand": {"nodeSelector": {"capacity": "on-demand"}},
         "spot": {
@@ -44,7 +64,14 @@ EVERYTHING: Object = {
         },
         "pools": {"training": {"nodeSelector": {"workload": "training"}}},
         "preset": "karpenter",
-        "nodeClasses": [{"name": "h100-spot", "capacity": "Spot", "accelerator": "nvidia.com/gpu", "price": "0.80"}],
+        "nodeClasses": [
+            {
+                "name": "h100-spot",
+                "capacity": "Spot",
+                "accelerator": "nvidia.com/gpu",
+                "price": "0.80",
+            }
+        ],
         "currency": "EUR",
         "shortStageSeconds": 600,
         "restartSeconds": 60,
@@ -62,10 +89,18 @@ EVERYTHING: Object = {
     "argocd": {"customizations": True, "namespace": "gitops", "configMap": "gitops-cm"},
     "userRoles": {"create": False},
     "admissionPolicy": {"enabled": "auto", "deniedNamespaces": ["kube-system", "kube-public"]},
-    "serviceAccount": {"create": True, "name": "robot", "annotations": {"cloud.example/role": "reader"}},
+    "serviceAccount": {
+        "create": True,
+        "name": "robot",
+        "annotations": {"cloud.example/role": "reader"},
+    },
     "metrics": {
         "port": 9090,
-        "serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"watched-by": "prometheus"}},
+        "serviceMonitor": {
+            "enabled": True,
+            "interval": "5s",
+            "labels": {"watched-by": "prometheus"},
+        },
         "podMonitor": {"enabled": True, "interval": "7s", "labels": {"watched-by": "prometheus"}},
         "prometheusRule": {
             "enabled": True,
@@ -97,7 +132,12 @@ EVERYTHING: Object = {
         "enabled": True,
         "metricsFrom": [{"podSelector": {}}],
         "apiServerPorts": [8443],
-        "egress": [{"to": [{"ipBlock": {"cidr": "192.0.2.8/32"}}], "ports": [{"protocol": "TCP", "port": 3128}]}],
+        "egress": [
+            {
+                "to": [{"ipBlock": {"cidr": "192.0.2.8/32"}}],
+                "ports": [{"protocol": "TCP", "port": 3128}],
+            }
+        ],
         "stages": {
             "egress": [
                 {
@@ -115,7 +155,9 @@ EVERYTHING: Object = {
 VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}
 
 
-def render_text(values: Object, release: str = RELEASE, namespace: str = NAMESPACE, *more: str) -> str:
+def render_text(
+    values: Object, release: str = RELEASE, namespace: str = NAMESPACE, *more: str
+) -> str:
     """Return the chart rendered with a values file, as YAML; `more` are options of helm.
 
     Raises TimedOut with helm's error message.

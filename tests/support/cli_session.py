@@ -45,8 +45,14 @@ class CliSession:
     def write(self, name="demo", namespace=None, **changes) -> str:
         """Write p.yaml, a manifest with all stages and these changes to its spec, and return the file's name."""
         meta = {"name": name, **({"namespace": namespace} if namespace else {})}
-        manifest = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": meta}
-        (self.folder / "p.yaml").write_text(yaml.safe_dump({**manifest, "spec": merged(ALL_STAGES, changes)}))
+        manifest = {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "FineTunePipeline",
+            "metadata": meta,
+        }
+        (self.folder / "p.yaml").write_text(
+            yaml.safe_dump({**manifest, "spec": merged(ALL_STAGES, changes)})
+        )
         return "p.yaml"
 
 

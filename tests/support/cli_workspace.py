@@ -29,7 +29,10 @@ class CliWorkspace:
         (folder / "material").mkdir()
         shutil.copy(FAKE_STAGE, folder / "stage.py")
         program: dict[str, Any] = {
-            "pod": {"command": [sys.executable, "stage.py"], "env": variables(STEPS="8", STEP_SECONDS="0.01")},
+            "pod": {
+                "command": [sys.executable, "stage.py"],
+                "env": variables(STEPS="8", STEP_SECONDS="0.01"),
+            },
         }
         self.manifest: dict[str, Any] = {
             "apiVersion": "finetune.dev/v1alpha1",
@@ -40,7 +43,11 @@ class CliWorkspace:
                 "datasets": [{"uri": "pvc://demo/data.jsonl"}],
                 "prepare": {**program},
                 "train": {**program},
-                "evaluate": {**program, "tasks": [{"name": "task"}], "gates": [{"task": "task", "value": 0.5}]},
+                "evaluate": {
+                    **program,
+                    "tasks": [{"name": "task"}],
+                    "gates": [{"task": "task", "value": 0.5}],
+                },
                 "push": {**program, "targets": [{"uri": "pvc://demo/out"}]},
                 "deploy": {**program},
             },
@@ -57,7 +64,17 @@ class CliWorkspace:
         (self.folder / "p.yaml").write_text(yaml.safe_dump(self.manifest))
         manifest = ["p.yaml"] if verb in {"run", "retry", "plan"} else []
         claim = ["--claim", "demo=material"] if manifest else []
-        return [sys.executable, "-m", "finetune_cli", verb, *arguments, *manifest, "--workdir", "run", *claim]
+        return [
+            sys.executable,
+            "-m",
+            "finetune_cli",
+            verb,
+            *arguments,
+            *manifest,
+            "--workdir",
+            "run",
+            *claim,
+        ]
 
     def start_run(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `finetune run` without waiting for its end."""
@@ -72,13 +89,20 @@ class CliWorkspace:
     def finetune(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a verb of the CLI to its end."""
         return subprocess.run(
-            self.command(verb, *arguments), cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
+            self.command(verb, *arguments),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
 
     @property
     def status(self) -> dict[str, Any]:
         """The pipeline's status in pipeline.json, with its stages by name."""
-        status: dict[str, Any] = json.loads((self.run_folder / "pipeline.json").read_text())["status"]
+        status: dict[str, Any] = json.loads((self.run_folder / "pipeline.json").read_text())[
+            "status"
+        ]
         return status | {"stages": {stage["name"]: stage for stage in status.get("stages", ())}}
 
     def starts(self, stage: str) -> list[str]:
@@ -97,7 +121,10 @@ class CliWorkspace:
                 environ = (entry / "environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue  # the process has ended
-            if str(self.run_folder) in command or f"FINETUNE_WORKSPACE={self.run_folder}" in environ:
+            if (
+                str(self.run_folder) in command
+                or f"FINETUNE_WORKSPACE={self.run_folder}" in environ
+            ):
                 commands.append(command)
         return commands
 

@@ -11,13 +11,25 @@ Object = dict[str, Any]
 PIPELINE_NAME = "finetune.dev/pipeline-name"
 
 
-def pipeline_object(name: str = "demo", *, version: int = 1, claim: str = "", **changes: Any) -> Object:
+def pipeline_object(
+    name: str = "demo", *, version: int = 1, claim: str = "", **changes: Any
+) -> Object:
     """Return a pipeline; `status` and metadata such as `uid` are changes."""
     status = changes.pop("status", {})
-    meta = {"namespace": "team", "name": name, "uid": f"uid-{name}", "generation": 1, "creationTimestamp": "2030"}
+    meta = {
+        "namespace": "team",
+        "name": name,
+        "uid": f"uid-{name}",
+        "generation": 1,
+        "creationTimestamp": "2030",
+    }
     workspace = {"existingClaim": claim} if claim else {}
     spec = a_pipeline(workspace=workspace).model_dump(mode="json", by_alias=True, exclude_none=True)
-    return {"metadata": {**meta, "resourceVersion": str(version), **changes}, "spec": spec, "status": status}
+    return {
+        "metadata": {**meta, "resourceVersion": str(version), **changes},
+        "spec": spec,
+        "status": status,
+    }
 
 
 def running_status(job: str, stage: str = "train", **attempt: Any) -> Object:
@@ -27,14 +39,21 @@ def running_status(job: str, stage: str = "train", **attempt: Any) -> Object:
 
 
 def job_of(
-    pipeline: str = "demo", stage: str = "train", *conditions: Object, version: int = 1, claim: str = "", **meta: Any
+    pipeline: str = "demo",
+    stage: str = "train",
+    *conditions: Object,
+    version: int = 1,
+    claim: str = "",
+    **meta: Any,
 ) -> Object:
     """Return a Job of the pipeline's first attempt of a stage, which writes to the claim."""
     name = f"{pipeline}-{stage}-a1"
     known = {
         "uid": f"uid-{name}",
         "annotations": {PIPELINE_NAME: pipeline},
-        "ownerReferences": [{"kind": "FineTunePipeline", "name": pipeline, "uid": f"uid-{pipeline}"}],
+        "ownerReferences": [
+            {"kind": "FineTunePipeline", "name": pipeline, "uid": f"uid-{pipeline}"}
+        ],
     }
     job = a_job(*conditions, name=name, resourceVersion=str(version), **{**known, **meta})
     return {**job, "spec": {"template": {"spec": pod_volumes(claim or f"{pipeline}-workspace")}}}

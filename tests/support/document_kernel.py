@@ -35,10 +35,17 @@ def attention_of_each_document(
 
 
 def _attended(  # noqa: PLR0917  an operation takes no keywords
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor, longest: int, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: torch.Tensor,
+    longest: int,
+    scale: float,
 ) -> torch.Tensor:
     options = {"scale": scale, "window_size": (-1, 0), "enable_gqa": query.shape[1] != key.shape[1]}
-    return attention_of_each_document(query, key, value, starts, starts, longest, longest, **options)
+    return attention_of_each_document(
+        query, key, value, starts, starts, longest, longest, **options
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

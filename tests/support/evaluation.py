@@ -71,10 +71,23 @@ def write_prepare_result(environment: Environment, *, conversations: bool) -> No
     folder = environment.stage_dir("prepare", "p1")
     folder.mkdir(parents=True, exist_ok=True)
     counts = dict.fromkeys(
-        ("records", "invalid", "truncated", "dropped", "train_rows", "validation_rows", "train_tokens"), 1
+        (
+            "records",
+            "invalid",
+            "truncated",
+            "dropped",
+            "train_rows",
+            "validation_rows",
+            "train_tokens",
+        ),
+        1,
     )
     result = PrepareResult(
-        identity="p1", digest="sha256:0", data_digest="sha256:0", conversations=conversations, **counts
+        identity="p1",
+        digest="sha256:0",
+        data_digest="sha256:0",
+        conversations=conversations,
+        **counts,
     )
     write_result(folder, result)
 
@@ -94,7 +107,9 @@ def make_chat_model(folder: Path, tiny_model: Path, template: str | None = CHATM
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn_like(parameter) * 0.4)
-        model.get_input_embeddings().weight[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= 2  # a frequent answer
+        model.get_input_embeddings().weight[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= (
+            2  # a frequent answer
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

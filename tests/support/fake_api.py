@@ -58,7 +58,9 @@ class FakeApi:
         """Yield pages of the collection as it is now; selectors of labels are ignored."""
         self.reads.append(path)
         version = str(self.version)
-        found = [deepcopy(one) for where, one in self.objects.items() if where.startswith(f"{path}/")]
+        found = [
+            deepcopy(one) for where, one in self.objects.items() if where.startswith(f"{path}/")
+        ]
         found = [one for one in found if is_selected(one, query.get("fieldSelector", ""))]
         for start in range(0, len(found) or 1, PAGE):
             yield {"metadata": {"resourceVersion": version}, "items": found[start : start + PAGE]}
@@ -104,12 +106,17 @@ class FakeApi:
         where = path.removesuffix("/status")
         if where not in self.objects:
             raise ApiError(404, "not found", "NotFound")
-        if body["metadata"]["resourceVersion"] != self.objects[where]["metadata"]["resourceVersion"]:
+        if (
+            body["metadata"]["resourceVersion"]
+            != self.objects[where]["metadata"]["resourceVersion"]
+        ):
             raise Conflict("the object has been modified")
         self.writes.append(f"replace {path}")
         return self.put(where, {**self.objects[where], "status": body["status"]})
 
-    async def delete(self, path: str, propagation: str = "Background", **preconditions: str) -> None:
+    async def delete(
+        self, path: str, propagation: str = "Background", **preconditions: str
+    ) -> None:
         """Delete an object at once. Raises the error of rejected_deletes, or Conflict where a precondition fails."""
         for part, error in self.rejected_deletes.items():
             if part in path:
@@ -127,9 +134,14 @@ class FakeApi:
 def is_selected(found: Object, selector: str) -> bool:
     """Return whether a selector of fields matches a Job or a pod."""
     status = found.get("status") or {}
-    fields = {"status.successful": str(status.get("succeeded", 0)), "status.phase": status.get("phase", "")}
+    fields = {
+        "status.successful": str(status.get("succeeded", 0)),
+        "status.phase": status.get("phase", ""),
+    }
     terms = [term.replace("!=", "=!").split("=", 1) for term in selector.split(",") if term]
     return all(
-        fields.get(name) != value[1:] if value.startswith("!") else fields.get(name) in {None, value}
+        fields.get(name) != value[1:]
+        if value.startswith("!")
+        else fields.get(name) in {None, value}
         for name, value in terms
     )

@@ -72,7 +72,9 @@ class FakeApiServer:
         stored: StoredPipeline = scenario.cluster.pipelines[scenario.key]
         annotations = dict(stored.annotations)
         if key in self.last_applied:
-            annotations["kubectl.kubernetes.io/last-applied-configuration"] = json.dumps(self.last_applied[key])
+            annotations["kubectl.kubernetes.io/last-applied-configuration"] = json.dumps(
+                self.last_applied[key]
+            )
         return {
             "apiVersion": "finetune.dev/v1alpha1",
             "kind": "FineTunePipeline",
@@ -96,7 +98,11 @@ class FakeApiServer:
         if key.namespace in self.missing_namespaces:
             raise ErrorResponse(404, "NotFound", f'namespaces "{key.namespace}" not found')
         exists = key in self.scenarios
-        before = self.pipeline(key) if exists else {"metadata": {"uid": "dry", "generation": 1}, "spec": {}}
+        before = (
+            self.pipeline(key)
+            if exists
+            else {"metadata": {"uid": "dry", "generation": 1}, "spec": {}}
+        )
         replaces = kind.startswith("application/apply") or not exists
         spec = body.get("spec", {}) if replaces else merged(before["spec"], body.get("spec", {}))
         try:
@@ -118,8 +124,15 @@ class FakeApiServer:
         found = self._jobs(namespace).get(name)
         if found is None:
             return None
-        conditions = {JobState.COMPLETE: [job_condition("Complete")], JobState.FAILED: [job_condition("Failed")]}
-        return a_job(*conditions.get(found.observed.state, []), name=name, ownerReferences=[{"uid": found.owner}])
+        conditions = {
+            JobState.COMPLETE: [job_condition("Complete")],
+            JobState.FAILED: [job_condition("Failed")],
+        }
+        return a_job(
+            *conditions.get(found.observed.state, []),
+            name=name,
+            ownerReferences=[{"uid": found.owner}],
+        )
 
     def deployment(self, namespace: str, name: str) -> Object | None:
         """Return the Deployment of an attempt whose server is starting; None for all others."""
@@ -148,7 +161,9 @@ class FakeApiServer:
         """Return what the process of a Job reports at /progress; raises ErrorResponse while it does not answer."""
         found = self._jobs(namespace)[job].observed.progress
         if found is None:
-            raise ErrorResponse(503, "ServiceUnavailable", "error trying to reach service: connection refused")
+            raise ErrorResponse(
+                503, "ServiceUnavailable", "error trying to reach service: connection refused"
+            )
         progress: Object = json.loads(found.model_dump_json(by_alias=True, exclude_none=True))
         return progress
 
@@ -168,7 +183,10 @@ class FakeApiServer:
                 pod = a_pod(running())
             case JobState.COMPLETE | JobState.FAILED:
                 succeeded = job.observed.state is JobState.COMPLETE
-                pod = a_pod(terminated(job.observed.exit_code or 0), phase="Succeeded" if succeeded else "Failed")
+                pod = a_pod(
+                    terminated(job.observed.exit_code or 0),
+                    phase="Succeeded" if succeeded else "Failed",
+                )
         pod["metadata"] |= {"name": f"{name}-xyz", "namespace": namespace, "uid": f"uid-{name}"}
         pod["metadata"]["ownerReferences"] = [controller_reference("Job", name)]
         pod["metadata"]["labels"] = {**job.template.labels, "batch.kubernetes.io/job-name": name}
@@ -180,7 +198,9 @@ class FakeApiServer:
 class ErrorResponse(Exception):
     """A response with an error status."""
 
-    def __init__(self, status: int, reason: str, message: str, causes: list[Object] | None = None) -> None:
+    def __init__(
+        self, status: int, reason: str, message: str, causes: list[Object] | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.reason, self.causes = status, reason, causes or []
 
@@ -211,10 +231,15 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._authenticate()
             path = [part for part in url.path.split("/") if part]
-            response = self._route(method, path, dict(parse_qsl(url.query)), json.loads(body) if body else {})
+            response = self._route(
+                method, path, dict(parse_qsl(url.query)), json.loads(body) if body else {}
+            )
         except ErrorResponse as error:
             status = {"kind": "Status", "reason": error.reason, "message": str(error)}
-            self._send({**status, "details": {"causes": error.causes}} if error.causes else status, error.status)
+            self._send(
+                {**status, "details": {"causes": error.causes}} if error.causes else status,
+                error.status,
+            )
         else:
             if response is not None:  # a log was already sent
                 self._send(response, 200)
@@ -227,14 +252,22 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != "Bearer sesame":
             raise ErrorResponse(401, "Unauthorized", "Unauthorized")
 
-    def _route(self, method: str, path: list[str], query: dict[str, str], body: Object) -> Object | None:
+    def _route(
+        self, method: str, path: list[str], query: dict[str, str], body: Object
+    ) -> Object | None:
         group, rest = (path[1], path[3:]) if path[0] == "apis" else ("", path[2:])
         namespace, rest = (rest[1], rest[2:]) if rest[0] == "namespaces" else ("", rest)
         plural, name, subresource = (*rest, "", "")[:3]
-        self._authorize(method, group, f"{plural}/{subresource}" if subresource else plural, name, namespace)
+        self._authorize(
+            method, group, f"{plural}/{subresource}" if subresource else plural, name, namespace
+        )
         match plural, name, subresource:
             case "finetunepipelines", "", "":
-                keys = [key for key in sorted(self.server.api.scenarios) if namespace in {"", key.namespace}]
+                keys = [
+                    key
+                    for key in sorted(self.server.api.scenarios)
+                    if namespace in {"", key.namespace}
+                ]
                 return _list([self.server.api.pipeline(key) for key in keys])
             case "finetunepipelines", _, "":
                 return self._pipeline(method, Key(namespace, name), query, body)
@@ -248,12 +281,20 @@ class _Handler(BaseHTTPRequestHandler):
                 return _list([])
         raise ErrorResponse(404, "NotFound", f'{plural} "{name}" not found')
 
-    def _pods(self, method: str, namespace: str, name: str, subresource: str, options: Object) -> Object | None:
+    def _pods(
+        self, method: str, namespace: str, name: str, subresource: str, options: Object
+    ) -> Object | None:
         api = self.server.api
         match method, subresource:
             case "GET", "" if not name:
                 label, _, value = options["labelSelector"].partition("=")
-                return _list([pod for pod in api.pods(namespace) if pod["metadata"]["labels"].get(label) == value])
+                return _list(
+                    [
+                        pod
+                        for pod in api.pods(namespace)
+                        if pod["metadata"]["labels"].get(label) == value
+                    ]
+                )
             case "GET", "":
                 return api.pod(namespace, name)
             case "GET", "log":
@@ -268,7 +309,12 @@ class _Handler(BaseHTTPRequestHandler):
         api = self.server.api
         if plural == PIPELINES and not api.installed:
             raise ErrorResponse(404, "", "404 page not found")
-        verbs = {"PATCH": "patch", "POST": "create", "DELETE": "delete", "GET": "get" if name else "list"}
+        verbs = {
+            "PATCH": "patch",
+            "POST": "create",
+            "DELETE": "delete",
+            "GET": "get" if name else "list",
+        }
         verb = verbs[method]
         if (verb, plural) in api.forbidden:
             scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
@@ -283,12 +329,17 @@ class _Handler(BaseHTTPRequestHandler):
         if options.get("preconditions", {}).get("uid") != pod["metadata"]["uid"]:
             raise ErrorResponse(409, "Conflict", "the UID in the precondition does not match")
         if method == "POST" and api.disruption_budgets:
-            causes = [{"reason": "DisruptionBudget", "message": message} for message in api.disruption_budgets]
+            causes = [
+                {"reason": "DisruptionBudget", "message": message}
+                for message in api.disruption_budgets
+            ]
             message = "Cannot evict pod as it would violate the pod's disruption budget."
             raise ErrorResponse(429, "TooManyRequests", message, causes)
         if not given.get("dryRun"):
             without_grace = options.get("gracePeriodSeconds") == 0
-            api.on_eviction(pod["metadata"]["name"].removesuffix("-xyz"), "kill" if without_grace else "evict")
+            api.on_eviction(
+                pod["metadata"]["name"].removesuffix("-xyz"), "kill" if without_grace else "evict"
+            )
         return {"kind": "Status", "status": "Success"}
 
     def _pipeline(self, method: str, key: Key, query: dict[str, str], body: Object) -> Object:
@@ -336,8 +387,14 @@ class _Handler(BaseHTTPRequestHandler):
         return bool(found) and found[0].live
 
     def _send(self, response: Object, status: int) -> None:
-        is_plain_text = status == 404 and not response["reason"]  # as for a resource that is not installed
-        text = response["message"].encode() if is_plain_text else json.dumps(response, sort_keys=True).encode()
+        is_plain_text = (
+            status == 404 and not response["reason"]
+        )  # as for a resource that is not installed
+        text = (
+            response["message"].encode()
+            if is_plain_text
+            else json.dumps(response, sort_keys=True).encode()
+        )
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -362,7 +419,9 @@ def serving() -> Iterator[tuple[FakeApiServer, str]]:
     """Run a fake API server; yields it and its URL."""
     api = FakeApiServer()
     server = _Server(api)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield api, f"http://127.0.0.1:{server.server_address[1]}"
@@ -378,7 +437,14 @@ def kubeconfig(url: str, **namespaces: str | None) -> str:
     Two more contexts fail: `unreachable` has no server, and the user of `unauthorized` has a wrong token.
     """
     contexts = [
-        {"name": name, "context": {"cluster": "fake", "user": "bob", **({"namespace": space} if space else {})}}
+        {
+            "name": name,
+            "context": {
+                "cluster": "fake",
+                "user": "bob",
+                **({"namespace": space} if space else {}),
+            },
+        }
         for name, space in namespaces.items()
     ]
     contexts.append({"name": "unreachable", "context": {"cluster": "none", "user": "bob"}})
@@ -390,7 +456,12 @@ def kubeconfig(url: str, **namespaces: str | None) -> str:
             "kind": "Config",
             "current-context": contexts[0]["name"],
             "contexts": contexts,
-            "clusters": [{"name": name, "cluster": {"server": server}} for name, server in servers.items()],
-            "users": [{"name": "bob", "user": {"token": "sesame"}}, {"name": "eve", "user": {"token": "wrong"}}],
+            "clusters": [
+                {"name": name, "cluster": {"server": server}} for name, server in servers.items()
+            ],
+            "users": [
+                {"name": "bob", "user": {"token": "sesame"}},
+                {"name": "eve", "user": {"token": "wrong"}},
+            ],
         }
     )

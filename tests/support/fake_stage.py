@@ -53,7 +53,11 @@ RESULTS = {
         "dataDigest": "sha256:0",
     },
     "train": {"steps": steps, "loss": 1.0, "validationLoss": 1.0, "bestStep": steps, "tokens": 1},
-    "evaluate": {"scores": {"task": {"acc": {"value": float(os.environ.get("SCORE", "0.9")), "stderr": 0.01}}}},
+    "evaluate": {
+        "scores": {
+            "task": {"acc": {"value": float(os.environ.get("SCORE", "0.9")), "stderr": 0.01}}
+        }
+    },
     "push": {
         "published": [
             {"target": target["uri"], **target, "digest": "sha256:0", "size": 1}
@@ -77,7 +81,10 @@ for step in range(begin, steps + 1):
         "savedStep": saved,
         "stepSeconds": 0.01,
     }
-    replace(Path(os.environ["FINETUNE_PROGRESS_FILE"]), {**progress, "updatedAt": datetime.now(UTC).isoformat()})
+    replace(
+        Path(os.environ["FINETUNE_PROGRESS_FILE"]),
+        {**progress, "updatedAt": datetime.now(UTC).isoformat()},
+    )
     if stop_requested or (step % save_every == 0 and step > begin):
         replace(state, step)
         saved = step

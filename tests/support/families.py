@@ -43,13 +43,18 @@ class Family:
 
 
 FAMILIES = {
-    "llama-tied": Family("LlamaConfig", {"tie_word_embeddings": True}, (*ATTENTION, "lm_head", "embed_tokens")),
+    "llama-tied": Family(
+        "LlamaConfig", {"tie_word_embeddings": True}, (*ATTENTION, "lm_head", "embed_tokens")
+    ),
     "llama-untied": Family("LlamaConfig", {"tie_word_embeddings": False}),
     "qwen2.5": Family("Qwen2Config", {"tie_word_embeddings": True}),
-    "gemma3": Family("Gemma3TextConfig", {"head_dim": 8, "tie_word_embeddings": True}, (*ATTENTION, "lm_head")),
+    "gemma3": Family(
+        "Gemma3TextConfig", {"head_dim": 8, "tie_word_embeddings": True}, (*ATTENTION, "lm_head")
+    ),
     "mistral": Family("MistralConfig", {"sliding_window": None}),
     "qwen3-moe": Family(
-        "Qwen3MoeConfig", {"head_dim": 8, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+        "Qwen3MoeConfig",
+        {"head_dim": 8, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
     ),
     "granite-hybrid": Family(
         "GraniteMoeHybridConfig",
@@ -75,7 +80,9 @@ def make_family_model(family: Family, folder: Path, *, seed: int = 3) -> Path:
     from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(SENTENCES, vocab_size=320, show_progress=False, special_tokens=SPECIAL_TOKENS)
+    bpe.train_from_iterator(
+        SENTENCES, vocab_size=320, show_progress=False, special_tokens=SPECIAL_TOKENS
+    )
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
     )
@@ -84,7 +91,9 @@ def make_family_model(family: Family, folder: Path, *, seed: int = 3) -> Path:
     torch.manual_seed(seed)
     config = getattr(transformers, family.config)(**SIZES, **family.options)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    model.get_input_embeddings().weight.data[0].normal_(std=0.02)  # a new model's row for padding is zero
+    model.get_input_embeddings().weight.data[0].normal_(
+        std=0.02
+    )  # a new model's row for padding is zero
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

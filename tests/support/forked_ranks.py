@@ -35,7 +35,9 @@ class ForkedRank:
         if not self.pid:
             os.close(self._write)
             die_with_parent()
-            with os.fdopen(read) as pipe:  # not to its end: later forks have the other end of it, too
+            with os.fdopen(
+                read
+            ) as pipe:  # not to its end: later forks have the other end of it, too
                 os.environ.update(json.loads(pipe.readline()))
             os.setsid()
             torch.set_num_threads(1)  # as in prefork.run

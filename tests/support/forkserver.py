@@ -23,7 +23,9 @@ class ForkServer:
     def __init__(self, *modules: str) -> None:
         """Start the prefork process, which also imports these modules."""
         # Not the service of W&B that a test in this process has started, and that ends with it.
-        variables = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | {
+        variables = {
+            name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"
+        } | {
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("trainer", "tests")),
@@ -45,7 +47,9 @@ class ForkServer:
         `locks=False` is a file system without locks. To the file `tokenized`, each tokenized text is appended.
         `ranks` processes train together. `processes` is the number of those that tokenize, however little there is.
         """
-        variables = environment.variables() | {"FINETUNE_CONFIG": config.model_dump_json(by_alias=True)}
+        variables = environment.variables() | {
+            "FINETUNE_CONFIG": config.model_dump_json(by_alias=True)
+        }
         request = {"stage": config.stage, "variables": variables, "log": str(log), **options}
         return ForkedStage(int(self.request(request)), self, log)
 
@@ -77,7 +81,10 @@ class ForkedStage:
     def other_ranks(self) -> list[int]:
         """Return the pids of the processes that train beside this one."""
         try:
-            return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+            return [
+                int(pid)
+                for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            ]
         except OSError:
             return []
 

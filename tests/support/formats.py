@@ -22,11 +22,21 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         table = csv.DictWriter(file, list(rows[0]))
         table.writeheader()
         for row in rows:
-            table.writerow({name: cell if isinstance(cell, str) else json.dumps(cell) for name, cell in row.items()})
+            table.writerow(
+                {
+                    name: cell if isinstance(cell, str) else json.dumps(cell)
+                    for name, cell in row.items()
+                }
+            )
 
 
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     parquet.write_table(pa.Table.from_pylist(rows), path)
 
 
-FORMATS: dict[str, Write] = {"jsonl": write_jsonl, "json": write_json, "csv": write_csv, "parquet": write_parquet}
+FORMATS: dict[str, Write] = {
+    "jsonl": write_jsonl,
+    "json": write_json,
+    "csv": write_csv,
+    "parquet": write_parquet,
+}

@@ -67,7 +67,9 @@ def string_fields(schema: Mapping[str, Any], sample: Any, path: Path = ()) -> It
         yield from string_fields(values, (sample or {}).get(name), (*path, name))
     if items := schema.get("items"):
         yield from string_fields(items, next(iter(sample or ()), None), (*path, 0))
-    if (schema.get("type") == "string" or schema.get("x-kubernetes-int-or-string")) and "enum" not in schema:
+    if (
+        schema.get("type") == "string" or schema.get("x-kubernetes-int-or-string")
+    ) and "enum" not in schema:
         yield path
 
 

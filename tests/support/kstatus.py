@@ -30,4 +30,6 @@ def kstatus_of(pipeline: dict[str, Any]) -> str:
 @cache
 def _process() -> subprocess.Popen[str]:
     """Start the process. It ends with this one, whose end closes its standard input."""
-    return subprocess.Popen([program("kstatus")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [program("kstatus")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )

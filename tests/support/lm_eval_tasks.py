@@ -29,7 +29,10 @@ def write_verbs_task(folder: Path, *, name: str = "verbs", questions: int = 40) 
     write_jsonl(
         folder / "questions" / "verbs.jsonl",
         [
-            {"sentence": text, "label": next(index for index, verb in enumerate(VERBS) if verb in text)}
+            {
+                "sentence": text,
+                "label": next(index for index, verb in enumerate(VERBS) if verb in text),
+            }
             for text in sentences
         ],
     )

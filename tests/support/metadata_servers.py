@@ -75,7 +75,10 @@ class Ec2Handler(_Handler):
 
     def respond(self, path: str, query: dict[str, list[str]]) -> None:
         if path == "/latest/api/token":
-            if self.command != "PUT" or not self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "").isdigit():
+            if (
+                self.command != "PUT"
+                or not self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "").isdigit()
+            ):
                 self.answer(400)
                 return
             token = f"token-{len(self.served.requests)}=="

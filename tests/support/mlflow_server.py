@@ -66,7 +66,11 @@ class MlflowServer:
         name = body["experiment_name"]
         if name not in self.experiments:
             raise Refused(404, "RESOURCE_DOES_NOT_EXIST", f"no experiment {name}")
-        experiment = {"experiment_id": self.experiments[name], "name": name, "lifecycle_stage": "active"}
+        experiment = {
+            "experiment_id": self.experiments[name],
+            "name": name,
+            "lifecycle_stage": "active",
+        }
         return {"experiment": experiment}
 
     def do_experiments_create(self, body: Body) -> Body:
@@ -78,7 +82,11 @@ class MlflowServer:
     def do_runs_search(self, body: Body) -> Body:
         found = re.fullmatch(r"tags\.`([\w.]+)` = '(\w+)'", body["filter"])
         if not found:
-            raise Refused(400, "INVALID_PARAMETER_VALUE", f"this double does not know the filter {body['filter']}")
+            raise Refused(
+                400,
+                "INVALID_PARAMETER_VALUE",
+                f"this double does not know the filter {body['filter']}",
+            )
         runs = [run for run in self.runs.values() if run["experiment"] in body["experiment_ids"]]
         return {"runs": [self._run(run) for run in runs if run["tags"].get(found[1]) == found[2]]}
 
@@ -103,10 +111,17 @@ class MlflowServer:
     def do_runs_log_batch(self, body: Body) -> Body:
         run, metrics, params = self._get(body), body.get("metrics", []), body.get("params", [])
         if len(metrics) > 1000 or len(params) > 100:
-            raise Refused(400, "INVALID_PARAMETER_VALUE", f"{len(metrics)} metrics and {len(params)} params")
+            raise Refused(
+                400, "INVALID_PARAMETER_VALUE", f"{len(metrics)} metrics and {len(params)} params"
+            )
         for param in params:
-            if run["params"].get(param["key"], param["value"]) != param["value"] or len(param["value"]) > 6000:
-                raise Refused(400, "INVALID_PARAMETER_VALUE", f"changing param {param['key']} is not allowed")
+            if (
+                run["params"].get(param["key"], param["value"]) != param["value"]
+                or len(param["value"]) > 6000
+            ):
+                raise Refused(
+                    400, "INVALID_PARAMETER_VALUE", f"changing param {param['key']} is not allowed"
+                )
         run["params"].update({param["key"]: param["value"] for param in params})
         for metric in metrics:
             self._add(run, metric)
@@ -144,7 +159,11 @@ class MlflowServer:
     def do_model_versions_search(self, body: Body) -> Body:
         found = re.fullmatch(r"name = '([\w. -]+)'", body["filter"])
         if not found:
-            raise Refused(400, "INVALID_PARAMETER_VALUE", f"this double does not know the filter {body['filter']}")
+            raise Refused(
+                400,
+                "INVALID_PARAMETER_VALUE",
+                f"this double does not know the filter {body['filter']}",
+            )
         return {"model_versions": self.versions.get(found[1], [])}
 
     def do_model_versions_create(self, body: Body) -> Body:
@@ -152,13 +171,21 @@ class MlflowServer:
             raise Refused(404, "RESOURCE_DOES_NOT_EXIST", f"no registered model {body['name']}")
         versions = self.versions[body["name"]]
         keys = ("name", "source", "run_id", "tags")
-        versions.append({"version": str(len(versions) + 1), "status": "READY", **{key: body[key] for key in keys}})
+        versions.append(
+            {
+                "version": str(len(versions) + 1),
+                "status": "READY",
+                **{key: body[key] for key in keys},
+            }
+        )
         return {"model_version": versions[-1]}
 
     def do_registered_models_alias(self, body: Body) -> Body:
         if re.fullmatch(r"latest|v\d+", body["alias"], re.IGNORECASE):
             raise Refused(400, "INVALID_PARAMETER_VALUE", f"alias {body['alias']} is reserved")
-        if not any(version["version"] == body["version"] for version in self.versions[body["name"]]):
+        if not any(
+            version["version"] == body["version"] for version in self.versions[body["name"]]
+        ):
             raise Refused(404, "RESOURCE_DOES_NOT_EXIST", f"no version {body['version']}")
         self.aliases[body["name"], body["alias"]] = body["version"]
         return {}
@@ -169,14 +196,24 @@ class MlflowServer:
         return self.runs[body["run_id"]]
 
     def _add(self, run: Body, metric: Body) -> None:
-        run["points"].add((metric["key"], metric["value"], int(metric["timestamp"]), int(metric.get("step", 0))))
+        run["points"].add(
+            (metric["key"], metric["value"], int(metric["timestamp"]), int(metric.get("step", 0)))
+        )
 
     def _run(self, run: Body) -> Body:
-        latest = {point[0]: point for point in sorted(run["points"], key=lambda point: (point[3], point[2]))}
+        latest = {
+            point[0]: point
+            for point in sorted(run["points"], key=lambda point: (point[3], point[2]))
+        }
         keys = ("key", "value", "timestamp", "step")
         ids = {"run_id": run["id"], "run_uuid": run["id"], "experiment_id": run["experiment"]}
         return {
-            "info": {**ids, "run_name": run["name"], "status": run["status"], "lifecycle_stage": "active"},
+            "info": {
+                **ids,
+                "run_name": run["name"],
+                "status": run["status"],
+                "lifecycle_stage": "active",
+            },
             "data": {
                 "metrics": [dict(zip(keys, point, strict=True)) for point in latest.values()],
                 "params": [{"key": key, "value": value} for key, value in run["params"].items()],

@@ -16,14 +16,18 @@ SENTENCES = [
 ]
 
 
-def make_tiny_model(folder: Path, *, hidden: int = 32, layers: int = 2, vocabulary: int = 320, seed: int = 7) -> Path:
+def make_tiny_model(
+    folder: Path, *, hidden: int = 32, layers: int = 2, vocabulary: int = 320, seed: int = 7
+) -> Path:
     """Write a random Llama with about 60,000 weights and a byte-level BPE tokenizer, in Hugging Face format."""
     import torch  # noqa: PLC0415  tests without a model must not wait for torch
     from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: PLC0415
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(SENTENCES, vocab_size=vocabulary, special_tokens=["<pad>", "<bos>", "<eos>"])
+    bpe.train_from_iterator(
+        SENTENCES, vocab_size=vocabulary, special_tokens=["<pad>", "<bos>", "<eos>"]
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
     )
@@ -56,7 +60,8 @@ def prompt_records(count: int) -> list[dict[str, object]]:
     return [
         {
             "prompt": f"{sentence}\nVerb:",
-            "completion": " " + next(v for v in ("opens", "closes", "returns", "ignores") if v in sentence),
+            "completion": " "
+            + next(v for v in ("opens", "closes", "returns", "ignores") if v in sentence),
         }
         for sentence in (SENTENCES * (count // len(SENTENCES) + 1))[:count]
     ]

@@ -22,9 +22,15 @@ from finetune_operator.controller.metrics import FINAL_PHASES
 from finetune_trainer.runtime.progress import METRICS
 
 ALL_ENABLED: Object = {
-    "metrics": {name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")}
+    "metrics": {
+        name: {"enabled": True}
+        for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
+    }
 }
-DCGM = dict.fromkeys(("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"), frozenset({"exported_namespace", "exported_pod"}))
+DCGM = dict.fromkeys(
+    ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"),
+    frozenset({"exported_namespace", "exported_pod"}),
+)
 """Metrics of NVIDIA's dcgm-exporter that the chart's queries may use, with the labels that they use of them."""
 OF_TARGETS = frozenset({"job", "instance", "namespace", "pod"})
 """Labels that the Prometheus Operator gives every target."""
@@ -79,7 +85,9 @@ def dashboard_expressions() -> dict[str, str]:
     maps = of_kind(render(ALL_ENABLED), "ConfigMap")
     boards = [json.loads(text) for one in maps for text in one["data"].values()]
     variables = {
-        f"{board['title']}: ${variable['name']}": without_variables(values_of_label(variable["query"]["query"]))
+        f"{board['title']}: ${variable['name']}": without_variables(
+            values_of_label(variable["query"]["query"])
+        )
         for board in boards
         for variable in board["templating"]["list"]
         if variable["type"] == "query"
@@ -109,14 +117,19 @@ def without_variables(expression: str) -> str:
 def parsed(expressions: Iterable[str]) -> list[Query]:
     """Return the queries in the same order. Skip the test where the parser cannot be built."""
     given = json.dumps(list(expressions))
-    done = subprocess.run([program("promql")], input=given, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [program("promql")], input=given, capture_output=True, text=True, check=True
+    )
     return [_query(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def _query(found: Object) -> Query:
     selectors = tuple(
         Selector(
-            one["metric"], tuple((matcher["label"], matcher["type"], matcher["value"]) for matcher in one["matchers"])
+            one["metric"],
+            tuple(
+                (matcher["label"], matcher["type"], matcher["value"]) for matcher in one["matchers"]
+            ),
         )
         for one in found["selectors"]
     )
@@ -133,7 +146,11 @@ def problems(query: Query, labels: Mapping[str, AbstractSet[str]]) -> list[str]:
         known |= own or set()
         found += [f"no metric {selector.metric}"] if own is None else []
         for label, operator, value in selector.matchers:
-            found += [f"{selector.metric} has no label {label}"] if label not in OF_TARGETS | (own or set()) else []
+            found += (
+                [f"{selector.metric} has no label {label}"]
+                if label not in OF_TARGETS | (own or set())
+                else []
+            )
             wrong = operator == "=" and label in VALUES and value not in VALUES[label]
             found += [f"{label} is never {value}"] if wrong else []
     return found + [f"no label {label}" for label in sorted(query.labels - known)]

@@ -45,19 +45,38 @@ def rights_granted(kube: Kube, objects: list[Object]) -> Iterator[None]:
     try:
         yield
     finally:
-        kube.run("delete", "--ignore-not-found", "--wait=false", "-f", "-", given=yaml.safe_dump_all(rights))
+        kube.run(
+            "delete",
+            "--ignore-not-found",
+            "--wait=false",
+            "-f",
+            "-",
+            given=yaml.safe_dump_all(rights),
+        )
 
 
 @contextmanager
-def running_operator(own: KubeNamespace, objects: list[Object], folder: Path, port: int = 0) -> Iterator[Path]:
+def running_operator(
+    own: KubeNamespace, objects: list[Object], folder: Path, port: int = 0
+) -> Iterator[Path]:
     """Run the operator with the arguments and rights of the chart's objects; yield the path of its log.
 
     It serves /metrics on the port; 0: it serves nothing.
     """
     log = folder / "log"
     with rights_granted(own.kube, objects), log.open("wb") as output:
-        variables = {"KUBECONFIG": str(credentials(own, folder)), "POD_NAMESPACE": own.name, "POD_NAME": "replica"}
-        command = [sys.executable, "-m", "finetune_operator", *container(objects)["args"], f"--port={port}"]
+        variables = {
+            "KUBECONFIG": str(credentials(own, folder)),
+            "POD_NAMESPACE": own.name,
+            "POD_NAME": "replica",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "finetune_operator",
+            *container(objects)["args"],
+            f"--port={port}",
+        ]
         paths = os.pathsep.join(str(ROOT / name) for name in ("operator", "trainer"))
         environment = {**os.environ, **variables, "PYTHONPATH": paths}
         with subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process:

@@ -15,9 +15,19 @@ def stored_object(scenario: Scenario) -> Object:
     stored = scenario.cluster.pipelines[scenario.key]
     # The default of the CRD: the object exists before the operator has written anything.
     status = {"observedGeneration": -1} | json.loads(stored.status)
-    metadata: Object = {"name": scenario.key.name, "namespace": scenario.key.namespace, "uid": stored.uid}
+    metadata: Object = {
+        "name": scenario.key.name,
+        "namespace": scenario.key.namespace,
+        "uid": stored.uid,
+    }
     metadata |= {"generation": stored.generation}
     if stored.annotations:
         metadata["annotations"] = dict(stored.annotations)
     spec = json.loads(stored.spec)
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec, "status": status}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": spec,
+        "status": status,
+    }

@@ -39,14 +39,19 @@ class PipelineState:
 
     def health_message(self) -> str:
         """Return the message that Argo CD shows."""
-        ready = next((one for one in self.object()["status"].get("conditions", []) if one["type"] == READY), {})
+        ready = next(
+            (one for one in self.object()["status"].get("conditions", []) if one["type"] == READY),
+            {},
+        )
         return self.message or f"{ready['reason']}: {ready['message']}"
 
 
 def _waiting(reason: Reason, message: str) -> Callable[[], Scenario]:
     def build() -> Scenario:
         scenario = Scenario().reconcile_until_stable()
-        scenario.cluster.update_job(scenario.attempt("prepare").job, blocker=Blocker(reason, message))
+        scenario.cluster.update_job(
+            scenario.attempt("prepare").job, blocker=Blocker(reason, message)
+        )
         return scenario.reconcile_until_stable()
 
     return build
@@ -110,7 +115,9 @@ def _server_down() -> Scenario:
 
 def _unreadable(message: str, *, stalled: bool) -> Object:
     found = stored_object(_running())
-    status = unreadable_status(message, found["metadata"]["generation"], START, TROUBLESHOOTING_URL, stalled=stalled)
+    status = unreadable_status(
+        message, found["metadata"]["generation"], START, TROUBLESHOOTING_URL, stalled=stalled
+    )
     return merged(found, {"status": status})
 
 
@@ -122,24 +129,39 @@ UNREAD = "the operator has not read this generation yet"
 
 STATES: dict[str, PipelineState] = {
     "new": PipelineState(Scenario, IN_PROGRESS, PROGRESSING, RUNNING, UNREAD),
-    "queued": PipelineState(lambda: Scenario().reconcile_until_stable(), IN_PROGRESS, PROGRESSING, RUNNING),
+    "queued": PipelineState(
+        lambda: Scenario().reconcile_until_stable(), IN_PROGRESS, PROGRESSING, RUNNING
+    ),
     "waiting for capacity": PipelineState(
-        _waiting(Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"),
+        _waiting(
+            Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+        ),
         IN_PROGRESS,
         PROGRESSING,
         RUNNING,
     ),
     "waiting for a Secret": PipelineState(
-        _waiting(Reason.SECRET_NOT_FOUND, 'secret "hub" not found'), IN_PROGRESS, PROGRESSING, RUNNING
+        _waiting(Reason.SECRET_NOT_FOUND, 'secret "hub" not found'),
+        IN_PROGRESS,
+        PROGRESSING,
+        RUNNING,
     ),
     "waiting for an image": PipelineState(
-        _waiting(Reason.IMAGE_PULL_FAILED, "trainer:none: not found"), IN_PROGRESS, PROGRESSING, RUNNING
+        _waiting(Reason.IMAGE_PULL_FAILED, "trainer:none: not found"),
+        IN_PROGRESS,
+        PROGRESSING,
+        RUNNING,
     ),
     "waiting for quota": PipelineState(
-        _waiting(Reason.WAITING_FOR_QUOTA, "exceeded quota: gpus"), IN_PROGRESS, PROGRESSING, RUNNING
+        _waiting(Reason.WAITING_FOR_QUOTA, "exceeded quota: gpus"),
+        IN_PROGRESS,
+        PROGRESSING,
+        RUNNING,
     ),
     "running": PipelineState(_running, IN_PROGRESS, PROGRESSING, RUNNING),
-    "between two attempts": PipelineState(_between_attempts, IN_PROGRESS, PROGRESSING, ("cancel", "retry", "suspend")),
+    "between two attempts": PipelineState(
+        _between_attempts, IN_PROGRESS, PROGRESSING, ("cancel", "retry", "suspend")
+    ),
     "edited": PipelineState(_edited, IN_PROGRESS, PROGRESSING, RUNNING, UNREAD),
     "being suspended": PipelineState(
         lambda: _running().edit(suspend=True), IN_PROGRESS, PROGRESSING, ("cancel", "resume")
@@ -166,18 +188,26 @@ STATES: dict[str, PipelineState] = {
         RUNNING,
         "retry was requested",
     ),
-    "cancelled": PipelineState(lambda: _stopping(_running().cancel("now")), FAILED, DEGRADED, ("retry",)),
+    "cancelled": PipelineState(
+        lambda: _stopping(_running().cancel("now")), FAILED, DEGRADED, ("retry",)
+    ),
     "failed": PipelineState(_failed, FAILED, DEGRADED, ("retry",)),
     "asked to retry": PipelineState(
         lambda: _asked(_failed(), RETRY_ANNOTATION), FAILED, PROGRESSING, (), "retry was requested"
     ),
     "with a gate that was not measured": PipelineState(_unmeasured, FAILED, DEGRADED),
-    "below its gate": PipelineState(lambda: Scenario().finish(evaluate=scores(0.1)), FAILED, DEGRADED),
+    "below its gate": PipelineState(
+        lambda: Scenario().finish(evaluate=scores(0.1)), FAILED, DEGRADED
+    ),
     "below a gate that no stage needs": PipelineState(
-        lambda: Scenario(a_pipeline(deploy={"when": "Always"})).finish(evaluate=scores(0.1)), FAILED, DEGRADED
+        lambda: Scenario(a_pipeline(deploy={"when": "Always"})).finish(evaluate=scores(0.1)),
+        FAILED,
+        DEGRADED,
     ),
     "succeeded": PipelineState(lambda: Scenario().finish(), CURRENT, HEALTHY),
-    "suspended after its end": PipelineState(lambda: Scenario().finish().edit(suspend=True), CURRENT, HEALTHY),
+    "suspended after its end": PipelineState(
+        lambda: Scenario().finish().edit(suspend=True), CURRENT, HEALTHY
+    ),
     "serving": PipelineState(_serving, CURRENT, HEALTHY),
     "with a server that is down": PipelineState(_server_down, IN_PROGRESS, DEGRADED),
     "of a newer CRD": PipelineState(
@@ -186,7 +216,9 @@ STATES: dict[str, PipelineState] = {
         PROGRESSING,
     ),
     "unreadable": PipelineState(
-        lambda: _unreadable("train.lora.rank: Input should be greater than or equal to 1", stalled=True),
+        lambda: _unreadable(
+            "train.lora.rank: Input should be greater than or equal to 1", stalled=True
+        ),
         FAILED,
         DEGRADED,
     ),

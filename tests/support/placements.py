@@ -29,7 +29,9 @@ def settings(*classes: tuple[str, str, str | None], **more: Any) -> Settings:
         }
         for name, capacity, price in classes
     ]
-    return Settings(placement_defaults=PlacementDefaults.model_validate({"nodeClasses": found, **more}))
+    return Settings(
+        placement_defaults=PlacementDefaults.model_validate({"nodeClasses": found, **more})
+    )
 
 
 def training(
@@ -75,7 +77,9 @@ def interrupt(scenario: Scenario, minutes: float, *, start: int, last: int, save
     job = scenario.attempt("train").job
     scenario.cluster.start(job)
     scenario.after(minutes * 60)
-    scenario.cluster.progress(job, last, start_step=start, saved_step=saved, step_seconds=6.0, total=10_000)
+    scenario.cluster.progress(
+        job, last, start_step=start, saved_step=saved, step_seconds=6.0, total=10_000
+    )
     scenario.reconcile()
     scenario.cluster.evict(job, last, saved)
     scenario.reconcile()
@@ -95,7 +99,9 @@ def running_on_demand(*, step: int) -> tuple[Scenario, str]:
     return scenario, job
 
 
-def wait_until_moved(scenario: Scenario, longest: timedelta = timedelta(days=3)) -> timedelta | None:
+def wait_until_moved(
+    scenario: Scenario, longest: timedelta = timedelta(days=3)
+) -> timedelta | None:
     """Return how long the newest attempt finds no node until it is stopped, or None."""
     find_no_node(scenario)
     for minute in range(1, int(longest / timedelta(minutes=1)) + 1):

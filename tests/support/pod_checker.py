@@ -8,18 +8,48 @@ from typing import Any
 Object = dict[str, Any]
 NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 HARMLESS = {
-    *("restartPolicy", "terminationGracePeriodSeconds", "nodeSelector", "tolerations", "affinity", "priorityClassName"),
-    *("enableServiceLinks", "dnsPolicy", "schedulerName", "preemptionPolicy", "priority", "imagePullSecrets"),
+    *(
+        "restartPolicy",
+        "terminationGracePeriodSeconds",
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "priorityClassName",
+    ),
+    *(
+        "enableServiceLinks",
+        "dnsPolicy",
+        "schedulerName",
+        "preemptionPolicy",
+        "priority",
+        "imagePullSecrets",
+    ),
     *("hostname", "subdomain"),
 }
 """Fields of a pod spec that reach neither data nor rights."""
 CHECKED = {
-    *("automountServiceAccountToken", "serviceAccountName", "serviceAccount", "securityContext", "runtimeClassName"),
+    *(
+        "automountServiceAccountToken",
+        "serviceAccountName",
+        "serviceAccount",
+        "securityContext",
+        "runtimeClassName",
+    ),
     *("containers", "initContainers", "volumes"),
 }
 FOLDERS = ("/workspace", "/claims/", "/tmp", "/dev/shm")
 CONTAINER_FIELDS = {
-    *("name", "image", "imagePullPolicy", "command", "args", "env", "envFrom", "resources", "securityContext"),
+    *(
+        "name",
+        "image",
+        "imagePullPolicy",
+        "command",
+        "args",
+        "env",
+        "envFrom",
+        "resources",
+        "securityContext",
+    ),
     *("terminationMessagePath", "terminationMessagePolicy", "volumeMounts", "ports", "lifecycle"),
     *("readinessProbe", "livenessProbe", "startupProbe"),
 }
@@ -41,11 +71,19 @@ def pod_violations(spec: Object) -> Iterator[str]:
     for volume in spec.get("volumes", []):
         yield from _volume_violations(volume)
     for container in (*spec.get("initContainers", []), *spec["containers"]):
-        yield from (f"{container['name']}: {problem}" for problem in _container_violations(container))
+        yield from (
+            f"{container['name']}: {problem}" for problem in _container_violations(container)
+        )
 
 
 def _name_violations(spec: Object) -> Iterator[str]:
-    for field in ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName", "subdomain"):
+    for field in (
+        "serviceAccountName",
+        "priorityClassName",
+        "schedulerName",
+        "runtimeClassName",
+        "subdomain",
+    ):
         if field in spec and not NAME.fullmatch(spec[field]):
             yield f"{field} {spec[field]!r} is not a name"
 
@@ -78,7 +116,9 @@ def _container_violations(container: Object) -> Iterator[str]:
     for name in ("readinessProbe", "livenessProbe", "startupProbe"):
         if "host" in container.get(name, {}).get("httpGet", {}):
             yield f"{name} of another host"
-    if container.get("lifecycle", {}).keys() - {"preStop"} or "httpGet" in str(container.get("lifecycle", {})):
+    if container.get("lifecycle", {}).keys() - {"preStop"} or "httpGet" in str(
+        container.get("lifecycle", {})
+    ):
         yield "request of the kubelet"
 
 
@@ -95,7 +135,9 @@ def _environment_violations(container: Object) -> Iterator[str]:
     for one in container.get("env", []):
         if set(one.get("valueFrom", {})) - LOCAL_SOURCES:
             yield f"variable {one['name']} of {set(one['valueFrom'])}"
-        yield from (f"variable {one['name']} expands {name}" for name in expanded(one.get("value", "")))
+        yield from (
+            f"variable {one['name']} expands {name}" for name in expanded(one.get("value", ""))
+        )
     for text in (*container.get("command", []), *container.get("args", [])):
         yield from (f"command expands {name}" for name in expanded(text) if name in known)
     for one in container.get("envFrom", []):

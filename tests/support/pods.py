@@ -19,10 +19,18 @@ def a_job(*conditions: Object, name: str = "demo-train-a1", **meta: Any) -> Obje
 
 def job_condition(kind: str, reason: str = "", message: str = "") -> Object:
     """Return a condition of a finished Job: Complete or Failed."""
-    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": ENDED}
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": ENDED,
+    }
 
 
-def a_pod(state: Object | None = None, *conditions: Object, phase: str = "Running", **more: Any) -> Object:
+def a_pod(
+    state: Object | None = None, *conditions: Object, phase: str = "Running", **more: Any
+) -> Object:
     """Return a pod of a_job(); `state` is its container's, `more` is added to its metadata."""
     meta = {"name": "demo-train-a1-xyz", "uid": "pod-uid", "creationTimestamp": CREATED, **NAMES}
     meta["labels"] = {"batch.kubernetes.io/job-name": "demo-train-a1"}
@@ -30,7 +38,11 @@ def a_pod(state: Object | None = None, *conditions: Object, phase: str = "Runnin
     status = {"phase": phase, "conditions": list(conditions), **more.pop("status", {})}
     if state is not None:
         status["containerStatuses"] = [{"name": "stage", "state": state}]
-    return {"metadata": {**meta, **more}, "spec": {"nodeName": "spot-1", "containers": []}, "status": status}
+    return {
+        "metadata": {**meta, **more},
+        "spec": {"nodeName": "spot-1", "containers": []},
+        "status": status,
+    }
 
 
 def controller_reference(kind: str, name: str) -> Object:
@@ -63,7 +75,12 @@ def disrupted(reason: str, message: str = "") -> Object:
 
 def unschedulable(message: str) -> Object:
     """Return the condition of a pod that no node accepts."""
-    return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+    }
 
 
 def waiting(reason: str, message: str = "") -> Object:

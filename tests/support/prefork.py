@@ -92,7 +92,9 @@ def slow_names(seconds: float) -> None:
         setattr(owner, name, followed_by_sleep(getattr(owner, name), seconds))
 
 
-def followed_by_sleep(function: Callable[[Any, Path], Any], seconds: float) -> Callable[[Any, Path], Any]:
+def followed_by_sleep(
+    function: Callable[[Any, Path], Any], seconds: float
+) -> Callable[[Any, Path], Any]:
     def slow(one: Any, other: Path) -> Any:
         returned = function(one, other)
         time.sleep(seconds)
@@ -140,7 +142,9 @@ OPTIONS: dict[str, Callable[[Any], None]] = {
     "ranks": fork_ranks,  # after the constants, which are then those of all of them
     "freeze": lambda call: freeze_before(*call),
     "locks": lambda exist: exist or setattr(fcntl, "flock", no_locks),
-    "exchange": lambda exists: exists or setattr(artifacts, "_exchange", lambda _one, _other: False),
+    "exchange": lambda exists: (
+        exists or setattr(artifacts, "_exchange", lambda _one, _other: False)
+    ),
     "slow_names": slow_names,
 }
 """What a request may set before the stage runs, in this order; `ForkServer.start` says what each does."""

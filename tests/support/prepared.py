@@ -16,17 +16,25 @@ IDENTITY = "b" * 16
 
 
 def make_tokenizer(
-    folder: Path, *, chat_template: str | None = None, writes_bos: bool = False, trims_offsets: bool = False
+    folder: Path,
+    *,
+    chat_template: str | None = None,
+    writes_bos: bool = False,
+    trims_offsets: bool = False,
 ) -> Any:
     """Write a byte-level BPE tokenizer and the model config that prepare needs; return the loaded tokenizer."""
     from tokenizers import ByteLevelBPETokenizer, processors  # noqa: PLC0415  the import is slow
     from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: PLC0415
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(SENTENCES, vocab_size=320, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"])
+    bpe.train_from_iterator(
+        SENTENCES, vocab_size=320, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"]
+    )
     steps: list[Any] = [processors.ByteLevel(add_prefix_space=False, trim_offsets=trims_offsets)]
     if writes_bos:
-        steps.append(processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)]))
+        steps.append(
+            processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+        )
     bpe._tokenizer.post_processor = processors.Sequence(steps)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
@@ -41,7 +49,11 @@ RECIPE = ("context_length", "too_long", "packing", "max_invalid_fraction")
 
 
 def prepare_config(
-    model: Path, uri: str = "data.jsonl", *, datasets: list[dict[str, Any]] | None = None, **changes: Any
+    model: Path,
+    uri: str = "data.jsonl",
+    *,
+    datasets: list[dict[str, Any]] | None = None,
+    **changes: Any,
 ) -> PrepareConfig:
     """Return a config with rows of 64 tokens and no validation; `changes` are fields of data set and recipe."""
     recipe = {name: changes.pop(name) for name in RECIPE if name in changes}
@@ -75,7 +87,9 @@ def output_folder(environment: Environment) -> Path:
     return environment.stage_dir("prepare", IDENTITY) / "output"
 
 
-def packed_documents(environment: Environment, split: Split = "train") -> list[tuple[list[int], list[int]]]:
+def packed_documents(
+    environment: Environment, split: Split = "train"
+) -> list[tuple[list[int], list[int]]]:
     """Return tokens and loss mask of every document in the rows, without padding, in the order of the rows."""
     rows = PackedRows(output_folder(environment), split)
     read = rows.read(range(len(rows)))

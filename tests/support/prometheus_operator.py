@@ -23,7 +23,12 @@ SERVER: Object = {
     "kind": "Prometheus",
     "metadata": {"name": "platform"},
     # An empty selector selects every object of the namespace. Without replicas, only the configuration is made.
-    "spec": {"replicas": 0, "serviceMonitorSelector": {}, "podMonitorSelector": {}, "ruleSelector": {}},
+    "spec": {
+        "replicas": 0,
+        "serviceMonitorSelector": {},
+        "podMonitorSelector": {},
+        "ruleSelector": {},
+    },
 }
 
 
@@ -40,7 +45,10 @@ def prometheus_operator(kube: Kube) -> Iterator[None]:
         api, own = free_port(), free_port()
         proxy = [str(kube.kubectl), f"--kubeconfig={kube.kubeconfig}", "proxy", f"--port={api}"]
         options = [f"--apiserver=http://{LOOPBACK}:{api}", f"--web.listen-address={LOOPBACK}:{own}"]
-        with running(proxy, api, {}), running([program(NAME), "--log-level=warn", *options], own, {}):
+        with (
+            running(proxy, api, {}),
+            running([program(NAME), "--log-level=warn", *options], own, {}),
+        ):
             yield
     finally:
         kube.run("delete", "--wait=false", "crd", *names)
@@ -66,7 +74,9 @@ def configuration(own: KubeNamespace, selected: list[Object]) -> Configuration:
         found = _configuration(own)
         return found if len(found.scrapes) == len(monitors) and found.rules else None
 
-    result: Configuration = until(made, 60, "the Prometheus Operator has not selected every monitor and rule")
+    result: Configuration = until(
+        made, 60, "the Prometheus Operator has not selected every monitor and rule"
+    )
     return result
 
 
@@ -77,7 +87,9 @@ def _configuration(own: KubeNamespace) -> Configuration:
     server = yaml.safe_load(text.replace("$(SHARD)", "0"))
     files = own.get("configmap", "prometheus-platform-rulefiles-0").get("data", {})
     groups = [group for text in files.values() for group in yaml.safe_load(text)["groups"]]
-    return Configuration(server.get("scrape_configs") or [], [rule for group in groups for rule in group["rules"]])
+    return Configuration(
+        server.get("scrape_configs") or [], [rule for group in groups for rule in group["rules"]]
+    )
 
 
 def from_here(scrape: Object, kubeconfig: Path) -> Object:
@@ -85,5 +97,7 @@ def from_here(scrape: Object, kubeconfig: Path) -> Object:
 
     It scrapes once an hour, so not in a test: the addresses of KWOK's pods may be those of other machines.
     """
-    discoveries = [{**one, "kubeconfig_file": str(kubeconfig)} for one in scrape["kubernetes_sd_configs"]]
+    discoveries = [
+        {**one, "kubeconfig_file": str(kubeconfig)} for one in scrape["kubernetes_sd_configs"]
+    ]
     return {**scrape, "kubernetes_sd_configs": discoveries, "scrape_interval": "1h"}

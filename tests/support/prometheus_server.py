@@ -45,25 +45,42 @@ class Prometheus:
     def firing(self, alert: str) -> list[Object]:
         """Return the labels of the alerts of a rule that fire."""
         alerts = self.ask("alerts")["alerts"]
-        return [one["labels"] for one in alerts if one["labels"]["alertname"] == alert and one["state"] == "firing"]
+        return [
+            one["labels"]
+            for one in alerts
+            if one["labels"]["alertname"] == alert and one["state"] == "firing"
+        ]
 
     def targets(self, pool: str) -> list[Object]:
         """Return the targets of a scrape configuration."""
-        return [one for one in self.ask("targets", state="active")["activeTargets"] if one["scrapePool"] == pool]
+        return [
+            one
+            for one in self.ask("targets", state="active")["activeTargets"]
+            if one["scrapePool"] == pool
+        ]
 
 
 def static(job: str, port: int, **labels: str) -> Object:
     """Return the scrape configuration of a process on this machine."""
-    return {"job_name": job, "static_configs": [{"targets": [f"{LOOPBACK}:{port}"], "labels": labels}]}
+    return {
+        "job_name": job,
+        "static_configs": [{"targets": [f"{LOOPBACK}:{port}"], "labels": labels}],
+    }
 
 
 @contextmanager
 def prometheus(folder: Path, rules: list[Object], *scrape_configs: Object) -> Iterator[Prometheus]:
     """Run a server that scrapes every 5 s and waits 2 s, not minutes, until an alert fires."""
     hasty = [{**rule, "for": "2s"} for rule in rules]
-    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "finetune", "rules": hasty}]}))
+    (folder / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "finetune", "rules": hasty}]})
+    )
     seconds = {"scrape_interval": "5s", "scrape_timeout": "5s", "evaluation_interval": "1s"}
-    config = {"global": seconds, "rule_files": ["rules.yaml"], "scrape_configs": list(scrape_configs)}
+    config = {
+        "global": seconds,
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": list(scrape_configs),
+    }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     port = free_port()
     options = [

@@ -52,7 +52,9 @@ def push_config(base: Path, **changes: object) -> PushConfig:
 
 def with_targets(config: PushConfig, *targets: PushTarget | str, **changes: object) -> PushConfig:
     """Return the config with other targets and another identity; `changes` are fields of the recipe."""
-    chosen = tuple(PushTarget(uri=target) if isinstance(target, str) else target for target in targets)
+    chosen = tuple(
+        PushTarget(uri=target) if isinstance(target, str) else target for target in targets
+    )
     recipe = config.recipe.model_copy(update={"targets": chosen, **changes})
     identity = "-".join(target.uri.replace("/", "-") for target in chosen)
     return config.model_copy(update={"recipe": recipe, "identity": identity})
@@ -73,7 +75,11 @@ def names_in(folder: Path) -> list[str]:
 
 def unfinished_in(target: Path) -> list[str]:
     """Return the names of folders and links that a live or a killed push has begun."""
-    return [name for name in names_in(target) if re.fullmatch(r"\.(sha256-[0-9a-f]{64}|latest)\.[0-9a-f]{8}", name)]
+    return [
+        name
+        for name in names_in(target)
+        if re.fullmatch(r"\.(sha256-[0-9a-f]{64}|latest)\.[0-9a-f]{8}", name)
+    ]
 
 
 def verify_target(target: Path) -> set[str]:

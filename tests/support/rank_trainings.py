@@ -53,7 +53,9 @@ def config_of(model: Path, **changes: Any) -> TrainConfig:
     """Return the config of a short training."""
     recipe = {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | changes
     config = train_config(model, **recipe)
-    return config.model_copy(update={"prepare": PAIRS}) if config.recipe.objective == "DPO" else config
+    return (
+        config.model_copy(update={"prepare": PAIRS}) if config.recipe.objective == "DPO" else config
+    )
 
 
 @dataclass
@@ -76,7 +78,9 @@ class Training:
             **self.options,
         )
 
-    def start_pod(self, rank: int, port: int, more: Mapping[str, Any], **constants: object) -> ForkedStage:
+    def start_pod(
+        self, rank: int, port: int, more: Mapping[str, Any], **constants: object
+    ) -> ForkedStage:
         """Start one of its pods, with what its environment has besides; the first one listens on the port."""
         options = {"constants": {f"{PROCESSES}.RENDEZVOUS_PORT": port} | constants}
         pod = _Pod(replace(self.environment_of(rank), **more))
@@ -93,7 +97,12 @@ class Training:
     def environment_of(self, rank: int) -> Environment:
         """Return the environment of a pod of several; all are on this machine."""
         log = self.workspace / f"termination-{rank}.json"
-        return replace(environment(self.workspace), termination_log=log, node_rank=rank, master_address="127.0.0.1")
+        return replace(
+            environment(self.workspace),
+            termination_log=log,
+            node_rank=rank,
+            master_address="127.0.0.1",
+        )
 
     def step(self) -> int:
         """Return the last step that it has reported, or 0."""

@@ -39,8 +39,16 @@ RESULTS: dict[str, dict[str, Any]] = {
         "trainTokens": 40_000,
         "dataDigest": "sha256:d",
     },
-    "train": {"steps": 1000, "loss": 0.5, "validationLoss": 0.6, "bestStep": 900, "tokens": 1_000_000},
-    "evaluate": {"scores": {"exam": {"acc": {"value": 0.7, "stderr": 0.02}, "acc_norm": {"value": 0.4}}}},
+    "train": {
+        "steps": 1000,
+        "loss": 0.5,
+        "validationLoss": 0.6,
+        "bestStep": 900,
+        "tokens": 1_000_000,
+    },
+    "evaluate": {
+        "scores": {"exam": {"acc": {"value": 0.7, "stderr": 0.02}, "acc_norm": {"value": 0.4}}}
+    },
     "push": {
         "published": [
             {
@@ -82,7 +90,13 @@ def scores(value: float, stderr: float | None = None, metric: str = "acc") -> di
 
 def a_result(stage: str, identity: str, **changes: Any) -> AnyResult:
     """Return a valid result of the stage, with changes by the names in JSON."""
-    data = {"stage": stage, "identity": identity, "digest": f"sha256:{stage}", **RESULTS[stage], **changes}
+    data = {
+        "stage": stage,
+        "identity": identity,
+        "digest": f"sha256:{stage}",
+        **RESULTS[stage],
+        **changes,
+    }
     result = TerminationMessage.model_validate({"result": data}).result
     assert result
     return result
@@ -127,7 +141,9 @@ class Scenario:
 
     def reconcile(self) -> None:
         now = self.cluster.now + self.operator_ahead
-        self.requeue_after = run_coroutine(reconcile(self.key, self.cluster, self.settings, now)).requeue_after
+        self.requeue_after = run_coroutine(
+            reconcile(self.key, self.cluster, self.settings, now)
+        ).requeue_after
 
     def reconcile_until_stable(self) -> "Scenario":
         """Reconcile until another reconcile changes nothing: no byte of the object, no Job, no event."""
@@ -135,7 +151,9 @@ class Scenario:
             before = self.change_counts
             self.reconcile()
             if self.change_counts == before:
-                assert self.requeue_after is None or self.requeue_after > timedelta(), "it would requeue in a hot loop"
+                assert self.requeue_after is None or self.requeue_after > timedelta(), (
+                    "it would requeue in a hot loop"
+                )
                 return self
         raise AssertionError(f"it does not become stable: {self.cluster.applied[-8:]}")
 
@@ -164,7 +182,9 @@ class Scenario:
     @property
     def created_jobs(self) -> list[str]:
         """Stage and attempt of all created Jobs in order, for example train-a1."""
-        names = [change.split()[1] for change in self.cluster.applied if change.startswith("create")]
+        names = [
+            change.split()[1] for change in self.cluster.applied if change.startswith("create")
+        ]
         return ["-".join(name.split("-")[-2:]) for name in names]
 
     def stage(self, name: str) -> StageStatus:
@@ -182,13 +202,17 @@ class Scenario:
 
     def condition(self, kind: str) -> tuple[str, str] | None:
         """Return status and reason of a condition, or None if it is absent."""
-        return next(((c.status, str(c.reason)) for c in self.status.conditions if c.type == kind), None)
+        return next(
+            ((c.status, str(c.reason)) for c in self.status.conditions if c.type == kind), None
+        )
 
     @property
     def running(self) -> str | None:
         """The first stage with a running attempt, or None."""
         names = (
-            n for n, s in self.status.stages.items() if s.last_attempt and s.last_attempt.outcome == Outcome.RUNNING
+            n
+            for n, s in self.status.stages.items()
+            if s.last_attempt and s.last_attempt.outcome == Outcome.RUNNING
         )
         return next(names, None)
 
@@ -227,7 +251,9 @@ class Scenario:
         """Reconcile, and let the time pass for which the next attempt waits after an interruption."""
         stages = self.reconcile_until_stable().status.stages.values()
         ended = [stage.last_attempt for stage in stages if stage.reason is Reason.RETRYING]
-        if self.requeue_after and any(last and last.outcome is Outcome.INTERRUPTED for last in ended):
+        if self.requeue_after and any(
+            last and last.outcome is Outcome.INTERRUPTED for last in ended
+        ):
             self.after(self.requeue_after.total_seconds()).reconcile_until_stable()
         return self
 

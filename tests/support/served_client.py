@@ -39,4 +39,6 @@ def call(handler, request: Callable[[KubernetesClient], object], **options):
 
 
 def rejecting(status: int, reason: str = "", message: str = "no", **headers: str) -> Handler:
-    return lambda _: web.json_response({"reason": reason, "message": message}, status=status, headers=headers)
+    return lambda _: web.json_response(
+        {"reason": reason, "message": message}, status=status, headers=headers
+    )

@@ -41,7 +41,10 @@ class SimulatedKubelet:
     def _sync_pod(self, pod: Object) -> None:
         name, stage = pod["metadata"]["name"], pod["metadata"]["labels"]["finetune.dev/stage"]
         starts = stage == "deploy" or stage in self.held
-        if pod["metadata"].get("deletionTimestamp") or pod["status"]["phase"] in {"Succeeded", "Failed"}:
+        if pod["metadata"].get("deletionTimestamp") or pod["status"]["phase"] in {
+            "Succeeded",
+            "Failed",
+        }:
             return
         if not starts:
             self._write(name, _ended(pod, 0, _termination_message(pod, stage)))
@@ -51,13 +54,19 @@ class SimulatedKubelet:
     def pods(self, stage: str = "") -> list[Object]:
         """Return the pods of a stage, or of all stages."""
         selector = f"{SELECTOR},finetune.dev/stage={stage}" if stage else SELECTOR
-        found: list[Object] = json.loads(self.namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
+        found: list[Object] = json.loads(
+            self.namespace.run("get", "pods", "-l", selector, "-o", "json")
+        )["items"]
         return found
 
     def running(self, stage: str, index: int = 0) -> list[Object]:
         """Return the running pods of a stage with this index; the pods of one without indexes have the index 0."""
         found = (pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running")
-        return [pod for pod in found if int(pod["metadata"]["labels"].get(COMPLETION_INDEX) or 0) == index]
+        return [
+            pod
+            for pod in found
+            if int(pod["metadata"]["labels"].get(COMPLETION_INDEX) or 0) == index
+        ]
 
     def succeed(self, stage: str, index: int = 0) -> None:
         """End a running pod of a stage with a result."""
@@ -67,7 +76,11 @@ class SimulatedKubelet:
     def evict(self, stage: str, index: int = 0) -> None:
         """End a running pod of a held stage as an eviction does."""
         [pod] = until(lambda: self.running(stage, index), 60)
-        disruption = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        disruption = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+        }
         ended = _ended(pod, 143, "", "Failed")
         conditions = [{**disruption, "lastTransitionTime": _now()}]
         self._write(pod["metadata"]["name"], {**ended, "conditions": conditions})
@@ -75,7 +88,9 @@ class SimulatedKubelet:
     def _write(self, pod: str, status: Object) -> None:
         patch = json.dumps({"status": status})
         try:
-            self.namespace.run("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", patch)
+            self.namespace.run(
+                "patch", "pod", pod, "--subresource=status", "--type=merge", "-p", patch
+            )
         except TimedOut as error:
             if "NotFound" not in str(error):  # the pod may have been deleted meanwhile
                 raise
@@ -128,7 +143,11 @@ class _Server(BaseHTTPRequestHandler):
 def _started(*, is_server: bool) -> Object:
     conditions = [
         {"type": kind, "status": "True", "lastTransitionTime": _now()}
-        for kind in (("PodScheduled", "Initialized", "ContainersReady", "Ready") if is_server else ("PodScheduled",))
+        for kind in (
+            ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+            if is_server
+            else ("PodScheduled",)
+        )
     ]
     return {
         "phase": "Running",
@@ -140,13 +159,30 @@ def _started(*, is_server: bool) -> Object:
 
 
 def _ended(pod: Object, code: int, message: str, phase: str = "Succeeded") -> Object:
-    started = [one["state"]["running"]["startedAt"] for one in pod["status"].get("containerStatuses", [])]
-    terminated = {"exitCode": code, "message": message, "startedAt": [*started, _now()][0], "finishedAt": _now()}
-    return {"phase": phase, "containerStatuses": [_container({"running": None, "terminated": terminated}, ready=False)]}
+    started = [
+        one["state"]["running"]["startedAt"] for one in pod["status"].get("containerStatuses", [])
+    ]
+    terminated = {
+        "exitCode": code,
+        "message": message,
+        "startedAt": [*started, _now()][0],
+        "finishedAt": _now(),
+    }
+    return {
+        "phase": phase,
+        "containerStatuses": [_container({"running": None, "terminated": terminated}, ready=False)],
+    }
 
 
 def _container(state: Object, *, ready: bool) -> Object:
-    return {"name": "stage", "image": "x", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
+    return {
+        "name": "stage",
+        "image": "x",
+        "imageID": "",
+        "ready": ready,
+        "restartCount": 0,
+        "state": state,
+    }
 
 
 def _termination_message(pod: Object, stage: str) -> str:

@@ -9,7 +9,13 @@ from typing import TypeVar
 
 import pytest
 
-from finetune_trainer.contract import AnyConfig, Environment, ExitCode, StageResult, TerminationMessage
+from finetune_trainer.contract import (
+    AnyConfig,
+    Environment,
+    ExitCode,
+    StageResult,
+    TerminationMessage,
+)
 from finetune_trainer.contract.environment import CONFIG
 from finetune_trainer.runtime.entrypoint import run_stage
 
@@ -30,14 +36,18 @@ def environment_in(folder: Path) -> Environment:
     )
 
 
-def run_in_process(config: AnyConfig, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
+def run_in_process(
+    config: AnyConfig, environment: Environment
+) -> tuple[TerminationMessage, ExitCode]:
     """Run a stage in this process, which saves the seconds of imports of a new process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CONFIG, config.model_dump_json(by_alias=True))
         return run_stage(config.stage, environment)
 
 
-def start_stage(config: AnyConfig, environment: Environment, **variables: str) -> subprocess.Popen[str]:
+def start_stage(
+    config: AnyConfig, environment: Environment, **variables: str
+) -> subprocess.Popen[str]:
     """Start a stage in a new process with its own process group."""
     return subprocess.Popen(
         [sys.executable, "-m", "finetune_trainer", config.stage],

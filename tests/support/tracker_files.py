@@ -44,7 +44,9 @@ def wandb_runs(folder: Path) -> list[dict[str, Any]]:
             for item in record.history.item:
                 if not (item.nested_key or [item.key])[0].startswith("_"):
                     name = ".".join(item.nested_key) or item.key
-                    run["points"].setdefault(name, []).append((record.history.step.num, json.loads(item.value_json)))
+                    run["points"].setdefault(name, []).append(
+                        (record.history.step.num, json.loads(item.value_json))
+                    )
             for item in record.summary.update:
                 run["summary"][".".join(item.nested_key) or item.key] = json.loads(item.value_json)
             run["finished"] = run["finished"] or record.WhichOneof("record_type") == "exit"
@@ -56,7 +58,9 @@ def finished_wandb_run(folder: Path) -> dict[str, Any]:
     """Return the only offline run below a folder. Wait until it is whole: a program of W&B writes it."""
     deadline = time.monotonic() + WANDB_SECONDS
     while not (runs := wandb_runs(folder)) or not runs[0]["finished"]:
-        assert time.monotonic() < deadline, f"the run is not finished after {WANDB_SECONDS} s: {runs}"
+        assert time.monotonic() < deadline, (
+            f"the run is not finished after {WANDB_SECONDS} s: {runs}"
+        )
         time.sleep(0.05)
     [run] = runs
     return run

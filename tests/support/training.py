@@ -60,7 +60,10 @@ def document(start: int, length: int, *, prompt: int = 3, vocabulary: int = 320)
 def documents(count: int, *, seed: int = 0, longest: int = 20) -> list[Document]:
     """Return seeded random documents of 6 tokens to less than `longest`."""
     generator = np.random.Generator(np.random.Philox(seed))
-    return [document(int(generator.integers(300)), int(generator.integers(6, longest))) for _ in range(count)]
+    return [
+        document(int(generator.integers(300)), int(generator.integers(6, longest)))
+        for _ in range(count)
+    ]
 
 
 def pairs(count: int, *, seed: int = 0, longest: int = 20) -> list[Document]:
@@ -157,7 +160,9 @@ class StoppingProgress(ProgressReporter):
     Keeps all updates in `history`.
     """
 
-    def __init__(self, environment: Environment, stop: StopSignal, at: int | None, *, validating: bool) -> None:
+    def __init__(
+        self, environment: Environment, stop: StopSignal, at: int | None, *, validating: bool
+    ) -> None:
         super().__init__("train", environment)
         self._stop, self._at, self._note = stop, at, "validating" if validating else None
         self.history: list[dict[str, Any]] = []

@@ -14,7 +14,9 @@ def create_growing_class(kube: Kube) -> None:
     """Create the StorageClass GROWING."""
     meta = {"name": GROWING}
     fields = {"provisioner": "kubernetes.io/no-provisioner", "allowVolumeExpansion": True}
-    kube.apply([{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": meta, **fields}])
+    kube.apply(
+        [{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": meta, **fields}]
+    )
 
 
 def create_volume(namespace: KubeNamespace, claim: str) -> None:
@@ -27,10 +29,17 @@ def create_volume(namespace: KubeNamespace, claim: str) -> None:
         "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
         "storageClassName": GROWING,
         "hostPath": {"path": "/nowhere"},
-        "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace.name, "name": claim},
+        "claimRef": {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "namespace": namespace.name,
+            "name": claim,
+        },
     }
     meta = {"name": f"{namespace.name}-{claim}"}
-    namespace.kube.apply([{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta, "spec": spec}])
+    namespace.kube.apply(
+        [{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta, "spec": spec}]
+    )
 
 
 def wait_bound(namespace: KubeNamespace, claim: str) -> None:

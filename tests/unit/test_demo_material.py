@@ -89,18 +89,26 @@ def test_base_model_loads_and_every_record_fits_into_a_row(rows, few, tmp_path):
     material.make(tmp_path, steps=2, seed=SEED)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base-model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base-model")
-    records = [json.loads(line) for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()]
-    ids = tokenizer(records[0]["prompt"] + records[0]["completion"], return_tensors="pt")["input_ids"]
+    records = [
+        json.loads(line) for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()
+    ]
+    ids = tokenizer(records[0]["prompt"] + records[0]["completion"], return_tensors="pt")[
+        "input_ids"
+    ]
     assert torch.isfinite(model(input_ids=ids).logits).all()
 
     full_tokenizer = base_model.train_tokenizer(rows[2])
-    longest = max(len(full_tokenizer.encode(f"{row['text']}\nModule: {row['module']}")) for row in rows[0])
+    longest = max(
+        len(full_tokenizer.encode(f"{row['text']}\nModule: {row['module']}")) for row in rows[0]
+    )
     assert longest + 2 <= read(DEMO / "pipeline.yaml").spec.prepare.context_length
 
 
 def test_intact_material_is_kept_and_corrupt_is_made_again(few, tmp_path):
     def inodes():
-        return {path.name: path.stat().st_ino for path in (tmp_path / "data", tmp_path / "base-model")}
+        return {
+            path.name: path.stat().st_ino for path in (tmp_path / "data", tmp_path / "base-model")
+        }
 
     material.make(tmp_path, steps=1, seed=SEED)
     first = inodes()

@@ -25,13 +25,17 @@ REASONS = sorted(reason.value for reason in Reason)
 
 def anchors(page: str) -> list[str]:
     """Return the anchors of a page's headings, as readers' programs make them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    )
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def section(reason: str) -> str:
     """Return the text below the heading of a reason; raises ValueError unless there is one such heading."""
-    [found] = re.findall(rf"^### {reason}\n(.*?)(?=^##|\Z)", TROUBLESHOOTING, re.MULTILINE | re.DOTALL)
+    [found] = re.findall(
+        rf"^### {reason}\n(.*?)(?=^##|\Z)", TROUBLESHOOTING, re.MULTILINE | re.DOTALL
+    )
     return found
 
 
@@ -44,8 +48,14 @@ def entry(name: str, text: str) -> str:
 @cache
 def words_of_the_code() -> str:
     """Return every text constant of the operator and the trainer, without line breaks."""
-    trees = (ast.parse(path.read_text()) for folder in CODE for path in sorted((ROOT / folder).rglob("*.py")))
-    constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    trees = (
+        ast.parse(path.read_text())
+        for folder in CODE
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    )
+    constants = (
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+    )
     return "\n".join(" ".join(text.split()) for text in constants if isinstance(text, str))
 
 
@@ -58,7 +68,9 @@ def quoted(text: str) -> list[str]:
 
 def test_every_reason_has_a_row_that_leads_to_its_section():
     text = (DOCS / "reference" / "conditions.md").read_text()
-    rows = re.findall(r"^\| \[`(\w+)`\]\(\.\./guides/troubleshooting\.md#(\w+)\) \|", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| \[`(\w+)`\]\(\.\./guides/troubleshooting\.md#(\w+)\) \|", text, re.MULTILINE
+    )
     assert sorted(rows) == [(reason, reason.lower()) for reason in REASONS]
 
 
@@ -73,8 +85,12 @@ def test_link_of_a_reason_leads_to_its_section(reason):
     """Sections of "It waits", "It failed" and "… the server is down"; there is nothing to fix in the later ones."""
     to_fix = TROUBLESHOOTING.partition("## Attempts that ended early")[0]
     has_fix = f"### {reason}\n" in to_fix
-    page, _, anchor = link(reason, TROUBLESHOOTING_URL).removeprefix(" (see ").removesuffix(")").partition("#")
-    assert (page, anchor) == (("docs/guides/troubleshooting.md", reason.lower()) if has_fix else ("", ""))
+    page, _, anchor = (
+        link(reason, TROUBLESHOOTING_URL).removeprefix(" (see ").removesuffix(")").partition("#")
+    )
+    assert (page, anchor) == (
+        ("docs/guides/troubleshooting.md", reason.lower()) if has_fix else ("", "")
+    )
     assert not has_fix or anchor in anchors((ROOT / page).read_text())
 
 
@@ -96,16 +112,24 @@ def test_section_without_a_message_is_of_no_reason_of_ready():
     conditions = [one for status in statuses for one in status.get("conditions", [])]
     reasons = {one["reason"] for one in conditions if one["type"] == "Ready" and one["message"]}
     assert {"Retrying", "Progressing"} <= reasons
-    assert {reason for reason in reasons if entry("Message", section(reason)).startswith("none")} == set()
+    assert {
+        reason for reason in reasons if entry("Message", section(reason)).startswith("none")
+    } == set()
 
 
 def test_every_event_has_a_row_in_troubleshooting():
     """`Event(kind, "StageFailed", …)`; of f"Pipeline{phase}" the first part."""
     source = (ROOT / "operator" / "finetune_operator" / "core" / "events.py").read_text()
-    stored = [line for line in source.splitlines() if "Event(" in line and "ordinary=True" not in line]
+    stored = [
+        line for line in source.splitlines() if "Event(" in line and "ordinary=True" not in line
+    ]
     names = {found for line in stored for found in re.findall(r'Event\(\S+, f?"(\w+)', line)}
     table = TROUBLESHOOTING.partition("## Events")[2]
-    rows = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    rows = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
     assert {name for name in names if not any(row.startswith(name) for row in rows)} == set()
     phases = {f"Pipeline{phase}" for phase in FINAL_PHASES}
     assert {row for row in rows if row.startswith("Pipeline")} == phases
@@ -123,7 +147,9 @@ def test_readme_of_the_chart_is_up_to_date():
 
 
 def test_value_of_the_chart_without_a_comment_is_refused():
-    with pytest.raises(ValueError, match=r"values.yaml: metrics.port has no comment: write one above it"):
+    with pytest.raises(
+        ValueError, match=r"values.yaml: metrics.port has no comment: write one above it"
+    ):
         list(CHART_README["values"]("metrics:\n  port: 80\n  # Level.\n  level: info\n"))
 
 
@@ -140,12 +166,16 @@ PAGES = [
 def links() -> Iterator[tuple[Path, str, str]]:
     """Yield page, target and anchor of every link that stays in the repository."""
     for page in PAGES:
-        for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+        for target, anchor in re.findall(
+            r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()
+        ):
             yield page, target, anchor
 
 
 def test_links_between_pages_lead_somewhere():
-    assert [(page.name, target) for page, target, _ in links() if not (page.parent / target).exists()] == []
+    assert [
+        (page.name, target) for page, target, _ in links() if not (page.parent / target).exists()
+    ] == []
 
 
 def test_anchors_of_links_are_headings():

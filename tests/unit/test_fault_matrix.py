@@ -71,4 +71,7 @@ def test_table_has_each_row_once_whatever_the_outcome():
         "warnings": [object()],
     }
     assert rows_of(stats) == [ROW, eviction]
-    assert markdown([ROW]).splitlines()[2] == "| drain | Interrupted | 2 | 75 | 0 of at most 0 | 9.5 | yes |"
+    assert (
+        markdown([ROW]).splitlines()[2]
+        == "| drain | Interrupted | 2 | 75 | 0 of at most 0 | 9.5 | yes |"
+    )

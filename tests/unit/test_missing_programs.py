@@ -27,9 +27,12 @@ def test_machine_without_clusters_says_so_in_one_line(monkeypatch, capsys, ci: s
 
 
 @pytest.mark.parametrize(
-    ("ci", "outcome"), [("", pytest.skip.Exception), ("true", pytest.fail.Exception), ("1", pytest.fail.Exception)]
+    ("ci", "outcome"),
+    [("", pytest.skip.Exception), ("true", pytest.fail.Exception), ("1", pytest.fail.Exception)],
 )
-def test_test_without_its_program_is_skipped_or_fails(monkeypatch, ci: str, outcome: type[BaseException]):
+def test_test_without_its_program_is_skipped_or_fails(
+    monkeypatch, ci: str, outcome: type[BaseException]
+):
     monkeypatch.setenv("CI", ci)
     with pytest.raises(outcome, match=REASON):
         missing(REASON)

@@ -35,10 +35,16 @@ def own_fields(result: type[StageResult]) -> dict[str, bool]:
 
 def result_row(stage: str) -> str:
     """Return the row of a stage in the table of results."""
-    return next(row for row in PAGE.partition("| stage | fields |")[2].splitlines() if row.startswith(f"| {stage} |"))
+    return next(
+        row
+        for row in PAGE.partition("| stage | fields |")[2].splitlines()
+        if row.startswith(f"| {stage} |")
+    )
 
 
-@pytest.mark.parametrize("result", [PrepareResult, TrainResult, EvaluateResult, PushResult, DeployResult])
+@pytest.mark.parametrize(
+    "result", [PrepareResult, TrainResult, EvaluateResult, PushResult, DeployResult]
+)
 def test_page_lists_every_result_field(result):
     """Required fields come first, optional ones in parentheses."""
     needed, _, optional = result_row(result.model_fields["stage"].default).partition("(")
@@ -58,11 +64,19 @@ def test_page_lists_every_exit_code():
 
 
 def test_page_lists_every_progress_field():
-    assert [field.alias for field in Progress.model_fields.values() if f'"{field.alias}"' not in PAGE] == []
+    assert [
+        field.alias for field in Progress.model_fields.values() if f'"{field.alias}"' not in PAGE
+    ] == []
 
 
 def test_page_names_paths_and_limits_of_the_job():
-    for fact in (job.WORKSPACE, job.CLAIMS, job.TERMINATION_LOG, job.METRICS_PORT, f"{job.USER}:{job.USER}"):
+    for fact in (
+        job.WORKSPACE,
+        job.CLAIMS,
+        job.TERMINATION_LOG,
+        job.METRICS_PORT,
+        f"{job.USER}:{job.USER}",
+    ):
         assert str(fact) in PAGE
     assert f"{TERMINATION_MESSAGE_BYTES:,} bytes" in PAGE
     assert f"at most {PROGRESS_BYTES >> 10} KiB" in PAGE

@@ -24,23 +24,43 @@ def test_every_switch_is_set_by_test_all_and_documented():
     assert {"STORES", "FAULTS", "KUBERNETES"} <= found
     makefile = (ROOT / "Makefile").read_text()
     assert found <= set(re.findall(r"^test-all: export ([A-Z]+) := all$", makefile, re.MULTILINE))
-    documented = re.findall(r"^\| `([A-Z]+)=all` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    documented = re.findall(
+        r"^\| `([A-Z]+)=all` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
     assert found <= set(documented)
 
 
 def test_recipe_of_test_all_sees_the_switches(tmp_path: Path):
     rule = "test:\n\t@echo $$STORES $$FAULTS $$KUBERNETES\n"
-    lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("test-all:")]
+    lines = [
+        line
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if line.startswith("test-all:")
+    ]
     (tmp_path / "Makefile").write_text("\n".join([*lines, rule]))
-    done = subprocess.run(["make", "-C", tmp_path, "-s", "test-all"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "-C", tmp_path, "-s", "test-all"], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "all all all\n"
 
 
 @pytest.mark.parametrize(("more", "code"), [([], 0), (["--ignore=e2e/kind/test_kind.py"], 4)])
 def test_short_run_on_kind_needs_every_test_that_it_names(more: list[str], code: int):
     """A renamed test is like a missing file: without the error it would silently not run in .ci/run."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *more, "e2e/kind"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *more,
+        "e2e/kind",
+    ]
     environment = os.environ | {"KIND": "short"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == code, done.stdout + done.stderr
     assert ("change SHORT in its conftest.py" in done.stderr) is bool(code)

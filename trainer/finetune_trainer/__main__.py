@@ -15,4 +15,6 @@ from finetune_trainer.runtime.entrypoint import main  # noqa: E402
 code = main(sys.argv[1:])
 sys.stdout.flush()
 sys.stderr.flush()
-os._exit(code)  # without waiting for threads and atexit hooks of libraries: all results are already on disk
+os._exit(
+    code
+)  # without waiting for threads and atexit hooks of libraries: all results are already on disk

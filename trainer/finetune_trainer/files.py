@@ -20,7 +20,9 @@ UNKNOWN_TO_FILE_SYSTEM = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUP
 """Errors of a file system that does not know an operation, such as SMB and some of FUSE."""
 
 
-def write_durably(path: Path, data: bytes, before_rename: Callable[[], None] = lambda: None) -> None:
+def write_durably(
+    path: Path, data: bytes, before_rename: Callable[[], None] = lambda: None
+) -> None:
     """Replace a file atomically: a reader, also after a crash, finds either the old bytes or the new ones.
 
     Where `before_rename` raises an exception, the file stays as it was.
@@ -74,7 +76,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def _log_unsynced(error: OSError) -> None:
-    log_once(f"this file system cannot flush a folder ({error.strerror}): a power failure may undo the last renames")
+    log_once(
+        f"this file system cannot flush a folder ({error.strerror}): a power failure may undo the last renames"
+    )
 
 
 @functools.cache

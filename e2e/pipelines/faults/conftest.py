@@ -19,7 +19,9 @@ CLAIMS = {"demo": "/claims/demo", "workspace": "/workspace"}
 
 
 @pytest.fixture(scope="session")
-def site(cluster: Provider, operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    cluster: Provider, operator: Operator, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     """The material of the demo, a workspace, and the adapter of a training that nothing disturbs."""
     if not isinstance(cluster, LinuxNamespaces):
         pytest.skip("the faults of nodes need the processes of a cluster of Linux namespaces")
@@ -28,7 +30,9 @@ def site(cluster: Provider, operator: Operator, tmp_path_factory: pytest.TempPat
     with temporary_namespace(cluster.kube, NAMESPACE) as namespace:
         for claim in CLAIMS:
             namespace.claim(claim)
-        namespace.create(pod("filler", "busybox sleep 7200", node="ondemand-1", claims=CLAIMS, grace=1))
+        namespace.create(
+            pod("filler", "busybox sleep 7200", node="ondemand-1", claims=CLAIMS, grace=1)
+        )
         namespace.wait_phase("filler", "Running")
         upload(namespace, material, "/claims/demo")
         workspace = Workspace(namespace, "workspace", "filler")

@@ -56,10 +56,16 @@ def cost_of(journal: Iterable[Entry], jobs: Sequence[str], struck_at: float) -> 
         last = max(one.value for one in steps_of(before))
         begun = [one.value for one in before if one.event == "save"]
         failed = {one.value for one in before if one.event == "unsaved"}
-        durable = max([steps_of(found)[0].value - 1, *(step for step in begun[:-1] if step not in failed)])
+        durable = max(
+            [steps_of(found)[0].value - 1, *(step for step in begun[:-1] if step not in failed)]
+        )
         lost, allowed = lost + max(0, last - resumed.value + 1), allowed + last - durable
     newest = steps_of(trained[-1]) if trained else []
-    return Cost(lost, allowed, min((one.time - struck_at for one in newest if one.time > struck_at), default=math.nan))
+    return Cost(
+        lost,
+        allowed,
+        min((one.time - struck_at for one in newest if one.time > struck_at), default=math.nan),
+    )
 
 
 def steps_of(entries: Iterable[Entry]) -> list[Entry]:

@@ -36,14 +36,26 @@ def drain(scene: Scene) -> None:
     kube, host = scene.cluster.kube, scene.host["name"]
     scene.undo.callback(kube.run, "uncordon", host)
     scene.strike()
-    kube.run("drain", host, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s", timeout=90)
+    kube.run(
+        "drain",
+        host,
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+        "--force",
+        "--timeout=60s",
+        timeout=90,
+    )
 
 
 def preemption(scene: Scene) -> None:
     """Create a pod of a higher priority that fits on the node only without the training."""
     scene.wait_step(1)
     kube, name = scene.cluster.kube, "urgent"
-    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+    priority = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": name},
+    }
     kube.apply([{**priority, "value": 1000}])
     scene.undo.callback(kube.run, "delete", "priorityclass", name)
     urgent = pod(name, "busybox sleep 600", node=scene.node, grace=1)
@@ -83,8 +95,11 @@ def node_hung(scene: Scene) -> None:
     scene.strike()
     scene.cluster.pause(node)
     scene.undo.callback(scene.cluster.resume, node)
-    scene.driver.until(lambda: scene.namespace.get("pod", name)["metadata"].get("deletionTimestamp"), 180)
-    assert len(scene.attempts) == 1, "another attempt was started beside a process that may still write"  # noqa: S101
+    scene.driver.until(
+        lambda: scene.namespace.get("pod", name)["metadata"].get("deletionTimestamp"), 180
+    )
+    problem = "another attempt was started beside a process that may still write"
+    assert len(scene.attempts) == 1, problem  # noqa: S101
     scene.cluster.resume(node)
 
 

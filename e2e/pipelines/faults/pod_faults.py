@@ -151,9 +151,20 @@ POD_FAULTS = (
     Fault(five_evictions_in_a_row, (*[INTERRUPTED] * 5, SUCCEEDED), BY_API, (75,)),
     Fault(eviction_and_operator_kill, ONCE, f"{BY_API}|DisruptionTarget", (75, None)),
     Fault(
-        eviction_while_pending, ONCE, BY_API, changes={"train": {"pod": {"nodeSelector": {GATE: "open"}}}}, seconds=300
+        eviction_while_pending,
+        ONCE,
+        BY_API,
+        changes={"train": {"pod": {"nodeSelector": {GATE: "open"}}}},
+        seconds=300,
     ),
-    Fault(eviction_during_image_pull, ONCE, BY_API, (None, 137), changes={"suspend": True}, seconds=300),
+    Fault(
+        eviction_during_image_pull,
+        ONCE,
+        BY_API,
+        (None, 137),
+        changes={"suspend": True},
+        seconds=300,
+    ),
     Fault(
         container_out_of_memory,
         (FAILED, SUCCEEDED),
@@ -163,7 +174,14 @@ POD_FAULTS = (
         changes={"train": limited(LIMIT)},
     ),
     Fault(sigterm_during_a_save, ONCE, BY_API, (75,)),
-    Fault(sigkill_during_a_save, (FAILED, SUCCEEDED), "killed by a signal", (137,), graceful=False, default=True),
+    Fault(
+        sigkill_during_a_save,
+        (FAILED, SUCCEEDED),
+        "killed by a signal",
+        (137,),
+        graceful=False,
+        default=True,
+    ),
 )
 FULL_DISK = Fault(full_disk, (FAILED, SUCCEEDED), "No space left", (69,), graceful=False)
 """Apart, because it needs a volume of its own."""

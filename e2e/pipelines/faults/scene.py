@@ -31,7 +31,10 @@ def trainer_pod(stage: str) -> Object:
     """Return the pod of a stage that runs the observed trainer."""
     return {
         "command": ["python", "-P", "-c", PROGRAM, stage],
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "OMP_WAIT_POLICY", "value": "PASSIVE"}],
+        "env": [
+            {"name": "OMP_NUM_THREADS", "value": "1"},
+            {"name": "OMP_WAIT_POLICY", "value": "PASSIVE"},
+        ],
         "resources": {"requests": {"cpu": "200m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
     }
 
@@ -84,7 +87,9 @@ class Workspace:
     def put(self, name: str, text: str = "") -> None:
         """Write a file that controls the trainer, at once as a whole."""
         path = f"/workspace/control/{name}"
-        self.shell(f"busybox printf %s {shlex.quote(text)} > {path}.new && busybox mv {path}.new {path}")
+        self.shell(
+            f"busybox printf %s {shlex.quote(text)} > {path}.new && busybox mv {path}.new {path}"
+        )
 
     def remove(self, name: str) -> None:
         """Remove a file that controls the trainer."""
@@ -92,7 +97,9 @@ class Workspace:
 
     def journal(self) -> list[Entry]:
         """Return what the trainers of all attempts have recorded."""
-        return read_journal(self.shell("busybox cat /workspace/control/journal 2>/dev/null || true"))
+        return read_journal(
+            self.shell("busybox cat /workspace/control/journal 2>/dev/null || true")
+        )
 
     def adapter(self, identity: str) -> str:
         """Return the SHA-256 of the adapter's weights; empty if there are none."""
@@ -156,13 +163,20 @@ class Scene:
 
     def wait_ended(self, number: int, seconds: float = 240) -> Object:
         """Wait until an attempt has ended, and return it."""
-        self.driver.until(lambda: len(self.attempts) >= number and self.attempts[number - 1].get("finishedAt"), seconds)
+        self.driver.until(
+            lambda: len(self.attempts) >= number and self.attempts[number - 1].get("finishedAt"),
+            seconds,
+        )
         return self.attempts[number - 1]
 
     def entries(self, number: int, event: str) -> list[Entry]:
         """Return what the pod of an attempt has recorded of an event."""
         job = self.attempts[number - 1]["job"]
-        return [one for one in self.workspace.journal() if one.pod.startswith(f"{job}-") and one.event == event]
+        return [
+            one
+            for one in self.workspace.journal()
+            if one.pod.startswith(f"{job}-") and one.event == event
+        ]
 
     def wait_entry(self, number: int, event: str, least: int, seconds: float = 240) -> Entry:
         """Wait until an attempt has recorded an event with at least this value, and return the newest."""
@@ -188,7 +202,9 @@ class Scene:
     @property
     def host(self) -> Object:
         """The metadata of the Node object on which that pod runs."""
-        found: Object = self.namespace.get("node", self.namespace.get("pod", self.pod)["spec"]["nodeName"])["metadata"]
+        found: Object = self.namespace.get(
+            "node", self.namespace.get("pod", self.pod)["spec"]["nodeName"]
+        )["metadata"]
         return found
 
     @property
@@ -217,7 +233,12 @@ def _is_of_pod(pid: int, pod: str) -> bool:
 
 @contextmanager
 def scene(
-    site: Site, name: str, changes: Object, *, rerun: tuple[str, ...] = ("train",), workspace: Workspace | None = None
+    site: Site,
+    name: str,
+    changes: Object,
+    *,
+    rerun: tuple[str, ...] = ("train",),
+    workspace: Workspace | None = None,
 ) -> Iterator[Scene]:
     """Start a pipeline whose stages `rerun` do not find their earlier results; undo its faults at the end."""
     used = workspace or site.workspace

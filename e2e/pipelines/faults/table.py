@@ -9,7 +9,15 @@ from typing import Any
 PROPERTY = "fault"
 """Name of the property of a test's report that holds its row."""
 MISSING = "none"
-HEADINGS = ("fault", "verdict", "attempts", "exit code", "lost steps", "seconds to the next step", "identical adapter")
+HEADINGS = (
+    "fault",
+    "verdict",
+    "attempts",
+    "exit code",
+    "lost steps",
+    "seconds to the next step",
+    "identical adapter",
+)
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,15 @@ def as_property(row: Row) -> dict[str, str]:
 
 def rows_of(stats: Mapping[str, Iterable[Any]]) -> list[Row]:
     """Return the rows of a terminal reporter's statistics, sorted by fault."""
-    reports = (report for outcome in stats.values() for report in outcome if getattr(report, "when", "") == "call")
-    found = (value for report in reports for name, value in report.user_properties if name == PROPERTY)
+    reports = (
+        report
+        for outcome in stats.values()
+        for report in outcome
+        if getattr(report, "when", "") == "call"
+    )
+    found = (
+        value for report in reports for name, value in report.user_properties if name == PROPERTY
+    )
     return sorted({Row(**value) for value in found}, key=lambda row: row.fault)
 
 

@@ -27,7 +27,9 @@ STAGES = {
     },
 }
 PUBLISHED = "/claims/demo/published/matrix/latest/adapter_model.safetensors"
-all_faults = pytest.mark.skipif(os.environ.get("FAULTS") != "all", reason="not among the defaults; set FAULTS=all")
+all_faults = pytest.mark.skipif(
+    os.environ.get("FAULTS") != "all", reason="not among the defaults; set FAULTS=all"
+)
 
 
 @pytest.mark.parametrize("fault", chosen(POD_FAULTS), ids=lambda fault: fault.name)
@@ -45,7 +47,9 @@ def small_workspace(site):
     namespace.run_script("busybox true", "binder", node=NODE, claims={CLAIM: "/workspace"})
     folder = f"{NODE_FOLDER}/{namespace.get('pvc', CLAIM)['spec']['volumeName']}"
     machine.run("mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=777", "small", folder)
-    namespace.create(pod("small-filler", "busybox sleep 7200", node=NODE, claims={CLAIM: "/workspace"}, grace=1))
+    namespace.create(
+        pod("small-filler", "busybox sleep 7200", node=NODE, claims={CLAIM: "/workspace"}, grace=1)
+    )
     namespace.wait_phase("small-filler", "Running")
     yield Workspace(namespace, CLAIM, "small-filler")
     namespace.run("delete", "pod", "small-filler", "binder")
@@ -76,9 +80,16 @@ def test_stage_survives_an_eviction_before_its_result(site, record_row, stage):
         first, second = found.driver.stage(stage)["attempts"]
         adapter = found.workspace.shell(f"busybox sha256sum {PUBLISHED}").partition(" ")[0]
         record_row(row(found, stage, first, identical=adapter == site.reference))
-        assert (first["outcome"], first["exitCode"], second["outcome"]) == ("Interrupted", 75, "Succeeded")
+        assert (first["outcome"], first["exitCode"], second["outcome"]) == (
+            "Interrupted",
+            75,
+            "Succeeded",
+        )
         assert "EvictionByEvictionAPI" in first["message"]
-        assert (found.driver.stage(stage)["failures"], found.driver.status["interruptions"]) == (0, 1)
+        assert (found.driver.stage(stage)["failures"], found.driver.status["interruptions"]) == (
+            0,
+            1,
+        )
         assert adapter == site.reference
 
 

@@ -41,8 +41,12 @@ def problems_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Iterato
     yield from scene.problems
     yield from _different("outcomes", [one["outcome"] for one in scene.attempts], [*fault.outcomes])
     yield from _different("failures", train["failures"], fault.outcomes.count(FAILED))
-    yield from _different("interruptions", train["interruptions"], fault.outcomes.count(INTERRUPTED))
-    yield from _different("interruptions of the pipeline", status["interruptions"], fault.outcomes.count(INTERRUPTED))
+    yield from _different(
+        "interruptions", train["interruptions"], fault.outcomes.count(INTERRUPTED)
+    )
+    yield from _different(
+        "interruptions of the pipeline", status["interruptions"], fault.outcomes.count(INTERRUPTED)
+    )
     yield from _different("steps of the result", train["result"]["steps"], STEPS)
     yield from _different("adapter", adapter, scene.site.reference)
     if first.get("exitCode") not in fault.exit_codes:

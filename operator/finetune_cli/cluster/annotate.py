@@ -45,7 +45,9 @@ def _retry(pipeline: Object) -> Patch:
 def _cancel(pipeline: Object) -> Patch:
     if (pipeline.get("status") or {}).get("finishedAt"):
         return None, f"has already finished ({_phase(pipeline)})"
-    return _annotation_patch(CANCEL_ANNOTATION), "is being cancelled; `finetune retry` starts it again"
+    return _annotation_patch(
+        CANCEL_ANNOTATION
+    ), "is being cancelled; `finetune retry` starts it again"
 
 
 def _suspend(pipeline: Object) -> Patch:

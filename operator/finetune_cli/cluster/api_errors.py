@@ -10,7 +10,9 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 INSTALL = "helm install finetune-operator charts/finetune-operator --namespace finetune-system --create-namespace"
-FORBIDDEN = re.compile(r'User "([^"]*)" cannot (\w+) resource "([^"]*)".*?(?:in the namespace "([^"]*)"|$)')
+FORBIDDEN = re.compile(
+    r'User "([^"]*)" cannot (\w+) resource "([^"]*)".*?(?:in the namespace "([^"]*)"|$)'
+)
 """User, verb, resource and namespace in the message of a 403 of RBAC."""
 WRITE_VERBS = frozenset({"create", "patch", "update", "delete"})
 
@@ -23,11 +25,17 @@ def describe_api_error(error: ApiError, context: Context) -> Exception:
         case 0:  # no response
             return ClusterError(f"{cluster}: {message}")
         case HTTPStatus.UNAUTHORIZED:
-            return ClusterError(f"{cluster}: the API server rejects these credentials; log in again ({message})")
+            return ClusterError(
+                f"{cluster}: the API server rejects these credentials; log in again ({message})"
+            )
         case HTTPStatus.FORBIDDEN:
             return ClusterError(_describe_forbidden(message))
-        case HTTPStatus.NOT_FOUND if not error.reason:  # a 404 without a Status object: the CRD is not installed
-            return ClusterError(f"{cluster}: the operator is not installed; install it with: {INSTALL}")
+        case HTTPStatus.NOT_FOUND if (
+            not error.reason
+        ):  # a 404 without a Status object: the CRD is not installed
+            return ClusterError(
+                f"{cluster}: the operator is not installed; install it with: {INSTALL}"
+            )
         case HTTPStatus.NOT_FOUND | HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
             return UsageError(str(error))
         case _:

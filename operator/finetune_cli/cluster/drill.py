@@ -39,17 +39,23 @@ def run(arguments: argparse.Namespace) -> int:
     if not confirm(announcement, yes=arguments.yes):
         return FAILED
     drill = Drill(target)
-    return conclude(drill, lambda: asyncio.run(_evict_and_watch(drill, arguments, timeout)), arguments)
+    return conclude(
+        drill, lambda: asyncio.run(_evict_and_watch(drill, arguments, timeout)), arguments
+    )
 
 
 async def _rehearse(arguments: argparse.Namespace) -> tuple[Target, str]:
     """Return what to evict and the text that announces it; raises Refused where the API server would refuse."""
     async with connect(arguments) as session:
-        target = choose_target(await session.get_pipeline(), arguments.stage, kill=arguments.without_grace)
+        target = choose_target(
+            await session.get_pipeline(), arguments.stage, kill=arguments.without_grace
+        )
         pod = await _running_pod(session, target.attempt)
         await _evict(session, pod, kill=target.kill, dry_run=True)
     grace = f"{pod.raw['spec'].get('terminationGracePeriodSeconds', 30)}s"
-    return target, target.announce(f"the pod {pod.name} on {pod.node}", LEAST_GRACE if target.kill else grace)
+    return target, target.announce(
+        f"the pod {pod.name} on {pod.node}", LEAST_GRACE if target.kill else grace
+    )
 
 
 async def _running_pod(session: ClusterSession, attempt: AttemptStatus) -> Pod:
@@ -66,7 +72,9 @@ async def _evict(session: ClusterSession, pod: Pod, *, kill: bool, dry_run: bool
     query = {"dryRun": "All"} if dry_run else {}
     try:
         if kill:
-            options: dict[str, Any] = {"gracePeriodSeconds": 0} | ({"dryRun": ["All"]} if dry_run else {})
+            options: dict[str, Any] = {"gracePeriodSeconds": 0} | (
+                {"dryRun": ["All"]} if dry_run else {}
+            )
             await session.api.delete(paths.pods(namespace, pod.name), options=options, uid=pod.uid)
         else:
             body = {
@@ -90,8 +98,12 @@ def _refusal(error: ApiError) -> Refused | None:
     causes = error.details.get("causes") or []
     budgets = [str(one.get("message")) for one in causes if one.get("reason") == "DisruptionBudget"]
     if error.status == HTTPStatus.TOO_MANY_REQUESTS and budgets:
-        advice = "a drain of its node would be refused, too; a drill with --kill does not ask the budget"
-        return Refused(f"a PodDisruptionBudget forbids the eviction: {'; '.join(budgets)}; {advice}")
+        advice = (
+            "a drain of its node would be refused, too; a drill with --kill does not ask the budget"
+        )
+        return Refused(
+            f"a PodDisruptionBudget forbids the eviction: {'; '.join(budgets)}; {advice}"
+        )
     return None
 
 
@@ -102,16 +114,22 @@ def _missing_right(user: str, verb: str, resource: str, namespace: str | None) -
     return f"{user} may not {verb} {resource} {where}; {fix}\n{rule}"
 
 
-async def _evict_and_watch(drill: Drill, arguments: argparse.Namespace, timeout_seconds: float | None) -> None:
+async def _evict_and_watch(
+    drill: Drill, arguments: argparse.Namespace, timeout_seconds: float | None
+) -> None:
     async with connect(arguments) as session:
-        target = choose_target(await session.get_pipeline(), arguments.stage, kill=arguments.without_grace)
+        target = choose_target(
+            await session.get_pipeline(), arguments.stage, kill=arguments.without_grace
+        )
         if target.attempt.job != drill.target.attempt.job:
             raise Refused("another attempt runs by now; nothing was evicted")
         pod = await _running_pod(session, target.attempt)
         watcher = _Watcher(session, drill, pod)
         before = await watcher.progress(pod)
         drill.step = before.step if before else target.attempt.last_step
-        drill.evicted = True  # before the request: after a Ctrl-C in the middle of it, the eviction may stand
+        drill.evicted = (
+            True  # before the request: after a Ctrl-C in the middle of it, the eviction may stand
+        )
         await _evict(session, pod, kill=target.kill)
         watcher.started = asyncio.get_running_loop().time()
         await watch(drill, watcher.look, timeout_seconds)
@@ -135,23 +153,37 @@ class _Watcher:
         """Return what the cluster shows now."""
         loop = asyncio.get_running_loop()
         pipeline = await refresh(self.session)
-        if not self.drill.target.kill:  # a pod that was deleted without grace is gone before its process is
+        if (
+            not self.drill.target.kill
+        ):  # a pod that was deleted without grace is gone before its process is
             self.ended = self.ended or await with_retries(self._is_ended)
         after = _attempt_after(pipeline, self.drill.target)
         if after and not self.has_next_job:
             path = paths.jobs(self.session.context.namespace, after.job)
             self.has_next_job = await with_retries(lambda: self.session.api.get(path)) is not None
-        progress = await self._next_progress(pipeline, after) if after and self.has_next_job else None
-        return Look(loop.time() - self.started, pipeline.status, self.ended, self.has_next_job, progress)
+        progress = (
+            await self._next_progress(pipeline, after) if after and self.has_next_job else None
+        )
+        return Look(
+            loop.time() - self.started, pipeline.status, self.ended, self.has_next_job, progress
+        )
 
     async def _is_ended(self) -> bool:
         """Whether no process of the evicted pod is left."""
-        found = await self.session.api.get(paths.pods(self.session.context.namespace, self.pod.name))
-        return found is None or found["metadata"]["uid"] != self.pod.uid or bool(Pod(found).terminated)
+        found = await self.session.api.get(
+            paths.pods(self.session.context.namespace, self.pod.name)
+        )
+        return (
+            found is None or found["metadata"]["uid"] != self.pod.uid or bool(Pod(found).terminated)
+        )
 
     async def _next_progress(self, pipeline: Pipeline, attempt: AttemptStatus) -> Progress | None:
         """Return the progress from the pod itself, where the user may use the proxy; else what the operator read."""
-        if attempt.outcome is Outcome.RUNNING and self.may_use_proxy and self.drill.next_step is None:
+        if (
+            attempt.outcome is Outcome.RUNNING
+            and self.may_use_proxy
+            and self.drill.next_step is None
+        ):
             pod = await with_retries(lambda: pod_of(self.session, attempt))
             if pod and pod.phase == "Running" and (found := await self.progress(pod)):
                 return found

@@ -22,13 +22,19 @@ async def dry_run(session: ClusterSession, manifest: Manifest, live: Object | No
     Raises ApiError with the message of admission.
     """
     path = paths.pipeline(session.key)
-    meta = {name: value for name, value in manifest.body["metadata"].items() if name in {"labels", "annotations"}}
+    meta = {
+        name: value
+        for name, value in manifest.body["metadata"].items()
+        if name in {"labels", "annotations"}
+    }
     meta |= {"name": session.name, "namespace": session.context.namespace}
     body = {**manifest.body, "metadata": meta}
     last = (live or {"metadata": {}})["metadata"].get("annotations", {}).get(LAST_APPLIED)
     if last:
         spec = _three_way_patch(json.loads(last).get("spec") or {}, body["spec"])
-        return await session.api.patch(path, {**body, "spec": spec}, fieldManager=KUBECTL, **DRY_RUN)
+        return await session.api.patch(
+            path, {**body, "spec": spec}, fieldManager=KUBECTL, **DRY_RUN
+        )
     return await session.api.apply(path, body, _field_manager(live), **DRY_RUN)
 
 
@@ -43,6 +49,8 @@ def _three_way_patch(last: Any, new: Any) -> Any:
 def _field_manager(live: Object | None) -> str:
     """Return the manager of the last server-side apply: only that manager's apply removes the fields it has set."""
     managers = live["metadata"].get("managedFields", []) if live else []
-    applied = [one for one in managers if one.get("operation") == "Apply" and not one.get("subresource")]
+    applied = [
+        one for one in managers if one.get("operation") == "Apply" and not one.get("subresource")
+    ]
     last = max(applied, key=lambda one: str(one.get("time", "")), default={"manager": KUBECTL})
     return str(last["manager"])

@@ -13,7 +13,14 @@ from rich.live import Live
 from rich.text import Text
 
 from finetune_cli.cluster.pods import list_pods
-from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, Object, connect, refresh, with_retries
+from finetune_cli.cluster.session import (
+    POLL_SECONDS,
+    ClusterSession,
+    Object,
+    connect,
+    refresh,
+    with_retries,
+)
 from finetune_cli.costs import cost_lines
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.display import interruptions_line, live_table
@@ -62,12 +69,20 @@ def _without_managed_fields(pipeline: Object) -> Object:
 
 async def _list(session: ClusterSession, arguments: argparse.Namespace, console: Console) -> int:
     namespace = None if arguments.all_namespaces else session.context.namespace
-    pipelines = [_without_managed_fields(one) async for one in session.api.list(paths.pipelines(namespace))]
+    pipelines = [
+        _without_managed_fields(one) async for one in session.api.list(paths.pipelines(namespace))
+    ]
     if arguments.json:
-        print(json.dumps({"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": pipelines}, indent=1))
+        print(
+            json.dumps(
+                {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": pipelines}, indent=1
+            )
+        )
         return 0
     if not pipelines:
-        console.print(f"no pipelines in {f'the namespace {namespace}' if namespace else 'any namespace'}")
+        console.print(
+            f"no pipelines in {f'the namespace {namespace}' if namespace else 'any namespace'}"
+        )
         return 0
     first = () if namespace else ("NAMESPACE",)
     now = _now()

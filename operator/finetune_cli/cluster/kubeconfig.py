@@ -35,7 +35,9 @@ def read_context(context: str | None) -> Context:
     if OWN_NAMESPACE.is_file():
         return Context(None, OWN_NAMESPACE.read_text().strip())
     if contexts:
-        raise UsageError(f"{files} has no current context; choose one with --context: {', '.join(sorted(contexts))}")
+        raise UsageError(
+            f"{files} has no current context; choose one with --context: {', '.join(sorted(contexts))}"
+        )
     raise UsageError(f"no kubeconfig at {files}: set KUBECONFIG; {local_runs_hint()}")
 
 
@@ -43,7 +45,9 @@ def _hint(context: str, contexts: Mapping[str, Any]) -> str:
     if not contexts:
         return ": set KUBECONFIG"
     match = closest_match(context, contexts)
-    return f"; did you mean {match}?" if match else f"; its contexts are {', '.join(sorted(contexts))}"
+    return (
+        f"; did you mean {match}?" if match else f"; its contexts are {', '.join(sorted(contexts))}"
+    )
 
 
 def _contexts(files: str) -> tuple[dict[str, Mapping[str, Any]], str | None]:
@@ -53,7 +57,19 @@ def _contexts(files: str) -> tuple[dict[str, Mapping[str, Any]], str | None]:
     merger: Any = kube_config.KubeConfigMerger
     try:
         config = merger(files).config
-        contexts = {node.value["name"]: node.value.get("context") or {} for node in config.safe_get("contexts") or []}
+        contexts = {
+            node.value["name"]: node.value.get("context") or {}
+            for node in config.safe_get("contexts") or []
+        }
         return contexts, config.safe_get("current-context")
-    except (ConfigException, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{files} is not a valid kubeconfig: {' '.join(str(error).split())[:200]}") from error
+    except (
+        ConfigException,
+        yaml.YAMLError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise UsageError(
+            f"{files} is not a valid kubeconfig: {' '.join(str(error).split())[:200]}"
+        ) from error

@@ -7,7 +7,13 @@ import sys
 from dataclasses import dataclass, field
 
 from finetune_cli.cluster.pods import pod_of
-from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh, with_retries
+from finetune_cli.cluster.session import (
+    POLL_SECONDS,
+    ClusterSession,
+    connect,
+    refresh,
+    with_retries,
+)
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.display import attempt_line, no_attempt, print_attempt, stage_summary
 from finetune_cli.exit_codes import FAILED
@@ -46,7 +52,9 @@ async def _run(arguments: argparse.Namespace) -> int:
             return await reader.follow(pipeline)
         chosen = _select(_stage(pipeline, arguments.stage), arguments.attempt)
         if not chosen:
-            raise no_attempt(arguments.stage, arguments.attempt, _stage(pipeline, arguments.stage).attempts)
+            raise no_attempt(
+                arguments.stage, arguments.attempt, _stage(pipeline, arguments.stage).attempts
+            )
         return 0 if await reader.print_newest(chosen[-1], pipeline) else FAILED
 
 
@@ -57,7 +65,9 @@ def _print_metrics(pipeline: Pipeline, output: str | None) -> int:
         raise no_attempt(TRAIN, None, ())
     curve = stage.loss_curve
     if curve is None:
-        print(f"train has reported no loss curve; its status: {stage_summary(stage)}", file=sys.stderr)
+        print(
+            f"train has reported no loss curve; its status: {stage_summary(stage)}", file=sys.stderr
+        )
         return FAILED
     claim = pipeline.spec.workspace.existing_claim or workspace_name(pipeline.key.name)
     mean = f", each the mean of {curve.every_steps} steps" if curve.every_steps > 1 else ""
@@ -81,13 +91,18 @@ async def _print_samples(session: ClusterSession, pipeline: Pipeline, output: st
             print(_no_log_message(attempt, pod, stage), file=sys.stderr)
             continue
         path = paths.pod_log(session.context.namespace, pod.name)
-        async for line in session.api.stream_lines(path, container=STAGE_CONTAINER, timestamps="true"):
+        async for line in session.api.stream_lines(
+            path, container=STAGE_CONTAINER, timestamps="true"
+        ):
             found = TIMESTAMPED_LINE.fullmatch(line)
             if found and found[2].startswith(LOG_PREFIX):
                 lines.append(found[2].removeprefix(LOG_PREFIX))
     rows = parse_samples(lines)
     if not rows:
-        print("no log has a sample: train.samples may not be set, or no validation has run yet", file=sys.stderr)
+        print(
+            "no log has a sample: train.samples may not be set, or no validation has run yet",
+            file=sys.stderr,
+        )
         return FAILED
     print_samples(rows, output)
     return 0
@@ -131,7 +146,11 @@ class _Reader:
         self.printed = {attempt.number for attempt in older}
         while True:
             stage = _stage(pipeline, self.stage)
-            new = [attempt for attempt in _select(stage, self.number) if attempt.number not in self.printed]
+            new = [
+                attempt
+                for attempt in _select(stage, self.number)
+                if attempt.number not in self.printed
+            ]
             if new and await self._print_completely(new[0], stage):
                 self.printed.add(new[0].number)
             elif not new and self._has_ended(pipeline):
@@ -174,12 +193,16 @@ class _Reader:
     async def _print(self, pod: Pod, *, follow: bool) -> None:
         """Print the lines that are not printed yet."""
         last = self.last_timestamps.get(pod.name, "")
-        query = {"container": STAGE_CONTAINER, "timestamps": "true"} | ({"follow": "true"} if follow else {})
+        query = {"container": STAGE_CONTAINER, "timestamps": "true"} | (
+            {"follow": "true"} if follow else {}
+        )
         query |= {"sinceTime": last} if last else {}
         path = paths.pod_log(self.session.context.namespace, pod.name)
         async for line in self.session.api.stream_lines(path, **query):
             found = TIMESTAMPED_LINE.fullmatch(line)
-            if found is None:  # the kubelet's own words, such as "unable to retrieve container logs"
+            if (
+                found is None
+            ):  # the kubelet's own words, such as "unable to retrieve container logs"
                 self._report(line)
                 continue
             timestamp, text = found.groups()
@@ -197,7 +220,9 @@ class _Reader:
 
 def _no_log_message(attempt: AttemptStatus, pod: Pod | None, stage: StageStatus) -> str:
     if attempt.outcome is Outcome.RUNNING:
-        reason = f"{stage.reason}: {stage.message}" if stage.message else "its pod is not running yet"
+        reason = (
+            f"{stage.reason}: {stage.message}" if stage.message else "its pod is not running yet"
+        )
         return f"attempt {attempt.number} has not started: {reason}"
     problem = "never started" if pod else "no longer exists, and its log is lost"
     return f"the pod of attempt {attempt.number} {problem}; its status: {attempt_line(attempt)}"

@@ -42,7 +42,11 @@ async def _run(arguments: argparse.Namespace) -> int:
     counts = count_lines(after.spec, result if isinstance(result, PrepareResult) else None, None)
     if arguments.json:
         print_forecast_json(
-            planned.stages, notes=planned.notes, counts=counts, placement=places, change=_change(before, after)
+            planned.stages,
+            notes=planned.notes,
+            counts=counts,
+            placement=places,
+            change=_change(before, after),
         )
         return 0
     console = Console(highlight=False, soft_wrap=True)
@@ -61,8 +65,12 @@ async def _before_and_after(session: ClusterSession) -> tuple[dict[str, object] 
     return current, parse_pipeline(await dry_run(session, session.manifest, current))
 
 
-async def _observe(session: ClusterSession, live: dict[str, object], pipeline: Pipeline) -> Observation:
-    cluster = KubernetesCluster(session.api, await read_cache(session, live, pipeline), NoProgress(), NoProbe())
+async def _observe(
+    session: ClusterSession, live: dict[str, object], pipeline: Pipeline
+) -> Observation:
+    cluster = KubernetesCluster(
+        session.api, await read_cache(session, live, pipeline), NoProgress(), NoProbe()
+    )
     return await cluster.observe_children(pipeline)
 
 
@@ -76,11 +84,17 @@ def _find_in_attempts(_name: str, stage: StageAssessment) -> KeptWork | None:
     """Return the kept work as the attempts' status shows it; only pods can read the workspace itself."""
     if stage.spec and stage.spec.runs_server:
         return None  # its result was its server, which no longer runs
-    same_identity = [attempt for attempt in stage.status.attempts if attempt.identity == stage.status.identity]
-    if done := next((attempt for attempt in same_identity if attempt.outcome is Outcome.SUCCEEDED), None):
+    same_identity = [
+        attempt for attempt in stage.status.attempts if attempt.identity == stage.status.identity
+    ]
+    if done := next(
+        (attempt for attempt in same_identity if attempt.outcome is Outcome.SUCCEEDED), None
+    ):
         return KeptWork("reuse", f"the result of attempt {done.number} is in the workspace")
     latest = next((attempt for attempt in reversed(same_identity) if _has_work(attempt)), None)
-    return KeptWork("resume", f"resumes from the work of attempt {latest.number}") if latest else None
+    return (
+        KeptWork("resume", f"resumes from the work of attempt {latest.number}") if latest else None
+    )
 
 
 def _has_work(attempt: AttemptStatus) -> bool:

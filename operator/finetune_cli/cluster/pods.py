@@ -5,7 +5,14 @@ from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, SERVER, service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import DEPLOYMENTS, JOBS, PIPELINES, PODS, SERVICES, ResourceCache
+from finetune_operator.kubernetes.cache import (
+    DEPLOYMENTS,
+    JOBS,
+    PIPELINES,
+    PODS,
+    SERVICES,
+    ResourceCache,
+)
 from finetune_operator.kubernetes.store import Object
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_operator.kubernetes.trim import JOB_NAME
@@ -21,8 +28,15 @@ async def list_pods(session: ClusterSession, job: str | None = None) -> dict[str
     selectors = (f"{JOB_NAME}={job}", f"{SERVER}={job}") if job else (MANAGED_SELECTOR,)
     found: list[Object] = []
     for selector in selectors:
-        found += [pod async for pod in session.api.list(paths.pods(session.context.namespace), labelSelector=selector)]
-    by_age = sorted(found, key=lambda pod: (-Pod(pod).index, str(pod["metadata"].get("creationTimestamp"))))
+        found += [
+            pod
+            async for pod in session.api.list(
+                paths.pods(session.context.namespace), labelSelector=selector
+            )
+        ]
+    by_age = sorted(
+        found, key=lambda pod: (-Pod(pod).index, str(pod["metadata"].get("creationTimestamp")))
+    )
     labels = ((pod["metadata"].get("labels") or {}, pod) for pod in by_age)
     return {of[SERVER] if SERVER in of else of.get(JOB_NAME, ""): Pod(pod) for of, pod in labels}
 
@@ -37,7 +51,11 @@ async def read_cache(session: ClusterSession, found: Object, pipeline: Pipeline)
     cache, namespace = ResourceCache(), pipeline.key.namespace
     cache.update(PIPELINES, found)
     last = (stage.last_attempt for stage in pipeline.status.stages.values())
-    jobs = [attempt.job for attempt in last if attempt and attempt.outcome in {Outcome.RUNNING, Outcome.SUCCEEDED}]
+    jobs = [
+        attempt.job
+        for attempt in last
+        if attempt and attempt.outcome in {Outcome.RUNNING, Outcome.SUCCEEDED}
+    ]
     wanted = {
         JOBS: [paths.jobs(namespace, job) for job in jobs],
         DEPLOYMENTS: [paths.deployments(namespace, job) for job in jobs],

@@ -64,17 +64,25 @@ class ClusterSession:
         if not names:
             return f"{message}, which has no pipelines; choose another with -n, or list all with `finetune get -A`"
         match = closest_match(self.name, names)
-        hint = f"did you mean {match}?" if match else f"its pipelines are {', '.join(sorted(names)[:10])}"
+        hint = (
+            f"did you mean {match}?"
+            if match
+            else f"its pipelines are {', '.join(sorted(names)[:10])}"
+        )
         return f"{message}; {hint}"
 
 
 @asynccontextmanager
 async def connect(arguments: argparse.Namespace) -> AsyncIterator[ClusterSession]:
     """Connect to the cluster that the arguments select; its errors are raised as UsageError or ClusterError."""
-    manifest = read(Path(arguments.name)) if arguments.name and is_manifest(arguments.name) else None
+    manifest = (
+        read(Path(arguments.name)) if arguments.name and is_manifest(arguments.name) else None
+    )
     name = manifest.name if manifest else arguments.name or ""
     if name and not re.fullmatch(DNS_SUBDOMAIN, name):
-        raise UsageError(f"{name!r} is neither a file nor a pipeline's name: a name {PATTERNS[DNS_SUBDOMAIN]}")
+        raise UsageError(
+            f"{name!r} is neither a file nor a pipeline's name: a name {PATTERNS[DNS_SUBDOMAIN]}"
+        )
     context = read_context(arguments.context)
     context = Context(context.name, _namespace(arguments.namespace, manifest) or context.namespace)
     try:
@@ -91,7 +99,9 @@ def _namespace(given: str | None, manifest: Manifest | None) -> str | None:
     in_manifest = manifest.body["metadata"].get("namespace") if manifest else None
     if given and in_manifest and given != in_manifest:
         path = manifest.path if manifest else ""
-        raise UsageError(f"-n {given} contradicts metadata.namespace {in_manifest} in {path}; remove or change one")
+        raise UsageError(
+            f"-n {given} contradicts metadata.namespace {in_manifest} in {path}; remove or change one"
+        )
     return given or in_manifest
 
 
@@ -104,7 +114,8 @@ async def with_retries(request: Callable[[], Awaitable[T]]) -> T:
             return await request()
         except ApiError as error:
             overloaded = (
-                error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+                error.status == HTTPStatus.TOO_MANY_REQUESTS
+                or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
             )
             if not (error.status == 0 or overloaded) or loop.time() > deadline:
                 raise
@@ -115,5 +126,7 @@ async def refresh(session: ClusterSession) -> Pipeline:
     """Read a known pipeline again; raises ClusterError where it was deleted."""
     found = await with_retries(lambda: session.api.get(paths.pipeline(session.key)))
     if found is None:
-        raise ClusterError(f"{session.name} no longer exists: a user or spec.whenExpired: Delete may have deleted it")
+        raise ClusterError(
+            f"{session.name} no longer exists: a user or spec.whenExpired: Delete may have deleted it"
+        )
     return parse_pipeline(found)

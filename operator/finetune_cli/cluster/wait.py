@@ -46,7 +46,9 @@ def exit_code_of_wait(pipeline: Pipeline, condition: str) -> int | None:
 def _is_stalled(pipeline: Pipeline) -> bool:
     """Whether the pipeline does not go on by itself, or the operator cannot read its spec."""
     conditions = pipeline.status.conditions
-    return any(one.type == STALLED and one.observed_generation == pipeline.generation for one in conditions)
+    return any(
+        one.type == STALLED and one.observed_generation == pipeline.generation for one in conditions
+    )
 
 
 def _summary(session: ClusterSession, pipeline: Pipeline) -> str:

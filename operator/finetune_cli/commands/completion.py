@@ -42,7 +42,9 @@ TAKES_RUN = frozenset({"plan", "run", "get", "logs", "retry", "drill"})
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("completion", help="print a completion script for a shell", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "completion", help="print a completion script for a shell", description=DESCRIPTION
+    )
     parser.add_argument("shell", choices=[*SCRIPTS], help="shell that reads the script")
     parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)

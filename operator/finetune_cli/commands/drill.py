@@ -2,7 +2,13 @@
 
 import argparse
 
-from finetune_cli.arguments import NAME_OR_FILE, add_cluster_arguments, add_workdir, run_on_cluster, targets_cluster
+from finetune_cli.arguments import (
+    NAME_OR_FILE,
+    add_cluster_arguments,
+    add_workdir,
+    run_on_cluster,
+    targets_cluster,
+)
 from finetune_cli.commands import Commands
 from finetune_cli.local import drill as local
 from finetune_operator.api.spec import STAGES
@@ -19,11 +25,17 @@ arguments, 130 interrupted.
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("drill", help="evict a stage and report what it cost", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "drill", help="evict a stage and report what it cost", description=DESCRIPTION
+    )
     parser.add_argument("name", metavar="NAME|FILE", help=NAME_OR_FILE)
     stages = [stage.name for stage in STAGES]
-    parser.add_argument("stage", nargs="?", choices=stages, help="stage to evict (default: the one that runs)")
-    help_kill = "SIGKILL at once; on a cluster, delete the pod without grace, which leaves it about 2 s"
+    parser.add_argument(
+        "stage", nargs="?", choices=stages, help="stage to evict (default: the one that runs)"
+    )
+    help_kill = (
+        "SIGKILL at once; on a cluster, delete the pod without grace, which leaves it about 2 s"
+    )
     # Not `kill`, which is a flag of local runs: `arguments.targets_cluster` would refuse it with -n.
     parser.add_argument("--kill", action="store_true", dest="without_grace", help=help_kill)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask before the eviction")
@@ -37,4 +49,8 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evict, watch and return the exit code."""
-    return run_on_cluster("drill", arguments) if targets_cluster(arguments.name, arguments) else local.run(arguments)
+    return (
+        run_on_cluster("drill", arguments)
+        if targets_cluster(arguments.name, arguments)
+        else local.run(arguments)
+    )

@@ -29,11 +29,18 @@ namespace. With -w, the exit code is that of `finetune wait`.
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("get", help="show a pipeline, or list those of a namespace", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "get", help="show a pipeline, or list those of a namespace", description=DESCRIPTION
+    )
     add_run_arguments(parser)
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces")
     parser.add_argument(
-        "-w", "--watch", action="store_true", help="on a cluster: update the output until the pipeline has finished"
+        "-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces"
+    )
+    parser.add_argument(
+        "-w",
+        "--watch",
+        action="store_true",
+        help="on a cluster: update the output until the pipeline has finished",
     )
     parser.add_argument("--json", action="store_true", help="print the whole object as JSON")
     parser.set_defaults(run=run)
@@ -44,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     if targets_cluster(arguments.name, arguments):
         return run_on_cluster("get", arguments)
     if arguments.watch:
-        raise UsageError("-w works on clusters only: `finetune run` shows the progress of a run on this machine")
+        raise UsageError(
+            "-w works on clusters only: `finetune run` shows the progress of a run on this machine"
+        )
     if not (arguments.name or arguments.workdir) and len(runs := find_runs()) > 1:
         print_runs(runs, as_json=arguments.json)
         return 0
@@ -65,4 +74,7 @@ def _show(pipeline: Pipeline, workdir: Path, console: Console) -> None:
     for line in summary_lines(pipeline.status, workdir):
         console.print(line, markup=False)
     if not working and not pipeline.status.finished_at:
-        console.print(f"no `finetune run` works on it; to continue: finetune run {run_argument(workdir)}", markup=False)
+        console.print(
+            f"no `finetune run` works on it; to continue: finetune run {run_argument(workdir)}",
+            markup=False,
+        )

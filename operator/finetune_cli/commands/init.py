@@ -30,7 +30,12 @@ Write a valid manifest with comments. On a terminal, the base model and the trai
 path on this machine means the repository of the Hugging Face hub. With --cluster, every source must be one that a pod
 can read.
 """
-DEFAULT_NAME, DEFAULT_MODEL, DEFAULT_DATA, DEFAULT_TARGET = "my-pipeline", "base-model", "data.jsonl", "published"
+DEFAULT_NAME, DEFAULT_MODEL, DEFAULT_DATA, DEFAULT_TARGET = (
+    "my-pipeline",
+    "base-model",
+    "data.jsonl",
+    "published",
+)
 QUESTIONS = {
     "model": "Base model, a folder or hf://ORG/NAME",
     "data": "Training records, a file or hf://ORG/NAME/PATH",
@@ -42,13 +47,31 @@ FILE_HELP = "manifest to write (default: pipeline.yaml)"
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("init", help="write a manifest with comments to start from", description=DESCRIPTION)
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", default=Path("pipeline.yaml"), help=FILE_HELP)
-    parser.add_argument("--model", metavar="PATH|URI", help="base model: a folder, hf://ORG/NAME or pvc://CLAIM/PATH")
-    parser.add_argument("--data", metavar="PATH|URI", help="training records: a file, or a URI as for --model")
-    parser.add_argument("--name", default=DEFAULT_NAME, help=f"name of the pipeline (default: {DEFAULT_NAME})")
-    parser.add_argument("--cluster", action="store_true", help="write a manifest that runs on a cluster as it is")
-    parser.add_argument("--target", metavar="URI", help="where the model is published (default: published beside FILE)")
+    parser = commands.add_parser(
+        "init", help="write a manifest with comments to start from", description=DESCRIPTION
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", default=Path("pipeline.yaml"), help=FILE_HELP
+    )
+    parser.add_argument(
+        "--model",
+        metavar="PATH|URI",
+        help="base model: a folder, hf://ORG/NAME or pvc://CLAIM/PATH",
+    )
+    parser.add_argument(
+        "--data", metavar="PATH|URI", help="training records: a file, or a URI as for --model"
+    )
+    parser.add_argument(
+        "--name", default=DEFAULT_NAME, help=f"name of the pipeline (default: {DEFAULT_NAME})"
+    )
+    parser.add_argument(
+        "--cluster", action="store_true", help="write a manifest that runs on a cluster as it is"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="URI",
+        help="where the model is published (default: published beside FILE)",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.set_defaults(run=run)
 
@@ -65,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         print(f"{file}: cannot be written: {error.strerror}", file=sys.stderr)
         return INVALID
-    for missing in _missing_on_cluster(read_text(file, text).manifests[0].spec) if arguments.cluster else ():
+    for missing in (
+        _missing_on_cluster(read_text(file, text).manifests[0].spec) if arguments.cluster else ()
+    ):
         print(f"{file}: may still need {missing}")
     print(f"{file}: written; next: {_next_command(arguments)}")
     return 0
@@ -124,7 +149,9 @@ def _source(arguments: argparse.Namespace, kind: Kind, default: str) -> str:
         given = _ask(kind, default)
     if given is None:
         if arguments.cluster:
-            raise UsageError(f"--cluster needs --{kind}: hf://ORG/NAME, or pvc://CLAIM/PATH of a claim with its files")
+            raise UsageError(
+                f"--cluster needs --{kind}: hf://ORG/NAME, or pvc://CLAIM/PATH of a claim with its files"
+            )
         return default
     return _uri(arguments, kind, given)
 
@@ -142,9 +169,13 @@ def _uri(arguments: argparse.Namespace, kind: Kind, given: str) -> str:
     """Return a path or URI as the manifest needs it; raises UsageError where the manifest cannot have it."""
     uri = _as_uri(kind, given, arguments.file)
     if not re.fullmatch(r"\S+", uri):
-        raise UsageError(f"--{kind} {given!r}: must be without spaces, as URIs in manifests are; use a link to it")
+        raise UsageError(
+            f"--{kind} {given!r}: must be without spaces, as URIs in manifests are; use a link to it"
+        )
     if arguments.cluster and ("://" not in uri or uri.startswith("file://")):
-        raise UsageError(f"--{kind} {given}: a pod cannot read this machine; use hf://ORG/NAME or pvc://CLAIM/PATH")
+        raise UsageError(
+            f"--{kind} {given}: a pod cannot read this machine; use hf://ORG/NAME or pvc://CLAIM/PATH"
+        )
     return uri
 
 
@@ -165,7 +196,12 @@ def _as_uri(kind: Kind, given: str, manifest: Path) -> str:
 
 def _target_on_cluster(arguments: argparse.Namespace, *uris: str) -> str:
     """Return a folder on a claim that the manifest names already; raises UsageError where it names none."""
-    claim = next((uri.removeprefix("pvc://").partition("/")[0] for uri in uris if uri.startswith("pvc://")), None)
+    claim = next(
+        (uri.removeprefix("pvc://").partition("/")[0] for uri in uris if uri.startswith("pvc://")),
+        None,
+    )
     if claim is None:
-        raise UsageError("--cluster needs --target pvc://CLAIM/PATH: no source is on a claim that could hold the model")
+        raise UsageError(
+            "--cluster needs --target pvc://CLAIM/PATH: no source is on a claim that could hold the model"
+        )
     return f"pvc://{claim}/published/{arguments.name}"

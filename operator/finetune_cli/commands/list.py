@@ -23,11 +23,17 @@ the cluster. Without runs in {RUNS} and without a FOLDER, nothing is listed.
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("list", help="list runs, or pipelines on a cluster", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "list", help="list runs, or pipelines on a cluster", description=DESCRIPTION
+    )
     text = f"folders with runs, or of one run (default: {RUNS})"
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", default=[RUNS], help=text)
+    parser.add_argument(
+        "folders", nargs="*", type=Path, metavar="FOLDER", default=[RUNS], help=text
+    )
     add_cluster_arguments(parser)
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces")
+    parser.add_argument(
+        "-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces"
+    )
     parser.add_argument("--json", action="store_true", help="print the whole objects as JSON")
     parser.set_defaults(run=run, name=None, watch=False)
 
@@ -49,7 +55,9 @@ def print_runs(runs: list[Path], *, as_json: bool) -> None:
     """Print the runs in these folders; one that cannot be read is listed with the phase Unreadable."""
     if as_json:
         items = [to_object(pipeline) for found in runs if (pipeline := PipelineFile(found).read())]
-        print(json.dumps({"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": items}, indent=1))
+        print(
+            json.dumps({"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": items}, indent=1)
+        )
         return
     now = datetime.now(UTC)  # noqa: TID251  an edge
     for line in aligned([COLUMNS, *(_row(found, now) for found in runs)]):
@@ -57,7 +65,9 @@ def print_runs(runs: list[Path], *, as_json: bool) -> None:
 
 
 def _row(run: Path, now: datetime) -> tuple[str, ...]:
-    name = run.name if run.parent == RUNS else str(run)  # what selects the run: its name, or --workdir with its folder
+    name = (
+        run.name if run.parent == RUNS else str(run)
+    )  # what selects the run: its name, or --workdir with its folder
     try:
         pipeline = PipelineFile(run).read()
     except ClusterError:

@@ -37,9 +37,13 @@ def register(commands: Commands) -> None:
     text = "stage whose log is printed; not needed with --metrics and --samples"
     parser.add_argument("stage", nargs="?", choices=STAGE_NAMES, help=text)
     parser.add_argument("--attempt", type=int, metavar="N", help="print only attempt N")
-    parser.add_argument("-f", "--follow", action="store_true", help="print new lines as they are written")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="print new lines as they are written"
+    )
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--metrics", action="store_true", help="print the metrics of training instead of a log")
+    instead.add_argument(
+        "--metrics", action="store_true", help="print the metrics of training instead of a log"
+    )
     text = "print the texts that training generated for train.samples, on a cluster as far as its pods exist"
     instead.add_argument("--samples", action="store_true", help=text)
     text = "form of metrics and samples: one JSON object a line, or a table (default: a table on a terminal, else json)"
@@ -74,10 +78,14 @@ def _settle_arguments(arguments: argparse.Namespace) -> None:
         if arguments.stage not in {None, TRAIN}:
             raise UsageError(f"{flag} prints the {flag[2:]} of train: leave out {arguments.stage}")
         if arguments.follow or arguments.attempt is not None:
-            raise UsageError(f"{flag} prints what all attempts have recorded so far: leave out -f and --attempt")
+            raise UsageError(
+                f"{flag} prints what all attempts have recorded so far: leave out -f and --attempt"
+            )
         arguments.stage = TRAIN
     elif arguments.output:
-        raise UsageError("-o is the form of metrics and samples: add --metrics or --samples, or leave out -o")
+        raise UsageError(
+            "-o is the form of metrics and samples: add --metrics or --samples, or leave out -o"
+        )
     elif arguments.stage is None:
         raise UsageError(f"name the stage whose log is printed: {', '.join(STAGE_NAMES)}")
 

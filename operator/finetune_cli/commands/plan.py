@@ -44,7 +44,9 @@ NO_WORK = frozenset({"config.json", "server.log"})
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("plan", help="show what would run, and why", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "plan", help="show what would run, and why", description=DESCRIPTION
+    )
     parser.add_argument("name", metavar="NAME|FILE", help=NAME_OR_FILE)
     add_local_arguments(parser)
     add_cluster_arguments(parser)
@@ -71,7 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     places = list(placement_lines(planned, manifest.spec, defaults, datetime.now(UTC)))  # noqa: TID251  an edge
     unused = without_effect(manifest.spec)
     if arguments.json:
-        notes = {"notes": planned.notes, "counts": counts, "notLookedAt": not_looked_at, "placement": places}
+        notes = {
+            "notes": planned.notes,
+            "counts": counts,
+            "notLookedAt": not_looked_at,
+            "placement": places,
+        }
         print_forecast_json(planned.stages, **notes, withoutEffectHere=unused)
         return 0
     console = Console(highlight=False, soft_wrap=True)
@@ -96,10 +103,16 @@ def _prepared(planned: PipelineForecast, local_run: LocalRun) -> PrepareResult |
 async def _forecast(local_run: LocalRun) -> PipelineForecast:
     manifest = local_run.manifest
     before = local_run.cluster.pipeline_file.read()
-    after = with_spec(before, manifest) if before else Pipeline(local_run.key, "0" * 8, 1, manifest.spec)
+    after = (
+        with_spec(before, manifest)
+        if before
+        else Pipeline(local_run.key, "0" * 8, 1, manifest.spec)
+    )
     observed = await local_run.cluster.observe(after)
     now = datetime.now(UTC)  # noqa: TID251  an edge
-    return forecast(before, after, observed, now, _find_in_workspace(local_run.cluster.folders.workspace(after)))
+    return forecast(
+        before, after, observed, now, _find_in_workspace(local_run.cluster.folders.workspace(after))
+    )
 
 
 def _find_in_workspace(workspace: Path) -> FindKeptWork:
@@ -107,7 +120,11 @@ def _find_in_workspace(workspace: Path) -> FindKeptWork:
         folder = workspace / name / stage.status.identity
         if (folder / "result.json").is_file():
             return KeptWork("reuse", "its result is in the workspace")
-        return KeptWork("resume", "resumes from the work of an earlier attempt") if _has_work(folder) else None
+        return (
+            KeptWork("resume", "resumes from the work of an earlier attempt")
+            if _has_work(folder)
+            else None
+        )
 
     return find
 
@@ -115,4 +132,7 @@ def _find_in_workspace(workspace: Path) -> FindKeptWork:
 def _has_work(folder: Path) -> bool:
     """Whether the folder holds work of an earlier attempt; names that begin with a dot are unfinished files."""
     files = (path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
-    return any(parts[-1] not in NO_WORK and not any(part.startswith(".") for part in parts) for parts in files)
+    return any(
+        parts[-1] not in NO_WORK and not any(part.startswith(".") for part in parts)
+        for parts in files
+    )

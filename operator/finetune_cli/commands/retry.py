@@ -2,7 +2,12 @@
 
 import argparse
 
-from finetune_cli.arguments import NAME_OR_FILE, add_cluster_arguments, run_on_cluster, targets_cluster
+from finetune_cli.arguments import (
+    NAME_OR_FILE,
+    add_cluster_arguments,
+    run_on_cluster,
+    targets_cluster,
+)
 from finetune_cli.commands import Commands
 from finetune_cli.commands import run as local
 
@@ -15,7 +20,9 @@ command returns at once.
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("retry", help="run again from the failed stage", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "retry", help="run again from the failed stage", description=DESCRIPTION
+    )
     local.add_arguments(parser, target=NAME_OR_FILE)
     add_cluster_arguments(parser)
     parser.set_defaults(run=run, retry=True)

@@ -36,7 +36,9 @@ RUN_OR_FILE = "manifest of the pipeline, or the name of a run to continue"
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("run", help="run a pipeline on this machine", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "run", help="run a pipeline on this machine", description=DESCRIPTION
+    )
     add_arguments(parser)
     parser.set_defaults(run=run, retry=False)
 
@@ -48,11 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
     stages = [stage.name for stage in STAGES]
     parser.add_argument("--until", choices=stages, help="stop after this stage")
     help_evict = "evict the stage when it has reached this step: SIGTERM, then SIGKILL; may be given several times"
-    help_kill = "kill the stage at this step without notice (SIGKILL), as the loss of its node would"
+    help_kill = (
+        "kill the stage at this step without notice (SIGKILL), as the loss of its node would"
+    )
     for kind, text in (("evict", help_evict), ("kill", help_kill)):
-        parser.add_argument(f"--{kind}", action="append", default=[], metavar="STAGE@STEP", help=text)
+        parser.add_argument(
+            f"--{kind}", action="append", default=[], metavar="STAGE@STEP", help=text
+        )
     parser.add_argument(
-        "--keep-serving", action="store_true", help="serve the published model after a run that succeeded, until Ctrl-C"
+        "--keep-serving",
+        action="store_true",
+        help="serve the published model after a run that succeeded, until Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="print only the final status, as JSON")
 
@@ -60,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
 def run(arguments: argparse.Namespace) -> int:
     """Run the pipeline until it has finished or is stopped, and return the exit code."""
     manifest = read(manifest_path(arguments.file))
-    faults = [fault("evict")(text) for text in arguments.evict] + [fault("kill")(text) for text in arguments.kill]
+    faults = [fault("evict")(text) for text in arguments.evict] + [
+        fault("kill")(text) for text in arguments.kill
+    ]
     workdir = workdir_for(manifest, arguments.workdir)
     with display_for(manifest.name, to_stderr=arguments.json) as display:
         local_run = LocalRun.create(manifest, workdir, display.event)
@@ -73,10 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
             retry = _retry_request(local_run, display) if arguments.retry else None
             local_run.apply_manifest(retry)
             status = asyncio.run(
-                local_run.run(Settings(until=arguments.until, placement_defaults=None), faults, display.update)
+                local_run.run(
+                    Settings(until=arguments.until, placement_defaults=None), faults, display.update
+                )
             )
     if arguments.json:
-        print(json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1))
+        print(
+            json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1)
+        )
     else:
         print_summary(local_run, status)
     if arguments.keep_serving and status.phase == "Succeeded" and not keep_serving(local_run):
@@ -88,14 +102,29 @@ def _retry_request(local_run: LocalRun, display: Display) -> str | None:
     """Return the value of the retry annotation; None after a run without a failure: a retry would erase its record."""
     before = local_run.status()
     if before.finished_at and before.phase in DONE:
-        display.event(Event("Warning", "NothingToRetry", f"the run has finished ({before.phase}) without a failure"))
+        display.event(
+            Event(
+                "Warning",
+                "NothingToRetry",
+                f"the run has finished ({before.phase}) without a failure",
+            )
+        )
         return None
     return datetime.now(UTC).isoformat()  # noqa: TID251  an edge
 
 
 def commit_of(folder: Path) -> str | None:
     """Return the git commit of a folder, with the suffix -dirty for uncommitted changes; None outside a repository."""
-    command = ("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    command = (
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    )
     try:
         described = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -107,7 +136,9 @@ def exit_code(status: PipelineStatus, local_run: LocalRun, until: str | None) ->
     """Return the exit code: 0, FAILED, BELOW_GATE or INTERRUPTED."""
     if status.finished_at and status.phase not in DONE:
         return FAILED
-    if not status.finished_at and (local_run.cluster.stopping or not is_until_reached(status, until)):
+    if not status.finished_at and (
+        local_run.cluster.stopping or not is_until_reached(status, until)
+    ):
         return INTERRUPTED
     return below_gate(status)
 

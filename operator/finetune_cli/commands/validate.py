@@ -29,7 +29,9 @@ def register(commands: Commands) -> None:
         "validate", help="check manifests and print all errors at once", description=DESCRIPTION
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="manifest to check")
-    parser.add_argument("--check", action="store_true", help="also look at sources and targets that manifests name")
+    parser.add_argument(
+        "--check", action="store_true", help="also look at sources and targets that manifests name"
+    )
     add_local_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
@@ -44,7 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         for file, result in results.items()
     }
     if arguments.json:
-        more = {file: {"notLookedAt": texts} if arguments.check else {} for file, texts in not_looked_at.items()}
+        more = {
+            file: {"notLookedAt": texts} if arguments.check else {}
+            for file, texts in not_looked_at.items()
+        }
         files = [_as_json(file, result) | more[file] for file, result in results.items()]
         print(json.dumps({"files": files}, indent=2))
     else:

@@ -39,13 +39,17 @@ VERBS = (
         local_equivalent="`finetune run` continues a stopped run",
     ),
 )
-NAMES = "NAME is a pipeline on a cluster; with -n or --context, it may be the manifest FILE instead."
+NAMES = (
+    "NAME is a pipeline on a cluster; with -n or --context, it may be the manifest FILE instead."
+)
 
 
 def register(commands: Commands) -> None:
     """Add the three commands."""
     for verb in VERBS:
-        parser = commands.add_parser(verb.name, help=verb.help, description=f"{verb.description} {NAMES}")
+        parser = commands.add_parser(
+            verb.name, help=verb.help, description=f"{verb.description} {NAMES}"
+        )
         add_name(parser)
         parser.set_defaults(run=run, local_equivalent=verb.local_equivalent)
 

@@ -26,7 +26,9 @@ def register(commands: Commands) -> None:
         dest="condition",
         help="condition to wait for (default: Finished)",
     )
-    parser.add_argument("--timeout", metavar="30m", help="longest wait, as 90s, 30m or 1h30m (default: unlimited)")
+    parser.add_argument(
+        "--timeout", metavar="30m", help="longest wait, as 90s, 30m or 1h30m (default: unlimited)"
+    )
     parser.set_defaults(run=run)
 
 

@@ -23,7 +23,9 @@ def confirm(announcement: str, *, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError("nothing was evicted: there is no terminal to ask on; add --yes to evict without asking")
+        raise UsageError(
+            "nothing was evicted: there is no terminal to ask on; add --yes to evict without asking"
+        )
     print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
     try:
         agreed = input().strip().lower() in {"y", "yes"}
@@ -34,7 +36,9 @@ def confirm(announcement: str, *, yes: bool) -> bool:
     return agreed
 
 
-async def watch(drill: Drill, look: Callable[[], Awaitable[Look]], timeout_seconds: float | None) -> None:
+async def watch(
+    drill: Drill, look: Callable[[], Awaitable[Look]], timeout_seconds: float | None
+) -> None:
     """Look until the drill is over; a timeout and a ClusterError end it with what was seen so far."""
     told: set[str] = set()
     loop = asyncio.get_running_loop()
@@ -52,7 +56,9 @@ async def watch(drill: Drill, look: Callable[[], Awaitable[Look]], timeout_secon
     _print_new(drill, told)
 
 
-def conclude(drill: Drill, evict_and_watch: Callable[[], None], arguments: argparse.Namespace) -> int:
+def conclude(
+    drill: Drill, evict_and_watch: Callable[[], None], arguments: argparse.Namespace
+) -> int:
     """Evict and watch, print the report, and return the exit code; Ctrl-C ends the watching only."""
     code = 0
     try:
@@ -61,7 +67,9 @@ def conclude(drill: Drill, evict_and_watch: Callable[[], None], arguments: argpa
         if not drill.evicted:
             raise
         code = INTERRUPTED
-        drill.problem = "stopped watching (Ctrl-C): the eviction stands, and `finetune get` shows what follows"
+        drill.problem = (
+            "stopped watching (Ctrl-C): the eviction stands, and `finetune get` shows what follows"
+        )
     if arguments.json:
         print(json.dumps(drill.as_json(), indent=1))
     else:
@@ -74,11 +82,19 @@ def report(drill: Drill) -> list[str]:
     target, at = drill.target, "" if drill.step is None else f" at step {drill.step}"
     done = "killed" if target.kill else "evicted"
     lines = [f"{target.pipeline}: attempt {target.attempt.number} of {target.stage} was {done}{at}"]
-    rows = [(_title(drill, name), f"{seconds:.1f}s", _detail(drill, name)) for name, seconds in drill.seconds.items()]
+    rows = [
+        (_title(drill, name), f"{seconds:.1f}s", _detail(drill, name))
+        for name, seconds in drill.seconds.items()
+    ]
     if drill.lost_steps is not None:
         rows.append(("steps lost", str(drill.lost_steps), ""))
     money = [f"money: {cost_line(drill.cost)}"] if drill.cost else []
-    return [*lines, *(aligned(rows) if rows else ()), *money, *([drill.problem] if drill.problem else [])]
+    return [
+        *lines,
+        *(aligned(rows) if rows else ()),
+        *money,
+        *([drill.problem] if drill.problem else []),
+    ]
 
 
 def _title(drill: Drill, name: str) -> str:

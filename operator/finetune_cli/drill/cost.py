@@ -19,4 +19,6 @@ def cost_line(cost: dict[str, str]) -> str:
     """Return the amounts in words; empty where none is known."""
     currency = f" {cost['currency']}" if "currency" in cost else ""
     words = {"lostCost": "lost", "cost": "for the attempt", "price": "an hour"}
-    return ", ".join(f"{cost[name]}{currency} {text}" for name, text in words.items() if name in cost)
+    return ", ".join(
+        f"{cost[name]}{currency} {text}" for name, text in words.items() if name in cost
+    )

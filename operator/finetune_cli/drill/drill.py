@@ -5,7 +5,13 @@ from typing import Any
 
 from finetune_cli.drill.cost import cost_of
 from finetune_cli.drill.target import Target
-from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    AttemptStatus,
+    Outcome,
+    PipelineStatus,
+    StageState,
+    StageStatus,
+)
 from finetune_trainer.contract import Progress
 
 SETTLE_SECONDS = 15.0
@@ -71,7 +77,11 @@ class Drill:
         told = self.attempt.lost_steps if self.attempt else None
         if self.resumed_at is None:
             return told
-        last = [step for step in (self.step, self.attempt.last_step if self.attempt else None) if step is not None]
+        last = [
+            step
+            for step in (self.step, self.attempt.last_step if self.attempt else None)
+            if step is not None
+        ]
         return max(told or 0, max(last) - self.resumed_at, 0) if last else told
 
     def _record_attempts(self, look: Look, stage: StageStatus) -> None:
@@ -97,7 +107,11 @@ class Drill:
         if stage.state is StageState.FAILED:
             return f"{self.target.stage} failed: {stage.reason}: {stage.message}"
         later = self.following
-        if later and later.outcome not in {Outcome.RUNNING, Outcome.SUCCEEDED} and self.next_step is None:
+        if (
+            later
+            and later.outcome not in {Outcome.RUNNING, Outcome.SUCCEEDED}
+            and self.next_step is None
+        ):
             return f"attempt {later.number} ended before its first step, {later.outcome.lower()}: {later.message}"
         return ""
 

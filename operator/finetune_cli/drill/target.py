@@ -31,13 +31,16 @@ class Target:
 
     def announce(self, what: str, grace: str) -> str:
         """Return what the drill does to `what`, for example a pod, and what it counts as; `grace`: its time."""
-        budget = (
-            f"interruption {self.interruptions + 1} of {self.max_interruptions} (spec.{self.stage}.maxInterruptions)"
-        )
+        limit = f"{self.max_interruptions} (spec.{self.stage}.maxInterruptions)"
+        budget = f"interruption {self.interruptions + 1} of {limit}"
         work = f"attempt {self.attempt.number} of {self.stage} in {self.pipeline}"
         if self.kill:
             saved = self.attempt.saved_step
-            lost = "" if saved is None else f" Steps after step {saved}, the last one known to be saved, may be lost."
+            lost = (
+                ""
+                if saved is None
+                else f" Steps after step {saved}, the last one known to be saved, may be lost."
+            )
             return f"This kills {what}: {work}. It gets {grace}, then SIGKILL.{lost} It counts as {budget}."
         return f"This evicts {what}: {work}. It gets SIGTERM, {grace} to save, then SIGKILL. It counts as {budget}."
 
@@ -46,10 +49,14 @@ def choose_target(pipeline: Pipeline, stage: str | None, *, kill: bool) -> Targe
     """Return the running attempt of a stage, or of the one that runs; raises Refused where there is none to evict."""
     name = stage or _running_stage(pipeline)
     if name in SERVERS:
-        raise Refused(f"{name} is a server: it has no work to save, so a drill would show nothing; name another stage")
+        raise Refused(
+            f"{name} is a server: it has no work to save, so a drill would show nothing; name another stage"
+        )
     spec, status = pipeline.spec.stage(name), pipeline.status.stages.get(name)
     if spec is None or status is None:
-        raise Refused(f"{name} is not a stage of {pipeline.key}, or has not been looked at by the operator yet")
+        raise Refused(
+            f"{name} is not a stage of {pipeline.key}, or has not been looked at by the operator yet"
+        )
     attempt = status.running_attempt
     if attempt is None or status.state is not StageState.RUNNING:
         raise Refused(f"{name} is {_state(status)}; only a stage that is Running can be evicted")
@@ -57,7 +64,9 @@ def choose_target(pipeline: Pipeline, stage: str | None, *, kill: bool) -> Targe
         raise Refused(f"{name} is being stopped already ({attempt.stopping})")
     if status.interruptions_counted >= spec.max_interruptions:
         raise Refused(_exhausted(name, status.interruptions_counted, spec.max_interruptions))
-    return Target(str(pipeline.key), name, attempt, status.interruptions_counted, spec.max_interruptions, kill)
+    return Target(
+        str(pipeline.key), name, attempt, status.interruptions_counted, spec.max_interruptions, kill
+    )
 
 
 def _running_stage(pipeline: Pipeline) -> str:

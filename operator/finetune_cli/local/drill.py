@@ -26,7 +26,10 @@ NODE_LOST = "killed on purpose, as if its node was lost (finetune drill --kill)"
 
 def run(arguments: argparse.Namespace) -> int:
     """Evict the stage, watch the run and return the exit code."""
-    timeout, workdir = parse_timeout(arguments.timeout), find_workdir(arguments.name, arguments.workdir)
+    timeout, workdir = (
+        parse_timeout(arguments.timeout),
+        find_workdir(arguments.name, arguments.workdir),
+    )
     target = _find_target(workdir, arguments)
     folder = _job_folder(workdir, target)
     grace = json.loads((folder / JOB_FILE).read_bytes())["graceSeconds"]
@@ -34,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not confirm(target.announce("the process", time_to_save), yes=arguments.yes):
         return FAILED
     drill = Drill(target)
-    return conclude(drill, lambda: asyncio.run(_evict_and_watch(drill, workdir, arguments, timeout)), arguments)
+    return conclude(
+        drill, lambda: asyncio.run(_evict_and_watch(drill, workdir, arguments, timeout)), arguments
+    )
 
 
 def _find_target(workdir: Path, arguments: argparse.Namespace) -> Target:
@@ -45,10 +50,14 @@ def _find_target(workdir: Path, arguments: argparse.Namespace) -> Target:
     target = choose_target(pipeline, arguments.stage, kill=arguments.without_grace)
     if not is_locked(workdir):
         again = f"finetune run {run_argument(workdir)}"
-        raise Refused(f"no `finetune run` works on {pipeline.key}, so nothing would resume; continue it: {again}")
+        raise Refused(
+            f"no `finetune run` works on {pipeline.key}, so nothing would resume; continue it: {again}"
+        )
     job = observe_job(_job_folder(workdir, target))
     if job is None or job.state is not JobState.RUNNING:
-        raise Refused(f"attempt {target.attempt.number} of {target.stage} does not run at this moment; try again")
+        raise Refused(
+            f"attempt {target.attempt.number} of {target.stage} does not run at this moment; try again"
+        )
     return target
 
 
@@ -90,9 +99,14 @@ def _look(drill: Drill, workdir: Path, seconds: float) -> Look:
     stage = status.stages.get(drill.target.stage)
     newest = stage.last_attempt if stage else None
     later = newest if newest and newest.number > drill.target.attempt.number else None
-    evicted, job = observe_job(_job_folder(workdir, drill.target)), _observe(workdir, later.job if later else None)
+    evicted, job = (
+        observe_job(_job_folder(workdir, drill.target)),
+        _observe(workdir, later.job if later else None),
+    )
     ended = evicted is None or not evicted.live
-    problem = "" if working else f"the `finetune run` that worked on {drill.target.pipeline} has ended"
+    problem = (
+        "" if working else f"the `finetune run` that worked on {drill.target.pipeline} has ended"
+    )
     return Look(seconds, status, ended, job is not None, job.progress if job else None, problem)
 
 

@@ -41,7 +41,9 @@ def fault(kind: Literal["evict", "kill"]) -> Callable[[str], Fault]:
         names = [stage.name for stage in STAGES]
         match = re.fullmatch(rf"({'|'.join(names)})@(\d+)", text)
         if not match:
-            raise UsageError(f"{text!r} is not STAGE@STEP, for example train@100; stages are {', '.join(names)}")
+            raise UsageError(
+                f"{text!r} is not STAGE@STEP, for example train@100; stages are {', '.join(names)}"
+            )
         return Fault(kind, match[1], int(match[2]))
 
     return parse
@@ -59,7 +61,9 @@ class FaultInjector:
     async def watch(self) -> None:
         """Poll the progress of the stages until no fault is pending."""
         while self.pending:
-            with contextlib.suppress(ClusterError):  # the reconcile loop gets the same error and reports it
+            with contextlib.suppress(
+                ClusterError
+            ):  # the reconcile loop gets the same error and reports it
                 self._inject_if_due()
             await asyncio.sleep(POLL_SECONDS)
 
@@ -74,10 +78,20 @@ class FaultInjector:
         for name, stage in pipeline.status.stages.items() if pipeline else ():
             attempt = stage.last_attempt
             due = next((fault for fault in self.pending if fault.stage == name), None)
-            if due is None or attempt is None or attempt.outcome is not Outcome.RUNNING or attempt.job in self.injected:
+            if (
+                due is None
+                or attempt is None
+                or attempt.outcome is not Outcome.RUNNING
+                or attempt.job in self.injected
+            ):
                 continue
             job = self.cluster.job(attempt.job)
-            if job and job.state is JobState.RUNNING and job.progress and job.progress.step >= due.step:
+            if (
+                job
+                and job.state is JobState.RUNNING
+                and job.progress
+                and job.progress.step >= due.step
+            ):
                 self._inject(due, attempt.job)
 
     def _inject(self, due: Fault, job: str) -> None:

@@ -50,7 +50,9 @@ class LocalRun:
         cls, manifest: Manifest, workdir: Path, on_event: Callable[[Event], None] = lambda _: None
     ) -> "LocalRun":
         """Create a run in a work folder; writes nothing yet."""
-        return cls(manifest, LocalCluster(Folders.under(workdir, manifest.path.parent.resolve()), on_event))
+        return cls(
+            manifest, LocalCluster(Folders.under(workdir, manifest.path.parent.resolve()), on_event)
+        )
 
     @classmethod
     def read_only(cls, manifest: Manifest, workdir: Path, claims: Path) -> "LocalRun":
@@ -75,7 +77,11 @@ class LocalRun:
 
     def link_claims(self, given: Mapping[str, Path]) -> None:
         """Link the claims of earlier runs in the work folder, and those given now, which take precedence."""
-        earlier = {link.name: link.resolve() for link in (self.workdir / "claims").glob("*") if link.is_dir()}
+        earlier = {
+            link.name: link.resolve()
+            for link in (self.workdir / "claims").glob("*")
+            if link.is_dir()
+        }
         self.cluster.folders.link_claims({**earlier, **given})
 
     @contextlib.contextmanager
@@ -119,20 +125,27 @@ class LocalRun:
     def check_claims(self) -> None:
         """Raise InvalidManifest with every claim that the manifest refers to and that has no folder."""
         missing = sorted(
-            claim for claim in self._referenced_claims() if not (self.cluster.folders.claims / claim).is_dir()
+            claim
+            for claim in self._referenced_claims()
+            if not (self.cluster.folders.claims / claim).is_dir()
         )
         if missing:
             message = "claim {0} has no folder on this machine; add --claim {0}=FOLDER"
             file = self.manifest.path
             raise InvalidManifest(
-                [Diagnostic(file, self.manifest.line, "spec", message.format(name)) for name in missing]
+                [
+                    Diagnostic(file, self.manifest.line, "spec", message.format(name))
+                    for name in missing
+                ]
             )
 
     def check_written_folders(self) -> None:
         """Raise UsageError if the run would write into a folder that it reads: each write would change the digest."""
         spec, environment = self.manifest.spec, self.environment
         written = {"the work folder": self.workdir, "the workspace": environment.workspace}
-        with contextlib.suppress(InvalidLocation):  # the push stage reports what is wrong with its target
+        with contextlib.suppress(
+            InvalidLocation
+        ):  # the push stage reports what is wrong with its target
             written |= {f"push.targets {uri}": environment.locate(uri) for uri in _targets(spec)}
         for uri in spec.source_uris():
             with contextlib.suppress(InvalidLocation):
@@ -146,7 +159,9 @@ class LocalRun:
     def _referenced_claims(self) -> set[str]:
         pipeline = Pipeline(self.key, "", 1, self.manifest.spec)
         stages = assess(pipeline, Observation(), datetime.now(UTC)).stages.values()  # noqa: TID251  an edge
-        named = {claim for stage in stages if stage.config for claim in referenced_claims(stage.config)}
+        named = {
+            claim for stage in stages if stage.config for claim in referenced_claims(stage.config)
+        }
         existing = self.manifest.spec.workspace.existing_claim
         return named | ({existing} if existing else set())
 
@@ -188,14 +203,22 @@ class LocalRun:
             else:
                 return min(
                     REFRESH_SECONDS,
-                    result.requeue_after.total_seconds() if result.requeue_after is not None else REFRESH_SECONDS,
+                    result.requeue_after.total_seconds()
+                    if result.requeue_after is not None
+                    else REFRESH_SECONDS,
                 )
 
     def _is_finished(self, status: PipelineStatus, settings: Settings) -> bool:
-        running = any(a.outcome is Outcome.RUNNING for s in status.stages.values() if (a := s.last_attempt))
+        running = any(
+            a.outcome is Outcome.RUNNING for s in status.stages.values() if (a := s.last_attempt)
+        )
         if status.finished_at or running:
             return not running
-        return self.cluster.stopping or self.manifest.spec.suspend or is_until_reached(status, settings.until)
+        return (
+            self.cluster.stopping
+            or self.manifest.spec.suspend
+            or is_until_reached(status, settings.until)
+        )
 
     def _handle_signals(self) -> None:
         """Stop as an eviction does at the first Ctrl-C, SIGTERM or SIGHUP; kill at the second."""
@@ -223,7 +246,9 @@ def is_until_reached(status: PipelineStatus, until: str | None) -> bool:
 def with_spec(pipeline: Pipeline, manifest: Manifest) -> Pipeline:
     """Return the pipeline as it would be if the manifest were applied now."""
     generation = pipeline.generation + (pipeline.spec != manifest.spec)
-    return replace(pipeline, spec=manifest.spec, generation=generation, annotations=manifest.annotations)
+    return replace(
+        pipeline, spec=manifest.spec, generation=generation, annotations=manifest.annotations
+    )
 
 
 def _targets(spec: PipelineSpec) -> list[str]:

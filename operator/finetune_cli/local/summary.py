@@ -34,11 +34,15 @@ def summary_lines(status: PipelineStatus, run: Path) -> Iterator[str]:
 
 def outcome_line(status: PipelineStatus) -> str:
     """Return how the pipeline ended, or what it does now; the error of a failed stage is shown with the stage."""
-    failed = next((name for name, one in status.stages.items() if one.state is StageState.FAILED), None)
+    failed = next(
+        (name for name, one in status.stages.items() if one.state is StageState.FAILED), None
+    )
     if status.finished_at is None:
         return ready_message(status)
     if failed:
-        return f"{status.phase} at {failed}{link(status.stages[failed].reason, TROUBLESHOOTING_URL)}"
+        return (
+            f"{status.phase} at {failed}{link(status.stages[failed].reason, TROUBLESHOOTING_URL)}"
+        )
     return f"{status.phase}: {ready_message(status)}"
 
 
@@ -61,7 +65,9 @@ def _where(model: ModelStatus, run: Path) -> str:
     scheme, _, rest = model.uri.partition("://")
     claim, _, path = rest.partition("/")
     link = run / "claims" / claim
-    return f"{model.uri} = {link.resolve() / path}" if scheme == "pvc" and link.is_dir() else model.uri
+    return (
+        f"{model.uri} = {link.resolve() / path}" if scheme == "pvc" and link.is_dir() else model.uri
+    )
 
 
 def _serving_line(status: PipelineStatus, run: Path) -> Iterator[str]:

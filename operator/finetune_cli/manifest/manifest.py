@@ -10,7 +10,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
-from finetune_cli.diagnostics import Diagnostic, InvalidManifest, closest_match, quoted, sort_diagnostics
+from finetune_cli.diagnostics import (
+    Diagnostic,
+    InvalidManifest,
+    closest_match,
+    quoted,
+    sort_diagnostics,
+)
 from finetune_cli.manifest import value_check, yaml_reader
 from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, describe
 from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
@@ -21,7 +27,9 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.pod import LabelKey, LabelValue
 from finetune_trainer.contract import ContractModel
 
-DnsSubdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+DnsSubdomain = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)
+]
 DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=DNS_LABEL)]
 
 KEY_STEP = "[key]"
@@ -139,7 +147,9 @@ def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
         return
     status = document.data.pop("status", None)
     if status:
-        result.warnings.append(Diagnostic(file, status.line, "status", "is ignored, as kubectl apply ignores it"))
+        result.warnings.append(
+            Diagnostic(file, status.line, "status", "is ignored, as kubectl apply ignores it")
+        )
     if wrong_kind := _wrong_kind(file, document):
         result.diagnostics.append(wrong_kind)
         return
@@ -151,13 +161,26 @@ def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
     if envelope and not diagnostics and not document.broken:
         manifest = _manifest(file, document, envelope)
         result.manifests.append(manifest)
-        result.diagnostics += [manifest.diagnostic(*found) for found in value_check.errors(manifest.spec, file.parent)]
-        result.warnings += [manifest.diagnostic(*found) for found in value_check.warnings(manifest.spec)]
+        result.diagnostics += [
+            manifest.diagnostic(*found) for found in value_check.errors(manifest.spec, file.parent)
+        ]
+        result.warnings += [
+            manifest.diagnostic(*found) for found in value_check.warnings(manifest.spec)
+        ]
 
 
 def _manifest(file: Path, document: YamlNode, envelope: Envelope) -> Manifest:
     meta, spec = envelope.metadata, envelope.spec
-    return Manifest(file, document.line, meta.name, meta.namespace, meta.annotations, spec, document.plain(), document)
+    return Manifest(
+        file,
+        document.line,
+        meta.name,
+        meta.namespace,
+        meta.annotations,
+        spec,
+        document.plain(),
+        document,
+    )
 
 
 def _wrong_kind(file: Path, document: YamlNode) -> Diagnostic | None:
@@ -183,7 +206,11 @@ def _parse(checker: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
 def _diagnostics_of(checker: SchemaChecker, invalid: ValidationError) -> Iterator[Diagnostic]:
     for error in invalid.errors(include_url=False):
         location = tuple(step for step in error["loc"] if step != KEY_STEP)
-        if error["type"] == RULE_ERROR or location in checker.reported or _counts_valid_entries_only(error):
+        if (
+            error["type"] == RULE_ERROR
+            or location in checker.reported
+            or _counts_valid_entries_only(error)
+        ):
             continue
         if error["type"] == "missing" and location in checker.replaced:
             continue
@@ -202,7 +229,9 @@ def _broken_rules(checker: SchemaChecker) -> Iterator[Diagnostic]:
     for location, rule in broken_rules(Envelope, document.plain()):
         if any(re.search(rf"[.]{replaced[-1]}\b", rule.cel) for replaced in checker.replaced):
             continue  # it may hold, once the name of that field is corrected
-        field_location = location if _is_about(location, rule) else (*location, *rule.field.split("."))
+        field_location = (
+            location if _is_about(location, rule) else (*location, *rule.field.split("."))
+        )
         line = document.follow(field_location)[-1].line
         yield Diagnostic(checker.file, line, format_path(document, field_location), rule.message)
 

@@ -84,11 +84,21 @@ _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "dict_type": lambda _: "must be a mapping",
     "tuple_type": lambda _: "must be a list",
     "list_type": lambda _: "must be a list",
-    "string_too_short": lambda context: f"must have at least {_count(context['min_length'], 'character')}",
-    "string_too_long": lambda context: f"must have at most {_count(context['max_length'], 'character')}",
-    "too_short": lambda context: f"must have at least {_count(context['min_length'], 'entry', 'entries')}",
-    "too_long": lambda context: f"must have at most {_count(context['max_length'], 'entry', 'entries')}",
-    "string_pattern_mismatch": lambda context: PATTERNS.get(context["pattern"], f"must match {context['pattern']}"),
+    "string_too_short": lambda context: (
+        f"must have at least {_count(context['min_length'], 'character')}"
+    ),
+    "string_too_long": lambda context: (
+        f"must have at most {_count(context['max_length'], 'character')}"
+    ),
+    "too_short": lambda context: (
+        f"must have at least {_count(context['min_length'], 'entry', 'entries')}"
+    ),
+    "too_long": lambda context: (
+        f"must have at most {_count(context['max_length'], 'entry', 'entries')}"
+    ),
+    "string_pattern_mismatch": lambda context: PATTERNS.get(
+        context["pattern"], f"must match {context['pattern']}"
+    ),
 }
 
 
@@ -112,13 +122,17 @@ def _string_expected(value: YamlNode) -> str:
         case bool() if value.source.lower() not in {"true", "false"}:
             return f'must be a string, but unquoted {value.source} means {quoted(value.data)}; write "{value.source}"'
         case bool() | int() | float():
-            return f'must be a string (got {quoted(value.data)}); put it in quotes: "{value.source}"'
+            return (
+                f'must be a string (got {quoted(value.data)}); put it in quotes: "{value.source}"'
+            )
         case _:
             return f"must be a string (got {quoted(value.plain())})"
 
 
 def _one_of(choices: list[str], got: Any) -> str:
-    expected = f"must be {choices[0]}" if len(choices) == 1 else f"must be one of {', '.join(choices)}"
+    expected = (
+        f"must be {choices[0]}" if len(choices) == 1 else f"must be one of {', '.join(choices)}"
+    )
     match = closest_match(got, choices) if isinstance(got, str) else None
     hint = f"; did you mean {match}?" if match and len(choices) > 1 else ""
     return f"{expected} (got {quoted(got)}){hint}"

@@ -190,7 +190,11 @@ def name_here(key: str, location: Location) -> str | None:
         return None
     if name.startswith("pod."):
         in_stage = len(above) > 1 and above[1] in {kind.name for kind in STAGES}
-        name = f"spec.{above[1]}.{name}" if in_stage else f"spec.podDefaults.{name.removeprefix('pod.')}"
+        name = (
+            f"spec.{above[1]}.{name}"
+            if in_stage
+            else f"spec.podDefaults.{name.removeprefix('pod.')}"
+        )
     return name.removeprefix(".".join([*above, ""]))
 
 

@@ -48,18 +48,24 @@ class SchemaChecker:
 
     def report(self, line: int, location: Location, message: str) -> None:
         """Add an error; its path has the keys as the file spells them."""
-        self.diagnostics.append(Diagnostic(self.file, line, format_path(self.document, location), message))
+        self.diagnostics.append(
+            Diagnostic(self.file, line, format_path(self.document, location), message)
+        )
 
     def _report_empty(self, value: YamlNode, location: Location) -> None:
         self.reported.add(location)
         if not value.broken:
             self.report(value.line, location, "is empty; set a value or remove the key")
 
-    def _check_keys(self, kind: type[ContractModel], data: dict[str, YamlNode], location: Location) -> None:
+    def _check_keys(
+        self, kind: type[ContractModel], data: dict[str, YamlNode], location: Location
+    ) -> None:
         known = aliases(kind)
         for key in [key for key in data if key not in known]:
             match = closest_match(key, known)
-            elsewhere = list(_nested_paths(kind, to_camel(key) if "_" in key else key))[:MAX_SUGGESTIONS]
+            elsewhere = list(_nested_paths(kind, to_camel(key) if "_" in key else key))[
+                :MAX_SUGGESTIONS
+            ]
             same_word = _is_same_word(key, match)
             here = None if same_word else name_here(key, location)
             none_here = None if same_word else reason_for_no_field(key, location)
@@ -113,7 +119,9 @@ def format_path(document: YamlNode, location: Location) -> str:
     return join_path((*(value.key for value in found[1:]), *beyond))
 
 
-def broken_rules(annotation: Any, data: Any, location: Location = ()) -> Iterator[tuple[Location, Rule]]:
+def broken_rules(
+    annotation: Any, data: Any, location: Location = ()
+) -> Iterator[tuple[Location, Rule]]:
     """Return the rules between fields that plain data breaks, each with the location of its object.
 
     The data may have other errors too: a rule that cannot be evaluated because of them is left out.

@@ -39,7 +39,10 @@ def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
         organisation = source.uri.partition("/")[0]
         if resembles_repository(source) and not (folder / organisation).exists():
             place = f"there is no folder {organisation} beside the manifest"
-            yield source.location, f"{place}; for the hub write hf://{source.uri}, for a folder ./{source.uri}"
+            yield (
+                source.location,
+                f"{place}; for the hub write hf://{source.uri}, for a folder ./{source.uri}",
+            )
     files = task_files(spec)
     yield from (finding for gate, finding in _closed_gates(spec) if gate.task not in files)
 
@@ -65,12 +68,16 @@ def is_one_name(source: Source) -> bool:
 
 
 def _is_file(source: Source) -> bool:
-    return source.kind == "task" or (source.kind == "data" and DATA_FILE.search(source.uri) is not None)
+    return source.kind == "task" or (
+        source.kind == "data" and DATA_FILE.search(source.uri) is not None
+    )
 
 
 def _is_secret(name: str) -> bool:
     words = name.upper().split("_")
-    return words[-1] not in PUBLIC_ENDINGS and any(word == "KEY" or word.endswith(SECRET_ENDINGS) for word in words)
+    return words[-1] not in PUBLIC_ENDINGS and any(
+        word == "KEY" or word.endswith(SECRET_ENDINGS) for word in words
+    )
 
 
 def _closed_gates(spec: PipelineSpec) -> Iterator[tuple[GateMetric, Finding]]:
@@ -80,6 +87,10 @@ def _closed_gates(spec: PipelineSpec) -> Iterator[tuple[GateMetric, Finding]]:
         lowest = -1.0 if gate.against_base else 0.0
         if metric in FRACTIONS and not gate.can_pass(lowest, 1.0):
             what = f"{metric} minus that of the base model" if gate.against_base else metric
-            percent = f"; for {gate.value:g} % write {gate.value / PERCENT:g}" if 1 < gate.value <= PERCENT else ""
+            percent = (
+                f"; for {gate.value:g} % write {gate.value / PERCENT:g}"
+                if 1 < gate.value <= PERCENT
+                else ""
+            )
             message = f"no score is {gate.words} {gate.value:g}: {what} is between {lowest:g} and 1{percent}"
             yield gate, (gate.value_location, message)

@@ -13,10 +13,22 @@ from finetune_cli.diagnostics import Diagnostic
 # begins instead of the line where parsing failed. The first pattern that matches wins.
 _MESSAGES: tuple[tuple[str, str, bool], ...] = (
     (r"found character '\\t'", "a tab; YAML is indented with spaces only", False),
-    (r"found character '(.)' that cannot start", r"a value cannot begin with \1; put it in quotes", False),
-    (r"mapping values are not allowed", "a second ': ' in one value; put it in quotes, or fix the indentation", False),
+    (
+        r"found character '(.)' that cannot start",
+        r"a value cannot begin with \1; put it in quotes",
+        False,
+    ),
+    (
+        r"mapping values are not allowed",
+        "a second ': ' in one value; put it in quotes, or fix the indentation",
+        False,
+    ),
     (r"could not find expected ':'", "a key without ': ' after it", True),
-    (r"quoted scalar: found unexpected (end of stream|document)", "this quote is never closed", True),
+    (
+        r"quoted scalar: found unexpected (end of stream|document)",
+        "this quote is never closed",
+        True,
+    ),
     (r"expected ',' or '\]', but got '<stream end>'", "this [ is never closed", True),
     (r"expected ',' or '}', but got '<stream end>'", "this { is never closed", True),
     (r"expected ',' or '(.)', but got (.*)", r"expected a comma or \1, found \2", False),
@@ -31,7 +43,11 @@ _MESSAGES: tuple[tuple[str, str, bool], ...] = (
         r"\\\1 is not an escape in double quotes; write \\\\ or use single quotes",
         False,
     ),
-    (r"expected '<document start>'", "text after the end of a document; begin the next one with ---", False),
+    (
+        r"expected '<document start>'",
+        "text after the end of a document; begin the next one with ---",
+        False,
+    ),
 )
 
 
@@ -46,7 +62,9 @@ def diagnostic(file: Path, text: str, error: yaml.YAMLError) -> Diagnostic:
     for pattern, template, at_start in _MESSAGES:
         if found := re.search(pattern, detail, re.DOTALL):
             mark = (error.context_mark if at_start else None) or error.problem_mark
-            return Diagnostic(file, _line_of_mark(text, mark), "", f"not YAML: {found.expand(template)}")
+            return Diagnostic(
+                file, _line_of_mark(text, mark), "", f"not YAML: {found.expand(template)}"
+            )
     return Diagnostic(file, _line_of_mark(text, error.problem_mark), "", f"not YAML: {detail}")
 
 

@@ -87,14 +87,20 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise ComposerError(problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=self.get_mark())
+            raise ComposerError(
+                problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=self.get_mark()
+            )
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
 
 for _tag, _pattern, _first in (
-    ("bool", r"y|Y|n|N|yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
+    (
+        "bool",
+        r"y|Y|n|N|yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF",
+        "yYnNtTfFoO",
+    ),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)", "-+0123456789"),
     (
@@ -113,9 +119,15 @@ def load(file: Path) -> YamlFile:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except IsADirectoryError:
-        return YamlFile(diagnostics=[Diagnostic(file, None, "", "is a folder; give the manifest file in it")])
+        return YamlFile(
+            diagnostics=[Diagnostic(file, None, "", "is a folder; give the manifest file in it")]
+        )
     except FileNotFoundError:
-        return YamlFile(diagnostics=[Diagnostic(file, None, "", "no such file; `finetune init` writes a manifest")])
+        return YamlFile(
+            diagnostics=[
+                Diagnostic(file, None, "", "no such file; `finetune init` writes a manifest")
+            ]
+        )
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return YamlFile(diagnostics=[Diagnostic(file, None, "", f"cannot be read: {why}")])
@@ -147,7 +159,9 @@ def parse(file: Path, content: bytes) -> YamlFile:
     except yaml.YAMLError as error:
         result.diagnostics.append(yaml_errors.diagnostic(file, decoded, error))
     if not result.documents and not result.diagnostics:
-        result.diagnostics.append(Diagnostic(file, 1, "", "is empty; `finetune init` writes a manifest to start from"))
+        result.diagnostics.append(
+            Diagnostic(file, 1, "", "is empty; `finetune init` writes a manifest to start from")
+        )
     return result
 
 
@@ -197,9 +211,13 @@ class _TreeBuilder:
             return
         self.stopped, self.nodes_left = True, 0
         if len(path) > MAX_DEPTH:
-            self.report(line, (), f"an alias contains itself or is nested more than {MAX_DEPTH} levels deep")
+            self.report(
+                line, (), f"an alias contains itself or is nested more than {MAX_DEPTH} levels deep"
+            )
         else:
-            self.report(line, (), f"has more than {MAX_NODES:,} values with its aliases written out")
+            self.report(
+                line, (), f"has more than {MAX_NODES:,} values with its aliases written out"
+            )
 
     def _list(self, node: SequenceNode, path: tuple[str, ...]) -> list[YamlNode]:
         items = []
@@ -218,14 +236,20 @@ class _TreeBuilder:
             elif (name := self._key(key, line, path)) is None:
                 continue
             elif name in own:
-                self.report(line, (*path, name), f"is given twice, first in line {own[name].line}; keep one")
+                self.report(
+                    line, (*path, name), f"is given twice, first in line {own[name].line}; keep one"
+                )
             else:
                 own[name] = self.value(content, name, line, (*path, name))
         return merged | own
 
     def _key(self, key: Node, line: int, path: tuple[str, ...]) -> str | None:
         if not isinstance(key, ScalarNode):
-            self.report(line, path, "a key must be a string; a list or the {{ }} of a template cannot be a key")
+            self.report(
+                line,
+                path,
+                "a key must be a string; a list or the {{ }} of a template cannot be a key",
+            )
             return None
         if key.tag == f"{TAG}str":
             return str(key.value)
@@ -246,7 +270,9 @@ class _TreeBuilder:
 
     def _scalar(self, node: Node, key: str, line: int, path: tuple[str, ...]) -> YamlNode:
         try:
-            return YamlNode(line, key, _READERS.get(node.tag, _reject_tag)(node.value), source=node.value)
+            return YamlNode(
+                line, key, _READERS.get(node.tag, _reject_tag)(node.value), source=node.value
+            )
         except ValueError as error:
             self.report(line, path, f"{error} (got {quoted(node.value)})")
             return YamlNode(line, key, None, broken=True)

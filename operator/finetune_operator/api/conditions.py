@@ -38,7 +38,9 @@ class OpenEnum(StrEnum):
         return unknown
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         # Without the list of values: after a rollback, the API server must accept the kept values of the newer version.
         schema = handler.resolve_ref_schema(handler(core))
         del schema["enum"]

@@ -14,7 +14,12 @@ def _is_repository(data: Mapping[str, Any]) -> bool:
     return REPOSITORY.fullmatch(data.get("uri", "")) is not None
 
 
-SHAPES = (("messages", "tools"), ("prompt", "completion"), ("text",), ("prompt", "chosen", "rejected", "tools"))
+SHAPES = (
+    ("messages", "tools"),
+    ("prompt", "completion"),
+    ("text",),
+    ("prompt", "chosen", "rejected", "tools"),
+)
 """The fields of each kind of record."""
 COLUMNS = tuple(dict.fromkeys(name for shape in SHAPES for name in shape))
 
@@ -31,7 +36,11 @@ def _names_any(names: Iterable[str]) -> str:
 
 def _one_shape() -> str:
     others = [[name for name in COLUMNS if name not in shape] for shape in SHAPES]
-    return f"({_names_any(COLUMNS)}) && (" + " || ".join(f"!({_names_any(names)})" for names in others) + ")"
+    return (
+        f"({_names_any(COLUMNS)}) && ("
+        + " || ".join(f"!({_names_any(names)})" for names in others)
+        + ")"
+    )
 
 
 SOURCE_RULES = (
@@ -75,7 +84,8 @@ class ValidationSet(WithRules, Validation):
             cel="has(self.uri) || !(has(self.revision) || has(self.columns)"
             " || (has(self.format) && self.format != 'Auto'))",
             is_valid=lambda data: (
-                "uri" in data or (not data.keys() & {"revision", "columns"} and data["format"] == "Auto")
+                "uri" in data
+                or (not data.keys() & {"revision", "columns"} and data["format"] == "Auto")
             ),
         ),
     )

@@ -13,7 +13,9 @@ from finetune_trainer.contract import ContractModel
 class WorkspaceDefaults(ContractModel):
     """Defaults of the claims that the operator creates."""
 
-    storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
+    storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = (
+        None
+    )
     """Storage class of claims whose pipeline names none."""
 
 

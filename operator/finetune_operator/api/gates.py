@@ -64,7 +64,8 @@ DISTINCT_GATES = Rule(
     message=f"two gates have the same {', '.join(GATE_KEYS[:-1])} and {GATE_KEYS[-1]}: remove one",
     cel=f"!has(self.gates) || self.gates.all(a, self.gates.exists_one(b, {SAME_KEYS}))",
     is_valid=lambda data: (
-        len({tuple(gate[name] for name in GATE_KEYS) for gate in data.get("gates", ())}) == len(data.get("gates", ()))
+        len({tuple(gate[name] for name in GATE_KEYS) for gate in data.get("gates", ())})
+        == len(data.get("gates", ()))
     ),
 )
 """No list map: its keys need defaults in the schema, which GitOps tools would report as drift."""
@@ -73,11 +74,15 @@ DISTINCT_GATES = Rule(
 def compare(gate: Gate, result: EvaluateResult) -> GateStatus:
     """Return the comparison of the measured score with the gate; it is not measured if a number is missing."""
     scores = result.scores.get(gate.task, {})
-    plain_name = gate.metric.partition(",")[0]  # the gate may name acc,none where lm-eval reports acc
+    plain_name = gate.metric.partition(",")[
+        0
+    ]  # the gate may name acc,none where lm-eval reports acc
     score = scores.get(gate.metric) or scores.get(plain_name)
     if score is None:
         measured = ", ".join(scores) or "none"
-        return unmeasured(gate, f"metric: {gate.metric} was not measured; measured metrics: {measured}")
+        return unmeasured(
+            gate, f"metric: {gate.metric} was not measured; measured metrics: {measured}"
+        )
     reason = _missing_number(gate, score)
     return unmeasured(gate, reason) if reason else _compare_score(gate, score)
 
@@ -97,10 +102,17 @@ def _missing_number(gate: Gate, score: Score) -> str:
 
 def unmeasured(gate: Gate, reason: str) -> GateStatus:
     """Return a gate that has not passed because no score can be compared."""
-    return _status(gate, truncate_message(f"evaluate.gates[{gate.task}].{reason}"), passed=False, measured=False)
+    return _status(
+        gate,
+        truncate_message(f"evaluate.gates[{gate.task}].{reason}"),
+        passed=False,
+        measured=False,
+    )
 
 
-def _status(gate: Gate, message: str, *, passed: bool, measured: bool = True, **scores: float | None) -> GateStatus:
+def _status(
+    gate: Gate, message: str, *, passed: bool, measured: bool = True, **scores: float | None
+) -> GateStatus:
     fields = gate.model_dump(include={*GATE_KEYS, "value"})
     return GateStatus(**fields, **scores, measured=measured, passed=passed, message=message)
 
@@ -110,13 +122,19 @@ def _compare_score(gate: Gate, score: Score) -> GateStatus:
 
     With against: Base, the difference from the base model's score takes the place of the score.
     """
-    measured, stderr, text = score.value, score.stderr, f"{gate.task} {gate.metric} = {score.value:.4g}"
+    measured, stderr, text = (
+        score.value,
+        score.stderr,
+        f"{gate.task} {gate.metric} = {score.value:.4g}",
+    )
     if gate.against == "Base" and score.base is not None:
         measured, stderr = _difference(score.value, score.base), score.difference_stderr
         text += f", base {score.base:.4g}: difference {measured:.4g}"
     holds, words = COMPARISONS[gate.operator]
     margin = gate.standard_errors * (stderr or 0.0) if gate.standard_errors else 0.0
-    passed = holds(measured + margin if gate.operator.startswith("LessThan") else measured - margin, gate.value)
+    passed = holds(
+        measured + margin if gate.operator.startswith("LessThan") else measured - margin, gate.value
+    )
     error = f" ± {stderr:.4g}" if stderr is not None else ""
     sign = "plus" if gate.operator.startswith("LessThan") else "minus"
     moved = f" {sign} {gate.standard_errors:g} standard errors" if gate.standard_errors else ""

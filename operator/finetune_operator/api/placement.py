@@ -68,14 +68,23 @@ class Preset(NamedTuple):
 # docs/guides/placement.md names the page of each cloud that describes these.
 PRESETS = {
     # Without labels, so that the first manifest runs on any cluster. Spot nodes are those with the taint.
-    "generic": Preset(Nodes(), Nodes(tolerations=(Toleration(key="spot", value="true", effect="NoSchedule"),))),
+    "generic": Preset(
+        Nodes(), Nodes(tolerations=(Toleration(key="spot", value="true", effect="NoSchedule"),))
+    ),
     # GKE labels spot nodes, and no others reliably. It taints those of Autopilot and of auto-provisioning only, so that
     # on-demand pods must keep away from the label.
     "gke": Preset(
-        Nodes(excluded_labels={"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-preemptible": "true"}),
+        Nodes(
+            excluded_labels={
+                "cloud.google.com/gke-spot": "true",
+                "cloud.google.com/gke-preemptible": "true",
+            }
+        ),
         Nodes(
             node_selector={"cloud.google.com/gke-spot": "true"},
-            tolerations=(Toleration(key="cloud.google.com/gke-spot", value="true", effect="NoSchedule"),),
+            tolerations=(
+                Toleration(key="cloud.google.com/gke-spot", value="true", effect="NoSchedule"),
+            ),
         ),
     ),
     # Managed node groups label both capacity types and taint neither.
@@ -86,7 +95,9 @@ PRESETS = {
     # Karpenter provisions nodes of the capacity type that a pod selects. It would move a pod to a cheaper node: the
     # annotation keeps it from that, and from nothing that the cloud does.
     "karpenter": Preset(
-        Nodes(node_selector={"karpenter.sh/capacity-type": "on-demand"}, annotations=DO_NOT_DISRUPT),
+        Nodes(
+            node_selector={"karpenter.sh/capacity-type": "on-demand"}, annotations=DO_NOT_DISRUPT
+        ),
         Nodes(node_selector={"karpenter.sh/capacity-type": "spot"}, annotations=DO_NOT_DISRUPT),
     ),
     # AKS labels and taints its spot nodes, and no others.
@@ -94,7 +105,11 @@ PRESETS = {
         Nodes(),
         Nodes(
             node_selector={"kubernetes.azure.com/scalesetpriority": "spot"},
-            tolerations=(Toleration(key="kubernetes.azure.com/scalesetpriority", value="spot", effect="NoSchedule"),),
+            tolerations=(
+                Toleration(
+                    key="kubernetes.azure.com/scalesetpriority", value="spot", effect="NoSchedule"
+                ),
+            ),
         ),
     ),
 }
@@ -135,7 +150,9 @@ class PlacementDefaults(ContractModel):
     def _names_are_unique(self) -> Self:
         names = [one.name for one in self.node_classes]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"nodeClasses: the name {min(twice)} is not unique: rename one of them")
+            raise ValueError(
+                f"nodeClasses: the name {min(twice)} is not unique: rename one of them"
+            )
         return self
 
     def with_prices(self, found: PriceList) -> Self:

@@ -41,18 +41,23 @@ class WithRules(ContractModel):
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         data = self.model_dump(by_alias=True, exclude_none=True, mode="json")
-        broken = [f"{rule.field}: {rule.message}" for rule in self.all_rules() if not rule.is_valid(data)]
+        broken = [
+            f"{rule.field}: {rule.message}" for rule in self.all_rules() if not rule.is_valid(data)
+        ]
         if broken:
             raise PydanticCustomError("rule", "{broken}", {"broken": "; ".join(broken)})
         return self
 
     @override
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         schema = handler(core)
         if cls.all_rules():
             target = handler.resolve_ref_schema(schema)
             target["x-kubernetes-validations"] = [
-                {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"} for rule in cls.all_rules()
+                {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"}
+                for rule in cls.all_rules()
             ]
         return schema

@@ -34,7 +34,9 @@ class Workspace(WithRules):
     size: StorageSize = "50Gi"
     """Size of the claim that the operator creates. It can grow if the storage class allows it, and never shrinks."""
 
-    storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
+    storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = (
+        None
+    )
     """Storage class of the claim. Absent: the default. An existing claim keeps its class; Ready reports a mismatch."""
 
     access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
@@ -71,7 +73,8 @@ def _needs_gate(stage: str) -> Rule:
         cel=f"!has(self.{stage}) || self.{stage}.when != 'GatesPassed'"
         " || (has(self.evaluate) && has(self.evaluate.gates) && size(self.evaluate.gates) > 0)",
         is_valid=lambda data: (
-            data.get(stage, {}).get("when") != "GatesPassed" or bool(data.get("evaluate", {}).get("gates"))
+            data.get(stage, {}).get("when") != "GatesPassed"
+            or bool(data.get("evaluate", {}).get("gates"))
         ),
     )
 
@@ -79,7 +82,11 @@ def _needs_gate(stage: str) -> Rule:
 def _readable_by_pods(field: str, schemes: str, values: str, advice: str) -> Rule:
     """Return the rule that a cluster accepts URIs of these schemes only. `values` is CEL, where $ judges one `uri`."""
     readable = f"uri.matches('^({schemes})://') && !uri.matches('/[.][.](/|$)')"
-    return Rule(field=field, message=f"a pod cannot read this path: {advice}", cel=values.replace("$", readable))
+    return Rule(
+        field=field,
+        message=f"a pod cannot read this path: {advice}",
+        cel=values.replace("$", readable),
+    )
 
 
 def _no_adapter(field: str, cel: str, uses_adapter: Callable[[Mapping[str, Any]], bool]) -> Rule:
@@ -95,7 +102,10 @@ def _no_adapter(field: str, cel: str, uses_adapter: Callable[[Mapping[str, Any]]
 STORES = "hf|s3|gs|az|oci|pvc"
 CLUSTER_RULES = (
     _readable_by_pods(
-        "model.uri", STORES, "[self.model.uri].all(uri, $)", "a hub model is hf://ORG/NAME, a volume pvc://CLAIM/PATH"
+        "model.uri",
+        STORES,
+        "[self.model.uri].all(uri, $)",
+        "a hub model is hf://ORG/NAME, a volume pvc://CLAIM/PATH",
     ),
     _readable_by_pods(
         "datasets",
@@ -157,7 +167,10 @@ class PipelineSpec(WithRules):
             "!has(target.format) || target.format == 'Merged'))",
             is_valid=lambda data: (
                 "deploy" not in data
-                or any(target["format"] == "Merged" for target in data.get("push", {}).get("targets", ()))
+                or any(
+                    target["format"] == "Merged"
+                    for target in data.get("push", {}).get("targets", ())
+                )
             ),
         ),
         ONE_DEFAULT_GPU,
@@ -170,7 +183,9 @@ class PipelineSpec(WithRules):
         _no_adapter(
             "push.targets",
             "has(self.push) && self.push.targets.exists(target, has(target.format) && target.format == 'Adapter')",
-            lambda data: any(target["format"] == "Adapter" for target in data.get("push", {}).get("targets", ())),
+            lambda data: any(
+                target["format"] == "Adapter" for target in data.get("push", {}).get("targets", ())
+            ),
         ),
         _needs_gate("push"),
         _needs_gate("deploy"),
@@ -190,7 +205,9 @@ class PipelineSpec(WithRules):
             field="tracking.mlflow.alias",
             message="names a version of a registered model: add registeredModel, or remove alias",
             cel=f"!{HAS_ALIAS} || has(self.tracking.mlflow.registeredModel)",
-            is_valid=lambda data: not _alias(data) or "registeredModel" in data["tracking"]["mlflow"],
+            is_valid=lambda data: (
+                not _alias(data) or "registeredModel" in data["tracking"]["mlflow"]
+            ),
         ),
         Rule(
             field="tracking.mlflow.alias",

@@ -30,7 +30,9 @@ from finetune_trainer.contract import AnyResult, ExtensibleModel, MaybeLossCurve
 
 MESSAGE_LENGTH = 4096
 Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
-StoredResult = Annotated[AnyResult, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+StoredResult = Annotated[
+    AnyResult, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
 
 ATTEMPTS_KEPT = 10
 """Attempts per stage in the status, beside the newest of each node class; more would let it grow without limit."""
@@ -181,7 +183,9 @@ class StageStatus(ExtensibleModel):
     """Hash of everything that determines the stage's result."""
     execution: str = ""
     """Hash of how the stage runs: resources, placement, image and environment."""
-    attempts: Annotated[tuple[AttemptStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
+    attempts: Annotated[
+        tuple[AttemptStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = ()
     """Ten attempts of the stage, oldest first, or the newest on each node class if these are more."""
     failures: int = 0
     """Number of failed attempts with this identity."""
@@ -253,14 +257,20 @@ class StageStatus(ExtensibleModel):
 class _AsList:
     """A mapping that is a list of named objects in JSON, as Kubernetes' conventions ask for."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_before_validator_function(
             _by_name,
             handler(source),
-            serialization=core_schema.wrap_serializer_function_ser_schema(_as_list, when_used="json"),
+            serialization=core_schema.wrap_serializer_function_ser_schema(
+                _as_list, when_used="json"
+            ),
         )
 
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         entry = handler.resolve_ref_schema(handler(core)["additionalProperties"])
         name = {"type": "string", "description": "Name of the stage."}
         named = entry | {"properties": {"name": name, **entry["properties"]}, "required": ["name"]}
@@ -273,7 +283,10 @@ def _by_name(value: Any) -> Any:
         return value
     if not all(isinstance(entry, dict) and "name" in entry for entry in value):
         raise ValueError("every entry must be an object with a name")
-    return {entry["name"]: {key: inner for key, inner in entry.items() if key != "name"} for entry in value}
+    return {
+        entry["name"]: {key: inner for key, inner in entry.items() if key != "name"}
+        for entry in value
+    }
 
 
 def _as_list(value: dict[str, StageStatus], handler: SerializerFunctionWrapHandler) -> list[Any]:
@@ -358,12 +371,19 @@ class PipelineStatus(ExtensibleModel):
     """Number of the newest attempt of that stage."""
     conditions: Annotated[
         tuple[Condition, ...],
-        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+        Field(
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+            }
+        ),
     ] = ()
     """Conditions: Ready, Reconciling, Stalled, Finished, and one for each stage."""
     stages: StagesByName = Field(default_factory=dict)
     """Status of each stage."""
-    gates: Annotated[tuple[GateStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})] = ()
+    gates: Annotated[
+        tuple[GateStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = ()
     """Comparisons of the measured scores with evaluate.gates. Empty until evaluate is done."""
     gates_passed: bool | None = None
     """Whether all gates passed. Absent until evaluate is done, and without gates."""
@@ -389,10 +409,19 @@ class PipelineStatus(ExtensibleModel):
     """Values of the annotations that the operator handled last."""
     refusals: Annotated[
         tuple[Refusal, ...],
-        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["subject"]}),
+        Field(
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["subject"],
+            }
+        ),
     ] = ()
     """Requests that the API server refused and that the operator repeats."""
 
     def running_attempts(self) -> dict[str, AttemptStatus]:
         """Return the attempts that are not known to have ended, by stage."""
-        return {name: attempt for name, stage in self.stages.items() if (attempt := stage.running_attempt)}
+        return {
+            name: attempt
+            for name, stage in self.stages.items()
+            if (attempt := stage.running_attempt)
+        }

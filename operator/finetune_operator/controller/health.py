@@ -37,7 +37,9 @@ class Health:
     has a cache that was listed recently.
     """
 
-    def __init__(self, leader_elector: LeaderElector, informers: Informers, queue: WorkQueue) -> None:
+    def __init__(
+        self, leader_elector: LeaderElector, informers: Informers, queue: WorkQueue
+    ) -> None:
         self.leader_elector, self.informers, self.queue = leader_elector, informers, queue
 
     def not_ready_reason(self) -> str:
@@ -49,7 +51,9 @@ class Health:
             return ""  # a standby keeps no cache
         if self.informers.synced_at is None:
             return "the cache has not synced with the API server yet"
-        if now - self.informers.synced_at > 3 * RESYNC_SECONDS:  # two resyncs may fail before a replica is not ready
+        if (
+            now - self.informers.synced_at > 3 * RESYNC_SECONDS
+        ):  # two resyncs may fail before a replica is not ready
             return f"the cache was last listed {now - self.informers.synced_at:.0f} s ago"
         if kind := self.informers.silent_watch(API_SILENCE_SECONDS):
             return f"the watch of {kind} has failed for more than {API_SILENCE_SECONDS:g} s"
@@ -79,7 +83,9 @@ class Health:
         IS_READY.set(not self.not_ready_reason())
         QUEUE_DEPTH.set(len(self.queue))
         QUEUE_OLDEST_SECONDS.set(self.queue.oldest())
-        return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(
+            body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
 
     def _count_waiting_stages(self) -> None:
         WAITING_STAGES.clear()
@@ -88,7 +94,9 @@ class Health:
         for one in self.informers.cache.waiting():
             WAITING_STAGES.labels(one.stage, one.reason).inc()
             if one.since is not None:
-                oldest[one.stage, one.reason] = min(one.since, oldest.get((one.stage, one.reason), now))
+                oldest[one.stage, one.reason] = min(
+                    one.since, oldest.get((one.stage, one.reason), now)
+                )
         for labels, since in oldest.items():
             WAITING_OLDEST_SECONDS.labels(*labels).set(now - since)
 
@@ -98,7 +106,11 @@ async def serve_health(health: Health, port: int) -> AsyncIterator[None]:
     """Serve the endpoints while the context is open; port 0 serves nothing."""
     app = web.Application()
     app.add_routes(
-        [web.get("/livez", health.livez), web.get("/readyz", health.readyz), web.get("/metrics", health.metrics)]
+        [
+            web.get("/livez", health.livez),
+            web.get("/readyz", health.readyz),
+            web.get("/metrics", health.metrics),
+        ]
     )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

@@ -112,7 +112,9 @@ class Informers:
     ) -> None:
         self.cache, self.queue, self.signals = cache, queue, signals
         for kind in (PIPELINES, *CHILDREN):
-            WATCHES_RESTARTED.labels(kind)  # creates the series, so that the first restart is an increase
+            WATCHES_RESTARTED.labels(
+                kind
+            )  # creates the series, so that the first restart is an increase
         scopes: Collection[str | None] = namespaces or [None]
         self.reflectors = {
             namespace: [
@@ -147,9 +149,13 @@ class Informers:
         while True:
             try:
                 await attempt()
-            except Exception as error:  # one malformed object of one user must not stop the operator for all users
+            except (
+                Exception
+            ) as error:  # one malformed object of one user must not stop the operator for all users
                 bug = None if isinstance(error, ClusterError) else error
-                log.warning("the list failed and is retried in %g s: %s", delay, error, exc_info=bug)
+                log.warning(
+                    "the list failed and is retried in %g s: %s", delay, error, exc_info=bug
+                )
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, MAX_RETRY_SECONDS)
             else:
@@ -165,11 +171,19 @@ class Informers:
             await self._list(Reflector.list)
 
     async def _list(self, list_one: ListOne) -> None:
-        lost = {name: error for name in self.reflectors if (error := await self._try_list(name, list_one))}
+        lost = {
+            name: error
+            for name in self.reflectors
+            if (error := await self._try_list(name, list_one))
+        }
         if len(lost) == len(self.reflectors):
             raise next(iter(lost.values()))
         for name, error in lost.items():
-            log.warning("cannot list namespace %s; its pipelines are not reconciled until that works: %s", name, error)
+            log.warning(
+                "cannot list namespace %s; its pipelines are not reconciled until that works: %s",
+                name,
+                error,
+            )
         readable = [name for name in self.reflectors if name not in lost]
         if readable != self.watched_namespaces:
             self.watched_namespaces = readable
@@ -211,7 +225,9 @@ class Informers:
         if self._pipelines_lost_at is not None and now - self._pipelines_lost_at > seconds:
             return PIPELINES
         watched = (one for name in self.watched_namespaces for one in self.reflectors[name][1:])
-        return next((one.resource.kind for one in watched if now - (one.answered_at or now) > seconds), "")
+        return next(
+            (one.resource.kind for one in watched if now - (one.answered_at or now) > seconds), ""
+        )
 
     async def requeue_all(self) -> None:
         """Queue all pipelines, which this replica has not reconciled yet: the finished ones when all is listed."""
@@ -258,7 +274,9 @@ class Informers:
         ended, self._pipelines_lost_at = False, None
         while not stop.is_set():
             try:
-                for namespace in self.watched_namespaces if ended else ():  # what has changed since kopf ended
+                for namespace in (
+                    self.watched_namespaces if ended else ()
+                ):  # what has changed since kopf ended
                     await self.reflectors[namespace][0].list()
                 self._pipelines_lost_at = None
                 await self._run_kopf(stop)
@@ -280,7 +298,9 @@ class Informers:
         }
         # An explicit identity: kopf's default contains the user's name, and a container's user has none.
         peering: dict[str, Any] = {"identity": MANAGED_BY_VALUE, "standalone": True}
-        operator = kopf.operator(registry=self._registry(), settings=_settings(), **scope, **peering)
+        operator = kopf.operator(
+            registry=self._registry(), settings=_settings(), **scope, **peering
+        )
         tasks = [asyncio.create_task(wait) for wait in (operator, stop.wait(), hung.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -311,7 +331,9 @@ class Informers:
         return registry
 
 
-def _notice_hang(hung: asyncio.Event, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _notice_hang(
+    hung: asyncio.Event, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
     """Log an error that no task has raised; one in kopf's code leaves its watch without an end."""
     loop.default_exception_handler(context)
     error = context.get("exception")
@@ -337,7 +359,9 @@ def _settings() -> kopf.OperatorSettings:
     settings.process.ultimate_exiting_timeout = None
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0
-    settings.watching.server_timeout = WATCH_SECONDS  # an int: the API server rejects timeoutSeconds=20.0
+    settings.watching.server_timeout = (
+        WATCH_SECONDS  # an int: the API server rejects timeoutSeconds=20.0
+    )
     settings.watching.inactivity_timeout = WATCH_SECONDS + WATCH_GRACE_SECONDS
     settings.watching.chunk_size = PAGE
     settings.persistence.diffbase_storage = NoDiff()

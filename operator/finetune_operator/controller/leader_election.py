@@ -113,7 +113,11 @@ class LeaderElector:
             except Conflict:  # a renewal was under way
                 await self._clear_holder()
         except ClusterError as error:
-            log.warning("cannot release the Lease; another replica takes over in %g s: %s", LEASE_DURATION, error)
+            log.warning(
+                "cannot release the Lease; another replica takes over in %g s: %s",
+                LEASE_DURATION,
+                error,
+            )
         else:
             log.info("released the Lease")
 
@@ -133,11 +137,15 @@ class LeaderElector:
             async with asyncio.timeout(limit):
                 acquired = not self._released and await self._acquire_or_renew()
         except Conflict:
-            self.last_response_at = _now()  # other writers were faster twice; the next attempt finds out who leads
+            self.last_response_at = (
+                _now()
+            )  # other writers were faster twice; the next attempt finds out who leads
             return self.is_leader
         except (ClusterError, TimeoutError) as error:
             message = str(error) or f"no response within {limit:.1f} s"
-            log.warning("cannot acquire or renew the Lease %s/%s: %s", self.namespace, self.name, message)
+            log.warning(
+                "cannot acquire or renew the Lease %s/%s: %s", self.namespace, self.name, message
+            )
             return self.is_leader
         self.last_response_at = _now()
         if not acquired:
@@ -156,7 +164,9 @@ class LeaderElector:
     async def _acquire_or_renew(self) -> bool:
         try:
             return await self._update_lease()
-        except Conflict:  # the Lease has changed since it was read: another replica may have taken it over
+        except (
+            Conflict
+        ):  # the Lease has changed since it was read: another replica may have taken it over
             return await self._update_lease()
 
     async def _update_lease(self) -> bool:
@@ -169,12 +179,17 @@ class LeaderElector:
             return True
         if not self._is_free(lease["spec"]):
             return False
-        await self.api.replace(paths.leases(self.namespace, self.name), {**lease, **self._lease(lease)})
+        await self.api.replace(
+            paths.leases(self.namespace, self.name), {**lease, **self._lease(lease)}
+        )
         return True
 
     def _is_free(self, spec: dict[str, Any]) -> bool:
         holder, renew_time = spec.get("holderIdentity") or "", str(spec.get("renewTime"))
-        if self._observed is None or (self._observed.holder, self._observed.renew_time) != (holder, renew_time):
+        if self._observed is None or (self._observed.holder, self._observed.renew_time) != (
+            holder,
+            renew_time,
+        ):
             self._observed = _ObservedRecord(holder, renew_time, _now())
         duration = float(spec.get("leaseDurationSeconds") or LEASE_DURATION)
         return holder in {"", self.identity} or _now() - self._observed.at > duration
@@ -186,13 +201,15 @@ class LeaderElector:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": previous.get("metadata") or {"name": self.name, "namespace": self.namespace},
+            "metadata": previous.get("metadata")
+            or {"name": self.name, "namespace": self.namespace},
             "spec": {
                 "holderIdentity": self.identity,
                 "leaseDurationSeconds": int(LEASE_DURATION),
                 "acquireTime": spec.get("acquireTime") if held else now,
                 "renewTime": now,
-                "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (bool(previous) and not held),
+                "leaseTransitions": int(spec.get("leaseTransitions") or 0)
+                + (bool(previous) and not held),
             },
         }
 

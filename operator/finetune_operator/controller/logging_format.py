@@ -73,7 +73,10 @@ class JsonFormatter(logging.Formatter):
 
     def _exception(self, record: logging.LogRecord) -> str:
         """Return traceback and stack as one text; empty where the record has none."""
-        parts = [self.formatException(record.exc_info) if record.exc_info else "", record.stack_info or ""]
+        parts = [
+            self.formatException(record.exc_info) if record.exc_info else "",
+            record.stack_info or "",
+        ]
         return "\n".join(part for part in parts if part)
 
 

@@ -19,7 +19,12 @@ from finetune_operator.controller.worker import run_worker
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.cache import ResourceCache
-from finetune_operator.kubernetes.client import KubernetesClient, TokenBucket, load_configuration, open_client
+from finetune_operator.kubernetes.client import (
+    KubernetesClient,
+    TokenBucket,
+    load_configuration,
+    open_client,
+)
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.http import open_session
 from finetune_operator.kubernetes.pods.probe import ServerProbe
@@ -62,8 +67,14 @@ async def run(options: Options) -> None:
     # Leader election has a client of its own: it must write before this replica is the leader, and it is not slowed
     # down when the API server throttles the reconciles.
     lease_client = open_client(await load_configuration(), on_response=_count_request)
-    async with lease_client as lease_api, open_session() as progress_session, open_session() as probe_session:
-        elector = LeaderElector(lease_api, options.lease_namespace, options.lease_name, options.identity)
+    async with (
+        lease_client as lease_api,
+        open_session() as progress_session,
+        open_session() as probe_session,
+    ):
+        elector = LeaderElector(
+            lease_api, options.lease_namespace, options.lease_name, options.identity
+        )
         client = open_client(
             await load_configuration(),
             seconds_to_write=lambda: elector.seconds_left if elector.is_leader else 0.0,
@@ -71,8 +82,12 @@ async def run(options: Options) -> None:
             rate_limiter=TokenBucket(options.qps, options.burst),
         )
         async with client as api:
-            manager = Manager.create(options, api, elector, signals, (progress_session, probe_session))
-            async with serve_health(Health(elector, manager.informers, manager.queue), options.port):
+            manager = Manager.create(
+                options, api, elector, signals, (progress_session, probe_session)
+            )
+            async with serve_health(
+                Health(elector, manager.informers, manager.queue), options.port
+            ):
                 try:
                     await _run_until_stopped(signals.requested, manager)
                 finally:
@@ -121,13 +136,19 @@ class Manager:
         )
         informers = Informers(api, cache, queue, signals, options.namespaces)
         saves = SaveSender(sessions[0], progress.poll_soon)
-        nodes = NodeWatch(api, cache.all_pods, saves) if options.node_notices and not options.namespaces else None
+        nodes = (
+            NodeWatch(api, cache.all_pods, saves)
+            if options.node_notices and not options.namespaces
+            else None
+        )
         settings = PricedSettings(options.settings, options.prices)
         return cls(options, leader_elector, queue, informers, cluster, progress, settings, nodes)
 
     async def run(self) -> None:
         """Run as the leader whenever this replica holds the Lease, and look at the prices, forever."""
-        await _wait_first(asyncio.create_task(self._lead()), asyncio.create_task(self.settings.run()))
+        await _wait_first(
+            asyncio.create_task(self._lead()), asyncio.create_task(self.settings.run())
+        )
 
     async def _lead(self) -> None:
         while True:
@@ -153,9 +174,13 @@ class Manager:
             if self.nodes:
                 group.create_task(self.nodes.run())
             elif self.options.node_notices:
-                log.info("nodes are not watched for notices of their end: the operator has rights in namespaces only")
+                log.info(
+                    "nodes are not watched for notices of their end: the operator has rights in namespaces only"
+                )
             for _ in range(self.options.workers):
-                group.create_task(run_worker(self.queue, self.cluster, lambda: self.settings.current))
+                group.create_task(
+                    run_worker(self.queue, self.cluster, lambda: self.settings.current)
+                )
 
 
 async def _wait_first(*tasks: asyncio.Task[Any]) -> None:
@@ -175,6 +200,10 @@ async def _run_until_stopped(stop: asyncio.Event, manager: Manager) -> None:
     """Run until stopped. Release the Lease first: another replica then takes over while kopf takes seconds to end."""
     run_task, stop_task = asyncio.create_task(manager.run()), asyncio.create_task(stop.wait())
     await asyncio.wait([run_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
-    log.info("stopping: received SIGTERM or SIGINT" if stop.is_set() else "stopping: the manager has ended")
+    log.info(
+        "stopping: received SIGTERM or SIGINT"
+        if stop.is_set()
+        else "stopping: the manager has ended"
+    )
     await manager.leader_elector.release(manager.cluster.api.wait_for_writes)
     await _wait_first(run_task, stop_task)

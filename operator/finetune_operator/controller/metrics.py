@@ -41,10 +41,15 @@ WATCHES_RESTARTED = Counter(
     registry=REGISTRY,
 )
 CACHED_OBJECTS = Gauge(
-    "finetune_cache_objects", "Objects in the cache of this replica, by kind", ["kind"], registry=REGISTRY
+    "finetune_cache_objects",
+    "Objects in the cache of this replica, by kind",
+    ["kind"],
+    registry=REGISTRY,
 )
 QUEUE_DEPTH = Gauge(
-    "finetune_queue_depth", "Pipelines in the work queue that wait for a free worker", registry=REGISTRY
+    "finetune_queue_depth",
+    "Pipelines in the work queue that wait for a free worker",
+    registry=REGISTRY,
 )
 QUEUE_OLDEST_SECONDS = Gauge(
     "finetune_queue_oldest_seconds",
@@ -52,9 +57,14 @@ QUEUE_OLDEST_SECONDS = Gauge(
     registry=REGISTRY,
 )
 IS_LEADER = Gauge("finetune_leader", "1 if this replica is the leader, else 0", registry=REGISTRY)
-IS_READY = Gauge("finetune_ready", "1 if this replica answers /readyz with 200, else 0", registry=REGISTRY)
+IS_READY = Gauge(
+    "finetune_ready", "1 if this replica answers /readyz with 200, else 0", registry=REGISTRY
+)
 PIPELINES = Gauge(
-    "finetune_pipelines", "Pipelines in the cache of this replica, by phase", ["phase"], registry=REGISTRY
+    "finetune_pipelines",
+    "Pipelines in the cache of this replica, by phase",
+    ["phase"],
+    registry=REGISTRY,
 )
 UNREADABLE_PIPELINES = Gauge(
     "finetune_unreadable_pipelines",
@@ -115,7 +125,10 @@ LOST_TO_INTERRUPTIONS = Counter(
     registry=REGISTRY,
 )
 LOST_STEPS = Counter(
-    "finetune_lost_steps", "Steps that were repeated after interruptions, by stage", ["stage"], registry=REGISTRY
+    "finetune_lost_steps",
+    "Steps that were repeated after interruptions, by stage",
+    ["stage"],
+    registry=REGISTRY,
 )
 
 OUTCOMES = ("done", "conflict", "error", "refused", "invalid", "bug")
@@ -161,7 +174,9 @@ class AttemptLabels:
 def count_changes(before: PipelineStatus, after: PipelineStatus) -> Mapping[AttemptLabels, int]:
     """Return how many attempts have ended between two statuses of one pipeline."""
     ended_before = _ended_attempts(before)
-    new = (labels for number, labels in _ended_attempts(after).items() if number not in ended_before)
+    new = (
+        labels for number, labels in _ended_attempts(after).items() if number not in ended_before
+    )
     return CountOf(new)
 
 
@@ -189,7 +204,9 @@ def _record_costs(name: str, before: StageStatus, after: StageStatus) -> None:
             capacity = attempt.capacity if attempt.capacity in CAPACITIES else ""
             ATTEMPT_SECONDS.labels(name, capacity).inc(attempt.seconds or 0.0)
             SPENT.labels(name, capacity).inc(float(attempt.cost or 0))
-    LOST_TO_INTERRUPTIONS.labels(name).inc(max(0.0, float(_settled_loss(after) - _settled_loss(before))))
+    LOST_TO_INTERRUPTIONS.labels(name).inc(
+        max(0.0, float(_settled_loss(after) - _settled_loss(before)))
+    )
     LOST_STEPS.labels(name).inc(max(0, after.lost_steps - before.lost_steps))
 
 
@@ -203,7 +220,10 @@ def _settled_loss(stage: StageStatus) -> Decimal:
     settled = (
         one.lost_cost or Decimal()
         for one in stage.attempts
-        if not unsettled or one.lost_steps is not None or one.last_step is None or not stage.counts(one)
+        if not unsettled
+        or one.lost_steps is not None
+        or one.last_step is None
+        or not stage.counts(one)
     )
     return sum(settled, earlier)
 

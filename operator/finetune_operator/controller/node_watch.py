@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any
 
-from finetune_operator.controller.reflector import BASE_RETRY_SECONDS, MAX_RETRY_SECONDS, Reflector, Resource
+from finetune_operator.controller.reflector import (
+    BASE_RETRY_SECONDS,
+    MAX_RETRY_SECONDS,
+    Reflector,
+    Resource,
+)
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache import NO_CHANGE, Change
@@ -63,7 +68,9 @@ class NodeNotices:
 class NodeWatch:
     """Watches nodes where the operator may; without the right it says so once, and pods get no request to save."""
 
-    def __init__(self, api: KubernetesClient, pods: Callable[[], Iterable[Pod]], saves: SaveSender) -> None:
+    def __init__(
+        self, api: KubernetesClient, pods: Callable[[], Iterable[Pod]], saves: SaveSender
+    ) -> None:
         self.pods, self.saves = pods, saves
         self.cache = NodeNotices(self._ask_to_save)
         resource = Resource(NODES, paths.nodes())
@@ -112,7 +119,11 @@ def _job_of(pod: Pod) -> tuple[str, str]:
 
 def _runs_stage(pod: Pod) -> bool:
     """Return whether the process of an attempt runs in the pod; a model server has nothing to save."""
-    return not pod.finished and bool(pod.address and pod.started_at) and JOB_NAME in pod.raw["metadata"]["labels"]
+    return (
+        not pod.finished
+        and bool(pod.address and pod.started_at)
+        and JOB_NAME in pod.raw["metadata"]["labels"]
+    )
 
 
 def _ignore(_change: Change) -> None:

@@ -21,7 +21,10 @@ REFRESH_SECONDS = 30.0
 """Interval between two looks at the file. The kubelet takes about a minute to write a changed ConfigMap to it."""
 MAX_CHARACTERS = 65_536
 """Characters of a price list: more than a thousand node classes. Parsing it holds up the event loop."""
-FORMATS: dict[str, Callable[[str], Any]] = {"prices.yaml": yaml.safe_load, "prices.json": json.loads}
+FORMATS: dict[str, Callable[[str], Any]] = {
+    "prices.yaml": yaml.safe_load,
+    "prices.json": json.loads,
+}
 """File name, which is a key of the ConfigMap -> its parser. The first file that exists counts."""
 FIX = 'write date: "YYYY-MM-DD" and prices: {NAME: "0.80"}, where null is a price that is not known'
 NO_PRICE = -1.0
@@ -67,7 +70,9 @@ class PricedSettings:
         try:
             self._use(None if file is None else _parse(file))
         except ValueError as error:
-            log.warning("cannot use the price list in %s, prices stay as they are: %s", self.folder, error)
+            log.warning(
+                "cannot use the price list in %s, prices stay as they are: %s", self.folder, error
+            )
 
     def _use(self, found: PriceList | None) -> None:
         defaults = self.configured.placement_defaults
@@ -77,8 +82,17 @@ class PricedSettings:
             log.info("no price list in %s: prices are those of placement.nodeClasses", self.folder)
         else:
             unknown = sorted(found.prices.keys() - {one.name for one in defaults.node_classes})
-            ignored = f"; ignored, because placement.nodeClasses has no {', '.join(unknown)}" if unknown else ""
-            log.info("prices of %s for %d node classes%s", found.date, len(found.prices) - len(unknown), ignored)
+            ignored = (
+                f"; ignored, because placement.nodeClasses has no {', '.join(unknown)}"
+                if unknown
+                else ""
+            )
+            log.info(
+                "prices of %s for %d node classes%s",
+                found.date,
+                len(found.prices) - len(unknown),
+                ignored,
+            )
             defaults = defaults.with_prices(found)
         self.current = replace(self.configured, placement_defaults=defaults)
         _show_age(defaults)
@@ -102,11 +116,15 @@ def _parse(file: PriceFile) -> PriceList:
     if file.error:
         raise ValueError(file.error)
     if len(file.text) > MAX_CHARACTERS:
-        raise ValueError(f"{file.name}: has more than {MAX_CHARACTERS:,} characters: leave out what is no node class")
+        raise ValueError(
+            f"{file.name}: has more than {MAX_CHARACTERS:,} characters: leave out what is no node class"
+        )
     try:
         return PriceList.model_validate(FORMATS[file.name](file.text))
     except ValidationError as error:
-        raise ValueError(f"{file.name}: {describe_first_error(error, observed=True)}: {FIX}") from error
+        raise ValueError(
+            f"{file.name}: {describe_first_error(error, observed=True)}: {FIX}"
+        ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}: {FIX}") from error
 

@@ -53,7 +53,9 @@ class Cache(Protocol):
         """Remove a deleted object."""
         ...
 
-    def sweep(self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None) -> Iterator[Change]:
+    def sweep(
+        self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None
+    ) -> Iterator[Change]:
         """Remove what a complete list of this version no longer has."""
         ...
 
@@ -96,11 +98,15 @@ class Reflector:
                     await self.list()
                 await self._watch_once()
                 delay = BASE_RETRY_SECONDS
-            except Exception as error:  # one malformed object of one user must not stop the operator for all users
+            except (
+                Exception
+            ) as error:  # one malformed object of one user must not stop the operator for all users
                 if isinstance(error, ApiError) and error.status == HTTPStatus.GONE:
                     self.version = ""
                 bug = None if isinstance(error, ClusterError) else error
-                log.warning("watching %s failed and is retried: %s", self.resource.kind, error, exc_info=bug)
+                log.warning(
+                    "watching %s failed and is retried: %s", self.resource.kind, error, exc_info=bug
+                )
                 WATCHES_RESTARTED.labels(self.resource.kind).inc()
                 await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  jitter
                 delay = min(delay * 2, MAX_RETRY_SECONDS)
@@ -109,7 +115,9 @@ class Reflector:
         """Read the complete collection page by page, and pass on the differences. Raises ClusterError."""
         listed, version = await self._read(self.resource.query)
         if self.resource.kind in self.cache.stores:
-            for change in self.cache.sweep(self.resource.kind, listed, int(version or 0), self.resource.namespace):
+            for change in self.cache.sweep(
+                self.resource.kind, listed, int(version or 0), self.resource.namespace
+            ):
                 self.on_listed(change)
         self.version = version
         self.listed.set()

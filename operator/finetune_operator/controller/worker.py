@@ -21,7 +21,9 @@ CONFLICT_DELAY_SECONDS = 0.05
 log = logging.getLogger(__name__)
 
 
-async def run_worker(queue: WorkQueue, cluster: KubernetesCluster, settings: Callable[[], Settings]) -> None:
+async def run_worker(
+    queue: WorkQueue, cluster: KubernetesCluster, settings: Callable[[], Settings]
+) -> None:
     """Process one pipeline of the queue after the other, forever, each with the settings of that moment."""
     while True:
         key = await queue.get()
@@ -37,7 +39,9 @@ async def run_worker(queue: WorkQueue, cluster: KubernetesCluster, settings: Cal
         await asyncio.sleep(0)
 
 
-async def process(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> str:
+async def process(
+    key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings
+) -> str:
     """Reconcile one pipeline and return the outcome, a label of the metric `finetune_reconcile`.
 
     Raises nothing but the worker's own cancellation: any error concerns this pipeline only, and it is retried.
@@ -49,7 +53,9 @@ async def process(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settin
         if (task := asyncio.current_task()) and task.cancelling():
             raise
         log.exception(
-            "cannot reconcile %s, retrying in %.1f s: an awaited task was cancelled", key, queue.add_rate_limited(key)
+            "cannot reconcile %s, retrying in %.1f s: an awaited task was cancelled",
+            key,
+            queue.add_rate_limited(key),
         )
     except Exception:
         log.exception(
@@ -60,9 +66,13 @@ async def process(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settin
     return "bug"
 
 
-async def _reconcile(key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings) -> str:
+async def _reconcile(
+    key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings
+) -> str:
     lock = cluster.claim_lock(key)
-    if lock.locked():  # another pipeline with the claim is reconciled: the worker takes other work meanwhile
+    if (
+        lock.locked()
+    ):  # another pipeline with the claim is reconciled: the worker takes other work meanwhile
         queue.add_after(key, CONFLICT_DELAY_SECONDS)
         return "done"
     try:
@@ -77,21 +87,27 @@ async def _reconcile(key: Key, queue: WorkQueue, cluster: KubernetesCluster, set
         return await _mark_invalid(key, queue, cluster, error)
     except (ClusterError, TimeoutError) as error:
         message = str(error) or f"timed out (limit: {RECONCILE_TIMEOUT_SECONDS:g} s)"
-        log.warning("cannot reconcile %s, retrying in %.1f s: %s", key, queue.add_rate_limited(key), message)
+        log.warning(
+            "cannot reconcile %s, retrying in %.1f s: %s", key, queue.add_rate_limited(key), message
+        )
         return "error"
     if result.refusals:
         delay = queue.add_rate_limited(key)
         log.warning("%s: refused, retrying in %.1f s: %s", key, delay, "; ".join(result.refusals))
         return "refused"
     queue.forget(key)
-    if result.gone and not queue.is_dirty(key):  # a dirty key: a pipeline of the same name may exist by now
+    if result.gone and not queue.is_dirty(
+        key
+    ):  # a dirty key: a pipeline of the same name may exist by now
         queue.remove(key)
     elif result.requeue_after is not None:
         queue.add_after(key, result.requeue_after.total_seconds())
     return "done"
 
 
-async def _mark_invalid(key: Key, queue: WorkQueue, cluster: KubernetesCluster, why: InvalidObject) -> str:
+async def _mark_invalid(
+    key: Key, queue: WorkQueue, cluster: KubernetesCluster, why: InvalidObject
+) -> str:
     """Write the reason to the status. The pipeline is reconciled again when it changes."""
     try:
         await cluster.mark_invalid(key, why)

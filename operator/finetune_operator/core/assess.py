@@ -7,7 +7,13 @@ from datetime import datetime, timedelta
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import ConfigContext, StageSpec
-from finetune_operator.api.status import GateStatus, PipelineCosts, StageState, StageStatus, truncate_message
+from finetune_operator.api.status import (
+    GateStatus,
+    PipelineCosts,
+    StageState,
+    StageStatus,
+    truncate_message,
+)
 from finetune_operator.core.costs import pipeline_costs
 from finetune_operator.core.endings import NON_RETRYABLE
 from finetune_operator.core.history import (
@@ -64,7 +70,14 @@ class PipelineAssessment:
     @property
     def failed_stage(self) -> str | None:
         """Return the name of the first failed stage, or None."""
-        return next((name for name, stage in self.stages.items() if stage.status.state is StageState.FAILED), None)
+        return next(
+            (
+                name
+                for name, stage in self.stages.items()
+                if stage.status.state is StageState.FAILED
+            ),
+            None,
+        )
 
 
 def assess(pipeline: Pipeline, observation: Observation, now: datetime) -> PipelineAssessment:
@@ -76,11 +89,18 @@ def assess(pipeline: Pipeline, observation: Observation, now: datetime) -> Pipel
     assessor = _Assessor(pipeline, observation, now)
     for kind in STAGES:
         assessor.update(kind)
-    assessor.active_time = sum((active_time(status, now) for status in assessor.statuses.values()), timedelta())
+    assessor.active_time = sum(
+        (active_time(status, now) for status in assessor.statuses.values()), timedelta()
+    )
     for kind in STAGES:
         assessor.assess_stage(kind)
     return PipelineAssessment(
-        assessor.assessments, assessor.gates, assessor.cancelled, assessor.active_time, observation, assessor.refusals
+        assessor.assessments,
+        assessor.gates,
+        assessor.cancelled,
+        assessor.active_time,
+        observation,
+        assessor.refusals,
     )
 
 
@@ -103,7 +123,9 @@ def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
     # Backwards, so that the inputs of a stage to verify are verified too.
     for kind in reversed(STAGES):
         status = stages.get(kind.name, StageStatus())
-        if kind.name in found or (status.state is StageState.FAILED and status.reason in MISSING_INPUT):
+        if kind.name in found or (
+            status.state is StageState.FAILED and status.reason in MISSING_INPUT
+        ):
             found.update(kind.needs)
     return frozenset(found)
 
@@ -113,8 +135,12 @@ class _Assessor:
 
     def __init__(self, pipeline: Pipeline, observation: Observation, now: datetime) -> None:
         self.pipeline, self.observation, self.now = pipeline, observation, now
-        self.cancelled = (pipeline.status.cancelled and pipeline.retry is None) or pipeline.cancel is not None
-        self.refusals = {one.subject: Blocker(one.reason, one.message) for one in pipeline.status.refusals}
+        self.cancelled = (
+            pipeline.status.cancelled and pipeline.retry is None
+        ) or pipeline.cancel is not None
+        self.refusals = {
+            one.subject: Blocker(one.reason, one.message) for one in pipeline.status.refusals
+        }
         self.stages_to_verify = stages_to_verify(pipeline.status.stages)
         self.gates: tuple[GateStatus, ...] = ()
         self.active_time = timedelta()
@@ -139,7 +165,10 @@ class _Assessor:
             config = spec.config(self._config_context())
             identity = identity_of(spec, config, self.observation.source_digests)
             status = reset_if_changed(status, identity, execution_of(spec))
-            self.specs[kind.name], self.configs[kind.name] = spec, config.model_copy(update={"identity": identity})
+            self.specs[kind.name], self.configs[kind.name] = (
+                spec,
+                config.model_copy(update={"identity": identity}),
+            )
             if status.result:
                 self.gates = spec.compare_with_gates(status.result) or self.gates
         self.statuses[kind.name] = status
@@ -148,7 +177,11 @@ class _Assessor:
         """Derive the state of a stage from the updated statuses of all stages."""
         spec, status = self.specs.get(kind.name), self.statuses[kind.name]
         assessed = self._assessed(spec, status) if spec else _with_state(status, *NOT_REQUESTED)
-        servers = {job: server for job, server in self.observation.servers.items() if server.stage == kind.name}
+        servers = {
+            job: server
+            for job, server in self.observation.servers.items()
+            if server.stage == kind.name
+        }
         self.assessments[kind.name] = StageAssessment(
             spec, self.configs.get(kind.name), _with_server_warning(assessed, servers), servers
         )
@@ -186,7 +219,9 @@ class _Assessor:
             if found := check(spec, status):
                 return _with_state(status, *found)
         retrying = status.last_attempt is not None and status.counts(status.last_attempt)
-        return _with_state(status, StageState.PENDING, Reason.RETRYING if retrying else Reason.PROGRESSING, "")
+        return _with_state(
+            status, StageState.PENDING, Reason.RETRYING if retrying else Reason.PROGRESSING, ""
+        )
 
     def _succeeded(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         if status.result is None:
@@ -198,11 +233,19 @@ class _Assessor:
         if server and not server.current:
             # Not done yet: the server has answered, but clients reach it only when the traffic is switched.
             blocker = self.refusals.get(server_job(status) or "")
-            message = blocker.message if blocker else "the server has answered, and its traffic is being switched on"
+            message = (
+                blocker.message
+                if blocker
+                else "the server has answered, and its traffic is being switched on"
+            )
             return StageState.RUNNING, blocker.reason if blocker else Reason.PROGRESSING, message
         if server and server.problem:
             return StageState.SUCCEEDED, server.problem.reason, server.problem.message
-        return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, truncate_message("; ".join(gate.message for gate in gates))
+        return (
+            StageState.SUCCEEDED,
+            Reason.STAGE_SUCCEEDED,
+            truncate_message("; ".join(gate.message for gate in gates)),
+        )
 
     def _running(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
         attempt = status.last_attempt
@@ -213,8 +256,14 @@ class _Assessor:
         if attempt.stopping:
             # The latest of two stops: a pipeline that is cancelled while it is being suspended does not continue.
             reason = Reason.CANCELLED if self.cancelled else attempt.stopping
-            return StageState.RUNNING, reason, f"stopping: {refusal.message}" if refusal else "stopping"
-        state = StageState.RUNNING if job and job.state is not JobState.WAITING else StageState.QUEUED
+            return (
+                StageState.RUNNING,
+                reason,
+                f"stopping: {refusal.message}" if refusal else "stopping",
+            )
+        state = (
+            StageState.RUNNING if job and job.state is not JobState.WAITING else StageState.QUEUED
+        )
         blocker = job.blocker if job else refusal or self._create_blocker(spec)
         if blocker:
             return state, blocker.reason, blocker.message
@@ -232,19 +281,29 @@ class _Assessor:
         if spec.max_runtime_seconds and status.active_seconds >= spec.max_runtime_seconds:
             limit = f"{spec.name}.maxRuntimeSeconds is {spec.max_runtime_seconds}"
             fix = "raise it, or retry, which counts from zero"
-            return StageState.FAILED, Reason.DEADLINE_EXCEEDED, f"ran for {status.active_seconds:.0f} s; {limit}: {fix}"
+            return (
+                StageState.FAILED,
+                Reason.DEADLINE_EXCEEDED,
+                f"ran for {status.active_seconds:.0f} s; {limit}: {fix}",
+            )
         return None
 
     def _skipped(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
         own = spec.skip_reason(self.gates)
         dependencies = (self.assessments[name].status for name in spec.needs)
-        inherited = next((s.message for s in dependencies if s.reason is Reason.BELOW_THRESHOLD), None)
+        inherited = next(
+            (s.message for s in dependencies if s.reason is Reason.BELOW_THRESHOLD), None
+        )
         message = own or inherited
         return (StageState.SKIPPED, Reason.BELOW_THRESHOLD, message) if message else None
 
     def _dependency_not_ready(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
         missing = [name for name in spec.needs if self.assessments[name].status.state not in DONE]
-        return (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {missing[0]}") if missing else None
+        return (
+            (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {missing[0]}")
+            if missing
+            else None
+        )
 
     def _create_blocker(self, spec: StageSpec) -> Blocker | None:
         if spec.runs_server or self.observation.defaults_blocker:
@@ -276,7 +335,8 @@ class _Assessor:
             return blocker
         if name := next(self._own_writers(), None):
             return Blocker(
-                Reason.WORKSPACE_IN_USE, f"waits until the Job {name} of this pipeline and its pod have ended"
+                Reason.WORKSPACE_IN_USE,
+                f"waits until the Job {name} of this pipeline and its pod have ended",
             )
         return None
 
@@ -285,12 +345,18 @@ class _Assessor:
         found = ((kind, self.statuses[kind.name].running_attempt) for kind in STAGES)
         running = {attempt.job: kind for kind, attempt in found if attempt}
         yield from (job for job, kind in running.items() if not kind.runs_server)
-        yield from (job for job, observed in self.observation.jobs.items() if observed.live and job not in running)
+        yield from (
+            job
+            for job, observed in self.observation.jobs.items()
+            if observed.live and job not in running
+        )
 
 
 def _with_server_warning(status: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
     """Add to the message of an unfinished stage that the server of its earlier result is down."""
-    problems = (server.problem.message for server in servers.values() if server.current and server.problem)
+    problems = (
+        server.problem.message for server in servers.values() if server.current and server.problem
+    )
     problem = next(problems, None) if status.state is not StageState.SUCCEEDED else None
     message = "; ".join(part for part in (status.message, f"meanwhile {problem}") if part)
     return status.model_copy(update={"message": truncate_message(message)}) if problem else status
@@ -302,5 +368,9 @@ Finding = tuple[StageState, Reason, str]
 NOT_REQUESTED: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not requested")
 
 
-def _with_state(status: StageStatus, state: StageState, reason: Reason, message: str) -> StageStatus:
-    return status.model_copy(update={"state": state, "reason": reason, "message": truncate_message(message)})
+def _with_state(
+    status: StageStatus, state: StageState, reason: Reason, message: str
+) -> StageStatus:
+    return status.model_copy(
+        update={"state": state, "reason": reason, "message": truncate_message(message)}
+    )

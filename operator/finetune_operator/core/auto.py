@@ -163,7 +163,11 @@ class Estimate:
 
 
 def decide(
-    capacity: str, spot: Sequence[Offer], on_demand: Sequence[Offer], experience: Experience, limits: Limits
+    capacity: str,
+    spot: Sequence[Offer],
+    on_demand: Sequence[Offer],
+    experience: Experience,
+    limits: Limits,
 ) -> Decision:
     """Return the node class of the next attempt. `spot` and `on_demand` have at least one offer each."""
     if capacity != AUTO:
@@ -183,7 +187,9 @@ def decide(
         offer = on_demand_offer or _cheapest(on_demand, experience)
         return Decision(ON_DEMAND, offer, cause or Cause.NO_CAPACITY, *estimates)
     known = estimates[0] and estimates[1]
-    return Decision(SPOT, spot_offer, Cause.LOWER_COST if known else Cause.PRICE_UNKNOWN, *estimates)
+    return Decision(
+        SPOT, spot_offer, Cause.LOWER_COST if known else Cause.PRICE_UNKNOWN, *estimates
+    )
 
 
 def are_full(offers: Sequence[Offer], experience: Experience) -> bool:
@@ -192,16 +198,25 @@ def are_full(offers: Sequence[Offer], experience: Experience) -> bool:
 
 
 def _requested(
-    capacity: str, spot: Sequence[Offer], on_demand: Sequence[Offer], experience: Experience, limits: Limits
+    capacity: str,
+    spot: Sequence[Offer],
+    on_demand: Sequence[Offer],
+    experience: Experience,
+    limits: Limits,
 ) -> Decision:
     """Return the decision for a capacity that the user has chosen; its classes take turns where all are full."""
     spot_offer = _next(spot, experience, limits) or _first_given_up(spot, experience)
     on_demand_offer = _next(on_demand, experience, limits) or _first_given_up(on_demand, experience)
-    on_spot, other = estimate(spot_offer, experience), estimate_on_demand(on_demand_offer, experience)
+    on_spot, other = (
+        estimate(spot_offer, experience),
+        estimate_on_demand(on_demand_offer, experience),
+    )
     if capacity == ON_DEMAND:
         return Decision(ON_DEMAND, on_demand_offer, Cause.REQUESTED, on_spot, other)
     dearer = on_spot is not None and other is not None and on_spot.cost > other.cost
-    return Decision(capacity, spot_offer, Cause.REQUESTED_DEARER if dearer else Cause.REQUESTED, on_spot, other)
+    return Decision(
+        capacity, spot_offer, Cause.REQUESTED_DEARER if dearer else Cause.REQUESTED, on_spot, other
+    )
 
 
 def _without_on_demand(
@@ -253,7 +268,9 @@ def _next(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Of
     return _cheapest(untried, experience) if untried else _first_given_up(turns, experience)
 
 
-def offers_in_turns(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Sequence[Offer]:
+def offers_in_turns(
+    offers: Sequence[Offer], experience: Experience, limits: Limits
+) -> Sequence[Offer]:
     """Return the offers at a similar expected cost that may have nodes, if a deadline leaves time to wait for each.
 
     Waiting for only one of them would cost nothing but time, and find a node later.
@@ -262,9 +279,15 @@ def offers_in_turns(offers: Sequence[Offer], experience: Experience, limits: Lim
         return []
     lowest = estimate(_cheapest(offers, experience), experience)
     similar = [one for one in offers if _costs_similar(estimate(one, experience), lowest)]
-    turns = [one for one in similar if experience.given_up.get(one.node_class) in (None, Cause.NO_CAPACITY)]
+    turns = [
+        one
+        for one in similar
+        if experience.given_up.get(one.node_class) in (None, Cause.NO_CAPACITY)
+    ]
     # The dearer ones are tried, too, before the spare time ends.
-    dearer = [one for one in offers if one not in similar and one.node_class not in experience.given_up]
+    dearer = [
+        one for one in offers if one not in similar and one.node_class not in experience.given_up
+    ]
     has_time = experience.spare >= PENDING * (1 + len(dearer))
     return turns if has_time and len(turns) > 1 else []
 
@@ -306,7 +329,11 @@ def estimate(offer: Offer, experience: Experience) -> Estimate | None:
 
 def estimate_on_demand(offer: Offer, experience: Experience) -> Estimate | None:
     """Return the cost on on-demand nodes, or None without a price."""
-    return None if offer.price is None else Estimate(offer.price, offer.price * Decimal(_work_hours(experience)))
+    return (
+        None
+        if offer.price is None
+        else Estimate(offer.price, offer.price * Decimal(_work_hours(experience)))
+    )
 
 
 def _work_hours(experience: Experience) -> float:
@@ -317,7 +344,9 @@ def _work_hours(experience: Experience) -> float:
 def interruption_rate(offer: Offer, experience: Experience) -> float:
     """Return interruptions per hour: those that were expected, and, with time, those that were observed."""
     prior = PRIOR_RATE if offer.interruptions_per_hour is None else offer.interruptions_per_hour
-    return (prior * PRIOR_HOURS + experience.interruptions) / (PRIOR_HOURS + experience.spot_time / HOUR)
+    return (prior * PRIOR_HOURS + experience.interruptions) / (
+        PRIOR_HOURS + experience.spot_time / HOUR
+    )
 
 
 def pending_limit(experience: Experience, limits: Limits, *, in_turns: bool = False) -> timedelta:
@@ -333,7 +362,9 @@ def pending_limit(experience: Experience, limits: Limits, *, in_turns: bool = Fa
     return min(limits.pending, limit) if limits.pending else limit
 
 
-def reason_to_give_up(interruptions: int, fruitless: int, experience: Experience, limits: Limits) -> Cause | None:
+def reason_to_give_up(
+    interruptions: int, fruitless: int, experience: Experience, limits: Limits
+) -> Cause | None:
     """Return why a node class is given up after interruptions in a row, or None.
 
     With a deadline, an interruption costs nothing but a restart: spot nodes stay right while there is time to spare.
@@ -357,12 +388,19 @@ def return_time(cause: Cause, experience: Experience, limits: Limits) -> timedel
         return timedelta()
     if experience.deadline is not None:
         return limits.return_after
-    return limits.return_after * float(2 ** min(max(0, experience.on_demand_attempts - 1), MAX_DOUBLINGS))
+    return limits.return_after * float(
+        2 ** min(max(0, experience.on_demand_attempts - 1), MAX_DOUBLINGS)
+    )
 
 
 def pays_to_return(decision: Decision, experience: Experience) -> bool:
     """Return whether a running attempt on on-demand nodes is to be replaced by one with this decision."""
-    if decision.capacity != SPOT or not decision.spot or not decision.on_demand or experience.remaining is None:
+    if (
+        decision.capacity != SPOT
+        or not decision.spot
+        or not decision.on_demand
+        or experience.remaining is None
+    ):
         return False
     move = decision.on_demand.price * Decimal(2 * experience.restart / HOUR)
     return decision.on_demand.cost - decision.spot.cost > move * Decimal(GAIN)

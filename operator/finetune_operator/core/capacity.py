@@ -9,7 +9,12 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT, PlacementDefaults
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
-from finetune_operator.api.status import AttemptStatus, PlacementStatus, StageStatus, truncate_message
+from finetune_operator.api.status import (
+    AttemptStatus,
+    PlacementStatus,
+    StageStatus,
+    truncate_message,
+)
 from finetune_operator.core.auto import (
     LONGEST_INCOMPLETE,
     LONGEST_PENDING,
@@ -49,7 +54,9 @@ class CapacityChoice:
     @cached_property
     def placement(self) -> PlacementStatus:
         """The same for the status, with the reason."""
-        message = message_of(self.decision, self._experience, self._limits, self.defaults, self.now.date())
+        message = message_of(
+            self.decision, self._experience, self._limits, self.defaults, self.now.date()
+        )
         return PlacementStatus(
             capacity=self.decision.capacity,
             node_class=class_name(self.decision.offer),
@@ -91,9 +98,17 @@ class CapacityChoice:
         # What is due and did not pay may pay later; it is looked at again whenever the pipeline is.
         yield from (time for time in self._return_times(attempt) if time > timedelta())
 
-    def _pending_times(self, attempt: AttemptStatus, job: ObservedJob | None) -> Iterator[timedelta]:
+    def _pending_times(
+        self, attempt: AttemptStatus, job: ObservedJob | None
+    ) -> Iterator[timedelta]:
         """Yield the time after which an attempt that finds no node gives up its class, if there is another one."""
-        if job is None or job.unschedulable_since is None or job.blocker is None or job.started_at or _is_ending(job):
+        if (
+            job is None
+            or job.unschedulable_since is None
+            or job.blocker is None
+            or job.started_at
+            or _is_ending(job)
+        ):
             return
         if job.blocker.reason is not Reason.WAITING_FOR_CAPACITY:
             return
@@ -102,7 +117,9 @@ class CapacityChoice:
         if self._has_alternative(attempt, experience):
             yield self._pending_limit(attempt, experience) - waited
 
-    def _incomplete_times(self, attempt: AttemptStatus, job: ObservedJob | None) -> Iterator[timedelta]:
+    def _incomplete_times(
+        self, attempt: AttemptStatus, job: ObservedJob | None
+    ) -> Iterator[timedelta]:
         """Yield the time after which an attempt gives up the nodes of some of its pods, because others have none.
 
         It does so also where it can only start again on the same nodes: two such attempts would wait for each other.
@@ -123,16 +140,25 @@ class CapacityChoice:
         others_full = are_full(offers(self.stage, ON_DEMAND, self.defaults), experience)
         if attempt.capacity == ON_DEMAND or others_full:
             return replace(experience, deadline=None)
-        return experience if experience.deadline is None else replace(experience, deadline=experience.deadline + waited)
+        return (
+            experience
+            if experience.deadline is None
+            else replace(experience, deadline=experience.deadline + waited)
+        )
 
     def _pending_limit(self, attempt: AttemptStatus, experience: Experience) -> timedelta:
         """Return how long the attempt waits for a node; twice as long as before where all classes were full."""
-        turns = offers_in_turns(offers(self.stage, attempt.capacity or "", self.defaults), experience, self._limits)
+        turns = offers_in_turns(
+            offers(self.stage, attempt.capacity or "", self.defaults), experience, self._limits
+        )
         in_turns = any(one.node_class == class_of(attempt) for one in turns)
         limit = pending_limit(experience, self._limits, in_turns=in_turns)
         if in_turns or class_of(attempt) not in experience.given_up:
             return limit
-        return max(limit, min(2 * wait_of(self.statuses(self.stage.name), class_of(attempt)), LONGEST_PENDING))
+        return max(
+            limit,
+            min(2 * wait_of(self.statuses(self.stage.name), class_of(attempt)), LONGEST_PENDING),
+        )
 
     def _has_alternative(self, attempt: AttemptStatus, experience: Experience) -> bool:
         """Return whether another class would be chosen if this one had no capacity."""
@@ -152,7 +178,9 @@ class CapacityChoice:
     def _can_resume(self) -> bool:
         """Return whether an attempt that is stopped goes on where it was: no other one is stopped for money."""
         status = self.statuses(self.stage.name)
-        return saves(self.stage, [one for one in status.attempts if one.identity == status.identity])
+        return saves(
+            self.stage, [one for one in status.attempts if one.identity == status.identity]
+        )
 
     def _cause(self) -> Cause:
         """Return why the newest attempt runs where it does; another version may have written another cause."""
@@ -165,7 +193,9 @@ class CapacityChoice:
         return pays_to_return(self._decide(experience), experience)
 
     def _decide(self, experience: Experience) -> Decision:
-        spot, on_demand = (offers(self.stage, capacity, self.defaults) for capacity in (SPOT, ON_DEMAND))
+        spot, on_demand = (
+            offers(self.stage, capacity, self.defaults) for capacity in (SPOT, ON_DEMAND)
+        )
         return decide(self.stage.placement.capacity, spot, on_demand, experience, self._limits)
 
     @cached_property

@@ -18,7 +18,11 @@ CENT = Decimal("0.01")
 
 def running_seconds(ended: AttemptStatus) -> float:
     """Return how long an attempt ran, by the clock of its kubelet; at least as long as the operator found it to run."""
-    seconds = (ended.finished_at - ended.started_at).total_seconds() if ended.finished_at and ended.started_at else 0.0
+    seconds = (
+        (ended.finished_at - ended.started_at).total_seconds()
+        if ended.finished_at and ended.started_at
+        else 0.0
+    )
     return max(seconds, ended.stopped_after_seconds or 0.0)
 
 
@@ -26,7 +30,9 @@ def with_costs(stage: StageStatus) -> StageStatus:
     """Return the status with the time and money of each ended attempt, and with their sum."""
     attempts = tuple(_with_cost(attempt) for attempt in stage.attempts)
     total = sum_of((stage.earlier_costs or Costs(), *map(costs_of, attempts)))
-    return stage.model_copy(update={"attempts": attempts, "costs": total if total.attempts else None})
+    return stage.model_copy(
+        update={"attempts": attempts, "costs": total if total.attempts else None}
+    )
 
 
 def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
@@ -35,11 +41,15 @@ def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
     Needed is the newest of each node class, which shows that it was full, and the newest one with steps. Of the rest,
     those that found no node go first.
     """
-    needed = {(one.capacity, one.node_class): one.number for one in stage.attempts if stage.counts(one)}
+    needed = {
+        (one.capacity, one.node_class): one.number for one in stage.attempts if stage.counts(one)
+    }
     stepped = [one.number for one in stage.attempts if one.step_seconds]
     attempts = list(stage.attempts)
     while len(attempts) > kept:
-        others = [one for one in attempts[:-1] if one.number not in {*needed.values(), *stepped[-1:]}]
+        others = [
+            one for one in attempts[:-1] if one.number not in {*needed.values(), *stepped[-1:]}
+        ]
         if not others:
             break
         idle = (one for one in others if one.finished_at and one.started_at is None)

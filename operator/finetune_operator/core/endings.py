@@ -56,15 +56,25 @@ def classify_ending(attempt: AttemptStatus, job: ObservedJob) -> Ending:
     """Return the ending of a finished Job, from the first rule in ENDING_RULES that matches."""
     endings = (rule(attempt, job) for rule in ENDING_RULES)
     ending = next(ending for ending in endings if ending)
-    return replace(ending, message=f"{job.pod}: {ending.message}") if job.pod and ending.message else ending
+    return (
+        replace(ending, message=f"{job.pod}: {ending.message}")
+        if job.pod and ending.message
+        else ending
+    )
 
 
 def _succeeded(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    return Ending(Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED, "") if result_of(attempt, job) else None
+    return (
+        Ending(Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED, "") if result_of(attempt, job) else None
+    )
 
 
 def _stopped(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    return Ending(Outcome.STOPPED, attempt.stopping, _termination_text(job)) if attempt.stopping else None
+    return (
+        Ending(Outcome.STOPPED, attempt.stopping, _termination_text(job))
+        if attempt.stopping
+        else None
+    )
 
 
 def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -75,13 +85,17 @@ def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
         unread = "the process succeeded, but its pod was deleted before the result was read; the stage runs again"
         return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, unread)
     problem = _termination_text(job) or _describe_result_problem(attempt, job)
-    return Ending(Outcome.FAILED, Reason.RESULT_MISSING, f"the process exited with code 0, but {problem}")
+    return Ending(
+        Outcome.FAILED, Reason.RESULT_MISSING, f"the process exited with code 0, but {problem}"
+    )
 
 
 def _describe_result_problem(attempt: AttemptStatus, job: ObservedJob) -> str:
     if job.message is None or job.message.result is None:
         return "left no result in its termination message"
-    return f"its result has the identity {job.message.result.identity} instead of {attempt.identity}"
+    return (
+        f"its result has the identity {job.message.result.identity} instead of {attempt.identity}"
+    )
 
 
 def _out_of_memory(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -95,7 +109,9 @@ def _more_memory(job: ObservedJob) -> str:
     """Return which limit ended the process, and what to raise it to."""
     resources = ".".join(part for part in (job.stage, "pod.resources") if part)
     if not job.memory_limit:
-        fix = f"set {resources}.requests.memory and {resources}.limits.memory to what the stage needs"
+        fix = (
+            f"set {resources}.requests.memory and {resources}.limits.memory to what the stage needs"
+        )
         return f"killed for memory without a limit of its own, so its node ran out of memory: {fix}"
     return f"killed at its limit {job.memory_limit}: raise {resources}.limits.memory to {doubled(job.memory_limit)}"
 
@@ -119,11 +135,17 @@ def _interrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
 
 def _permanent_failure(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     reason = PERMANENT_REASONS.get(job.exit_code or 0)
-    return Ending(Outcome.FAILED, reason, _termination_text(job) or f"exit code {job.exit_code}") if reason else None
+    return (
+        Ending(Outcome.FAILED, reason, _termination_text(job) or f"exit code {job.exit_code}")
+        if reason
+        else None
+    )
 
 
 def _service_unavailable(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    text = _termination_text(job) or f"a service or a disk was unavailable (exit code {job.exit_code})"
+    text = (
+        _termination_text(job) or f"a service or a disk was unavailable (exit code {job.exit_code})"
+    )
     unavailable = job.exit_code == ExitCode.UNAVAILABLE
     return Ending(Outcome.FAILED, Reason.SOURCE_UNAVAILABLE, text) if unavailable else None
 
@@ -172,7 +194,11 @@ def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime)
         "started_at": attempt.started_at or job.started_at,
         "node": attempt.node or job.node or None,
     }
-    if attempt.stopping is Reason.DEADLINE_EXCEEDED and attempt.stopped_after_seconds is None and attempt.started_at:
+    if (
+        attempt.stopping is Reason.DEADLINE_EXCEEDED
+        and attempt.stopped_after_seconds is None
+        and attempt.started_at
+    ):
         # The operator's clock decided that the time is used up. The kubelet's clock may be behind it, and by its times
         # alone there would be time left for another attempt, which the operator would stop again, and so on.
         observed["stopped_after_seconds"] = max(0.0, (now - attempt.started_at).total_seconds())
@@ -181,7 +207,9 @@ def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime)
         observed |= {
             "start_step": job.progress.start_step,
             "last_step": job.progress.step,
-            "saved_step": attempt.saved_step if job.progress.saved_step is None else job.progress.saved_step,
+            "saved_step": attempt.saved_step
+            if job.progress.saved_step is None
+            else job.progress.saved_step,
             "step_seconds": job.progress.step_seconds,
             "total_steps": job.progress.total,
         }
@@ -193,7 +221,9 @@ def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime)
     return attempt.model_copy(update=observed)
 
 
-def _close(attempt: AttemptStatus, ending: Ending, finished_at: datetime, exit_code: int | None) -> AttemptStatus:
+def _close(
+    attempt: AttemptStatus, ending: Ending, finished_at: datetime, exit_code: int | None
+) -> AttemptStatus:
     return attempt.model_copy(
         update={
             "outcome": ending.outcome,

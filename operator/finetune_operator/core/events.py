@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from finetune_operator.api.conditions import FINISHED, READY, Reason, link
-from finetune_operator.api.status import Outcome, PipelineStatus, PlacementStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    Outcome,
+    PipelineStatus,
+    PlacementStatus,
+    StageState,
+    StageStatus,
+)
 from finetune_operator.core.auto import Cause
 from finetune_operator.core.report import ConditionStatus
 
@@ -31,7 +37,9 @@ def events_between(before: PipelineStatus, after: PipelineStatus, url: str) -> t
         for event in _stage_events(name, before.stages.get(name), stage, url)
     ]
     if after.finished_at and _finished_condition(before) != _finished_condition(after):
-        kind: Literal["Normal", "Warning"] = "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
+        kind: Literal["Normal", "Warning"] = (
+            "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
+        )
         ready = next(c for c in after.conditions if c.type == READY)
         more = link(ready.reason, url)  # the condition's message has it
         events.append(Event(kind, f"Pipeline{after.phase}", ready.message.removesuffix(more), more))
@@ -60,7 +68,9 @@ def _finished_condition(status: PipelineStatus) -> tuple[ConditionStatus, Reason
     return next(((c.status, c.reason) for c in status.conditions if c.type == FINISHED), None)
 
 
-def _stage_events(name: str, before: StageStatus | None, after: StageStatus, url: str) -> Iterator[Event]:
+def _stage_events(
+    name: str, before: StageStatus | None, after: StageStatus, url: str
+) -> Iterator[Event]:
     outcomes = {attempt.number: attempt.outcome for attempt in before.attempts} if before else {}
     for attempt in after.attempts:
         if outcomes.get(attempt.number) is attempt.outcome:
@@ -72,10 +82,25 @@ def _stage_events(name: str, before: StageStatus | None, after: StageStatus, url
             case Outcome.SUCCEEDED:
                 yield Event("Normal", "StageSucceeded", subject, ordinary=True)
             case Outcome.INTERRUPTED | Outcome.STOPPED:
-                yield Event("Normal", f"Attempt{attempt.outcome}", f"{subject}: {attempt.message or attempt.reason}")
+                yield Event(
+                    "Normal",
+                    f"Attempt{attempt.outcome}",
+                    f"{subject}: {attempt.message or attempt.reason}",
+                )
             case Outcome.FAILED:
                 message = f"{subject}: {attempt.message or attempt.reason}"
                 yield Event("Warning", "AttemptFailed", message, link(attempt.reason, url))
-    if before and before.state is not after.state and after.state in {StageState.FAILED, StageState.SKIPPED}:
-        kind: Literal["Normal", "Warning"] = "Warning" if after.state is StageState.FAILED else "Normal"
-        yield Event(kind, f"Stage{after.state}", f"{name}: {after.message or after.reason}", link(after.reason, url))
+    if (
+        before
+        and before.state is not after.state
+        and after.state in {StageState.FAILED, StageState.SKIPPED}
+    ):
+        kind: Literal["Normal", "Warning"] = (
+            "Warning" if after.state is StageState.FAILED else "Normal"
+        )
+        yield Event(
+            kind,
+            f"Stage{after.state}",
+            f"{name}: {after.message or after.reason}",
+            link(after.reason, url),
+        )

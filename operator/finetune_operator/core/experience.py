@@ -57,11 +57,15 @@ def experience_of(
         spot_time=timedelta(seconds=sum(_seconds(one, now) for one in on_spot)),
         on_demand_attempts=_on_demand_in_a_row(status),
         # A requested capacity is kept whatever the deadline: another class of it costs nothing but its price.
-        deadline=pipeline.deadline - now if pipeline.deadline and spec.placement.capacity == AUTO else None,
+        deadline=pipeline.deadline - now
+        if pipeline.deadline and spec.placement.capacity == AUTO
+        else None,
         later_stages=_later_stages(pipeline, spec, statuses),
         interruptions_left=spec.max_interruptions - status.interruptions_counted,
     )
-    return replace(experience, given_up=dict(_given_up(status, experience, limits_of(spec, defaults), now)))
+    return replace(
+        experience, given_up=dict(_given_up(status, experience, limits_of(spec, defaults), now))
+    )
 
 
 def _durations(
@@ -72,17 +76,23 @@ def _durations(
     if newest:
         return *_by_speed(newest, current), True
     expected = spec.placement.expected_seconds or 0
-    rest = expected - sum(_seconds(one, now) for one in current if _durable_step(one) > (one.start_step or 0))
+    rest = expected - sum(
+        _seconds(one, now) for one in current if _durable_step(one) > (one.start_step or 0)
+    )
     if rest > 0:
         return _time(expected), _time(rest), False
     if not expected:
         return None, None, False
     # A few steps say more than an estimate that is used up.
-    stepped = next((one for one in reversed(current) if _has_speed(one) and _steps_of(one) > 0), None)
+    stepped = next(
+        (one for one in reversed(current) if _has_speed(one) and _steps_of(one) > 0), None
+    )
     return (*_by_speed(stepped, current), False) if stepped else (_time(expected), None, False)
 
 
-def _by_speed(measured: AttemptStatus, current: Sequence[AttemptStatus]) -> tuple[timedelta, timedelta]:
+def _by_speed(
+    measured: AttemptStatus, current: Sequence[AttemptStatus]
+) -> tuple[timedelta, timedelta]:
     """Return the running time of the whole stage and of the rest, at the speed of an attempt."""
     seconds, total = measured.step_seconds or 0.0, measured.total_steps or 0
     left = total - max((_durable_step(one) for one in current), default=0)
@@ -95,11 +105,15 @@ def _steps_of(attempt: AttemptStatus) -> int:
 
 def _has_measured(attempt: AttemptStatus) -> bool:
     """Return whether the attempt's speed is to be believed: the first steps may be faster or slower than the rest."""
-    return _has_speed(attempt) and _steps_of(attempt) >= min(STEPS_TO_MEASURE, attempt.total_steps or 0)
+    return _has_speed(attempt) and _steps_of(attempt) >= min(
+        STEPS_TO_MEASURE, attempt.total_steps or 0
+    )
 
 
 def _has_speed(attempt: AttemptStatus) -> bool:
-    return attempt.step_seconds is not None and attempt.step_seconds > 0 and bool(attempt.total_steps)
+    return (
+        attempt.step_seconds is not None and attempt.step_seconds > 0 and bool(attempt.total_steps)
+    )
 
 
 def _time(seconds: float) -> timedelta:
@@ -110,10 +124,16 @@ def _time(seconds: float) -> timedelta:
 def _durable_step(attempt: AttemptStatus) -> int:
     """Return the step after which another attempt would go on: a running attempt saves it when it is stopped."""
     running = attempt.outcome is Outcome.RUNNING
-    return max((attempt.last_step if running else None) or 0, attempt.saved_step or 0, attempt.start_step or 0)
+    return max(
+        (attempt.last_step if running else None) or 0,
+        attempt.saved_step or 0,
+        attempt.start_step or 0,
+    )
 
 
-def _restart(spec: StageSpec, current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime) -> timedelta:
+def _restart(
+    spec: StageSpec, current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime
+) -> timedelta:
     """Return the shortest measured time of an attempt without steps: before its process started, and in it.
 
     The shortest, because validation and checkpoints take time without steps, too. Until there is one, an attempt that
@@ -127,7 +147,9 @@ def _restart(spec: StageSpec, current: Sequence[AttemptStatus], otherwise: timed
     return max(otherwise, SHORTEST_RESTART, *(_time(_seconds(one, now)) for one in without_step))
 
 
-def _measured_restarts(current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime) -> Iterator[timedelta]:
+def _measured_restarts(
+    current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime
+) -> Iterator[timedelta]:
     for one in current:
         if not one.created_at or not one.started_at or not _has_measured(one):
             continue
@@ -137,13 +159,19 @@ def _measured_restarts(current: Sequence[AttemptStatus], otherwise: timedelta, n
         yield before + _time(_seconds(one, now) - steps)
 
 
-def _longest_loss(spec: StageSpec, current: Sequence[AttemptStatus], total: timedelta | None) -> timedelta:
+def _longest_loss(
+    spec: StageSpec, current: Sequence[AttemptStatus], total: timedelta | None
+) -> timedelta:
     """Return the most work that an interruption loses: the time between two checkpoints, or what one has lost.
 
     An interruption with notice loses nothing, which says nothing of the next one.
     """
     interval = spec.checkpoint_interval if saves(spec, current) else None
-    return max(interval or total or timedelta(), *(_time(one.lost_seconds or 0.0) for one in current), timedelta())
+    return max(
+        interval or total or timedelta(),
+        *(_time(one.lost_seconds or 0.0) for one in current),
+        timedelta(),
+    )
 
 
 def saves(spec: StageSpec, current: Sequence[AttemptStatus]) -> bool:
@@ -178,7 +206,10 @@ def _given_up(
     for attempt in _since_return(_counted(status)):
         if attempt.outcome is not Outcome.RUNNING:
             by_class.setdefault(class_of(attempt), []).append(attempt)
-    causes = ((attempts[-1], _cause(attempts, status, experience, limits)) for attempts in by_class.values())
+    causes = (
+        (attempts[-1], _cause(attempts, status, experience, limits))
+        for attempts in by_class.values()
+    )
     found = ((last, cause) for last, cause in causes if cause)
     for last, cause in sorted(found, key=lambda one: one[0].number):
         # Only a wait that was not for nodes counts: several full classes would forget one another in turn.
@@ -188,7 +219,9 @@ def _given_up(
 
 
 def _since_return(attempts: Sequence[AttemptStatus]) -> Sequence[AttemptStatus]:
-    moved = [number for number, one in enumerate(attempts) if one.stopping is Reason.PLACEMENT_CHANGED]
+    moved = [
+        number for number, one in enumerate(attempts) if one.stopping is Reason.PLACEMENT_CHANGED
+    ]
     return attempts[moved[-1] + 1 :] if moved else attempts
 
 
@@ -219,8 +252,12 @@ def _cause(
     """Return why a node class is given up after these attempts on it, or None."""
     if attempts[-1].stopping is Reason.WAITING_FOR_CAPACITY:
         return Cause.NO_CAPACITY
-    fruitless = interrupted_in_a_row(attempts, lambda one: not made_durable_step(one, status.attempts))
-    return reason_to_give_up(interrupted_in_a_row(attempts, _was_short), fruitless, experience, limits)
+    fruitless = interrupted_in_a_row(
+        attempts, lambda one: not made_durable_step(one, status.attempts)
+    )
+    return reason_to_give_up(
+        interrupted_in_a_row(attempts, _was_short), fruitless, experience, limits
+    )
 
 
 def _was_short(attempt: AttemptStatus) -> bool:
@@ -233,9 +270,15 @@ def _seconds(attempt: AttemptStatus, now: datetime) -> float:
     return running_seconds(attempt)
 
 
-def _later_stages(pipeline: PipelineSpec, spec: StageSpec, statuses: Callable[[str], StageStatus]) -> timedelta:
+def _later_stages(
+    pipeline: PipelineSpec, spec: StageSpec, statuses: Callable[[str], StageStatus]
+) -> timedelta:
     """Return the expected running time of the stages after this one, as far as the user has said it."""
     order = [kind.name for kind in STAGES]
     later = (pipeline.stage(name) for name in order[order.index(spec.name) + 1 :])
-    seconds = (one.placement.expected_seconds or 0 for one in later if one and statuses(one.name).result is None)
+    seconds = (
+        one.placement.expected_seconds or 0
+        for one in later
+        if one and statuses(one.name).result is None
+    )
     return timedelta(seconds=sum(seconds))

@@ -30,7 +30,9 @@ REQUESTED = frozenset(
 """Why an attempt is stopped whose pods could start."""
 
 
-def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: datetime) -> StageStatus:
+def record_attempts(
+    before: StageStatus, jobs: Mapping[str, ObservedJob], now: datetime
+) -> StageStatus:
     """Update the running attempt from its observed Job. Count its outcome once, at the moment when it ends."""
     running = before.running_attempt
     if running is None:
@@ -45,7 +47,9 @@ def record_attempts(before: StageStatus, jobs: Mapping[str, ObservedJob], now: d
         }
     )
     status = with_costs(_settle_lost_steps(status))
-    return _count_outcome(status, updated, job) if updated.outcome is not Outcome.RUNNING else status
+    return (
+        _count_outcome(status, updated, job) if updated.outcome is not Outcome.RUNNING else status
+    )
 
 
 def _progress(before: StageStatus, running: AttemptStatus, progress: Progress) -> dict[str, object]:
@@ -123,13 +127,20 @@ def fruitless_interruptions(status: StageStatus) -> int:
 def releases_in_a_row(status: StageStatus) -> int:
     """Return how many of the newest attempts in a row were stopped because not all of their pods could start."""
     counted = (one for one in reversed(status.attempts) if status.counts(one))
-    run = takewhile(lambda one: one.stopping and one.stopping not in REQUESTED and one.started_at is None, counted)
+    run = takewhile(
+        lambda one: one.stopping and one.stopping not in REQUESTED and one.started_at is None,
+        counted,
+    )
     return sum(1 for _ in run)
 
 
-def interrupted_in_a_row(attempts: Sequence[AttemptStatus], matches: Callable[[AttemptStatus], bool]) -> int:
+def interrupted_in_a_row(
+    attempts: Sequence[AttemptStatus], matches: Callable[[AttemptStatus], bool]
+) -> int:
     """Return how many of the newest attempts were interrupted and match."""
-    run = takewhile(lambda one: one.outcome is Outcome.INTERRUPTED and matches(one), reversed(attempts))
+    run = takewhile(
+        lambda one: one.outcome is Outcome.INTERRUPTED and matches(one), reversed(attempts)
+    )
     return sum(1 for _ in run)
 
 
@@ -140,12 +151,16 @@ def made_durable_step(attempt: AttemptStatus, attempts: Iterable[AttemptStatus])
     if attempt.start_step is not None:
         return attempt.saved_step > attempt.start_step
     # Its progress was never read. The step at which it resumed is the newest that was durable before it.
-    earlier = (one for one in attempts if one.number < attempt.number and one.identity == attempt.identity)
+    earlier = (
+        one for one in attempts if one.number < attempt.number and one.identity == attempt.identity
+    )
     saved = (one.saved_step or 0 for one in earlier)
     return attempt.saved_step > max(saved, default=0)
 
 
-def start_attempt(status: StageStatus, attempt: AttemptStatus, placement: PlacementStatus | None) -> StageStatus:
+def start_attempt(
+    status: StageStatus, attempt: AttemptStatus, placement: PlacementStatus | None
+) -> StageStatus:
     """Record the next attempt, before its Job is created."""
     started = status.model_copy(
         update={
@@ -174,7 +189,9 @@ def _last_attempt_number(status: StageStatus) -> int:
     return status.last_attempt.number if status.last_attempt else 0
 
 
-def _count_outcome(status: StageStatus, ended: AttemptStatus, job: ObservedJob | None) -> StageStatus:
+def _count_outcome(
+    status: StageStatus, ended: AttemptStatus, job: ObservedJob | None
+) -> StageStatus:
     counts, current = status.counts(ended), ended.identity == status.identity
     counted: dict[str, object] = {
         "failures": status.failures + (counts and ended.outcome is Outcome.FAILED),
@@ -199,19 +216,25 @@ def _settle_lost_steps(status: StageStatus) -> StageStatus:
     *older, last = status.attempts
     if last.start_step is None:
         return status
-    settled = [_settle(attempt, last, last.start_step) for attempt in _with_durable_end(older, last, last.start_step)]
+    settled = [
+        _settle(attempt, last, last.start_step)
+        for attempt in _with_durable_end(older, last, last.start_step)
+    ]
     new = [(now, before) for now, before in zip(settled, older, strict=True) if now is not before]
     return status.model_copy(
         update={
             "attempts": (*settled, last),
-            "lost_steps": status.lost_steps + sum((now.lost_steps or 0) - (was.lost_steps or 0) for now, was in new),
+            "lost_steps": status.lost_steps
+            + sum((now.lost_steps or 0) - (was.lost_steps or 0) for now, was in new),
             "lost_seconds": status.lost_seconds
             + sum((now.lost_seconds or 0.0) - (was.lost_seconds or 0.0) for now, was in new),
         }
     )
 
 
-def _with_durable_end(older: Sequence[AttemptStatus], last: AttemptStatus, start: int) -> Sequence[AttemptStatus]:
+def _with_durable_end(
+    older: Sequence[AttemptStatus], last: AttemptStatus, start: int
+) -> Sequence[AttemptStatus]:
     """Return the older attempts; the newest that ran has made at least the steps with which the last one begins.
 
     Its progress may have been read long before it was killed.

@@ -29,7 +29,11 @@ def identity_of(spec: StageSpec, config: StageConfig, source_digests: Mapping[st
     excluded = {"identity", *config.non_identity_fields}
     config_fields = config.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
     pod = spec.pod
-    program = pod.model_dump(mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True) if pod.command else {}
+    program = (
+        pod.model_dump(mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True)
+        if pod.command
+        else {}
+    )
     execution = {"runs": execution_of(spec)} if spec.runs_server else {}
     contents = {uri: source_digests[uri] for uri in config.strings() if uri in source_digests}
     return _hash(
@@ -53,7 +57,9 @@ def execution_of(spec: StageSpec) -> str:
     content = spec.model_dump(mode="json", include=fields, exclude_defaults=True)
     placement = content.pop("placement", {})
     # What else is said about the placement concerns the next attempt only.
-    return _hash(content | ({"placement": placement["capacity"]} if "capacity" in placement else {}))
+    return _hash(
+        content | ({"placement": placement["capacity"]} if "capacity" in placement else {})
+    )
 
 
 def _hash(value: object) -> str:

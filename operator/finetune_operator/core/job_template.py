@@ -55,7 +55,11 @@ class JobTemplate:
 
 
 def job_template(
-    pipeline: Pipeline, spec: StageSpec, config: StageConfig, attempt: AttemptStatus, settings: Settings
+    pipeline: Pipeline,
+    spec: StageSpec,
+    config: StageConfig,
+    attempt: AttemptStatus,
+    settings: Settings,
 ) -> JobTemplate:
     """Return the Job of an attempt of the stage, on the nodes that are recorded for it.
 
@@ -76,7 +80,10 @@ def job_template(
         image=image,
         command=(*pod.command, *pod.args) if pod.command else (*TRAINER, spec.name),
         args=pod.args,
-        env={**pod.literal_env(), names.CONFIG: config_json},  # last, so that the user's variables cannot replace it
+        env={
+            **pod.literal_env(),
+            names.CONFIG: config_json,
+        },  # last, so that the user's variables cannot replace it
         claims=referenced_claims(config),
         written_claims=claims_of(config.written_uris()),
         pods=spec.pods,

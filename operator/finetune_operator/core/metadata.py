@@ -35,7 +35,9 @@ def job_name(pipeline: str, uid: str, stage: str, attempt: int, pods: int = 1) -
     """
     tail = f"-{uid.replace('-', '')[:8]}-{stage}-a{attempt}"
     index = len(f"-{pods - 1}") if pods > 1 else 0
-    return _truncate_with_hash(pipeline.replace(".", "-"), MAX_LABEL_LENGTH - len(tail) - index) + tail
+    return (
+        _truncate_with_hash(pipeline.replace(".", "-"), MAX_LABEL_LENGTH - len(tail) - index) + tail
+    )
 
 
 def service_name(pipeline: str) -> str:

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from finetune_operator.api.placement import CAPACITIES, ON_DEMAND, NodeClass, Nodes, PlacementDefaults, Toleration
+from finetune_operator.api.placement import (
+    CAPACITIES,
+    ON_DEMAND,
+    NodeClass,
+    Nodes,
+    PlacementDefaults,
+    Toleration,
+)
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.core.auto import PRIOR_RATE, Offer
 
@@ -52,36 +59,60 @@ def class_name(offer: Offer) -> str | None:
     return None if " " in offer.node_class else offer.node_class
 
 
-def _suitable_classes(spec: StageSpec, capacity: str, defaults: PlacementDefaults) -> Iterator[NodeClass]:
+def _suitable_classes(
+    spec: StageSpec, capacity: str, defaults: PlacementDefaults
+) -> Iterator[NodeClass]:
     """Yield the classes that have what the stage asks for, and no label that its own node selector excludes."""
     wanted, accelerators = spec.pod.node_selector, spec.pod.resources.accelerator_names
     for one in defaults.node_classes:
         fits = one.accelerator in accelerators if accelerators else one.accelerator is None
         labels = one.node_selector.items()
-        if one.capacity == capacity and fits and all(wanted.get(key, value) == value for key, value in labels):
+        if (
+            one.capacity == capacity
+            and fits
+            and all(wanted.get(key, value) == value for key, value in labels)
+        ):
             yield one
 
 
 def _price(one: NodeClass, spec: StageSpec) -> Decimal | None:
-    return None if one.price is None else one.price * max(1, spec.pod.resources.accelerators) * spec.pods
+    return (
+        None
+        if one.price is None
+        else one.price * max(1, spec.pod.resources.accelerators) * spec.pods
+    )
 
 
 def _interruptions_per_hour(one: NodeClass, spec: StageSpec) -> float | None:
     if spec.pods == 1:
         return one.interruptions_per_hour
-    return spec.pods * (PRIOR_RATE if one.interruptions_per_hour is None else one.interruptions_per_hour)
+    return spec.pods * (
+        PRIOR_RATE if one.interruptions_per_hour is None else one.interruptions_per_hour
+    )
 
 
-def pod_placement(spec: StageSpec, capacity: str, node_class: str, defaults: PlacementDefaults) -> PodPlacement:
+def pod_placement(
+    spec: StageSpec, capacity: str, node_class: str, defaults: PlacementDefaults
+) -> PodPlacement:
     """Return the labels of the capacity type, the class, and the user or else the pool, and all else of the three."""
     # Another version of the operator may have recorded a capacity type that this one does not know.
     nodes_of = CAPACITIES.get(capacity, CAPACITIES[ON_DEMAND])
     nodes, pool = nodes_of(defaults), defaults.pools.get(spec.pool, Nodes())
     # A class that the platform team has removed since the attempt was recorded has no labels any more.
     own = next((one for one in defaults.node_classes if one.name == node_class), Nodes())
-    selector = {**nodes.node_selector, **(spec.pod.node_selector or pool.node_selector), **own.node_selector}
+    selector = {
+        **nodes.node_selector,
+        **(spec.pod.node_selector or pool.node_selector),
+        **own.node_selector,
+    }
     gpu = (GPU_TOLERATION,) if spec.pod.resources.accelerators > 0 else ()
-    tolerations = (*spec.pod.tolerations, *pool.tolerations, *nodes.tolerations, *own.tolerations, *gpu)
+    tolerations = (
+        *spec.pod.tolerations,
+        *pool.tolerations,
+        *nodes.tolerations,
+        *own.tolerations,
+        *gpu,
+    )
     excluded = {label for one in (nodes, pool, own) for label in one.excluded_labels.items()}
     # A pod that asks for a label and excludes it would find no node: the selector is the user's word.
     excluded -= selector.items()

@@ -3,14 +3,26 @@
 from datetime import date, timedelta
 
 from finetune_operator.api.placement import ON_DEMAND, SPOT, PlacementDefaults
-from finetune_operator.core.auto import IN_ROW, PENDING, Cause, Decision, Estimate, Experience, Limits
+from finetune_operator.core.auto import (
+    IN_ROW,
+    PENDING,
+    Cause,
+    Decision,
+    Estimate,
+    Experience,
+    Limits,
+)
 from finetune_operator.core.costs import amount_text, price_text
 from finetune_operator.core.durations import format_duration
 from finetune_operator.core.placement import class_name, words_for
 
 
 def message_of(
-    decision: Decision, experience: Experience, limits: Limits, defaults: PlacementDefaults, today: date
+    decision: Decision,
+    experience: Experience,
+    limits: Limits,
+    defaults: PlacementDefaults,
+    today: date,
 ) -> str:
     """Return why the node class was chosen; empty where the user has chosen and nothing speaks against it."""
     reason = _reason(decision, experience, limits, defaults.currency)
@@ -48,7 +60,11 @@ def _left(decision: Decision, experience: Experience) -> str:
     """Return why other node classes were left, where the decision is not about that by itself."""
     if decision.cause in LEFT or decision.cause is Cause.DEADLINE:
         return ""
-    others = ((name, cause) for name, cause in experience.given_up.items() if name != decision.offer.node_class)
+    others = (
+        (name, cause)
+        for name, cause in experience.given_up.items()
+        if name != decision.offer.node_class
+    )
     return ", ".join(f"{words_for(name)} {LEFT[cause]}" for name, cause in others)
 
 
@@ -102,7 +118,9 @@ def _cost(estimate: Estimate, currency: str) -> str:
 
 def _deadline(experience: Experience) -> str:
     if experience.remaining is None:
-        return "there is a deadline, and the duration is not known yet: set placement.expectedSeconds"
+        return (
+            "there is a deadline, and the duration is not known yet: set placement.expectedSeconds"
+        )
     work = f"{_text(experience.remaining + experience.later_stages)} of work are left"
     left = experience.deadline or timedelta()
     if left <= timedelta():
@@ -115,7 +133,9 @@ def _text(time: timedelta | None) -> str:
 
 
 def _price_date(decision: Decision, defaults: PlacementDefaults, today: date) -> str:
-    dates = [one.price_date for one in defaults.node_classes if one.name == decision.offer.node_class]
+    dates = [
+        one.price_date for one in defaults.node_classes if one.name == decision.offer.node_class
+    ]
     if not dates or dates[0] is None:
         return ""
     days = (today - dates[0]).days

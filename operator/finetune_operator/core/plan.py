@@ -10,7 +10,13 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import ON_DEMAND
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
-from finetune_operator.api.status import AttemptStatus, Outcome, PlacementStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    AttemptStatus,
+    Outcome,
+    PlacementStatus,
+    StageState,
+    StageStatus,
+)
 from finetune_operator.core.assess import PipelineAssessment, StageAssessment, active_time
 from finetune_operator.core.capacity import CapacityChoice
 from finetune_operator.core.history import (
@@ -141,7 +147,9 @@ class Plan:
     """Currency of the prices."""
 
 
-def plan_next(pipeline: Pipeline, assessment: PipelineAssessment, settings: Settings, now: datetime) -> Plan:
+def plan_next(
+    pipeline: Pipeline, assessment: PipelineAssessment, settings: Settings, now: datetime
+) -> Plan:
     """Return the plan for all stages.
 
     No order between stages is needed here: `assess` leaves a stage startable only when its dependencies are done.
@@ -149,13 +157,17 @@ def plan_next(pipeline: Pipeline, assessment: PipelineAssessment, settings: Sett
     planner = _Planner(pipeline, assessment, settings, now)
     planned: dict[str, tuple[StageStatus, tuple[Action, ...]]] = {}
     for name, stage in assessment.stages.items():
-        planned[name] = planner.next_for(stage, may_start=not any(_writes(actions) for _, actions in planned.values()))
+        planned[name] = planner.next_for(
+            stage, may_start=not any(_writes(actions) for _, actions in planned.values())
+        )
     by_stage = (action for _, stage_actions in planned.values() for action in stage_actions)
     stages = {name: status for name, (status, _) in planned.items()}
     unordered = (*planner.pipeline_actions(), *by_stage, *planner.cleanup_actions(stages))
     actions = tuple(sorted(unordered, key=lambda action: ORDER.index(type(action))))
     times = sorted(
-        time for name, stage in assessment.stages.items() for time in planner.requeue_times(stage, stages[name])
+        time
+        for name, stage in assessment.stages.items()
+        for time in planner.requeue_times(stage, stages[name])
     )
     if (remaining := planner.ttl_remaining()) is not None and remaining > timedelta():
         times = sorted((*times, remaining))
@@ -177,7 +189,11 @@ def _writes(actions: Iterable[Action]) -> bool:
 
 def _last_answering_server(stage: StageAssessment) -> str | None:
     """Return the newest successful attempt whose server still exists, or None."""
-    jobs = (attempt.job for attempt in reversed(stage.status.attempts) if attempt.outcome is Outcome.SUCCEEDED)
+    jobs = (
+        attempt.job
+        for attempt in reversed(stage.status.attempts)
+        if attempt.outcome is Outcome.SUCCEEDED
+    )
     return next((job for job in jobs if job in stage.servers), None)
 
 
@@ -188,7 +204,9 @@ class _Planner:
     settings: Settings
     now: datetime
 
-    def next_for(self, stage: StageAssessment, *, may_start: bool) -> tuple[StageStatus, tuple[Action, ...]]:
+    def next_for(
+        self, stage: StageAssessment, *, may_start: bool
+    ) -> tuple[StageStatus, tuple[Action, ...]]:
         """Return the stage's status to write, and the actions to take after it is written."""
         server_actions = tuple(self._server_actions(stage))
         # At most one attempt at a time: while one is not known to have ended, no other may start.
@@ -209,14 +227,23 @@ class _Planner:
         """
         status, spec = stage.status, stage.spec
         waits = status.state is StageState.PENDING and status.placement is None
-        if not waits or spec is None or spec.placement.capacity == ON_DEMAND or spec.name not in self.capacity:
+        if (
+            not waits
+            or spec is None
+            or spec.placement.capacity == ON_DEMAND
+            or spec.name not in self.capacity
+        ):
             return status
         return status.model_copy(update={"placement": self.capacity[spec.name].placement})
 
-    def _next_attempt(self, spec: StageSpec, status: StageStatus) -> tuple[AttemptStatus, PlacementStatus | None]:
+    def _next_attempt(
+        self, spec: StageSpec, status: StageStatus
+    ) -> tuple[AttemptStatus, PlacementStatus | None]:
         number = next_attempt_number(status)
         name = job_name(self.pipeline.key.name, self.pipeline.uid, spec.name, number, spec.pods)
-        attempt = AttemptStatus(number=number, job=name, identity=status.identity, execution=status.execution)
+        attempt = AttemptStatus(
+            number=number, job=name, identity=status.identity, execution=status.execution
+        )
         choice = self.capacity.get(spec.name)
         return (choice.place(attempt), choice.placement) if choice else (attempt, None)
 
@@ -228,7 +255,9 @@ class _Planner:
         if defaults is None:
             return {}
         return {
-            name: CapacityChoice(spec, stage.spec.over(pods), lambda one: stages[one].status, defaults, self.now)
+            name: CapacityChoice(
+                spec, stage.spec.over(pods), lambda one: stages[one].status, defaults, self.now
+            )
             for name, stage in stages.items()
             if stage.spec
         }
@@ -298,7 +327,9 @@ class _Planner:
 
         A late request of an earlier leader may have created such a Job after its attempt had been recorded as ended.
         """
-        yield from (ChangeWorkspace(change) for change in self.assessment.observation.workspace.changes)
+        yield from (
+            ChangeWorkspace(change) for change in self.assessment.observation.workspace.changes
+        )
         running = self._running_jobs()
         for name, job in self.assessment.observation.jobs.items():
             if job.live and name not in running:
@@ -311,7 +342,9 @@ class _Planner:
     def cleanup_actions(self, planned: Mapping[str, StageStatus]) -> Iterator[Action]:
         """Yield the deletion of ended Jobs that are not kept. The planned status, written before, has their end."""
         newest = slice(-self._jobs_kept(), None) if self._jobs_kept() else slice(0)
-        ended = ([one.job for one in status.attempts if one.finished_at] for status in planned.values())
+        ended = (
+            [one.job for one in status.attempts if one.finished_at] for status in planned.values()
+        )
         kept = self._running_jobs().union(*(jobs[newest] for jobs in ended))
         for name, job in self.assessment.observation.jobs.items():
             if not job.live and name not in kept:
@@ -347,13 +380,20 @@ class _Planner:
 
     def _may_start(self, stage: StageAssessment) -> bool:
         status = stage.status
-        ready = status.state is StageState.PENDING and status.reason in {Reason.PROGRESSING, Reason.RETRYING}
+        ready = status.state is StageState.PENDING and status.reason in {
+            Reason.PROGRESSING,
+            Reason.RETRYING,
+        }
         return ready and self._within_until(stage) and self._backoff_remaining(stage) <= timedelta()
 
     def _within_until(self, stage: StageAssessment) -> bool:
         order = [kind.name for kind in STAGES]
         until = self.settings.until
-        return stage.spec is None or until is None or order.index(stage.spec.name) <= order.index(until)
+        return (
+            stage.spec is None
+            or until is None
+            or order.index(stage.spec.name) <= order.index(until)
+        )
 
     def _backoff_remaining(self, stage: StageAssessment) -> timedelta:
         last = stage.status.last_attempt
@@ -362,14 +402,18 @@ class _Planner:
         if last.outcome is Outcome.FAILED:
             backoff = self.settings.backoff(stage.status.failures_counted)
         elif stage.spec and stage.spec.pods > 1 and (count := releases_in_a_row(stage.status)):
-            backoff = self.settings.backoff(count)  # another attempt may wait for just the nodes that this one had
+            backoff = self.settings.backoff(
+                count
+            )  # another attempt may wait for just the nodes that this one had
         else:
             backoff = self.settings.interruption_backoff(fruitless_interruptions(stage.status))
         return (last.finished_at or self.now) + backoff - self.now if backoff else timedelta()
 
     def _time_left(self, stage: StageAssessment) -> Iterator[timedelta]:
         if stage.spec and stage.spec.max_runtime_seconds:
-            yield timedelta(seconds=stage.spec.max_runtime_seconds) - active_time(stage.status, self.now)
+            yield timedelta(seconds=stage.spec.max_runtime_seconds) - active_time(
+                stage.status, self.now
+            )
         if limit := self.pipeline.spec.max_runtime_seconds:
             yield timedelta(seconds=limit) - self.assessment.active_time
 
@@ -377,8 +421,15 @@ class _Planner:
         """Return the time until a finished pipeline expires. None: it is not finished, or has no TTL."""
         ttl, ended = self.pipeline.spec.ttl_seconds_after_finished, self.pipeline.status.finished_at
         # The written status must describe the current spec: an edit or a retry may have started the pipeline again.
-        current = self.pipeline.status.observed_generation == self.pipeline.generation and not self.pipeline.retry
-        return ended + timedelta(seconds=ttl) - self.now if ttl is not None and ended and current else None
+        current = (
+            self.pipeline.status.observed_generation == self.pipeline.generation
+            and not self.pipeline.retry
+        )
+        return (
+            ended + timedelta(seconds=ttl) - self.now
+            if ttl is not None and ended and current
+            else None
+        )
 
     def requeue_times(self, stage: StageAssessment, planned: StageStatus) -> Iterator[timedelta]:
         """Yield the times after which the stage needs another reconcile, even if no event arrives."""

@@ -51,14 +51,18 @@ class Summary:
     finished: bool = False
 
 
-def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: datetime, url: str) -> PipelineStatus:
+def report(
+    pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: datetime, url: str
+) -> PipelineStatus:
     """Return the complete new status; messages of conditions link to the page of `url`.
 
     From the last one, only times of earlier changes are taken, and what another version of the operator has written.
     """
     before, stages = pipeline.status, plan.stages
     costs = pipeline_costs(stages, plan.currency)
-    summary = _add_workspace_warning(summarize(pipeline, assessment, plan), _workspace_warning(assessment))
+    summary = _add_workspace_warning(
+        summarize(pipeline, assessment, plan), _workspace_warning(assessment)
+    )
     name = current_stage(stages)
     current, model = stages[name], _model(stages)
     facts = [*_summary_facts(summary, url), *_stage_facts(stages)]
@@ -68,8 +72,11 @@ def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: 
         stage=name,
         progress=percent(current),
         attempt=current.last_attempt.number if current.last_attempt else 0,
-        conditions=merge_conditions(before.conditions, _conditions(facts, pipeline.generation, now)),
-        stages=stages | {name: stage for name, stage in before.stages.items() if name not in stages},
+        conditions=merge_conditions(
+            before.conditions, _conditions(facts, pipeline.generation, now)
+        ),
+        stages=stages
+        | {name: stage for name, stage in before.stages.items() if name not in stages},
         gates=tuple(_with_unknown_fields(assessment.gates, before.gates)),
         gates_passed=all(gate.passed for gate in assessment.gates) if assessment.gates else None,
         model=model and model.with_unknown_fields_of(before.model),
@@ -86,20 +93,31 @@ def report(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: 
     ).with_unknown_fields_of(before)
 
 
-def unreadable_status(message: str, generation: int, now: datetime, url: str, *, stalled: bool) -> dict[str, Any]:
+def unreadable_status(
+    message: str, generation: int, now: datetime, url: str, *, stalled: bool
+) -> dict[str, Any]:
     """Return the fields to change in the status of an object that the operator cannot read.
 
     With observedGeneration, so that kstatus reads Stalled; without finishedAt, which is that of another spec. An object
     that is not stalled waits for a newer operator, as it does for a moment in each upgrade.
     """
     phase, text = "Failed" if stalled else "Pending", truncate_message(message)
-    summary = Summary(phase, "False", Reason.SPEC_INVALID, text, stalled=stalled, reconciling=not stalled)
+    summary = Summary(
+        phase, "False", Reason.SPEC_INVALID, text, stalled=stalled, reconciling=not stalled
+    )
     conditions = _conditions(_summary_facts(summary, url), generation, now)
     told = [one.model_dump(mode="json", by_alias=True) for one in conditions]
-    return {"conditions": told, "observedGeneration": generation, "phase": summary.phase, "finishedAt": None}
+    return {
+        "conditions": told,
+        "observedGeneration": generation,
+        "phase": summary.phase,
+        "finishedAt": None,
+    }
 
 
-def _with_unknown_fields(gates: Iterable[GateStatus], before: Iterable[GateStatus]) -> Iterator[GateStatus]:
+def _with_unknown_fields(
+    gates: Iterable[GateStatus], before: Iterable[GateStatus]
+) -> Iterator[GateStatus]:
     """Yield the gates with what another version of the operator has written about the same ones."""
 
     def key(gate: GateStatus) -> tuple[str, str, str, str]:
@@ -133,7 +151,9 @@ def with_refusals(status: PipelineStatus, refused: Mapping[str, Blocker]) -> Pip
 def _workspace_warning(assessment: PipelineAssessment) -> Blocker | None:
     workspace = assessment.observation.workspace
     refused = {
-        change.field: refusal for change in workspace.changes if (refusal := assessment.refusals.get(change.field))
+        change.field: refusal
+        for change in workspace.changes
+        if (refusal := assessment.refusals.get(change.field))
     }
     found = [
         *(f"{field}: {refusal.message}" for field, refusal in refused.items()),
@@ -178,7 +198,9 @@ def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) ->
     status = plan.stages[name]
     message = f"{name}: {status.message}" if status.message else f"{name} is {status.state.lower()}"
     active = running or status.state is StageState.RUNNING
-    return Summary("Running" if active else "Pending", "False", status.reason, message, reconciling=True)
+    return Summary(
+        "Running" if active else "Pending", "False", status.reason, message, reconciling=True
+    )
 
 
 def _add_workspace_warning(summary: Summary, blocker: Blocker | None) -> Summary:
@@ -186,20 +208,36 @@ def _add_workspace_warning(summary: Summary, blocker: Blocker | None) -> Summary
     if blocker is None:
         return summary
     reason = blocker.reason if summary.reason is Reason.PROGRESSING else summary.reason
-    return replace(summary, reason=reason, message=truncate_message(f"{summary.message}; meanwhile {blocker.message}"))
+    return replace(
+        summary,
+        reason=reason,
+        message=truncate_message(f"{summary.message}; meanwhile {blocker.message}"),
+    )
 
 
 def _finish(assessment: PipelineAssessment) -> Summary:
     """Return how the pipeline ended. A server that is down comes first: only it has clients that wait."""
     statuses = [stage.status for stage in assessment.stages.values()]
-    down = next((status.message for status in statuses if status.reason is Reason.SERVER_NOT_READY), None)
+    down = next(
+        (status.message for status in statuses if status.reason is Reason.SERVER_NOT_READY), None
+    )
     if down:
         return Summary("Degraded", "False", Reason.SERVER_NOT_READY, down, finished=True)
     # Whether or not a stage depends on the gates: to pass them was requested, too.
-    closed = truncate_message("; ".join(gate.message for gate in assessment.gates if not gate.passed))
+    closed = truncate_message(
+        "; ".join(gate.message for gate in assessment.gates if not gate.passed)
+    )
     if closed:
-        return Summary("BelowThreshold", "False", Reason.BELOW_THRESHOLD, closed, stalled=True, finished=True)
-    return Summary("Succeeded", "True", Reason.ALL_STAGES_SUCCEEDED, "all requested stages are done", finished=True)
+        return Summary(
+            "BelowThreshold", "False", Reason.BELOW_THRESHOLD, closed, stalled=True, finished=True
+        )
+    return Summary(
+        "Succeeded",
+        "True",
+        Reason.ALL_STAGES_SUCCEEDED,
+        "all requested stages are done",
+        finished=True,
+    )
 
 
 def current_stage(stages: Mapping[str, StageStatus]) -> str:
@@ -232,7 +270,9 @@ def _model(stages: Mapping[str, StageStatus]) -> ModelStatus | None:
     endpoint = served.url if served and served.long_running else None
     if pushed is None or not pushed.published:
         return None
-    model = pushed.first("Merged") or pushed.published[0]  # the merged model is the one that can be served
+    model = (
+        pushed.first("Merged") or pushed.published[0]
+    )  # the merged model is the one that can be served
     return ModelStatus(uri=model.uri, digest=model.digest, endpoint=endpoint)
 
 

@@ -17,14 +17,22 @@ def create_blocker(workspace: ObservedWorkspace) -> Blocker | None:
 
     Two leaders may have recorded attempts of two pipelines at once. The older pipeline then goes first.
     """
-    rivals = (user for user in workspace.users if user.recorded and user.seniority < workspace.seniority)
+    rivals = (
+        user for user in workspace.users if user.recorded and user.seniority < workspace.seniority
+    )
     return workspace.blocker or _in_use(workspace, _writer(workspace) or next(rivals, None))
 
 
 def _user_before_start(workspace: ObservedWorkspace) -> ClaimUser | None:
-    if active := _writer(workspace) or next((user for user in workspace.users if user.recorded), None):
+    if active := _writer(workspace) or next(
+        (user for user in workspace.users if user.recorded), None
+    ):
         return active
-    waiting = (user for user in workspace.users if not user.finished and user.seniority < workspace.seniority)
+    waiting = (
+        user
+        for user in workspace.users
+        if not user.finished and user.seniority < workspace.seniority
+    )
     return next(waiting, None)
 
 

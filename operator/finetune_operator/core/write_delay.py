@@ -34,8 +34,16 @@ def _remaining(attempt: AttemptStatus, delay: timedelta, now: datetime) -> timed
 
 def _essence(status: PipelineStatus) -> Iterator[object]:
     """Yield everything but the times and the progress of running attempts; first what differs most often."""
-    yield [(one.type, one.status, one.reason, _message(one.reason, one.message)) for one in status.conditions]
-    yield status.observed_generation, status.finished_at, status.cancelled, status.observed_annotations
+    yield [
+        (one.type, one.status, one.reason, _message(one.reason, one.message))
+        for one in status.conditions
+    ]
+    yield (
+        status.observed_generation,
+        status.finished_at,
+        status.cancelled,
+        status.observed_annotations,
+    )
     yield status.gates, status.model, status.refusals, status.interruptions
     yield [(name, *_stage_essence(stage)) for name, stage in status.stages.items()]
 

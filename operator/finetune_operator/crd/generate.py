@@ -32,12 +32,32 @@ COLUMNS = (
 WIDE_COLUMNS = (
     ("Score", ".status.gates[0].score", "number", "Measured score of the first gate"),
     ("Gates", ".status.gatesPassed", "boolean", "Whether the scores pass all gates"),
-    ("Interruptions", ".status.interruptions", "integer", "Interrupted attempts (evictions, lost nodes) of all stages"),
-    ("Lost steps", ".status.lostSteps", "integer", "Steps that had to be repeated, over all stages"),
+    (
+        "Interruptions",
+        ".status.interruptions",
+        "integer",
+        "Interrupted attempts (evictions, lost nodes) of all stages",
+    ),
+    (
+        "Lost steps",
+        ".status.lostSteps",
+        "integer",
+        "Steps that had to be repeated, over all stages",
+    ),
     ("Spent", ".status.spent", "string", "Cost of all ended attempts"),
     ("Model", ".status.model.uri", "string", "URI of the published model"),
-    ("Reason", '.status.conditions[?(@.type=="Ready")].reason', "string", "Reason of the condition Ready"),
-    ("Message", '.status.conditions[?(@.type=="Ready")].message', "string", "Message of the condition Ready"),
+    (
+        "Reason",
+        '.status.conditions[?(@.type=="Ready")].reason',
+        "string",
+        "Reason of the condition Ready",
+    ),
+    (
+        "Message",
+        '.status.conditions[?(@.type=="Ready")].message',
+        "string",
+        "Message of the condition Ready",
+    ),
 )
 
 
@@ -76,7 +96,9 @@ def _version() -> dict[str, Any]:
 
 def _schema() -> Schema:
     spec = structural(PipelineSpec.model_json_schema(by_alias=True), "$.spec")
-    status = without_defaults(structural(PipelineStatus.model_json_schema(by_alias=True), "$.status"))
+    status = without_defaults(
+        structural(PipelineStatus.model_json_schema(by_alias=True), "$.status")
+    )
     # The operator writes the whole status, so the API server must not add defaults to it, with one exception: until the
     # first reconcile, observedGeneration is -1. Otherwise kstatus would report a new object as Current, not InProgress.
     # As it has one owner, it is atomic: an entry in managedFields for each of its fields would double the object's
@@ -102,7 +124,11 @@ def _schema() -> Schema:
 
 def _columns() -> list[dict[str, Any]]:
     age = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
-    return [*map(_column, COLUMNS), age, *({**_column(column), "priority": 1} for column in WIDE_COLUMNS)]
+    return [
+        *map(_column, COLUMNS),
+        age,
+        *({**_column(column), "priority": 1} for column in WIDE_COLUMNS),
+    ]
 
 
 def _column(column: tuple[str, str, str, str]) -> dict[str, Any]:
@@ -112,7 +138,9 @@ def _column(column: tuple[str, str, str, str]) -> dict[str, Any]:
 
 def text() -> str:
     """Return the content of the CRD file."""
-    return HEADER + yaml.dump(definition(), sort_keys=False, allow_unicode=True, width=120, Dumper=_Dumper)
+    return HEADER + yaml.dump(
+        definition(), sort_keys=False, allow_unicode=True, width=120, Dumper=_Dumper
+    )
 
 
 def template() -> str:
@@ -136,8 +164,12 @@ class _Dumper(yaml.SafeDumper):
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the files, or compare them with --check; return 1 if one differs."""
-    parser = argparse.ArgumentParser(prog="python -m finetune_operator.crd.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
+    parser = argparse.ArgumentParser(
+        prog="python -m finetune_operator.crd.generate", description=__doc__
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if a file is out of date"
+    )
     contents = {FILE: text(), TEMPLATE: template()}
     if parser.parse_args(arguments).check:
         return max(_compare(file, expected) for file, expected in contents.items())
@@ -151,7 +183,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _compare(file: Path, expected: str) -> int:
     committed = file.read_text(encoding="utf-8") if file.exists() else ""
     lines = list(
-        difflib.unified_diff(committed.splitlines(), expected.splitlines(), "committed", "models", lineterm="")
+        difflib.unified_diff(
+            committed.splitlines(), expected.splitlines(), "committed", "models", lineterm=""
+        )
     )
     if not lines:
         return 0

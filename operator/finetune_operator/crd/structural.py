@@ -69,7 +69,11 @@ class _Converter:
         if "$ref" in schema:
             return self._inlined(schema, path)
         if INT_OR_STRING in schema:
-            kept = {key: value for key, value in schema.items() if key not in HANDLED_ELSEWHERE | {"title"}}
+            kept = {
+                key: value
+                for key, value in schema.items()
+                if key not in HANDLED_ELSEWHERE | {"title"}
+            }
             return _annotated(schema) | kept
         if "anyOf" in schema:
             return self.convert(_without_null(schema, path), path)
@@ -78,7 +82,9 @@ class _Converter:
             if keyword not in HANDLED_ELSEWHERE:
                 converted |= self._keyword(keyword, value, path)
         if "type" not in converted:
-            raise UnsupportedSchema(path, "has no type; write a union as optional members and a rule between them")
+            raise UnsupportedSchema(
+                path, "has no type; write a union as optional members and a rule between them"
+            )
         if schema.keys() & KEY_KEYWORDS:
             converted |= self._mapping_values(schema, path)
         rules = [*schema.get("x-kubernetes-validations", ()), *_key_rules(schema, path)]
@@ -87,7 +93,9 @@ class _Converter:
     def _inlined(self, schema: Schema, path: str) -> Schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         if name in self.open:
-            raise UnsupportedSchema(path, f"{name} contains itself; a structural schema cannot be recursive")
+            raise UnsupportedSchema(
+                path, f"{name} contains itself; a structural schema cannot be recursive"
+            )
         self.open.append(name)
         siblings = {key: value for key, value in schema.items() if key != "$ref"}
         converted = self.convert(self.definitions[name] | siblings, path)
@@ -100,13 +108,19 @@ class _Converter:
         if keyword in REWRITES:
             return REWRITES[keyword](value)
         if keyword == "properties":
-            return {keyword: {name: self.convert(inner, f"{path}.{name}") for name, inner in value.items()}}
+            return {
+                keyword: {
+                    name: self.convert(inner, f"{path}.{name}") for name, inner in value.items()
+                }
+            }
         if keyword == "items":
             # Defaults inside lists look like drift to GitOps tools. The models add them when they read the object.
             return {keyword: without_defaults(self.convert(value, f"{path}[]"))}
         if keyword == "additionalProperties":
             return self._additional(value, path)
-        raise UnsupportedSchema(path, f"{keyword} cannot be expressed in a custom resource's schema")
+        raise UnsupportedSchema(
+            path, f"{keyword} cannot be expressed in a custom resource's schema"
+        )
 
     def _additional(self, value: Any, path: str) -> Schema:
         match value:
@@ -123,7 +137,9 @@ class _Converter:
         if len(patterns) > 1:
             raise UnsupportedSchema(path, "values cannot depend on the pattern of their keys")
         inner = next(iter(patterns.values()), None)
-        return {"additionalProperties": self.convert(inner, f"{path}.*")} if inner is not None else {}
+        return (
+            {"additionalProperties": self.convert(inner, f"{path}.*")} if inner is not None else {}
+        )
 
 
 def _key_rules(schema: Schema, path: str) -> list[Schema]:
@@ -135,16 +151,27 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
         raise UnsupportedSchema(path, f"{', '.join(sorted(unknown))} of keys cannot be expressed")
     if "maxProperties" not in schema:
         raise UnsupportedSchema(
-            path, "a rule for every key needs maxProperties, or the API server cannot bound its cost"
+            path,
+            "a rule for every key needs maxProperties, or the API server cannot bound its cost",
         )
     rules = []
     if "maxLength" in names or "minLength" in names:
         minimum, maximum = names.get("minLength", 0), names.get("maxLength")
-        bounds = [f"size(key) >= {minimum}"] * (minimum > 0) + [f"size(key) <= {maximum}"] * (maximum is not None)
-        limits = [f"at least {minimum}"] * (minimum > 0) + [f"at most {maximum}"] * (maximum is not None)
+        bounds = [f"size(key) >= {minimum}"] * (minimum > 0) + [f"size(key) <= {maximum}"] * (
+            maximum is not None
+        )
+        limits = [f"at least {minimum}"] * (minimum > 0) + [f"at most {maximum}"] * (
+            maximum is not None
+        )
         rules.append(_for_every_key(" && ".join(bounds), f"have {' and '.join(limits)} characters"))
-    patterns = [*schema.get("patternProperties", ()), *([names["pattern"]] if "pattern" in names else [])]
-    return rules + [_for_every_key(f"key.matches({_literal(pattern)})", f"match {pattern}") for pattern in patterns]
+    patterns = [
+        *schema.get("patternProperties", ()),
+        *([names["pattern"]] if "pattern" in names else []),
+    ]
+    return rules + [
+        _for_every_key(f"key.matches({_literal(pattern)})", f"match {pattern}")
+        for pattern in patterns
+    ]
 
 
 def _for_every_key(condition: str, requirement: str) -> Schema:
@@ -160,7 +187,9 @@ def _without_null(schema: Schema, path: str) -> Schema:
     """Convert X | None to X, because an optional field is absent and never null."""
     members = [member for member in schema["anyOf"] if member != {"type": "null"}]
     if len(members) != 1:
-        raise UnsupportedSchema(path, "is one of several types; write optional members and a rule between them")
+        raise UnsupportedSchema(
+            path, "is one of several types; write optional members and a rule between them"
+        )
     siblings = {key: value for key, value in schema.items() if key != "anyOf"}
     member: Schema = members[0]
     return member | siblings

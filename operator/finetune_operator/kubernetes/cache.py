@@ -16,14 +16,27 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cached_pipeline import CachedPipeline, WaitingStage, trim_pipeline
 from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
 from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
-from finetune_operator.kubernetes.store import Entry, NamespacedName, Store, namespaced_name, version_of
+from finetune_operator.kubernetes.store import (
+    Entry,
+    NamespacedName,
+    Store,
+    namespaced_name,
+    version_of,
+)
 from finetune_operator.kubernetes.translate.attempt_pods import completions_of
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
 from finetune_operator.kubernetes.translate.defaults import NONE, NamespaceDefaults, read_defaults
 from finetune_operator.kubernetes.translate.diagnose import STARTING
 from finetune_operator.kubernetes.translate.job import is_finished
 from finetune_operator.kubernetes.translate.pod import Pod
-from finetune_operator.kubernetes.trim import JOB_NAME, trim_claim, trim_deployment, trim_job, trim_pod, trim_service
+from finetune_operator.kubernetes.trim import (
+    JOB_NAME,
+    trim_claim,
+    trim_deployment,
+    trim_job,
+    trim_pod,
+    trim_service,
+)
 
 Object = dict[str, Any]
 PIPELINES, JOBS, PODS, EVENTS = "finetunepipelines", "jobs", "pods", "events"
@@ -62,7 +75,9 @@ class ResourceCache:
     """Pipelines and their Jobs, pods, Deployments, Services and claims, and Warning events about them."""
 
     def __init__(self) -> None:
-        self.pipelines: Store[CachedPipeline] = Store(trim_pipeline, claim=lambda one: [(one.key.namespace, one.claim)])
+        self.pipelines: Store[CachedPipeline] = Store(
+            trim_pipeline, claim=lambda one: [(one.key.namespace, one.claim)]
+        )
         self.jobs: Store[Object] = Store(trim_job, owner=_owner_uids, claim=_claims)
         self.pods: Store[Object] = Store(trim_pod, job=_job_of, server=_server_of, claim=_claims)
         self.deployments: Store[Object] = Store(trim_deployment, owner=_owner_uids)
@@ -100,7 +115,9 @@ class ResourceCache:
             return self._defaults_changed(namespaced_name(found)[0], before or NONE, after)
         if kind == PIPELINES:
             self._forget_ended_pods(before, after)
-            next_users = self._sharing(after.key, before) if before and before.frees_claim(after) else ()
+            next_users = (
+                self._sharing(after.key, before) if before and before.frees_claim(after) else ()
+            )
             changed = before is None or after.differs(before) or bool(next_users)
             return Change((after.key, *next_users), Urgency.NOW if changed else Urgency.NEVER)
         return self._changed(kind, before, after)
@@ -126,7 +143,9 @@ class ResourceCache:
             self.forget_lost_jobs(*name)  # a claim goes only after the last pod that uses it
         return self._changed(kind, before, None) if before else NO_CHANGE
 
-    def sweep(self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None) -> Iterator[Change]:
+    def sweep(
+        self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None
+    ) -> Iterator[Change]:
         """Remove what a complete list of this version no longer has: a watch has missed the deletion."""
         store = self.stores[kind]
         for name in store.unlisted(listed, version, namespace):
@@ -135,7 +154,9 @@ class ResourceCache:
                 pod = self.pods.entries[name].value
                 change = self._update_pod(pod, {**pod, "gone": True}, version + 1)
             else:
-                change = self.remove(kind, {"metadata": {**meta, "resourceVersion": str(version + 1)}})
+                change = self.remove(
+                    kind, {"metadata": {**meta, "resourceVersion": str(version + 1)}}
+                )
             if change is not NO_CHANGE:
                 yield change
 
@@ -158,7 +179,9 @@ class ResourceCache:
 
         The Job controller needs a second or more until a Job with a succeeded pod is Complete.
         """
-        return is_finished(job) or len(self._ended.get(job["metadata"]["uid"], ())) >= completions_of(job)
+        return is_finished(job) or len(
+            self._ended.get(job["metadata"]["uid"], ())
+        ) >= completions_of(job)
 
     def pods_of(self, namespace: str, job: str, uid: str | None = None) -> list[Pod]:
         """Return the pods of a Job by their index, of two the younger; with the Job's uid, only pods of this Job."""
@@ -169,7 +192,10 @@ class ResourceCache:
 
     def server_pods(self, namespace: str, server: str) -> list[Pod]:
         """Return the pods of an attempt's servers, the oldest first."""
-        return [_pod(one) for one in sorted(self.pods.select("server", (namespace, server)), key=_created_at)]
+        return [
+            _pod(one)
+            for one in sorted(self.pods.select("server", (namespace, server)), key=_created_at)
+        ]
 
     def all_pods(self) -> Iterator[Pod]:
         """Yield all pods."""
@@ -177,8 +203,12 @@ class ResourceCache:
 
     def writers(self, namespace: str, claim: str) -> list[Object]:
         """Return the Jobs and pods that mount the claim for writing and have not ended."""
-        jobs = (one for one in self.jobs.select("claim", (namespace, claim)) if not self.is_over(one))
-        pods = (one for one in self.pods.select("claim", (namespace, claim)) if not _pod(one).finished)
+        jobs = (
+            one for one in self.jobs.select("claim", (namespace, claim)) if not self.is_over(one)
+        )
+        pods = (
+            one for one in self.pods.select("claim", (namespace, claim)) if not _pod(one).finished
+        )
         return [*jobs, *pods]
 
     def lost_jobs(self, namespace: str, claim: str) -> tuple[str, ...]:
@@ -223,12 +253,16 @@ class ResourceCache:
 
     # Changes.
 
-    def _defaults_changed(self, namespace: str, before: NamespaceDefaults, after: NamespaceDefaults) -> Change:
+    def _defaults_changed(
+        self, namespace: str, before: NamespaceDefaults, after: NamespaceDefaults
+    ) -> Change:
         """Return the unfinished pipelines of the namespace: an attempt may wait for other defaults."""
         if before == after:
             return NO_CHANGE
         known = (entry.value for entry in self.pipelines.entries.values())
-        keys = tuple(one.key for one in known if one.key.namespace == namespace and not one.finished)
+        keys = tuple(
+            one.key for one in known if one.key.namespace == namespace and not one.finished
+        )
         return Change(keys, Urgency.NOW)
 
     def _changed(self, kind: str, before: Object | None, after: Object | None) -> Change:
@@ -239,7 +273,12 @@ class ResourceCache:
         if kind != JOBS:
             return Change((key,), Urgency.NOW)
         running = found["metadata"]["name"] in self._running(key)
-        if before and self.is_over(before) and (after is None or self.is_over(after)) and not running:
+        if (
+            before
+            and self.is_over(before)
+            and (after is None or self.is_over(after))
+            and not running
+        ):
             return NO_CHANGE
         if after and before and is_finished(before) == is_finished(after):
             return Change((key,), Urgency.LATER)
@@ -251,7 +290,8 @@ class ResourceCache:
         name, key, gone = namespaced_name(found), owner_key(found), bool(found.get("gone"))
         labels = found["metadata"]["labels"]
         if key is None or not (
-            _is_of(found, "Job", labels.get(JOB_NAME)) or _is_of(found, "ReplicaSet", labels.get(SERVER))
+            _is_of(found, "Job", labels.get(JOB_NAME))
+            or _is_of(found, "ReplicaSet", labels.get(SERVER))
         ):
             return NO_CHANGE
         after = _with_known_end(before, found)
@@ -261,7 +301,9 @@ class ResourceCache:
         if (gone and SERVER in labels) or (
             pod.finished and JOB_NAME in labels and labels[JOB_NAME] not in self._running(key)
         ):
-            self.pods.remove(name, entry.version if gone else 0)  # one that exists may be read again
+            self.pods.remove(
+                name, entry.version if gone else 0
+            )  # one that exists may be read again
         else:
             self.pods.put(name, entry)
         if before is None and pod.finished and labels.get(JOB_NAME) not in self._running(key):
@@ -274,21 +316,35 @@ class ResourceCache:
         name = namespaced_name(job)
         if not self.is_over(job) and not self.pods.select("job", name):
             for claim in _claims(job):
-                self._lost_jobs[claim] = (*self._lost_jobs.get(claim, ()), name[1])[-LOST_JOBS_KEPT:]
+                self._lost_jobs[claim] = (*self._lost_jobs.get(claim, ()), name[1])[
+                    -LOST_JOBS_KEPT:
+                ]
         while len(self._lost_jobs) > LOST_CLAIMS_KEPT:
             self._lost_jobs.popitem(last=False)
 
     def _note_end(self, raw: Object, pod: Pod) -> None:
-        owner = next((ref["uid"] for ref in raw["metadata"]["ownerReferences"] if ref.get("controller")), "")
-        job = self.jobs.get((raw["metadata"]["namespace"], raw["metadata"]["labels"].get(JOB_NAME, "")))
+        owner = next(
+            (ref["uid"] for ref in raw["metadata"]["ownerReferences"] if ref.get("controller")), ""
+        )
+        job = self.jobs.get(
+            (raw["metadata"]["namespace"], raw["metadata"]["labels"].get(JOB_NAME, ""))
+        )
         has_ended = pod.finished if pod.index else pod.succeeded
         if has_ended and job and job["metadata"]["uid"] == owner and not is_finished(job):
             self._ended[owner] = tuple({*self._ended.get(owner, ()), pod.index})
 
     def _update_warning(self, event: Object) -> Change:
         involved = event.get("involvedObject") or {}
-        name = (str(involved.get("namespace")), str(involved.get("kind")), str(involved.get("name")))
-        time = str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp"))
+        name = (
+            str(involved.get("namespace")),
+            str(involved.get("kind")),
+            str(involved.get("name")),
+        )
+        time = str(
+            event.get("lastTimestamp")
+            or event.get("eventTime")
+            or event["metadata"].get("creationTimestamp")
+        )
         if event.get("type") != "Warning" or self.warnings.get(name, ("", ""))[0] > time:
             return NO_CHANGE
         self.warnings[name] = (time, str(event.get("message") or "")[:WARNING_LENGTH])
@@ -307,7 +363,11 @@ class ResourceCache:
     def _waiting(self, found: Object, own: Key) -> tuple[Key, ...]:
         """Return the other pipelines with a claim of this Job or pod: it may be their turn now."""
         namespace = found["metadata"]["namespace"]
-        users = (one for claim in found.get("claims", ()) for one in self.pipelines.select("claim", (namespace, claim)))
+        users = (
+            one
+            for claim in found.get("claims", ())
+            for one in self.pipelines.select("claim", (namespace, claim))
+        )
         return tuple(one.key for one in users if one.key != own)
 
     def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
@@ -328,7 +388,9 @@ class ResourceCache:
 def owner_key(child: Object) -> Key | None:
     """Return the pipeline that a child was created for."""
     annotations = child["metadata"].get("annotations") or {}
-    name = annotations.get(PIPELINE_NAME) or annotations.get(WORKSPACE_OF)  # the latter: a claim has no other
+    name = annotations.get(PIPELINE_NAME) or annotations.get(
+        WORKSPACE_OF
+    )  # the latter: a claim has no other
     return Key(child["metadata"]["namespace"], name) if name else None
 
 
@@ -357,7 +419,9 @@ def _server_of(pod: Object) -> list[NamespacedName]:
 def _is_of(pod: Object, kind: str, name: str | None) -> bool:
     """Return whether the controller of this kind and name created the pod; a ReplicaSet's name ends with a hash."""
     owners = (
-        ref for ref in pod["metadata"].get("ownerReferences") or [] if ref.get("controller") and ref["kind"] == kind
+        ref
+        for ref in pod["metadata"].get("ownerReferences") or []
+        if ref.get("controller") and ref["kind"] == kind
     )
     owner = next((str(ref["name"]) for ref in owners), "")
     return bool(name) and (owner == name if kind == "Job" else owner.startswith(f"{name}-"))
@@ -380,7 +444,13 @@ def _urgent_facts(raw: Object | None) -> tuple[object, ...]:
     pod = _pod(raw or {"metadata": {}, "spec": {}, "status": {}})
     scheduled, waiting = pod.condition("PodScheduled"), pod.waiting
     return (
-        (pod.finished, pod.exit_code, pod.disruption, pod.deleted_at is not None, pod.termination_text),
+        (
+            pod.finished,
+            pod.exit_code,
+            pod.disruption,
+            pod.deleted_at is not None,
+            pod.termination_text,
+        ),
         scheduled.get("message") if scheduled.get("status") == "False" else None,
         waiting if waiting.get("reason") not in STARTING else None,
         (pod.ready, pod.restarts) if raw and SERVER in raw["metadata"]["labels"] else None,

@@ -111,8 +111,20 @@ class CachedPipeline:
 def trim_pipeline(found: Object) -> CachedPipeline:
     """Return a pipeline as the cache keeps it."""
     meta, status = found["metadata"], found.get("status") or {}
-    own = {name: value for name, value in (meta.get("annotations") or {}).items() if name in READ_ANNOTATIONS}
-    names = ("name", "namespace", "uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+    own = {
+        name: value
+        for name, value in (meta.get("annotations") or {}).items()
+        if name in READ_ANNOTATIONS
+    }
+    names = (
+        "name",
+        "namespace",
+        "uid",
+        "generation",
+        "resourceVersion",
+        "creationTimestamp",
+        "deletionTimestamp",
+    )
     kept = {name: meta[name] for name in names if name in meta} | {"annotations": own}
     content = {"metadata": kept, "spec": found.get("spec"), "status": status}
     running = _running_jobs(status)
@@ -159,7 +171,11 @@ def _waiting_stage(meta: Object, status: Object) -> WaitingStage | None:
     if current.get("state") not in {StageState.PENDING, StageState.QUEUED}:
         return None
     since = max(_times(meta, status, stages), default=None)
-    return None if since is None else WaitingStage(name, REASONS.get(str(current.get("reason")), ""), since)
+    return (
+        None
+        if since is None
+        else WaitingStage(name, REASONS.get(str(current.get("reason")), ""), since)
+    )
 
 
 def _times(meta: Object, status: Object, stages: list[Object]) -> Iterator[float]:
@@ -169,7 +185,12 @@ def _times(meta: Object, status: Object, stages: list[Object]) -> Iterator[float
     """
     attempts = [attempt for stage in stages for attempt in _objects(stage.get("attempts"))]
     texts = [meta.get("creationTimestamp")]
-    texts += [one.get(name) for one in attempts if one.get("startedAt") for name in ("startedAt", "finishedAt")]
+    texts += [
+        one.get(name)
+        for one in attempts
+        if one.get("startedAt")
+        for name in ("startedAt", "finishedAt")
+    ]
     texts += [one.get("lastTransitionTime") for one in _objects(status.get("conditions"))]
     for text in texts:
         if (time := _unix_time(text)) is not None:

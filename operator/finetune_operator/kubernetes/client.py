@@ -107,12 +107,18 @@ class KubernetesClient:
             token = page["metadata"].get("continue")
             more = {**limit, "continue": token} if token else {}
 
-    async def watch(self, path: str, resource_version: str, seconds: int, **query: str) -> AsyncIterator[Object]:
+    async def watch(
+        self, path: str, resource_version: str, seconds: int, **query: str
+    ) -> AsyncIterator[Object]:
         """Yield the events since a resource version, for at most this long; end early where the API server closes.
 
         Raises ApiError, with status 410 where the version is too old.
         """
-        query |= {"watch": "true", "resourceVersion": resource_version, "timeoutSeconds": str(seconds)}
+        query |= {
+            "watch": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+        }
         lines = self.stream_lines(path, **query, allowWatchBookmarks="true")
         try:
             # The API server ends the watch in time. A connection that is silently dead does not.
@@ -121,7 +127,9 @@ class KubernetesClient:
                     if line:
                         yield self._watch_event(line)
         except TimeoutError as error:
-            raise ApiError(0, f"the watch of {path} was silent and did not end within its {seconds} s") from error
+            raise ApiError(
+                0, f"the watch of {path} was silent and did not end within its {seconds} s"
+            ) from error
         finally:
             await lines.aclose()
 
@@ -129,13 +137,20 @@ class KubernetesClient:
         event = _parse(line.encode())
         if event.get("type") == "ERROR":
             status = event.get("object") or {}
-            message, reason = str(status.get("message") or "no message"), str(status.get("reason") or "")
-            raise ApiError(int(status.get("code") or 0), f"the watch ended with an error: {message}", reason)
+            message, reason = (
+                str(status.get("message") or "no message"),
+                str(status.get("reason") or ""),
+            )
+            raise ApiError(
+                int(status.get("code") or 0), f"the watch ended with an error: {message}", reason
+            )
         return event
 
     async def create(self, path: str, body: Object, **query: str) -> Object:
         """Create an object. Raises AlreadyExists where the name is taken, ApiError for an unknown field."""
-        return await self._send("POST", f"{path}?{urlencode({'fieldValidation': 'Strict', **query})}", body)
+        return await self._send(
+            "POST", f"{path}?{urlencode({'fieldValidation': 'Strict', **query})}", body
+        )
 
     async def replace(self, path: str, body: Object) -> Object:
         """Replace an object. Raises Conflict where it has changed since its resourceVersion."""
@@ -146,7 +161,9 @@ class KubernetesClient:
         where = f"{path}?{urlencode(query)}" if query else path
         return await self._send("PATCH", where, body, "application/merge-patch+json")
 
-    async def apply(self, path: str, body: Object, manager: str = "finetune-operator", **query: str) -> Object:
+    async def apply(
+        self, path: str, body: Object, manager: str = "finetune-operator", **query: str
+    ) -> Object:
         """Apply on the server's side, as the owner of just these fields."""
         where = f"{path}?{urlencode({'fieldManager': manager, 'force': 'true', **query})}"
         return await self._send("PATCH", where, body, "application/apply-patch+yaml")
@@ -161,7 +178,9 @@ class KubernetesClient:
             response = await self._request("GET", url, headers, None, no_end)
             self.on_response("GET", response.status)
             if response.status >= HTTPStatus.BAD_REQUEST:
-                raise self._api_error(response.status, await response.read(), response.headers.get("Retry-After"))
+                raise self._api_error(
+                    response.status, await response.read(), response.headers.get("Retry-After")
+                )
             try:
                 async for piece in response.response.content.iter_any():
                     *lines, rest = (rest + piece).split(b"\n")
@@ -170,18 +189,29 @@ class KubernetesClient:
             finally:
                 response.response.close()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiError(0, f"the API server does not answer: {str(error) or type(error).__name__}") from error
+            raise ApiError(
+                0, f"the API server does not answer: {str(error) or type(error).__name__}"
+            ) from error
         if rest:
             yield rest.decode(errors="replace")
 
     async def delete(
-        self, path: str, propagation: str = "Background", options: Object | None = None, **preconditions: str
+        self,
+        path: str,
+        propagation: str = "Background",
+        options: Object | None = None,
+        **preconditions: str,
     ) -> None:
         """Delete an object if it exists; with preconditions, only the object of that uid or resourceVersion.
 
         `options` are further fields of DeleteOptions.
         """
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation, **(options or {})}
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+            **(options or {}),
+        }
         if preconditions:
             options["preconditions"] = preconditions
         try:
@@ -215,16 +245,26 @@ class KubernetesClient:
             self._no_writes.set()
 
     async def _send(
-        self, verb: str, path: str, body: Object | None = None, content_type: str = "application/json"
+        self,
+        verb: str,
+        path: str,
+        body: Object | None = None,
+        content_type: str = "application/json",
     ) -> Object:
         await self.rate_limiter.wait()
-        headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": USER_AGENT}
+        headers = {
+            "Content-Type": content_type,
+            "Accept": "application/json",
+            "User-Agent": USER_AGENT,
+        }
         headers |= await self._credentials()
         # After the rate limiter, which may hold a request back for seconds: the Lease may be lost by then.
         limit = TIMEOUT_SECONDS if verb == "GET" else min(TIMEOUT_SECONDS, self.seconds_to_write())
         if limit <= 0:
             raise NotLeader("this replica no longer holds the Lease, so it does not write")
-        url = self.client.configuration.host + (path if verb == "GET" else _with_timeout(path, limit))
+        url = self.client.configuration.host + (
+            path if verb == "GET" else _with_timeout(path, limit)
+        )
         try:
             with nullcontext() if verb == "GET" else self._under_way():
                 async with asyncio.timeout(limit):
@@ -232,13 +272,17 @@ class KubernetesClient:
                     content = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self.on_response(verb, 0)
-            raise ApiError(0, f"the API server does not answer: {str(error) or type(error).__name__}") from error
+            raise ApiError(
+                0, f"the API server does not answer: {str(error) or type(error).__name__}"
+            ) from error
         self.on_response(verb, response.status)
         if response.status >= HTTPStatus.BAD_REQUEST:
             raise self._api_error(response.status, content, response.headers.get("Retry-After"))
         return _parse(content)
 
-    async def _request(self, verb: str, url: str, headers: dict[str, str], body: Object | None, limit: Any) -> Any:
+    async def _request(
+        self, verb: str, url: str, headers: dict[str, str], body: Object | None, limit: Any
+    ) -> Any:
         send: Any = self.client.rest_client.request
         return await send(verb, url, headers, body, _request_timeout=limit)
 
@@ -253,12 +297,20 @@ class KubernetesClient:
         except (ValueError, RecursionError):  # a page of a proxy in between
             body = {}
         body = body if isinstance(body, dict) else {}
-        message = str(body.get("message") or content[:500].decode(errors="replace") or f"HTTP {status}")
+        message = str(
+            body.get("message") or content[:500].decode(errors="replace") or f"HTTP {status}"
+        )
         reason, details = str(body.get("reason") or ""), body.get("details")
         if status == HTTPStatus.TOO_MANY_REQUESTS or retry_after:
-            self.rate_limiter.pause(float(retry_after) if retry_after and retry_after.isdecimal() else 1.0)
+            self.rate_limiter.pause(
+                float(retry_after) if retry_after and retry_after.isdecimal() else 1.0
+            )
         if status == HTTPStatus.CONFLICT:
-            return AlreadyExists(status, message, reason) if reason == "AlreadyExists" else Conflict(message)
+            return (
+                AlreadyExists(status, message, reason)
+                if reason == "AlreadyExists"
+                else Conflict(message)
+            )
         return ApiError(status, message, reason, details if isinstance(details, dict) else None)
 
 
@@ -271,7 +323,10 @@ def _with_timeout(path: str, limit: float) -> str:
 def _parse(content: bytes) -> Object:
     try:
         found: Any = fast_json.decode(content)
-    except (ValueError, RecursionError) as error:  # a page of a proxy in between, or an object nested too deeply
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a page of a proxy in between, or an object nested too deeply
         raise ApiError(0, f"the API server's response cannot be parsed as JSON: {error}") from error
     if not isinstance(found, dict):
         raise ApiError(0, "the API server's response cannot be parsed: it is no JSON object")
@@ -281,7 +336,9 @@ def _parse(content: bytes) -> Object:
 async def load_configuration(context: str | None = None) -> Configuration:
     """Load the pod's own credentials, or those of a kubeconfig. Raises ClusterError where there are none."""
     found = await _load_credentials(context)
-    found.connection_pool_maxsize = 0  # unlimited: each watch holds a connection, and requests must not wait for one
+    found.connection_pool_maxsize = (
+        0  # unlimited: each watch holds a connection, and requests must not wait for one
+    )
     # aiohttp would read ~/.netrc and the proxies again for each request, in a thread: a third of the operator's CPU.
     found.client_session_kwargs = {"trust_env": False}
     if proxy := found.proxy or environment_proxy(str(found.host)):
@@ -317,7 +374,9 @@ async def _load_credentials(context: str | None) -> Configuration:
         load_file: Any = config.load_kube_config
         await load_file(context=context, client_configuration=found)
     except (config.ConfigException, OSError) as error:
-        raise ClusterError(f"no credentials for a cluster: {error}; set KUBECONFIG or pass --context") from error
+        raise ClusterError(
+            f"no credentials for a cluster: {error}; set KUBECONFIG or pass --context"
+        ) from error
     return found
 
 

@@ -82,7 +82,9 @@ class KubernetesCluster:
         cache: ResourceCache,
         progress: ProgressPoller | NoProgress,
         probes: ServerProbe | NoProbe,
-        on_status_written: Callable[[PipelineStatus, PipelineStatus], None] = lambda _before, _after: None,
+        on_status_written: Callable[
+            [PipelineStatus, PipelineStatus], None
+        ] = lambda _before, _after: None,
         *,
         enqueue: Callable[[Key], None] = lambda _key: None,
         notices: str = "",
@@ -104,7 +106,9 @@ class KubernetesCluster:
         Without it, two pipelines that are reconciled at once would each find that the other has no attempt yet.
         """
         known = self.cache.pipelines.get((key.namespace, key.name))
-        return self._locks.setdefault((key.namespace, known.claim if known else f" {key.name}"), asyncio.Lock())
+        return self._locks.setdefault(
+            (key.namespace, known.claim if known else f" {key.name}"), asyncio.Lock()
+        )
 
     async def read(self, key: Key) -> Pipeline | None:
         """Return the pipeline; None where it does not exist or is being deleted. Raises InvalidObject."""
@@ -115,7 +119,9 @@ class KubernetesCluster:
 
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Return the observed state of the pipeline's children and of its workspace."""
-        await self._read_lost_pods(pipeline)  # first: they may be pods of its own Jobs, or of another user of the claim
+        await self._read_lost_pods(
+            pipeline
+        )  # first: they may be pods of its own Jobs, or of another user of the claim
         namespace = self.cache.defaults_of(pipeline.key.namespace)
         return replace(
             await self.observe_children(pipeline),
@@ -132,7 +138,9 @@ class KubernetesCluster:
             self.cache.forget_lost_jobs(namespace, name)
 
     async def _read_pods(self, namespace: str, *jobs: str) -> None:
-        async for found in self.api.list(paths.pods(namespace), labelSelector=f"{JOB_NAME} in ({','.join(jobs)})"):
+        async for found in self.api.list(
+            paths.pods(namespace), labelSelector=f"{JOB_NAME} in ({','.join(jobs)})"
+        ):
             self.cache.update(PODS, found)
 
     async def observe_children(self, pipeline: Pipeline) -> Observation:
@@ -143,7 +151,9 @@ class KubernetesCluster:
             if (job := await self._observe_attempt(pipeline, stage, attempt))
         }
         others = {
-            name: job for name in self._other_jobs(pipeline) - jobs.keys() if (job := self._observe_job(pipeline, name))
+            name: job
+            for name in self._other_jobs(pipeline) - jobs.keys()
+            if (job := self._observe_job(pipeline, name))
         }
         return Observation(
             jobs | others,
@@ -156,10 +166,14 @@ class KubernetesCluster:
         """Return the names of all Jobs of the pipeline, and of those whose pod is still there."""
         namespace = pipeline.key.namespace
         owned = {job["metadata"]["name"] for job in self.cache.jobs.select("owner", pipeline.uid)}
-        attempts = (attempt.job for stage in pipeline.status.stages.values() for attempt in stage.attempts)
+        attempts = (
+            attempt.job for stage in pipeline.status.stages.values() for attempt in stage.attempts
+        )
         return owned | {job for job in attempts if self.cache.pods.select("job", (namespace, job))}
 
-    async def _observe_attempt(self, pipeline: Pipeline, stage: str, attempt: AttemptStatus) -> ObservedJob | None:
+    async def _observe_attempt(
+        self, pipeline: Pipeline, stage: str, attempt: AttemptStatus
+    ) -> ObservedJob | None:
         name, namespace = attempt.job, pipeline.key.namespace
         if stage in SERVER_STAGES:
             return await self.servers.observe_attempt(pipeline, name, _now())
@@ -189,13 +203,26 @@ class KubernetesCluster:
             return None  # the creation of the pipeline's own Job is refused, and that is told
         pods = self.cache.pods_of(namespace, name, job["metadata"]["uid"] if job else None)
         if job and not pods and self.cache.is_over(job) and not is_finished(job):
-            return ObservedJob(name, JobState.COMPLETE)  # its attempt has ended, and its pods are forgotten
+            return ObservedJob(
+                name, JobState.COMPLETE
+            )  # its attempt has ended, and its pods are forgotten
         progress = self.progress.latest(next((pod for pod in pods if pod.index == 0), None))
-        return observe_job(name, job, pods, _now(), progress=progress, warnings=self._warnings(namespace, name, pods))
+        return observe_job(
+            name,
+            job,
+            pods,
+            _now(),
+            progress=progress,
+            warnings=self._warnings(namespace, name, pods),
+        )
 
     def _warnings(self, namespace: str, job: str, pods: Sequence[Pod]) -> dict[str, str]:
         """Return why processes have not started: no status of the Job or of a pod has the reason."""
-        found = {pod.name: self.cache.warning(namespace, "Pod", pod.name) for pod in pods if not pod.started_at}
+        found = {
+            pod.name: self.cache.warning(namespace, "Pod", pod.name)
+            for pod in pods
+            if not pod.started_at
+        }
         return found | {job: self.cache.warning(namespace, "Job", job)}
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
@@ -203,14 +230,20 @@ class KubernetesCluster:
         try:
             return await self._replace_status(pipeline, status)
         except Conflict:
-            await self._refresh(pipeline.key)  # the cache may be older than what another client has written
+            await self._refresh(
+                pipeline.key
+            )  # the cache may be older than what another client has written
             raise
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 raise Conflict(f"{pipeline.key} was deleted") from error
             if error.status not in UNSTORABLE_STATUS_CODES:
                 raise
-            log.warning("%s: the status was rejected and is written without progress: %s", pipeline.key, error)
+            log.warning(
+                "%s: the status was rejected and is written without progress: %s",
+                pipeline.key,
+                error,
+            )
             return await self._replace_status(pipeline, without_progress(status))
 
     async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
@@ -222,7 +255,9 @@ class KubernetesCluster:
         content = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": content}
         answer = await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
-        written = replace(pipeline, status=status, resource_version=answer["metadata"]["resourceVersion"])
+        written = replace(
+            pipeline, status=status, resource_version=answer["metadata"]["resourceVersion"]
+        )
         for other in self.cache.note_written(written, answer):
             self.enqueue(other)
         self.on_status_written(pipeline.status, status)
@@ -285,7 +320,9 @@ class KubernetesCluster:
                 await self._delete_job(pipeline, name, "Background")
             case DeletePipeline():
                 await self.api.delete(
-                    paths.pipeline(pipeline.key), uid=pipeline.uid, resourceVersion=pipeline.resource_version
+                    paths.pipeline(pipeline.key),
+                    uid=pipeline.uid,
+                    resourceVersion=pipeline.resource_version,
                 )
 
     async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
@@ -296,16 +333,22 @@ class KubernetesCluster:
             created = await self.api.create(paths.jobs(pipeline.key.namespace), job)
         except AlreadyExists:
             if await self._read_job(pipeline, template.name) is None:
-                message = f"the Job {template.name} exists and is not owned by this pipeline: delete it"
+                message = (
+                    f"the Job {template.name} exists and is not owned by this pipeline: delete it"
+                )
                 raise Blocked(Reason.DEPENDENCY_NOT_READY, message) from None
         else:
             self.cache.update(JOBS, created)
 
     async def _delete_job(self, pipeline: Pipeline, name: str, propagation: str) -> None:
         """Delete a Job; in the foreground, it exists until its pod has ended by SIGTERM, grace period and SIGKILL."""
-        job = self.cache.jobs.get((pipeline.key.namespace, name)) or await self._read_job(pipeline, name)
+        job = self.cache.jobs.get((pipeline.key.namespace, name)) or await self._read_job(
+            pipeline, name
+        )
         if job and is_owned_by(pipeline, job) and not job["metadata"].get("deletionTimestamp"):
-            await self.api.delete(paths.jobs(pipeline.key.namespace, name), propagation, uid=job["metadata"]["uid"])
+            await self.api.delete(
+                paths.jobs(pipeline.key.namespace, name), propagation, uid=job["metadata"]["uid"]
+            )
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Create Kubernetes Events in the background; a failure is logged and not retried."""
@@ -324,9 +367,13 @@ class KubernetesCluster:
         is_newer = isinstance(error, NewerObject)
         if is_newer and before.get("finishedAt") and before.get("observedGeneration") == generation:
             return
-        status = unreadable_status(str(error), generation, _now(), self.troubleshooting_url, stalled=not is_newer)
+        status = unreadable_status(
+            str(error), generation, _now(), self.troubleshooting_url, stalled=not is_newer
+        )
         if _told(status) != _told(before):
-            written = (await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status}))["metadata"]
+            written = (await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status}))[
+                "metadata"
+            ]
             if not is_newer:
                 about = Regarding(key, written["uid"], written["resourceVersion"])
                 self.events.record(about, [unreadable_event(str(error), self.troubleshooting_url)])
@@ -361,7 +408,9 @@ def parse_pipeline(found: Object) -> Pipeline:
             key=Key(meta["namespace"], meta["name"]),
             uid=meta["uid"],
             generation=meta["generation"],
-            resource_version=meta.get("resourceVersion", ""),  # the response to a dry run may have none
+            resource_version=meta.get(
+                "resourceVersion", ""
+            ),  # the response to a dry run may have none
             annotations=meta.get("annotations") or {},
             spec=PipelineSpec.model_validate(found["spec"]),
             status=PipelineStatus.model_validate(found.get("status") or {}),

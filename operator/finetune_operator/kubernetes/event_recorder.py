@@ -58,7 +58,12 @@ class EventRecorder:
                 waiting.append(_event_object(about, event))
                 self._arrived.set()
             else:
-                log.warning("%s: the Event %s is dropped: %d are waiting", about.key, event.reason, MAX_WAITING)
+                log.warning(
+                    "%s: the Event %s is dropped: %d are waiting",
+                    about.key,
+                    event.reason,
+                    MAX_WAITING,
+                )
 
     async def run(self) -> None:
         """Create the queued Events, forever."""
@@ -84,7 +89,9 @@ class EventRecorder:
         except AlreadyExists:
             pass
         except ClusterError as error:
-            log.warning("cannot create the Event %s/%s: %s", namespace, body["metadata"]["name"], error)
+            log.warning(
+                "cannot create the Event %s/%s: %s", namespace, body["metadata"]["name"], error
+            )
 
 
 def _event_object(about: Pipeline | Regarding, event: Event) -> Object:

@@ -9,7 +9,9 @@ from pydantic_core import from_json, to_json
 
 def decode(content: bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError, or RecursionError where it is nested too deeply."""
-    with suppress(ValueError):  # also nesting of more than some 200 levels: a pipeline's user may nest 10,000
+    with suppress(
+        ValueError
+    ):  # also nesting of more than some 200 levels: a pipeline's user may nest 10,000
         # Keys only: the values of a page have little in common, and a cache of them costs more than it saves.
         return from_json(content, cache_strings="keys")
     return json.loads(content)

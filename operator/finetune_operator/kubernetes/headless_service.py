@@ -10,13 +10,20 @@ from finetune_operator.kubernetes.resources.owner_references import foreign_serv
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 
 
-async def create_headless_service(api: KubernetesClient, cache: ResourceCache, pipeline: Pipeline, stage: str) -> None:
+async def create_headless_service(
+    api: KubernetesClient, cache: ResourceCache, pipeline: Pipeline, stage: str
+) -> None:
     """Create the Service of the stage's attempts unless it exists. Raises Blocked where another owner has the name."""
     namespace, name = pipeline.key.namespace, headless_service_name(pipeline.key.name, stage)
     found = cache.services.get((namespace, name))
     if found is None:
         try:
-            cache.update(SERVICES, await api.create(paths.services(namespace), build_headless_service(pipeline, stage)))
+            cache.update(
+                SERVICES,
+                await api.create(
+                    paths.services(namespace), build_headless_service(pipeline, stage)
+                ),
+            )
         except AlreadyExists:  # its watch is behind, or it has lost the operator's label
             found = await api.get(paths.services(namespace, name))
     if found and (blocker := foreign_service(pipeline, found)):

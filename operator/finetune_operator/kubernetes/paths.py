@@ -8,7 +8,12 @@ SERVER_VERSION = "/version"
 
 
 def _path(group: str, plural: str, namespace: str | None, name: str | None) -> str:
-    parts = [group, *(["namespaces", namespace] if namespace else []), plural, *([name] if name else [])]
+    parts = [
+        group,
+        *(["namespaces", namespace] if namespace else []),
+        plural,
+        *([name] if name else []),
+    ]
     return "/" + "/".join(parts)
 
 

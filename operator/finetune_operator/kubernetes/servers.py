@@ -18,7 +18,13 @@ from finetune_operator.kubernetes.cache import DEPLOYMENTS, SERVICES, ResourceCa
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.probe import NoProbe, ProbeResult, ServerProbe
 from finetune_operator.kubernetes.resources.owner_references import foreign_service, is_owned_by
-from finetune_operator.kubernetes.resources.server import build_deployment, build_service, launch_of, serving_of, url_of
+from finetune_operator.kubernetes.resources.server import (
+    build_deployment,
+    build_service,
+    launch_of,
+    serving_of,
+    url_of,
+)
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 from finetune_operator.kubernetes.translate.diagnose import diagnose
 from finetune_operator.kubernetes.translate.pod import Pod, time_of
@@ -44,7 +50,9 @@ def version_of_cluster(found: Object) -> tuple[int, int]:
 class Servers:
     """The Deployments and Services of pipelines."""
 
-    def __init__(self, api: KubernetesClient, cache: ResourceCache, probes: ServerProbe | NoProbe) -> None:
+    def __init__(
+        self, api: KubernetesClient, cache: ResourceCache, probes: ServerProbe | NoProbe
+    ) -> None:
         self.api, self.cache, self.probes = api, cache, probes
         self._image_volumes: bool | None = None
 
@@ -56,7 +64,9 @@ class Servers:
                 await self._deployment(pipeline, job)
         current = _traffic_target(pipeline, self.service(pipeline))
         return {
-            name: ObservedServer(found["metadata"]["labels"][STAGE], name == current, _unavailable(found))
+            name: ObservedServer(
+                found["metadata"]["labels"][STAGE], name == current, _unavailable(found)
+            )
             for found in self.cache.deployments.select("owner", pipeline.uid)
             if _is_intact(found) and not found["metadata"].get("deletionTimestamp")
             if (name := found["metadata"]["name"])
@@ -76,7 +86,9 @@ class Servers:
         found = self.service(pipeline)
         return foreign_service(pipeline, found) if found else None
 
-    async def observe_attempt(self, pipeline: Pipeline, name: str, now: datetime) -> ObservedJob | None:
+    async def observe_attempt(
+        self, pipeline: Pipeline, name: str, now: datetime
+    ) -> ObservedJob | None:
         """Return the state of the attempt that started this server."""
         found = await self._deployment(pipeline, name)
         if found is None:
@@ -87,14 +99,18 @@ class Servers:
                 return crashed
         unready = next((pod for pod in pods if not pod.ready), None)
         if not pods or unready or _ready(found) < found["spec"].get("replicas", 1):
-            return _observe_start(name, unready or next(iter(pods), None), self._warning(found, unready), now)
+            return _observe_start(
+                name, unready or next(iter(pods), None), self._warning(found, unready), now
+            )
         if result := self.probes.result(pods[0]):
             return _observe_answer(pipeline, found, pods[0], serving_of(found), result)
         return replace(_observe_start(name, pods[0], "", now), awaits_probe=True)
 
     def _warning(self, deployment: Object, pod: Pod | None) -> str:
         namespace = deployment["metadata"]["namespace"]
-        return replica_failure(deployment) or (self.cache.warning(namespace, "Pod", pod.name) if pod else "")
+        return replica_failure(deployment) or (
+            self.cache.warning(namespace, "Pod", pod.name) if pod else ""
+        )
 
     async def _deployment(self, pipeline: Pipeline, name: str) -> Object | None:
         namespaced_name = (pipeline.key.namespace, name)
@@ -112,7 +128,9 @@ class Servers:
         """Start the servers of an attempt in parallel with running ones. Raises Blocked where they could not serve."""
         path = paths.deployments(pipeline.key.namespace)
         try:
-            desired = build_deployment(pipeline, template, serving, image_volumes=await self._has_image_volumes())
+            desired = build_deployment(
+                pipeline, template, serving, image_volumes=await self._has_image_volumes()
+            )
             created = await self.api.create(path, desired)
         except AlreadyExists:
             if await self._deployment(pipeline, template.name) is None:
@@ -150,14 +168,21 @@ class Servers:
                 return
         if found and (blocker := foreign_service(pipeline, found)):
             raise Blocked(blocker.reason, blocker.message)
-        meta = {"labels": desired["metadata"]["labels"], "annotations": desired["metadata"]["annotations"]}
+        meta = {
+            "labels": desired["metadata"]["labels"],
+            "annotations": desired["metadata"]["annotations"],
+        }
         patch = {"metadata": meta, "spec": {"selector": desired["spec"]["selector"]}}
         self.cache.update(SERVICES, await self.api.patch(_service_path(pipeline), patch))
 
     async def delete_service(self, pipeline: Pipeline) -> None:
         """Delete the pipeline's own Service."""
         found = self.service(pipeline)
-        if found and is_owned_by(pipeline, found) and not found["metadata"].get("deletionTimestamp"):
+        if (
+            found
+            and is_owned_by(pipeline, found)
+            and not found["metadata"].get("deletionTimestamp")
+        ):
             await self.api.delete(_service_path(pipeline), uid=found["metadata"]["uid"])
 
     async def stop(self, pipeline: Pipeline, name: str) -> bool:
@@ -181,7 +206,9 @@ def replica_failure(deployment: Object | None) -> str:
     The Deployment's condition has the reason; the events belong to its ReplicaSet.
     """
     conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
-    failures = (one for one in conditions if (one["type"], one["status"]) == ("ReplicaFailure", "True"))
+    failures = (
+        one for one in conditions if (one["type"], one["status"]) == ("ReplicaFailure", "True")
+    )
     return next((str(one.get("message") or "") for one in failures), "")
 
 
@@ -198,7 +225,11 @@ def _unavailable(deployment: Object) -> Blocker | None:
 
 
 def _traffic_target(pipeline: Pipeline, service: Object | None) -> str | None:
-    selector: Object = (service["spec"].get("selector") or {}) if service and is_owned_by(pipeline, service) else {}
+    selector: Object = (
+        (service["spec"].get("selector") or {})
+        if service and is_owned_by(pipeline, service)
+        else {}
+    )
     return selector.get(SERVER)
 
 
@@ -216,7 +247,9 @@ def _observe_crash(name: str, pod: Pod) -> ObservedJob | None:
     """Return the failed attempt of a server that will never answer; None where it may still answer."""
     terminated = pod.last_failure
     code, out_of_memory = terminated.get("exitCode"), terminated.get("reason") == "OOMKilled"
-    if not terminated or not (out_of_memory or code in PERMANENT_EXIT_CODES or pod.restarts >= MAX_CRASHES):
+    if not terminated or not (
+        out_of_memory or code in PERMANENT_EXIT_CODES or pod.restarts >= MAX_CRASHES
+    ):
         return None
     detail = str(terminated.get("message") or "").strip()[-1000:]
     failure = Failure(message=f"the server exited with code {code}: {detail}".rstrip(": "))
@@ -258,7 +291,11 @@ def _observe_answer(
         long_running=True,
     )
     return ObservedJob(
-        name, JobState.COMPLETE, started_at=started_at, exit_code=0, message=TerminationMessage(result=result)
+        name,
+        JobState.COMPLETE,
+        started_at=started_at,
+        exit_code=0,
+        message=TerminationMessage(result=result),
     )
 
 

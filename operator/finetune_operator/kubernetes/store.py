@@ -29,7 +29,9 @@ class Store(Generic[T]):
     its function returns the value for.
     """
 
-    def __init__(self, trim: Callable[[Object], T], **indexes: Callable[[T], Iterable[Hashable]]) -> None:
+    def __init__(
+        self, trim: Callable[[Object], T], **indexes: Callable[[T], Iterable[Hashable]]
+    ) -> None:
         self._trim, self._indexes = trim, indexes
         self.entries: dict[NamespacedName, Entry[T]] = {}
         self._deleted: OrderedDict[NamespacedName, int] = OrderedDict()
@@ -61,7 +63,10 @@ class Store(Generic[T]):
     def update(self, found: Object) -> T:
         """Store an object that is newer than the stored one; return its trimmed form."""
         value = self._trim(found)
-        self.put(namespaced_name(found), Entry(found["metadata"].get("uid", ""), version_of(found), value))
+        self.put(
+            namespaced_name(found),
+            Entry(found["metadata"].get("uid", ""), version_of(found), value),
+        )
         return value
 
     def put(self, name: NamespacedName, entry: Entry[T]) -> None:
@@ -82,7 +87,9 @@ class Store(Generic[T]):
                 self._deleted.popitem(last=False)
         return entry.value if entry else None
 
-    def unlisted(self, listed: set[NamespacedName], version: int, namespace: str | None) -> Iterator[NamespacedName]:
+    def unlisted(
+        self, listed: set[NamespacedName], version: int, namespace: str | None
+    ) -> Iterator[NamespacedName]:
         """Yield the names that a complete list of this version does not have, although it is newer than them."""
         for name, entry in list(self.entries.items()):
             if name not in listed and entry.version <= version and namespace in {None, name[0]}:

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from finetune_operator.api.group import GROUP
-from finetune_operator.core.metadata import COMPLETION_INDEX, IDENTITY, SERVER, STAGE, STAGE_CONTAINER
+from finetune_operator.core.metadata import (
+    COMPLETION_INDEX,
+    IDENTITY,
+    SERVER,
+    STAGE,
+    STAGE_CONTAINER,
+)
 from finetune_trainer.contract.environment import METRICS_PORT
 
 Object = dict[str, Any]
@@ -67,7 +73,10 @@ def trim_deployment(found: Object) -> Object:
 
 def trim_service(found: Object) -> Object:
     """Return a Service's owner and selector."""
-    return {"metadata": trim_metadata(found), "spec": {"selector": (found.get("spec") or {}).get("selector") or {}}}
+    return {
+        "metadata": trim_metadata(found),
+        "spec": {"selector": (found.get("spec") or {}).get("selector") or {}},
+    }
 
 
 def trim_claim(found: Object) -> Object:
@@ -79,7 +88,11 @@ def trim_claim(found: Object) -> Object:
 def trim_metadata(found: Object) -> Object:
     """Return the metadata that the operator reads; ownerReferences whole, because a patch replaces all of them."""
     meta = found["metadata"]
-    own = {name: value for name, value in (meta.get("annotations") or {}).items() if name.startswith(f"{GROUP}/")}
+    own = {
+        name: value
+        for name, value in (meta.get("annotations") or {}).items()
+        if name.startswith(f"{GROUP}/")
+    }
     labels = _pick(meta.get("labels") or {}, _LABELS)
     return {
         **_pick(meta, _METADATA),
@@ -92,7 +105,9 @@ def trim_metadata(found: Object) -> Object:
 def claims_of(pod_spec: Object) -> list[str]:
     """Return the claims that a pod mounts for writing."""
     volumes = (one.get("persistentVolumeClaim") or {} for one in pod_spec.get("volumes") or [])
-    return sorted(str(one["claimName"]) for one in volumes if "claimName" in one and not one.get("readOnly"))
+    return sorted(
+        str(one["claimName"]) for one in volumes if "claimName" in one and not one.get("readOnly")
+    )
 
 
 def _stage_container(spec: Object) -> list[Object]:
@@ -101,7 +116,9 @@ def _stage_container(spec: Object) -> list[Object]:
         {
             "name": STAGE_CONTAINER,
             "env": [_pick(v, ("name", "value")) for v in one.get("env") or [] if _is_port(v)],
-            "resources": {"limits": _pick((one.get("resources") or {}).get("limits") or {}, ("memory",))},
+            "resources": {
+                "limits": _pick((one.get("resources") or {}).get("limits") or {}, ("memory",))
+            },
         }
         for one in containers
     ]
@@ -120,7 +137,11 @@ def _container_status(one: Object) -> Object:
 
 
 def _container_state(state: Object) -> Object:
-    fields = {"waiting": ("reason", "message"), "running": ("startedAt",), "terminated": _TERMINATED}
+    fields = {
+        "waiting": ("reason", "message"),
+        "running": ("startedAt",),
+        "terminated": _TERMINATED,
+    }
     return {kind: _pick(state[kind], names) for kind, names in fields.items() if state.get(kind)}
 
 

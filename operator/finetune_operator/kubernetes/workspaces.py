@@ -32,8 +32,12 @@ class Workspaces:
         )
         if found is None:
             blocker = _missing(pipeline) if _starts_on_own_claim(pipeline) else None
-            return replace(workspace, missing=not pipeline.spec.workspace.existing_claim, blocker=blocker)
-        if message := claim.ownership_error(pipeline, found) or claim.sharing_error(pipeline, found):
+            return replace(
+                workspace, missing=not pipeline.spec.workspace.existing_claim, blocker=blocker
+            )
+        if message := claim.ownership_error(pipeline, found) or claim.sharing_error(
+            pipeline, found
+        ):
             return replace(workspace, blocker=Blocker(Reason.VOLUME_NOT_READY, message))
         if pipeline.spec.workspace.existing_claim:
             return workspace
@@ -62,7 +66,9 @@ class Workspaces:
         for writer in self.cache.writers(namespace, name):
             if not _is_own(pipeline, own_jobs, writer):
                 key = owner_key(writer) or Key(namespace, writer["metadata"]["name"])
-                users[key] = replace(users.get(key) or ClaimUser(key.name, writing=True), writing=True)
+                users[key] = replace(
+                    users.get(key) or ClaimUser(key.name, writing=True), writing=True
+                )
         return tuple(users.values())
 
     async def create(self, pipeline: Pipeline, storage_class: str | None = None) -> None:
@@ -71,7 +77,9 @@ class Workspaces:
         try:
             created = await self.api.create(paths.claims(pipeline.key.namespace), desired)
         except AlreadyExists:
-            found = await self.api.get(paths.claims(pipeline.key.namespace, claim.claim_name(pipeline)))
+            found = await self.api.get(
+                paths.claims(pipeline.key.namespace, claim.claim_name(pipeline))
+            )
             if found is None:
                 raise
             if message := claim.ownership_error(pipeline, found):
@@ -106,7 +114,9 @@ def _missing(pipeline: Pipeline) -> Blocker:
 def _is_own(pipeline: Pipeline, own_jobs: set[str], writer: Object) -> bool:
     """Return whether a Job or pod is this pipeline's, and not of an earlier pipeline with the same name."""
     owners = {ref["uid"] for ref in writer["metadata"]["ownerReferences"]}
-    return not owners.isdisjoint({pipeline.uid, *own_jobs}) or _job_name(writer) in _attempts(pipeline)
+    return not owners.isdisjoint({pipeline.uid, *own_jobs}) or _job_name(writer) in _attempts(
+        pipeline
+    )
 
 
 def _job_name(writer: Object) -> str:

@@ -84,7 +84,9 @@ class Folders:
 class LocalCluster:
     """Runs one pipeline's Jobs as processes of this machine."""
 
-    def __init__(self, folders: Folders, on_event: Callable[[Event], None], *, save_digests: bool = True) -> None:
+    def __init__(
+        self, folders: Folders, on_event: Callable[[Event], None], *, save_digests: bool = True
+    ) -> None:
         self.folders, self.on_event = folders, on_event
         self.pipeline_file = PipelineFile(folders.workdir)
         self.source_digests = SourceDigests(folders.workdir / "contents.json", save=save_digests)
@@ -97,7 +99,11 @@ class LocalCluster:
         pipeline = self.pipeline_file.read()
         if pipeline is None or pipeline.key != key:
             return None
-        return replace(pipeline, spec=pipeline.spec.model_copy(update={"suspend": True})) if self.stopping else pipeline
+        return (
+            replace(pipeline, spec=pipeline.spec.model_copy(update={"suspend": True}))
+            if self.stopping
+            else pipeline
+        )
 
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Read the folders of the attempts that have not ended, and the digests of the sources."""
@@ -106,7 +112,10 @@ class LocalCluster:
         # In a thread: hashing a large model takes a while, and the event loop must keep handling Ctrl-C.
         sources, environment = pipeline.spec.source_uris(), self.environment(pipeline)
         return Observation(
-            jobs, source_digests=await asyncio.to_thread(self.source_digests.digests, sources, environment)
+            jobs,
+            source_digests=await asyncio.to_thread(
+                self.source_digests.digests, sources, environment
+            ),
         )
 
     def job(self, name: str) -> ObservedJob | None:
@@ -140,7 +149,9 @@ class LocalCluster:
             return
         for event in events:
             self.on_event(event)
-        lines = (json.dumps({"pipeline": str(pipeline.key), **_fields(event)}) + "\n" for event in events)
+        lines = (
+            json.dumps({"pipeline": str(pipeline.key), **_fields(event)}) + "\n" for event in events
+        )
         try:
             with (self.folders.workdir / "events.jsonl").open("a") as file:
                 file.writelines(lines)
@@ -182,7 +193,9 @@ class LocalCluster:
         if job.name in self.runners:
             return
         folder = self.folders.job(job.name)
-        environment = replace(self.environment(pipeline, folder), pipeline_uid=pipeline.uid, attempt=job.attempt)
+        environment = replace(
+            self.environment(pipeline, folder), pipeline_uid=pipeline.uid, attempt=job.attempt
+        )
         command = (sys.executable, *job.command[1:]) if job.command[0] == "python" else job.command
         job_file = {
             "command": command,
@@ -212,7 +225,9 @@ class LocalCluster:
         folder = self.folders.job(job)
         if code and self.job(job) is None:
             message = f"its runner ended with exit code {code} before it started the process; see {folder / LOG}"
-            with contextlib.suppress(OSError):  # the next start of the Job reports the problem with the disk
+            with contextlib.suppress(
+                OSError
+            ):  # the next start of the Job reports the problem with the disk
                 record_start_failure(folder, message)
 
     def _send_command(self, job: str, command: str) -> None:

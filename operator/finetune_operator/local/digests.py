@@ -23,7 +23,9 @@ class SourceDigests:
 
     def __init__(self, cache: Path, *, save: bool = True) -> None:
         self.cache, self.save = cache, save
-        self.file_digests: dict[str, str] = {k: v for k, v in (read_json(cache) or {}).items() if isinstance(v, str)}
+        self.file_digests: dict[str, str] = {
+            k: v for k, v in (read_json(cache) or {}).items() if isinstance(v, str)
+        }
 
     def digests(self, uris: Iterable[str], environment: Environment) -> dict[str, str]:
         """Return URI -> sha256:… for every URI that refers to files on this machine."""
@@ -37,7 +39,11 @@ class SourceDigests:
     def _digest(self, uri: str, environment: Environment) -> str | None:
         try:
             path = environment.locate(uri)
-            files = (file for found in environment.matches(uri) for file in _files(environment.locate(found)))
+            files = (
+                file
+                for found in environment.matches(uri)
+                for file in _files(environment.locate(found))
+            )
             parts = [(os.path.relpath(file, path), self._file_digest(file)) for file in files]
         except (InvalidLocation, OSError):
             return None  # the stage that needs the source reports what is wrong with it
@@ -65,10 +71,14 @@ def _referenced_files(path: Path) -> Iterator[Path]:
     if path.suffix not in {".yaml", ".yml"}:
         return
     try:
-        tokens = [token for token in yaml.scan(path.read_text()) if isinstance(token, yaml.ScalarToken)]
+        tokens = [
+            token for token in yaml.scan(path.read_text()) if isinstance(token, yaml.ScalarToken)
+        ]
     except (yaml.YAMLError, UnicodeDecodeError):
         return
-    names = {name for token in tokens for name in (token.value, token.value.partition(".")[0] + ".py")}
+    names = {
+        name for token in tokens for name in (token.value, token.value.partition(".")[0] + ".py")
+    }
     yield from sorted(path.parent / name for name in names if _is_file(path.parent / name))
 
 

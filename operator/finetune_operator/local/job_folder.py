@@ -21,16 +21,23 @@ def observe_job(folder: Path) -> ObservedJob | None:
     """Return the current state of the Job, or None if it never started."""
     ended = read_json(folder / ENDED)
     locked = ended is None and is_locked(folder)
-    ended = ended or read_json(folder / ENDED)  # again: the Job may have ended between the two reads
+    ended = ended or read_json(
+        folder / ENDED
+    )  # again: the Job may have ended between the two reads
     started = read_json(folder / STARTED)
     if ended:
         return _finished(folder, started, ended)
     if locked:
         state = JobState.RUNNING if started else JobState.WAITING
         return ObservedJob(
-            folder.name, state, started_at=_time(started), progress=read_model(folder / PROGRESS, Progress)
+            folder.name,
+            state,
+            started_at=_time(started),
+            progress=read_model(folder / PROGRESS, Progress),
         )
-    return _finished(folder, started, {"code": None, "disruption": RUNNER_LOST}) if started else None
+    return (
+        _finished(folder, started, {"code": None, "disruption": RUNNER_LOST}) if started else None
+    )
 
 
 def _finished(folder: Path, started: dict[str, Any] | None, ended: dict[str, Any]) -> ObservedJob:

@@ -57,11 +57,15 @@ class PipelineFile:
         if previous is None:
             return self._write(Pipeline(key, str(uuid.uuid4()), 1, spec, annotations=annotations))
         if previous.key != key:
-            raise ClusterError(f"{self.path.parent} belongs to the pipeline {previous.key}; use another --workdir")
+            raise ClusterError(
+                f"{self.path.parent} belongs to the pipeline {previous.key}; use another --workdir"
+            )
         if previous.spec == spec and previous.annotations == annotations:
             return previous
         generation = previous.generation + (previous.spec != spec)
-        return self._write(replace(previous, spec=spec, annotations=annotations, generation=generation))
+        return self._write(
+            replace(previous, spec=spec, annotations=annotations, generation=generation)
+        )
 
     def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         """Write the status and return the pipeline with it; raise Conflict if it has changed since it was read."""

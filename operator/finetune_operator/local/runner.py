@@ -62,13 +62,19 @@ class Supervisor:
                 self.disruption = reason or self.disruption
                 self.send(signal.SIGKILL)
             case _:
-                print(f"unknown command {line!r}: must be stop, evict REASON or kill REASON", file=sys.stderr)
+                print(
+                    f"unknown command {line!r}: must be stop, evict REASON or kill REASON",
+                    file=sys.stderr,
+                )
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to every process of the Job."""
         try:
             os.killpg(self.group, number)
-        except (ProcessLookupError, PermissionError):  # macOS returns EPERM for a group that contains only zombies
+        except (
+            ProcessLookupError,
+            PermissionError,
+        ):  # macOS returns EPERM for a group that contains only zombies
             return
 
 
@@ -92,7 +98,9 @@ def main(folder: Path) -> None:
     code = supervise(child, supervisor, commands)
     # 128 + signal, as in a shell and in a pod. The record comes before the release of the lock: otherwise a reader
     # could find neither of them and take the runner for lost.
-    write_record(folder / ENDED, code=code if code >= 0 else 128 - code, disruption=supervisor.disruption)
+    write_record(
+        folder / ENDED, code=code if code >= 0 else 128 - code, disruption=supervisor.disruption
+    )
     (folder / COMMANDS).unlink(missing_ok=True)
     lock.close()
 
@@ -151,7 +159,9 @@ def start(job: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def supervise(child: subprocess.Popen[bytes], supervisor: Supervisor, commands: int | None = None) -> int:
+def supervise(
+    child: subprocess.Popen[bytes], supervisor: Supervisor, commands: int | None = None
+) -> int:
     """Execute commands until the process and its group are gone; return its exit code, negative after a signal."""
     wake_reader, wake_writer = os.pipe()
 
@@ -159,7 +169,9 @@ def supervise(child: subprocess.Popen[bytes], supervisor: Supervisor, commands: 
         child.wait()
         os.write(wake_writer, b"e")
 
-    signal.signal(signal.SIGTERM, lambda *_: os.write(wake_writer, b"t"))  # at shutdown of the machine
+    signal.signal(
+        signal.SIGTERM, lambda *_: os.write(wake_writer, b"t")
+    )  # at shutdown of the machine
     threading.Thread(target=wait_for_exit, daemon=True).start()
     inputs = [wake_reader, sys.stdin.fileno(), *([] if commands is None else [commands])]
     while True:
@@ -184,7 +196,9 @@ def _read_commands(supervisor: Supervisor) -> bool:
     text = os.read(sys.stdin.fileno(), 4096).decode()
     _execute(text, supervisor)
     if not text and supervisor.kill_at is None:
-        supervisor.handle(f"{EVICT} the finetune command that started it is gone; it may have been killed")
+        supervisor.handle(
+            f"{EVICT} the finetune command that started it is gone; it may have been killed"
+        )
     return bool(text)
 
 

@@ -35,23 +35,38 @@ WATCHED = (
     "/mnt",
 )
 
-pytestmark = pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="counts what the provider linux-namespaces creates")
+pytestmark = pytest.mark.skipif(
+    fixtures.PROVIDER == "kind", reason="counts what the provider linux-namespaces creates"
+)
 
 
 def census() -> dict[str, Counter[str]]:
     """Count everything that a cluster consists of."""
     processes = list(Path("/proc").glob("[0-9]*"))
     return {
-        "processes": Counter(line for line in map(_command_line, processes) if str(cluster_state.clusters()) in line),
-        "mounts": Counter(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+        "processes": Counter(
+            line for line in map(_command_line, processes) if str(cluster_state.clusters()) in line
+        ),
+        "mounts": Counter(
+            line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        ),
         "links": Counter(entry.name for entry in Path("/sys/class/net").iterdir()),
         "network namespaces": Counter(set(map(_namespace, processes)) - {""}),
         "routes": Counter(_lines("ip", "route", "show", "table", "all")),
         "rules": Counter(_lines("nft", "list", "ruleset")),
-        "cgroups": Counter(str(at / name) for at in cgroups.hierarchies() for name in cgroups.with_prefix("finetune.")),
+        "cgroups": Counter(
+            str(at / name)
+            for at in cgroups.hierarchies()
+            for name in cgroups.with_prefix("finetune.")
+        ),
         "clusters": Counter(path.name for path in cluster_state.clusters().glob("*")),
         "settings": Counter(f"{name}={Path('/proc/sys', name).read_text()}" for name in SETTINGS),
-        "files": Counter(str(entry) for folder in map(Path, WATCHED) if folder.is_dir() for entry in folder.iterdir()),
+        "files": Counter(
+            str(entry)
+            for folder in map(Path, WATCHED)
+            if folder.is_dir()
+            for entry in folder.iterdir()
+        ),
     }
 
 
@@ -72,7 +87,9 @@ SETTINGS = (
 
 def _command_line(process: Path) -> str:
     try:
-        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return (
+            (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        )
     except OSError:
         return ""
 
@@ -162,12 +179,18 @@ def test_down_after_kill_9_of_up_leaves_nothing(no_leftovers):
         assert not providers.existing(name)
 
 
-@pytest.mark.parametrize("arguments", ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"])
+@pytest.mark.parametrize(
+    "arguments", ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"]
+)
 def test_down_kills_orphaned_commands_of_up(no_leftovers, arguments):
     cluster = LinuxNamespaces(fixtures.cluster_name("orphans"))
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    orphan = subprocess.Popen([*sleep, *arguments.format(cluster.folder).split()], start_new_session=True)
-    neighbour = subprocess.Popen([*sleep, *arguments.format(f"{cluster.folder}-2").split()], start_new_session=True)
+    orphan = subprocess.Popen(
+        [*sleep, *arguments.format(cluster.folder).split()], start_new_session=True
+    )
+    neighbour = subprocess.Popen(
+        [*sleep, *arguments.format(f"{cluster.folder}-2").split()], start_new_session=True
+    )
     until(lambda: str(cluster.folder) in _command_line(Path(f"/proc/{orphan.pid}")), 10)
     cluster.down()
     assert orphan.wait(10) == -signal.SIGKILL
@@ -178,9 +201,22 @@ def test_down_kills_orphaned_commands_of_up(no_leftovers, arguments):
 
 def test_ctrl_c_during_up_leaves_nothing(no_leftovers):
     name = fixtures.cluster_name("stopped")
-    command = [sys.executable, "-m", "testcluster", "--name", name, "--provider", "linux-namespaces", "up"]
+    command = [
+        sys.executable,
+        "-m",
+        "testcluster",
+        "--name",
+        name,
+        "--provider",
+        "linux-namespaces",
+        "up",
+    ]
     up = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     until((cluster_state.folder_of(name) / "kubeconfig").exists, 30)
     up.send_signal(signal.SIGINT)

@@ -19,7 +19,13 @@ COMMAND = [sys.executable, "-m", "testcluster", "--provider", "linux-namespaces"
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
 
 
@@ -41,7 +47,15 @@ def test_node_of_an_unknown_cluster():
 
 @pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="tests the provider linux-namespaces")
 def test_kernel_without_namespaces():
-    done = run("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *COMMAND, "--name", "refused", "up")
+    done = run(
+        "setpriv",
+        "--bounding-set=-sys_admin",
+        "--inh-caps=-sys_admin",
+        *COMMAND,
+        "--name",
+        "refused",
+        "up",
+    )
     assert done.returncode == 2
     assert "this kernel does not offer" in done.stderr
     assert not cluster_state.folder_of("refused").exists()
@@ -59,7 +73,9 @@ def test_root_without_rights_to_the_host_network():
 
 def test_disk_too_small_for_a_cluster(tmp_path):
     # Only this command sees the mount.
-    small = f"mount -t tmpfs -o size=1g small {tmp_path} && exec {' '.join(COMMAND)} --name refused up"
+    small = (
+        f"mount -t tmpfs -o size=1g small {tmp_path} && exec {' '.join(COMMAND)} --name refused up"
+    )
     done = run("unshare", "--mount", "sh", "-c", small, FINETUNE_CACHE=str(tmp_path))
     assert done.returncode == 2
     assert "1.0 GiB free" in done.stderr
@@ -83,7 +99,9 @@ def test_kind_program_accepts_the_configuration(tmp_path):
     without_engine = {"PATH": "/nowhere", "HOME": str(tmp_path), "DOCKER_HOST": "unix:///nowhere"}
     for file, expected in ((valid, "docker"), (invalid, "nonsense")):
         command = [kind, "create", "cluster", "--name=refused", f"--config={file}"]
-        done = subprocess.run(command, env=without_engine, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=without_engine, capture_output=True, text=True, check=False
+        )
         assert done.returncode != 0
         assert expected in done.stderr
         assert ("nonsense" in done.stderr) == (file == invalid)

@@ -55,7 +55,9 @@ def test_pods_run_on_kwok_nodes(cluster: Provider, namespace: KubeNamespace):
 
 
 def test_killed_paused_and_partitioned_nodes_recover(cluster: Provider, namespace: KubeNamespace):
-    namespace.create(*(pod(f"on-{node}", SAVES_ON_SIGTERM, node=node) for node in ("spot-1", "spot-2", "spot-3")))
+    namespace.create(
+        *(pod(f"on-{node}", SAVES_ON_SIGTERM, node=node) for node in ("spot-1", "spot-2", "spot-3"))
+    )
     for node in ("spot-1", "spot-2", "spot-3"):
         namespace.wait_phase(f"on-{node}", "Running")
     cluster.kill("spot-1")
@@ -79,13 +81,18 @@ def test_killed_paused_and_partitioned_nodes_recover(cluster: Provider, namespac
 @pytest.mark.parametrize("by", ["taint", "drain"])
 def test_watch_sees_the_termination_of_a_reclaimed_pod(cluster: Provider, by: str):
     """Afterwards the pod is deleted, so only a watch can see its termination message."""
-    with temporary_namespace(cluster.kube, f"reclaimed-by-{by}") as namespace, watch_pods(namespace) as watched:
+    with (
+        temporary_namespace(cluster.kube, f"reclaimed-by-{by}") as namespace,
+        watch_pods(namespace) as watched,
+    ):
         namespace.create(pod("saves", SAVES_ON_SIGTERM, node="spot-1", grace=20))
         namespace.wait_phase("saves", "Running")
         reclaiming = threading.Thread(target=reclaim, args=(cluster, "spot-1", 20.0, by))
         reclaiming.start()
         until(
-            lambda: watched.is_deleted("saves"), 60, lambda: f"no deletion was observed: {watched.termination('saves')}"
+            lambda: watched.is_deleted("saves"),
+            60,
+            lambda: f"no deletion was observed: {watched.termination('saves')}",
         )
         assert watched.termination("saves")["code"] == 75
         assert watched.termination("saves")["message"] == "step 17\n"
@@ -100,26 +107,39 @@ def test_watch_sees_the_termination_of_a_reclaimed_pod(cluster: Provider, by: st
 
 
 def test_pod_of_a_deleted_node_leaves_no_termination(cluster: Provider):
-    with temporary_namespace(cluster.kube, "lost-without-notice") as namespace, watch_pods(namespace) as watched:
+    with (
+        temporary_namespace(cluster.kube, "lost-without-notice") as namespace,
+        watch_pods(namespace) as watched,
+    ):
         namespace.create(pod("unaware", SAVES_ON_SIGTERM, node="spot-2"))
         namespace.wait_phase("unaware", "Running")
         cluster.delete("spot-2")
-        until(lambda: watched.is_deleted("unaware"), 120, "the pod of the deleted node still exists")
+        until(
+            lambda: watched.is_deleted("unaware"), 120, "the pod of the deleted node still exists"
+        )
         assert watched.termination("unaware") == {"disruption": "DeletionByPodGC"}
         cluster.revive("spot-2")
         assert ready(cluster, "spot-2")
 
 
 def test_kubelet_under_pressure_evicts_and_recovers(cluster: Provider):
-    with temporary_namespace(cluster.kube, "pressed") as namespace, watch_pods(namespace) as watched:
+    with (
+        temporary_namespace(cluster.kube, "pressed") as namespace,
+        watch_pods(namespace) as watched,
+    ):
         namespace.create(pod("squeezed", SAVES_ON_SIGTERM, node="spot-3"))
         namespace.wait_phase("squeezed", "Running")
         cluster.apply_pressure("spot-3", "memory")
         until(
-            lambda: namespace.get("pod", "squeezed")["status"].get("reason") == "Evicted", 60, "the pod was not evicted"
+            lambda: namespace.get("pod", "squeezed")["status"].get("reason") == "Evicted",
+            60,
+            "the pod was not evicted",
         )
         # The restarted kubelet may evict the pod, or reject it at its start, which sets no condition.
-        assert watched.termination("squeezed").get("disruption", "TerminationByKubelet") == "TerminationByKubelet"
+        assert (
+            watched.termination("squeezed").get("disruption", "TerminationByKubelet")
+            == "TerminationByKubelet"
+        )
         # The kubelet evicts before the node controller has seen its condition and added the taint.
         until(lambda: has_pressure(cluster, "spot-3"), 60, "the pressure taint is not there")
         cluster.clear_pressure("spot-3")

@@ -52,7 +52,12 @@ def go(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "go").write_text(FAKE_GO.format(python=sys.executable, here=folder))
     (folder / "go").chmod(0o755)
-    settings = {"VERSION": "go9.9", "ERROR": "", "SECONDS": "0", "ANSWER": f"Kubernetes v{KUBE_VERSION}"}
+    settings = {
+        "VERSION": "go9.9",
+        "ERROR": "",
+        "SECONDS": "0",
+        "ANSWER": f"Kubernetes v{KUBE_VERSION}",
+    }
     settings["INFORMATION"] = ""
     for name, value in settings.items():
         monkeypatch.setenv(f"FAKE_{name}", value)
@@ -78,7 +83,13 @@ def start(*names, **settings):
     root = Path(binaries.__file__).parents[1]
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, cwd=root, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        command,
+        cwd=root,
+        env=environment,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -138,7 +149,8 @@ def test_build_after_a_killed_build_succeeds(go):
 
 
 @pytest.mark.parametrize(
-    "answer", ["Kubernetes v0.0.0-master", f"Kubernetes v{KUBE_VERSION}1", f"v1{KUBE_VERSION}", "''"]
+    "answer",
+    ["Kubernetes v0.0.0-master", f"Kubernetes v{KUBE_VERSION}1", f"v1{KUBE_VERSION}", "''"],
 )
 def test_program_with_another_version_is_refused(go, monkeypatch, answer):
     monkeypatch.setenv("FAKE_ANSWER", answer)
@@ -150,7 +162,8 @@ def test_program_with_another_version_is_refused(go, monkeypatch, answer):
 def test_program_without_version_option_is_checked(go, monkeypatch):
     monkeypatch.setenv("FAKE_ANSWER", "usage")
     monkeypatch.setenv(
-        "FAKE_INFORMATION", f"path github.com/fluxcd/helm-controller\n{OF_HELM_CONTROLLER} v{HELM_CONTROLLER} h1:x"
+        "FAKE_INFORMATION",
+        f"path github.com/fluxcd/helm-controller\n{OF_HELM_CONTROLLER} v{HELM_CONTROLLER} h1:x",
     )
     binaries.build_missing(["helm-controller"])
     assert content(binaries.folder("helm-controller")) == {"helm-controller"}
@@ -167,7 +180,9 @@ def test_program_without_version_option_is_checked(go, monkeypatch):
 def test_program_with_other_build_information_is_refused(go, monkeypatch, information):
     monkeypatch.setenv("FAKE_ANSWER", f"usage of {HELM_CONTROLLER}")
     monkeypatch.setenv("FAKE_INFORMATION", information)
-    with pytest.raises(UsageError, match=f"helm-controller {HELM_CONTROLLER} was built but reports"):
+    with pytest.raises(
+        UsageError, match=f"helm-controller {HELM_CONTROLLER} was built but reports"
+    ):
         binaries.build_missing(["helm-controller"])
     assert content(binaries.folder("helm-controller")) == set()
 
@@ -180,7 +195,9 @@ def test_source_of_a_program_is_its_module_folder(go, monkeypatch):
 def test_source_that_cannot_be_downloaded_is_refused(go, monkeypatch):
     monkeypatch.setenv("FAKE_ERROR", "exit")
     monkeypatch.setenv("FAKE_INFORMATION", '{"Error": "dial tcp: i/o timeout"}')
-    with pytest.raises(UsageError, match="argocd: cannot download its source: dial tcp: i/o timeout"):
+    with pytest.raises(
+        UsageError, match="argocd: cannot download its source: dial tcp: i/o timeout"
+    ):
         binaries.source("argocd")
 
 
@@ -193,7 +210,8 @@ def test_go_is_not_needed_when_everything_is_built(go, monkeypatch):
 def test_missing_go_is_refused_with_version_and_fix(go, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
-        UsageError, match=rf"Go {binaries.needed_go(['containerd'])} or newer, .*no Go on this machine; install it"
+        UsageError,
+        match=rf"Go {binaries.needed_go(['containerd'])} or newer, .*no Go on this machine; install it",
     ):
         binaries.build_missing(["containerd"])
     assert not binaries.folder().exists()
@@ -209,7 +227,8 @@ def test_old_go_is_refused_by_path_and_version(go, monkeypatch, old):
 def test_full_disk_is_refused_before_the_build(go, monkeypatch):
     monkeypatch.setattr(toolchain, "REQUIRED_BYTES", 1 << 60)
     with pytest.raises(
-        UsageError, match=r"GiB free, .*free disk space, or set FINETUNE_CACHE, .* to folders on another disk"
+        UsageError,
+        match=r"GiB free, .*free disk space, or set FINETUNE_CACHE, .* to folders on another disk",
     ):
         binaries.build_missing(PROGRAMS)
     assert not binaries.folder().exists()
@@ -255,7 +274,9 @@ def test_unwritable_cache_is_refused(go, monkeypatch, tmp_path):
         binaries.build_missing(PROGRAMS)
 
 
-@pytest.mark.parametrize("changed", ["etcd/go.sum", "etcd/go.mod", "pause/main.go", "pause/more/main.go"])
+@pytest.mark.parametrize(
+    "changed", ["etcd/go.sum", "etcd/go.mod", "pause/main.go", "pause/more/main.go"]
+)
 def test_changed_module_changes_the_folder(tmp_path, monkeypatch, changed):
     modules = shutil.copytree(binaries.MODULES, tmp_path / "modules")
     before = binaries.folder()

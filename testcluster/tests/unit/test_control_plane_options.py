@@ -26,21 +26,30 @@ def flags(cluster: ControlPlane, program: str, options: ControlPlaneOptions) -> 
 
 
 def test_flags_replace_the_usual_ones_of_their_program(cluster):
-    changed = ControlPlaneOptions(flags={"kube-controller-manager": {"kube-api-qps": 7, "concurrent-job-syncs": 50}})
+    changed = ControlPlaneOptions(
+        flags={"kube-controller-manager": {"kube-api-qps": 7, "concurrent-job-syncs": 50}}
+    )
     usual = flags(cluster, "kube-controller-manager", USUAL_CONTROL_PLANE)
     assert usual["kube-api-qps"] == "500"
     expected = usual | {"kube-api-qps": "7", "concurrent-job-syncs": "50"}
     assert flags(cluster, "kube-controller-manager", changed) == expected
-    assert flags(cluster, "kube-scheduler", changed) == flags(cluster, "kube-scheduler", USUAL_CONTROL_PLANE)
+    assert flags(cluster, "kube-scheduler", changed) == flags(
+        cluster, "kube-scheduler", USUAL_CONTROL_PLANE
+    )
 
 
 def programs(cluster: ControlPlane, options: ControlPlaneOptions) -> dict[str, str]:
-    return {one.name: one.argv[0] for one in cluster.services(Path("/dns"), Path("/registry"), options)}
+    return {
+        one.name: one.argv[0] for one in cluster.services(Path("/dns"), Path("/registry"), options)
+    }
 
 
 @pytest.mark.parametrize("kubernetes", binaries.OLDER_KUBERNETES)
 def test_older_kubernetes_replaces_its_three_programs_only(cluster, kubernetes):
-    usual, older = (programs(cluster, one) for one in (USUAL_CONTROL_PLANE, ControlPlaneOptions(kubernetes=kubernetes)))
+    usual, older = (
+        programs(cluster, one)
+        for one in (USUAL_CONTROL_PLANE, ControlPlaneOptions(kubernetes=kubernetes))
+    )
     changed = {name: Path(path) for name, path in older.items() if path != usual[name]}
     assert set(changed) == {"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
     assert len({path.parent for path in changed.values()}) == 1
@@ -58,4 +67,8 @@ def test_audit_policy_is_written_and_logs_into_the_folder(cluster, tmp_path):
 
 
 def test_no_audit_log_without_policy(cluster):
-    assert not [name for name in flags(cluster, "kube-apiserver", USUAL_CONTROL_PLANE) if name.startswith("audit")]
+    assert not [
+        name
+        for name in flags(cluster, "kube-apiserver", USUAL_CONTROL_PLANE)
+        if name.startswith("audit")
+    ]

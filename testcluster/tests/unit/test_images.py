@@ -41,7 +41,11 @@ def test_dependencies_are_pinned(dockerfile):
 
 
 def test_copied_files_exist_and_are_in_the_build_context(dockerfile):
-    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    sent = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
     copied = re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE)
     for source in " ".join(copied).split():
         assert (ROOT / source).exists()
@@ -64,7 +68,9 @@ def test_every_engine_gets_the_same_arguments():
 
 
 def test_images_of_the_trainer_differ_by_an_argument():
-    trainer, cpu = (build.describe(name, name, "base:1", uv_cache=None) for name in ("trainer", "trainer-cpu"))
+    trainer, cpu = (
+        build.describe(name, name, "base:1", uv_cache=None) for name in ("trainer", "trainer-cpu")
+    )
     assert trainer.dockerfile == cpu.dockerfile == ROOT / "Dockerfile.trainer"
     assert dict(cpu.arguments) == {"DEVICE": "cpu", **trainer.arguments}
 
@@ -75,7 +81,10 @@ def test_host_files_are_mounted_read_only():
 
 
 def test_apt_sources_are_mounted_in_the_hosts_own_base_image():
-    public, own = (build.describe("trainer", "x", base, None).mounts for base in ("python:3.11", base_image.NAME))
+    public, own = (
+        build.describe("trainer", "x", base, None).mounts
+        for base in ("python:3.11", base_image.NAME)
+    )
     assert {path.parts[:3] for path in own.keys() - public.keys()} == {("/", "etc", "apt")}
 
 
@@ -98,10 +107,16 @@ def test_unknown_image_is_refused(monkeypatch, tmp_path):
 def test_archive_name_depends_on_its_content(tmp_path):
     program = tmp_path / "program"
     program.write_bytes(b"one")
-    first = image_layers.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
-    again = image_layers.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
+    first = image_layers.archive(
+        tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"]
+    )
+    again = image_layers.archive(
+        tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"]
+    )
     program.write_bytes(b"two")
-    other = image_layers.archive(tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"])
+    other = image_layers.archive(
+        tmp_path, "localhost/box:1", {"bin/program": program}, ["/bin/program"]
+    )
     assert first == again
     assert first != other
     with tarfile.open(first) as files:

@@ -104,7 +104,9 @@ def docker(tmp_path, monkeypatch):
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("docker", "kind", "kubectl", "kwok", "registry", "pause"):
-        (programs / name).write_text(FAKE_PROGRAM.format(python=sys.executable, folder=str(tmp_path)))
+        (programs / name).write_text(
+            FAKE_PROGRAM.format(python=sys.executable, folder=str(tmp_path))
+        )
         (programs / name).chmod(0o755)
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
@@ -129,8 +131,13 @@ def test_each_node_is_a_worker_with_labels_and_taints():
     assert ondemand["labels"]["finetune.dev/capacity"] == "on-demand"
     assert "kubeadmConfigPatches" not in ondemand
     patch = json.loads(spot["kubeadmConfigPatches"][0])
-    assert patch["nodeRegistration"]["taints"] == [{"key": "spot", "value": "true", "effect": "NoSchedule"}]
-    assert all(node["extraMounts"][0]["containerPath"] == "/var/finetune-volumes" for node in content["nodes"])
+    assert patch["nodeRegistration"]["taints"] == [
+        {"key": "spot", "value": "true", "effect": "NoSchedule"}
+    ]
+    assert all(
+        node["extraMounts"][0]["containerPath"] == "/var/finetune-volumes"
+        for node in content["nodes"]
+    )
 
 
 def test_default_node_image_is_that_of_kind():
@@ -162,7 +169,10 @@ def test_killed_node_can_be_revived(docker, cluster):
 def test_paused_and_partitioned_nodes_recover(docker, cluster):
     cluster.pause("spot-1")
     cluster.partition("spot-2")
-    assert (docker.containers["lab-worker2"], docker.containers["lab-worker3"]) == ("paused", "partitioned")
+    assert (docker.containers["lab-worker2"], docker.containers["lab-worker3"]) == (
+        "paused",
+        "partitioned",
+    )
     cluster.resume("spot-1")
     cluster.heal("spot-2")
     assert set(docker.containers.values()) == {"running"}
@@ -176,10 +186,18 @@ def test_delete_kills_node_and_deletes_node_object(docker, cluster):
 
 def test_reclaim_uses_the_node_name_of_kind(docker, cluster):
     states = []
-    reclaim(cluster, "spot-1", 0.0, "taint", report=lambda _: states.append(docker.containers["lab-worker2"]))
+    reclaim(
+        cluster,
+        "spot-1",
+        0.0,
+        "taint",
+        report=lambda _: states.append(docker.containers["lab-worker2"]),
+    )
     assert states == ["running", "killed"]
     assert docker.deleted_nodes == ["lab-worker2"]
-    assert [command[-3] for command in docker.commands("kubectl") if "taint" in command] == ["lab-worker2"]
+    assert [command[-3] for command in docker.commands("kubectl") if "taint" in command] == [
+        "lab-worker2"
+    ]
 
 
 def test_add_is_refused_with_the_alternative(cluster):

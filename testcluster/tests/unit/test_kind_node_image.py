@@ -68,7 +68,10 @@ def test_container_gets_only_what_root_has(tmp_path, runc, limited_root):
     (tmp_path / "config.json").write_text(json.dumps({"hostname": "node", "process": PRIVILEGED}))
     oci_runtime.main("/usr/sbin/runc", ["create", "--bundle", str(tmp_path), "container"])
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["process"]["capabilities"] == {"bounding": ["CAP_KILL"], "effective": ["CAP_KILL"]}
+    assert config["process"]["capabilities"] == {
+        "bounding": ["CAP_KILL"],
+        "effective": ["CAP_KILL"],
+    }
     assert config["process"]["oomScoreAdj"] == int(Path("/proc/self/oom_score_adj").read_text())
     assert (config["hostname"], config["process"]["args"]) == ("node", ["/sbin/init"])
     assert runc == ["/usr/sbin/runc", "create", "--bundle", str(tmp_path), "container"]
@@ -82,7 +85,9 @@ def test_process_in_a_container_gets_only_what_root_has(tmp_path, runc, limited_
 
 
 def test_full_root_keeps_the_configuration(tmp_path, runc, monkeypatch):
-    monkeypatch.setattr(oci_runtime, "granted_capabilities", lambda: {f"CAP_{name}" for name in oci_runtime.NAMES})
+    monkeypatch.setattr(
+        oci_runtime, "granted_capabilities", lambda: {f"CAP_{name}" for name in oci_runtime.NAMES}
+    )
     (tmp_path / "config.json").write_text(json.dumps({"process": PRIVILEGED}))
     oci_runtime.main("/usr/sbin/runc", ["create", "--bundle", str(tmp_path), "container"])
     assert json.loads((tmp_path / "config.json").read_text())["process"]["oomScoreAdj"] == -999
@@ -154,7 +159,10 @@ def limited_machine(cache, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_engine_without_a_network_namespace_is_refused(limited_machine):
-    with pytest.raises(UsageError, match=r"needs a network namespace: .*unshare"), engine.running(lambda _: None):
+    with (
+        pytest.raises(UsageError, match=r"needs a network namespace: .*unshare"),
+        engine.running(lambda _: None),
+    ):
         pass
 
 

@@ -34,11 +34,15 @@ def test_parse_returns_named_nodes():
 
 
 def test_new_nodes_get_unused_names():
-    assert [node.name for node in parse("spot:2", frozenset({"spot-1", "spot-3"}))] == ["spot-4", "spot-5"]
+    assert [node.name for node in parse("spot:2", frozenset({"spot-1", "spot-3"}))] == [
+        "spot-4",
+        "spot-5",
+    ]
 
 
 @pytest.mark.parametrize(
-    "classes", ["", "spots", "spot:x", "spot:-1", "ondemand;spot", "spot:", "spot@-", f"spot:{'9' * 5000}"]
+    "classes",
+    ["", "spots", "spot:x", "spot:-1", "ondemand;spot", "spot:", "spot@-", f"spot:{'9' * 5000}"],
 )
 def test_unknown_class_is_refused_with_the_known_ones(classes):
     with pytest.raises(UsageError, match="ondemand, spot, gpu"):
@@ -141,7 +145,9 @@ class FakeCluster:
         self.history[node] += ", deleted"
 
 
-@pytest.mark.parametrize(("by", "history"), [("taint", "Ready, taint, deleted"), ("drain", "Ready, drain, deleted")])
+@pytest.mark.parametrize(
+    ("by", "history"), [("taint", "Ready, taint, deleted"), ("drain", "Ready, drain, deleted")]
+)
 def test_reclaim_gives_notice_before_deletion(by, history):
     cluster = FakeCluster()
     reclaim(cluster, "spot-1", 0.1, by, report=lambda _: None)
@@ -199,7 +205,9 @@ def test_verb_waiting_during_down_leaves_the_new_cluster():
     assert cluster.max_running == 0
 
 
-@pytest.mark.parametrize("content", ['{"subnet": 1', "[]", "{}", '{"subnet": "a", "nodes": {"n": 1}}'])
+@pytest.mark.parametrize(
+    "content", ['{"subnet": 1', "[]", "{}", '{"subnet": "a", "nodes": {"n": 1}}']
+)
 def test_invalid_state_file_is_refused_and_blocks_no_cluster(content):
     known = cluster_state.create(cluster_state.folder_of("one"), taken=set())
     (known.folder / "cluster.json").write_text(content)

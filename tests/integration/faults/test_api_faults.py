@@ -52,7 +52,9 @@ def watches_end(how: WatchEnd) -> Disturbance:
         async def ended() -> int:
             return life.proxy.end_watches(how)
 
-        await until(ended, WATCHES_WITHIN, "the operator has no watch")  # on a busy machine it may be opening them
+        await until(
+            ended, WATCHES_WITHIN, "the operator has no watch"
+        )  # on a busy machine it may be opening them
         yield
 
     return disturb
@@ -64,7 +66,9 @@ def watches_keep_ending(how: WatchEnd, seconds: float = 8) -> Disturbance:
     @asynccontextmanager
     async def disturb(life: Life) -> AsyncIterator[None]:
         life.proxy.end_watches(how)
-        async with rule_for(life, lambda one: EndWatch(how) if one.kind == "watch" else None, seconds):
+        async with rule_for(
+            life, lambda one: EndWatch(how) if one.kind == "watch" else None, seconds
+        ):
             yield
 
     return disturb
@@ -181,14 +185,18 @@ SCENARIOS = {
     "random-500": Scenario(always=lambda: random_errors(faults.BROKEN)),
     "random-cuts": Scenario(always=lambda: random_errors(*CUTS)),
     "random-mixture": Scenario(
-        always=lambda: random_errors(faults.CONFLICT, faults.INVALID, faults.BUSY, faults.BROKEN, *CUTS)
+        always=lambda: random_errors(
+            faults.CONFLICT, faults.INVALID, faults.BUSY, faults.BROKEN, *CUTS
+        )
     ),
     "clock-ahead": Scenario(clock=CLOCK_ERROR),
     "clock-behind": Scenario(clock=-CLOCK_ERROR),
     "clock-becomes-ahead": Scenario(clock_becomes_wrong(CLOCK_ERROR)),
     "clock-becomes-behind": Scenario(clock_becomes_wrong(-CLOCK_ERROR)),
     "lease-stolen-in-each-stage": Scenario(
-        standby=True, stolen_in=("prepare", "train", "evaluate", "push", "deploy"), clock=CLOCK_ERROR
+        standby=True,
+        stolen_in=("prepare", "train", "evaluate", "push", "deploy"),
+        clock=CLOCK_ERROR,
     ),
     "leader-killed": Scenario(leader_killed, standby=True),
     "leader-killed-wrong-clocks": Scenario(leader_killed, standby=True, clock=CLOCK_ERROR),
@@ -260,7 +268,9 @@ async def run_scenario(simulated: Simulation, name: str) -> Result:
     scenario, namespace = SCENARIOS[name], f"fault-{name}"
     await simulated.create_namespace(namespace)
     async with AsyncExitStack() as stack:
-        life = await stack.enter_async_context(a_life(simulated, namespace, "demo", clock=scenario.clock))
+        life = await stack.enter_async_context(
+            a_life(simulated, namespace, "demo", clock=scenario.clock)
+        )
         if scenario.standby:
             await add_standby(stack, life, clock=-scenario.clock)
         result = await DisturbedLife(scenario, life).run()
@@ -268,7 +278,9 @@ async def run_scenario(simulated: Simulation, name: str) -> Result:
     return result
 
 
-async def run_scenarios(kubeconfig: Path, forks: OperatorForks, folder: Path, names: list[str]) -> dict[str, Result]:
+async def run_scenarios(
+    kubeconfig: Path, forks: OperatorForks, folder: Path, names: list[str]
+) -> dict[str, Result]:
     """Run an undisturbed life and the scenarios, several at the same time."""
     places = asyncio.Semaphore(LIVES_AT_A_TIME)
 
@@ -285,8 +297,14 @@ async def run_scenarios(kubeconfig: Path, forks: OperatorForks, folder: Path, na
 @pytest.fixture(scope="module")
 def results(kubeconfig, forks, tmp_path_factory, request) -> dict[str, Result]:
     """The results of the scenarios that this run has selected."""
-    callspecs = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    names = list(dict.fromkeys(params["scenario"] for params in callspecs if params.get("scenario") in SCENARIOS))
+    callspecs = [
+        item.callspec.params for item in request.session.items if hasattr(item, "callspec")
+    ]
+    names = list(
+        dict.fromkeys(
+            params["scenario"] for params in callspecs if params.get("scenario") in SCENARIOS
+        )
+    )
     found = asyncio.run(run_scenarios(kubeconfig, forks, tmp_path_factory.mktemp("faults"), names))
     for name, result in found.items():
         print(f"{name}: evaluate ran {result.seconds_to_progress:.1f} s after the recovery")
@@ -309,7 +327,9 @@ def test_life_survives_the_fault(scenario, results):
 
 def test_api_server_restart_loses_nothing(kubeconfig, control_plane, forks, tmp_path):
     if not hasattr(control_plane, "_control_plane_machine"):
-        pytest.skip("only the provider linux-namespaces can restart one program of its control plane")
+        pytest.skip(
+            "only the provider linux-namespaces can restart one program of its control plane"
+        )
     machine = control_plane._control_plane_machine()
 
     @asynccontextmanager

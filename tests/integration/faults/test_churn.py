@@ -12,7 +12,9 @@ PIPELINES = 20
 MEMORY_GROWTH = 1.5
 """Memory at the end of the run, relative to a third of the run."""
 WANTED = Wanted("p1", serves=False, retained=False, uid="0f1e2d3c-4b5a", train=2, evaluate=3)
-DONE = frozenset({("p1-0f1e2d3c-prepare", ""), ("p1-0f1e2d3c-train", "2"), ("p1-0f1e2d3c-evaluate", "2.3")})
+DONE = frozenset(
+    {("p1-0f1e2d3c-prepare", ""), ("p1-0f1e2d3c-train", "2"), ("p1-0f1e2d3c-evaluate", "2.3")}
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +22,12 @@ def report(kubeconfig, forks, tmp_path_factory) -> Report:
     if os.environ.get("FAULTS") != "all":
         pytest.skip("FAULTS=all runs it: three minutes")
     folder = tmp_path_factory.mktemp("churn")
-    found = asyncio.run(churn(kubeconfig, forks, folder, pipelines=PIPELINES, seconds=SECONDS, seed=1))
-    print(f"actions: {dict(found.actions)}; processes: {found.processes}; settled in {found.settled_seconds:.0f} s")
+    found = asyncio.run(
+        churn(kubeconfig, forks, folder, pipelines=PIPELINES, seconds=SECONDS, seed=1)
+    )
+    print(
+        f"actions: {dict(found.actions)}; processes: {found.processes}; settled in {found.settled_seconds:.0f} s"
+    )
     return found
 
 

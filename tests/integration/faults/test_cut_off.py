@@ -53,7 +53,10 @@ class CutLife:
         """Live the life and kill the operator at the cut point."""
 
         def rule(request: Request) -> Cut | None:
-            if self.reached or (request.kind, request.number) != (self.point.kind, self.point.number):
+            if self.reached or (request.kind, request.number) != (
+                self.point.kind,
+                self.point.number,
+            ):
                 return None
             self.reached = str(request)
             return Cut(self.point.when, life.operator.restart)  # type: ignore[arg-type]
@@ -76,7 +79,9 @@ class Sweep:
 
     def different(self) -> dict[str, list[str]]:
         """Return what differs from the undisturbed life, by cut point."""
-        problems = {f"{life.point} ({life.reached})": list(self._differences(life)) for life in self.lives}
+        problems = {
+            f"{life.point} ({life.reached})": list(self._differences(life)) for life in self.lives
+        }
         return {point: found for point, found in problems.items() if found}
 
     def _differences(self, life: CutLife):
@@ -84,7 +89,10 @@ class Sweep:
             yield life.error[-LONGEST:]
             return
         if life.outcome.status != self.expected.status:
-            yield "status: " + "; ".join(differences(self.expected.status, life.outcome.status))[:LONGEST]
+            yield (
+                "status: "
+                + "; ".join(differences(self.expected.status, life.outcome.status))[:LONGEST]
+            )
         repeated = [stage for stage, count in life.outcome.successes.items() if count != 1]
         if repeated or set(life.outcome.successes) != set(self.expected.successes):
             yield f"successes: {dict(life.outcome.successes)}"
@@ -96,7 +104,11 @@ def differences(expected, found, path="") -> list[str]:
     """Return the paths at which two statuses differ, with both values."""
     if isinstance(expected, dict) and isinstance(found, dict):
         keys = sorted(expected.keys() | found.keys())
-        return [one for key in keys for one in differences(expected.get(key), found.get(key), f"{path}.{key}")]
+        return [
+            one
+            for key in keys
+            for one in differences(expected.get(key), found.get(key), f"{path}.{key}")
+        ]
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         pairs = enumerate(zip(expected, found, strict=True))
         return [one for i, (old, new) in pairs for one in differences(old, new, f"{path}[{i}]")]
@@ -148,8 +160,13 @@ async def run_sweep(kubeconfig: Path, forks: OperatorForks, folder: Path) -> Swe
     How many requests a life has depends on how many events lead to one reconcile. The cut points are those of the
     undisturbed life with the median number.
     """
-    async with simulation(kubeconfig, forks, folder) as simulated, namespaces(simulated, PARALLEL_LIVES) as free:
-        references = await asyncio.gather(*(undisturbed(simulated, f"cut-{one}") for one in range(REFERENCE_LIVES)))
+    async with (
+        simulation(kubeconfig, forks, folder) as simulated,
+        namespaces(simulated, PARALLEL_LIVES) as free,
+    ):
+        references = await asyncio.gather(
+            *(undisturbed(simulated, f"cut-{one}") for one in range(REFERENCE_LIVES))
+        )
         expected, requests = sorted(references, key=lambda one: len(one[1]))[REFERENCE_LIVES // 2]
         counts = Counter(request.kind for request in requests)
         writes = sum(request.is_write and request.kind == "request" for request in requests)
@@ -172,7 +189,9 @@ def sweep(kubeconfig, forks, tmp_path_factory) -> Sweep:
     reached = sum(bool(life.reached) for life in found.lives)
     total = len(all_points(found.counts))
     print(f"\nundisturbed life: {found.counts}, {found.writes} of the requests write")
-    print(f"cut points: {total}; lives: {len(found.lives)}; cut: {reached}; different: {len(found.different())}")
+    print(
+        f"cut points: {total}; lives: {len(found.lives)}; cut: {reached}; different: {len(found.different())}"
+    )
     return found
 
 
@@ -185,7 +204,9 @@ def test_undisturbed_life_succeeds_and_leaves_nothing(sweep):
 
 def test_killed_operator_ends_every_life_like_undisturbed(sweep):
     different = sweep.different()
-    assert not different, "\n".join(f"{point}: {' | '.join(found)}" for point, found in different.items())
+    assert not different, "\n".join(
+        f"{point}: {' | '.join(found)}" for point, found in different.items()
+    )
 
 
 def test_most_cut_points_are_reached(sweep):

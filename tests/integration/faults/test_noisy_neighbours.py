@@ -24,7 +24,9 @@ from support.faults.pods import Ending, StagePod, interrupted
 from support.faults.proxy import running_proxy
 from support.faults.simulation import MUTE, Simulation, own_address, simulation, until
 
-pytestmark = pytest.mark.skipif(os.environ.get("FAULTS") != "all", reason="FAULTS=all runs it: two minutes")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("FAULTS") != "all", reason="FAULTS=all runs it: two minutes"
+)
 Object = dict[str, Any]
 GREEDY, SLOW, GOOD = "greedy", ("slow-admission", "slow-too"), "good"
 SERVING, REPLICAS = 10, 10
@@ -61,7 +63,9 @@ async def greedy(pod: StagePod) -> Ending:
 
 
 def greedy_manifests() -> list[Object]:
-    deploy = {"deploy": {"replicas": REPLICAS, "smokeTest": {"prompt": MUTE, "maxTokens": MAX_TOKENS}}}
+    deploy = {
+        "deploy": {"replicas": REPLICAS, "smokeTest": {"prompt": MUTE, "maxTokens": MAX_TOKENS}}
+    }
     large = {stage: {"pod": {"env": LARGE_ENV}} for stage in STAGES}
     annotation = {"note": "x" * 250_000}
     return [
@@ -82,7 +86,12 @@ async def create_all(simulated: Simulation, namespace: str, manifests: list[Obje
 def webhook(address: str, port: int) -> Object:
     """Return a webhook for new Jobs of the slow namespaces, at a port that accepts connections and never answers."""
     selected = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(SLOW)}
-    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "resources": ["jobs"], "operations": ["CREATE"]}
+    rule = {
+        "apiGroups": ["batch"],
+        "apiVersions": ["v1"],
+        "resources": ["jobs"],
+        "operations": ["CREATE"],
+    }
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingWebhookConfiguration",
@@ -137,18 +146,27 @@ async def live_beside_others(simulated: Simulation) -> Result:
     simulated.kubelet.behaviours[GREEDY] = greedy
 
     async def servers_run() -> bool:
-        pods = await simulated.api.list(f"/api/v1/namespaces/{GREEDY}/pods", labelSelector="finetune.dev/server")
+        pods = await simulated.api.list(
+            f"/api/v1/namespaces/{GREEDY}/pods", labelSelector="finetune.dev/server"
+        )
         return sum(pod["status"].get("phase") == "Running" for pod in pods) >= SERVING * REPLICAS
 
-    async with mute_webhook(simulated), running_proxy(simulated.endpoint, simulated.session) as proxy:
+    async with (
+        mute_webhook(simulated),
+        running_proxy(simulated.endpoint, simulated.session) as proxy,
+    ):
         others = (f"--namespace={namespace}" for namespace in (GREEDY, *SLOW))
-        operator = replica(simulated, proxy, GOOD, GOOD, arguments=(*others, f"--workers={WORKERS}"))
+        operator = replica(
+            simulated, proxy, GOOD, GOOD, arguments=(*others, f"--workers={WORKERS}")
+        )
         operator.start()
         try:
             await create_all(simulated, GREEDY, greedy_manifests())
             await until(servers_run, 180, "not all mute servers run")
             for namespace in SLOW:
-                await create_all(simulated, namespace, [manifest(f"held-{number}") for number in range(HELD)])
+                await create_all(
+                    simulated, namespace, [manifest(f"held-{number}") for number in range(HELD)]
+                )
             return await live(Life(simulated, GOOD, "demo", proxy, operator))
         finally:
             operator.kill()
@@ -157,11 +175,15 @@ async def live_beside_others(simulated: Simulation) -> Result:
 
 
 @pytest.fixture(scope="module")
-def results(kubeconfig: Path, forks: OperatorForks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Result]:
+def results(
+    kubeconfig: Path, forks: OperatorForks, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Result, Result]:
     """The good pipeline alone and beside the others."""
 
     async def run() -> tuple[Result, Result]:
-        async with simulation(kubeconfig, forks, tmp_path_factory.mktemp("neighbours")) as simulated:
+        async with simulation(
+            kubeconfig, forks, tmp_path_factory.mktemp("neighbours")
+        ) as simulated:
             return await live_alone(simulated), await live_beside_others(simulated)
 
     alone, beside = asyncio.run(run())

@@ -81,7 +81,11 @@ def small(tmp_path: Path) -> Model:
 
 
 def make_model(folder: Path, **more: bytes) -> Model:
-    files = {"config.json": b"{}", "a.safetensors": os.urandom(LARGE), "b.safetensors": os.urandom(SMALLER)}
+    files = {
+        "config.json": b"{}",
+        "a.safetensors": os.urandom(LARGE),
+        "b.safetensors": os.urandom(SMALLER),
+    }
     for name, content in (files | more).items():
         write_durably(folder / name, content)
     return Model(folder, seal(folder, {"stage": "push"}))
@@ -90,7 +94,11 @@ def make_model(folder: Path, **more: bytes) -> Model:
 def start(hub: Hub, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     home = tempfile.mkdtemp(dir=hub.folder)
     impatient = {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2", "HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms"}
-    chosen = {"HF_HOME": home, "HF_XET_CACHE": f"{home}/xet", "HF_HUB_DISABLE_XET": "0"} | impatient | variables
+    chosen = (
+        {"HF_HOME": home, "HF_XET_CACHE": f"{home}/xet", "HF_HUB_DISABLE_XET": "0"}
+        | impatient
+        | variables
+    )
     return subprocess.Popen(
         [sys.executable, "-m", "support.stores.hub_process", *arguments],
         env=process_environment(hub) | chosen,
@@ -145,7 +153,9 @@ def is_upload(path: str) -> bool:
     return path.startswith("/simulation/xorb-uploads/")
 
 
-def test_push_is_one_commit_and_is_fetched_from_xet(hub: Hub, xet: XetProxy, model: Model, tmp_path: Path) -> None:
+def test_push_is_one_commit_and_is_fetched_from_xet(
+    hub: Hub, xet: XetProxy, model: Model, tmp_path: Path
+) -> None:
     uri, sent = model.push(hub)
 
     found = repository(hub)
@@ -161,7 +171,9 @@ def test_push_is_one_commit_and_is_fetched_from_xet(hub: Hub, xet: XetProxy, mod
     assert not [name for name in hub.downloads() if name.endswith("safetensors")]
 
 
-def test_second_push_sends_nothing_and_commits_nothing(hub: Hub, xet: XetProxy, model: Model) -> None:
+def test_second_push_sends_nothing_and_commits_nothing(
+    hub: Hub, xet: XetProxy, model: Model
+) -> None:
     uri, _ = model.push(hub)
     history = repository(hub).history()
     hub.forget_requests()
@@ -173,12 +185,16 @@ def test_second_push_sends_nothing_and_commits_nothing(hub: Hub, xet: XetProxy, 
 
 
 @pytest.mark.parametrize("last", ["second xorb", "last shard"])
-def test_push_killed_in_an_upload_is_finished_by_the_next(last: str, hub: Hub, xet: XetProxy, model: Model) -> None:
+def test_push_killed_in_an_upload_is_finished_by_the_next(
+    last: str, hub: Hub, xet: XetProxy, model: Model
+) -> None:
     """After the kill main is what it was. The next push sends what the CAS server lacks.
 
     Files are read one after the other, so that the second push divides them into the same xorbs.
     """
-    small = make_model(model.folder.with_name("old"), **{"a.safetensors": b"old", "b.safetensors": b"old"})
+    small = make_model(
+        model.folder.with_name("old"), **{"a.safetensors": b"old", "b.safetensors": b"old"}
+    )
     small.push(hub)
     history, before = repository(hub).history(), repository(hub).files()
     xet.forget()
@@ -191,7 +207,9 @@ def test_push_killed_in_an_upload_is_finished_by_the_next(last: str, hub: Hub, x
     xet.fault = hang
     process = model.start_push(hub, **ONE_BY_ONE)
     stored = 3 if last == "last shard" else 1
-    kill_when(lambda: xet.hanging.is_set() and xet.count("POST", "/xorb-commits/") == stored, process)
+    kill_when(
+        lambda: xet.hanging.is_set() and xet.count("POST", "/xorb-commits/") == stored, process
+    )
     kept = xet.uploaded_bytes()
 
     assert (repository(hub).history(), repository(hub).files()) == (history, before)
@@ -207,13 +225,19 @@ def test_push_killed_in_an_upload_is_finished_by_the_next(last: str, hub: Hub, x
     assert bool(xet.uploaded_bytes()) == (last == "second xorb")
 
 
-def test_push_to_a_server_without_grants_keeps_whole_files(hub: Hub, xet: XetProxy, model: Model) -> None:
+def test_push_to_a_server_without_grants_keeps_whole_files(
+    hub: Hub, xet: XetProxy, model: Model
+) -> None:
     """Grants tell a client which xorbs are there. Without them the shards do, and a file's comes when it is whole."""
     write_durably(model.folder / "b.safetensors", os.urandom(LARGE))
     model = Model(model.folder, seal(model.folder, {"stage": "push"}))
 
     def hang(_method: str, path: str) -> Fault | None:
-        return Fault(hangs=True) if path.startswith("/v1/xorbs/") and xet.count("POST", "/shards") else None
+        return (
+            Fault(hangs=True)
+            if path.startswith("/v1/xorbs/") and xet.count("POST", "/shards")
+            else None
+        )
 
     xet.fault = hang
     kill_when(xet.hanging.is_set, model.start_push(hub, **WITHOUT_GRANTS))
@@ -228,7 +252,9 @@ def test_push_to_a_server_without_grants_keeps_whole_files(hub: Hub, xet: XetPro
     assert repository(hub).files() == contents(model.folder)
 
 
-def test_weights_of_another_repository_are_not_sent_again(hub: Hub, xet: XetProxy, model: Model) -> None:
+def test_weights_of_another_repository_are_not_sent_again(
+    hub: Hub, xet: XetProxy, model: Model
+) -> None:
     model.push(hub)
     xet.forget()
     write_durably(model.folder / "b.safetensors", os.urandom(SMALLER))
@@ -243,30 +269,43 @@ def test_weights_of_another_repository_are_not_sent_again(hub: Hub, xet: XetProx
 def test_two_pushes_of_one_model_at_once_make_one_commit(hub: Hub, model: Model) -> None:
     hub.add_repository(NAME)
 
-    one, other = [output_of(push).split()[0] for push in [model.start_push(hub), model.start_push(hub)]]
+    one, other = [
+        output_of(push).split()[0] for push in [model.start_push(hub), model.start_push(hub)]
+    ]
 
     assert one == other == f"hf://{NAME}@{repository(hub).head}"
     assert len(repository(hub).history()) == 2
     assert repository(hub).files() == contents(model.folder)
 
 
-def test_two_pushes_of_two_models_at_once_are_both_whole(hub: Hub, model: Model, tmp_path: Path) -> None:
+def test_two_pushes_of_two_models_at_once_are_both_whole(
+    hub: Hub, model: Model, tmp_path: Path
+) -> None:
     hub.add_repository(NAME)
-    models = [model, make_model(tmp_path / "other", **{"a.safetensors": b"other", "extra.json": b"[]"})]
+    models = [
+        model,
+        make_model(tmp_path / "other", **{"a.safetensors": b"other", "extra.json": b"[]"}),
+    ]
 
     published = [output_of(push).split()[0] for push in [each.start_push(hub) for each in models]]
 
     commits = [uri.rpartition("@")[2] for uri in published]
-    assert [repository(hub).files(commit) for commit in commits] == [contents(each.folder) for each in models]
+    assert [repository(hub).files(commit) for commit in commits] == [
+        contents(each.folder) for each in models
+    ]
     assert repository(hub).head in commits
     assert len(repository(hub).history()) == 3
 
 
-def test_killed_fetch_goes_on_behind_its_bytes(hub: Hub, xet: XetProxy, model: Model, tmp_path: Path) -> None:
+def test_killed_fetch_goes_on_behind_its_bytes(
+    hub: Hub, xet: XetProxy, model: Model, tmp_path: Path
+) -> None:
     """The rest of a file that xet has begun comes over plain HTTPS. The second of its two xorbs is held back."""
     (model.folder / "b.safetensors").unlink()
     Model(model.folder, seal(model.folder, {"stage": "push"})).push(hub)
-    xet.fault = lambda _method, path: Fault(hangs=True) if 0 < size_of_fetch(path) < LARGE // 2 else None
+    xet.fault = lambda _method, path: (
+        Fault(hangs=True) if 0 < size_of_fetch(path) < LARGE // 2 else None
+    )
     cache = tmp_path / "cache"
     part = begun(cache, "a.safetensors")
     kill_when(lambda: xet.hanging.is_set() and part() > 0, start(hub, "fetch", URI, str(cache)))
@@ -280,7 +319,9 @@ def test_killed_fetch_goes_on_behind_its_bytes(hub: Hub, xet: XetProxy, model: M
     assert (sent["a.safetensors"], xet.fetched) == (LARGE - kept, [])
 
 
-def test_file_in_xet_is_fetched_without_xet_too(hub: Hub, xet: XetProxy, small: Model, tmp_path: Path) -> None:
+def test_file_in_xet_is_fetched_without_xet_too(
+    hub: Hub, xet: XetProxy, small: Model, tmp_path: Path
+) -> None:
     small.push(hub)
     xet.forget()
 
@@ -288,7 +329,9 @@ def test_file_in_xet_is_fetched_without_xet_too(hub: Hub, xet: XetProxy, small: 
     assert xet.requests == []
 
 
-def test_spoilt_xorb_is_refused_by_the_name_of_the_file(hub: Hub, xet: XetProxy, model: Model, tmp_path: Path) -> None:
+def test_spoilt_xorb_is_refused_by_the_name_of_the_file(
+    hub: Hub, xet: XetProxy, model: Model, tmp_path: Path
+) -> None:
     model.push(hub)
     largest = max((xet.storage.folder / "xorbs").iterdir(), key=lambda path: path.stat().st_size)
     largest.chmod(0o600)
@@ -302,7 +345,9 @@ def test_spoilt_xorb_is_refused_by_the_name_of_the_file(hub: Hub, xet: XetProxy,
     assert not list((tmp_path / "cache").rglob("files/a.safetensors"))
 
 
-def test_push_and_fetch_with_a_wrong_token_are_refused(hub: Hub, xet: XetProxy, small: Model, tmp_path: Path) -> None:
+def test_push_and_fetch_with_a_wrong_token_are_refused(
+    hub: Hub, xet: XetProxy, small: Model, tmp_path: Path
+) -> None:
     hub.add_repository(NAME, {"a.safetensors": b"old"}, private=True)
     head = repository(hub).head
 
@@ -343,18 +388,27 @@ def check_token_is_refused(hub: Hub, folder: Path) -> None:
     assert repository(hub).head == head
 
 
-def test_cas_server_that_is_gone_is_a_temporary_failure(hub: Hub, small: Model, tmp_path: Path) -> None:
+def test_cas_server_that_is_gone_is_a_temporary_failure(
+    hub: Hub, small: Model, tmp_path: Path
+) -> None:
     """Neither falls back to plain HTTPS, which HF_HUB_DISABLE_XET=1 chooses."""
     small.push(hub)
     head = repository(hub).head
     hub.cas_url = f"http://127.0.0.1:{free_port()}"
 
-    for process in (make_model(tmp_path / "other").start_push(hub), start(hub, "fetch", URI, str(tmp_path / "cache"))):
-        assert f"{URI}: the transfer with {hub.url} failed" in error_of(process, ExitCode.UNAVAILABLE)
+    for process in (
+        make_model(tmp_path / "other").start_push(hub),
+        start(hub, "fetch", URI, str(tmp_path / "cache")),
+    ):
+        assert f"{URI}: the transfer with {hub.url} failed" in error_of(
+            process, ExitCode.UNAVAILABLE
+        )
     assert repository(hub).head == head
 
 
-def test_push_that_is_asked_to_stop_ends_in_an_upload(hub: Hub, xet: XetProxy, model: Model) -> None:
+def test_push_that_is_asked_to_stop_ends_in_an_upload(
+    hub: Hub, xet: XetProxy, model: Model
+) -> None:
     xet.fault = lambda _method, path: Fault(hangs=True) if is_upload(path) else None
     process = model.start_push(hub)
     assert xet.hanging.wait(SECONDS)

@@ -31,11 +31,33 @@ def uri(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlflow")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder)]
-    command = [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder),
+    ]
+    command = [
+        python,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        *store,
+    ]
     variables = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
-    with (folder / "log").open("w") as log, subprocess.Popen(command, env=variables, stdout=log, stderr=log) as server:
+    variables = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    } | variables
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(command, env=variables, stdout=log, stderr=log) as server,
+    ):
         try:
             wait_until_healthy(f"http://127.0.0.1:{port}", folder / "log")
             yield f"http://127.0.0.1:{port}"
@@ -45,7 +67,9 @@ def uri(tmp_path_factory):
 
 def install(folder: Path) -> None:
     subprocess.run([*UV, "venv", "--quiet", "--allow-existing", folder], check=True)
-    subprocess.run([*UV, "pip", "install", "--quiet", f"--python={folder}", f"mlflow=={VERSION}"], check=True)
+    subprocess.run(
+        [*UV, "pip", "install", "--quiet", f"--python={folder}", f"mlflow=={VERSION}"], check=True
+    )
 
 
 def wait_until_healthy(uri, log):
@@ -68,7 +92,9 @@ def test_run_of_five_processes_has_everything_once(uri, tmp_path):
         return MlflowTracker(settings, run, Environment(tmp_path))
 
     for attempt, count in enumerate((40, 130, 250)):
-        times = [Row(step, 1e9 + step + attempt, {"loss": 1 / step}) for step in range(1, count + 1)]
+        times = [
+            Row(step, 1e9 + step + attempt, {"loss": 1 / step}) for step in range(1, count + 1)
+        ]
         process("train").log_rows(times)
     for _ in range(2):
         last = process("push")
@@ -80,10 +106,16 @@ def test_run_of_five_processes_has_everything_once(uri, tmp_path):
     client = MlflowClient(uri, uri)
     experiment = client.get_experiment_by_name("support")
     [run] = client.search_runs([experiment.experiment_id])
-    losses = sorted((point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss"))
+    losses = sorted(
+        (point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")
+    )
     assert losses == [(step, 1 / step) for step in range(1, 251)]
     assert len(client.get_metric_history(run.info.run_id, "support/acc")) == 1
-    assert (run.info.run_name, run.info.status, run.data.params) == ("team/support", "FINISHED", {"lora.rank": "16"})
+    assert (run.info.run_name, run.info.status, run.data.params) == (
+        "team/support",
+        "FINISHED",
+        {"lora.rank": "16"},
+    )
     [version] = client.search_model_versions("name = 'bot'")
     assert (version.source, version.run_id, version.tags["finetune.digest"]) == (
         "pvc://models/bot",

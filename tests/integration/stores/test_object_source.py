@@ -18,7 +18,12 @@ from finetune_trainer.stores.buckets import locate_objects
 from finetune_trainer.stores.download import fetch
 from finetune_trainer.stores.objects import ObjectSource
 
-ROWS = {"tickets-1.jsonl": b"one\n", "tickets-2.jsonl": b"two\n", "notes.txt": b"notes", "sub/tickets-3.jsonl": b"3"}
+ROWS = {
+    "tickets-1.jsonl": b"one\n",
+    "tickets-2.jsonl": b"two\n",
+    "notes.txt": b"notes",
+    "sub/tickets-3.jsonl": b"3",
+}
 
 
 @pytest.fixture
@@ -69,7 +74,9 @@ def test_pattern_in_a_folder_is_refused(rows):
         ObjectSource(f"{rows}/*/tickets.jsonl")
 
 
-@pytest.mark.parametrize("uri", ["s3://", "s3://bucket", "s3://bucket/", "gs://bucket", "ftp://bucket/x", "nothing"])
+@pytest.mark.parametrize(
+    "uri", ["s3://", "s3://bucket", "s3://bucket/", "gs://bucket", "ftp://bucket/x", "nothing"]
+)
 def test_uri_without_objects_is_refused(server, uri):
     with pytest.raises(ConfigInvalid, match=re.escape(uri)):
         ObjectSource(uri)
@@ -140,7 +147,9 @@ def test_killed_download_goes_on_from_its_part(prefix, bucket, put, tmp_path):
     data = os.urandom(80 * MIB)
     put(f"{prefix}/weights", data)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-c", SLOW_FETCH, prefix, tmp_path], env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_FETCH, prefix, tmp_path], env=environment
+    )
     while not [part for part in tmp_path.rglob("*.part") if part.stat().st_size >= 8 * MIB]:
         assert process.poll() is None
         time.sleep(0.01)

@@ -27,7 +27,9 @@ from finetune_trainer.stores.objects import ObjectSource, ObjectTarget
 @pytest.fixture
 def model(tmp_path):
     folder = tmp_path / "model"
-    return folder, make_model(folder, {"config.json": 100, "sub/a.safetensors": 2 * MIB, "z.safetensors": 3 * MIB})
+    return folder, make_model(
+        folder, {"config.json": 100, "sub/a.safetensors": 2 * MIB, "z.safetensors": 3 * MIB}
+    )
 
 
 SIZE = 5 * MIB + 100
@@ -44,7 +46,9 @@ def command(uri, model, *call):
 
 def start(uri, model, *call):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(command(uri, model, *call), env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command(uri, model, *call), env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 def keys_below(bucket, uri):
@@ -127,7 +131,10 @@ def test_two_writers_at_once_publish_one_model(prefix, bucket, model, tmp_path):
 def test_two_models_at_once_leave_both_and_one_latest(prefix, bucket, tmp_path):
     models = [(tmp_path / str(number), make_model(tmp_path / str(number))) for number in range(4)]
     uris = []
-    threads = [threading.Thread(target=lambda model=model: uris.append(publish(prefix, model).uri)) for model in models]
+    threads = [
+        threading.Thread(target=lambda model=model: uris.append(publish(prefix, model).uri))
+        for model in models
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -176,7 +183,9 @@ def test_other_model_card_leaves_the_published_one(prefix, bucket, model, tmp_pa
     uri = publish(prefix, first).uri
     other = with_card(model, tmp_path / "other", "another run of the same training")
     assert publish(prefix, other).sent_bytes == 0
-    assert read(bucket, f"{uri}/manifest.json").encode() == (first[0] / "manifest.json").read_bytes()
+    assert (
+        read(bucket, f"{uri}/manifest.json").encode() == (first[0] / "manifest.json").read_bytes()
+    )
     folder, _ = fetch(ObjectSource(uri), None, tmp_path / "cache")
     assert contents(folder) == contents(first[0])
 
@@ -219,7 +228,10 @@ def publish_by(bucket, prefix, model):
 
 
 def test_other_model_under_the_digest_is_replaced(prefix, bucket, model, tmp_path):
-    other = tmp_path / "other", make_model(tmp_path / "other", {"config.json": 100, "z.safetensors": MIB})
+    other = (
+        tmp_path / "other",
+        make_model(tmp_path / "other", {"config.json": 100, "z.safetensors": MIB}),
+    )
     publish(prefix, other)
     uri = f"{prefix}/{model[1].replace(':', '-')}"
     for path in [*names_in(other[0]), "manifest.json"]:

@@ -40,7 +40,9 @@ PROCESS_SECONDS = 60
 
 
 def publish(host: str, model: SealedModel, tag: str = "") -> Publication:
-    return RegistryTarget(f"oci://{host}/{REPOSITORY}{tag}").publish(model.folder, model.digest, model.names)
+    return RegistryTarget(f"oci://{host}/{REPOSITORY}{tag}").publish(
+        model.folder, model.digest, model.names
+    )
 
 
 def image(registry: RegistryServer, reference: str) -> dict:
@@ -64,12 +66,16 @@ def unpacked(registry: RegistryServer, reference: str = "latest") -> dict[str, b
 
 def blob_of(registry: RegistryServer, name: str) -> Path:
     layers = image(registry, "latest")["layers"]
-    return registry.blob(next(layer["digest"] for layer in layers if layer["annotations"][FILE_NAME] == name))
+    return registry.blob(
+        next(layer["digest"] for layer in layers if layer["annotations"][FILE_NAME] == name)
+    )
 
 
 def test_published_model_is_an_image_of_its_files(registry: RegistryServer, model: SealedModel):
     published = publish(registry.host, model)
-    assert unpacked(registry) == {f"models/{name}": content for name, content in model.contents.items()}
+    assert unpacked(registry) == {
+        f"models/{name}": content for name, content in model.contents.items()
+    }
     digest = published.uri.removeprefix(f"oci://{registry.host}/{REPOSITORY}@")
     assert registry.manifests(REPOSITORY) == [digest]
     assert registry.tags(REPOSITORY) == ["latest", f"sha256-{model.digest[7:19]}"]
@@ -81,7 +87,10 @@ def test_image_config_lists_the_layers(registry: RegistryServer, model: SealedMo
     publish(registry.host, model)
     manifest = image(registry, "latest")
     config = json.loads(registry.get(f"/v2/{REPOSITORY}/blobs/{manifest['config']['digest']}")[1])
-    assert config["rootfs"] == {"type": "layers", "diff_ids": [layer["digest"] for layer in manifest["layers"]]}
+    assert config["rootfs"] == {
+        "type": "layers",
+        "diff_ids": [layer["digest"] for layer in manifest["layers"]],
+    }
 
 
 def test_second_push_sends_nothing(proxy: RegistryProxy, model: SealedModel):
@@ -91,26 +100,39 @@ def test_second_push_sends_nothing(proxy: RegistryProxy, model: SealedModel):
     assert proxy.count("PUT") + proxy.count("POST") == writes
 
 
-def test_push_from_another_folder_gives_the_same_digest(registry: RegistryServer, model: SealedModel, tmp_path: Path):
+def test_push_from_another_folder_gives_the_same_digest(
+    registry: RegistryServer, model: SealedModel, tmp_path: Path
+):
     copy = make_model(tmp_path / "elsewhere" / "copy")
     assert publish(registry.host, copy).uri == publish(registry.host, model).uri
 
 
-def test_second_model_moves_the_tag_and_keeps_the_first(registry: RegistryServer, model: SealedModel, tmp_path: Path):
+def test_second_model_moves_the_tag_and_keeps_the_first(
+    registry: RegistryServer, model: SealedModel, tmp_path: Path
+):
     first = publish(registry.host, model, ":best")
     second = make_model(tmp_path / "second", seed=1)
     publish(registry.host, second, ":best")
     assert unpacked(registry, "best")["models/config.json"] == second.contents["config.json"]
-    assert unpacked(registry, first.uri.partition("@")[2])["models/config.json"] == model.contents["config.json"]
-    assert registry.tags(REPOSITORY) == sorted(["best", *(f"sha256-{m.digest[7:19]}" for m in (model, second))])
+    assert (
+        unpacked(registry, first.uri.partition("@")[2])["models/config.json"]
+        == model.contents["config.json"]
+    )
+    assert registry.tags(REPOSITORY) == sorted(
+        ["best", *(f"sha256-{m.digest[7:19]}" for m in (model, second))]
+    )
 
 
 def test_killed_push_is_not_visible_and_is_continued(
     registry: RegistryServer, proxy: RegistryProxy, model: SealedModel
 ):
-    digests = {layer.name: layer.digest() for layer in registry_module._layers(model.folder, model.names)}
+    digests = {
+        layer.name: layer.digest() for layer in registry_module._layers(model.folder, model.names)
+    }
     lost = digests.pop("model-2.safetensors")
-    proxy.fault = lambda method, path: Fault(hangs=True) if method == "PUT" and lost[7:] in path else None
+    proxy.fault = lambda method, path: (
+        Fault(hangs=True) if method == "PUT" and lost[7:] in path else None
+    )
     with start_publish(f"oci://{proxy.host}/{REPOSITORY}", model) as process:
         assert proxy.hanging.wait(PROCESS_SECONDS)
         while not all(registry.blob(digest).exists() for digest in digests.values()):
@@ -140,7 +162,9 @@ def test_push_killed_before_its_tag_needs_only_the_tag(
     assert len(registry.tags(REPOSITORY)) == 2
 
 
-def test_sigterm_in_an_upload_ends_the_process(registry: RegistryServer, proxy: RegistryProxy, model: SealedModel):
+def test_sigterm_in_an_upload_ends_the_process(
+    registry: RegistryServer, proxy: RegistryProxy, model: SealedModel
+):
     proxy.fault = lambda method, _: Fault(hangs=True) if method == "PUT" else None
     with start_publish(f"oci://{proxy.host}/{REPOSITORY}", model) as process:
         assert proxy.hanging.wait(PROCESS_SECONDS)
@@ -150,7 +174,10 @@ def test_sigterm_in_an_upload_ends_the_process(registry: RegistryServer, proxy: 
 
 
 def test_deferred_stop_ends_an_upload(
-    registry: RegistryServer, proxy: RegistryProxy, model: SealedModel, monkeypatch: pytest.MonkeyPatch
+    registry: RegistryServer,
+    proxy: RegistryProxy,
+    model: SealedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     def fault(method: str, _path: str) -> None:
         if method == "POST":
@@ -162,16 +189,24 @@ def test_deferred_stop_ends_an_upload(
     assert registry.manifests(REPOSITORY) == []
 
 
-def test_two_pushes_at_once_write_one_image(registry: RegistryServer, model: SealedModel, tmp_path: Path):
+def test_two_pushes_at_once_write_one_image(
+    registry: RegistryServer, model: SealedModel, tmp_path: Path
+):
     copy = make_model(tmp_path / "copy")
-    processes = [start_publish(f"oci://{registry.host}/{REPOSITORY}", each) for each in (model, copy)]
+    processes = [
+        start_publish(f"oci://{registry.host}/{REPOSITORY}", each) for each in (model, copy)
+    ]
     uris = {process.communicate(timeout=PROCESS_SECONDS)[0].split()[0] for process in processes}
     assert uris == {f"oci://{registry.host}/{REPOSITORY}@{registry.manifests(REPOSITORY)[0]}"}
     assert len(registry.manifests(REPOSITORY)) == 1
-    assert unpacked(registry) == {f"models/{name}": content for name, content in model.contents.items()}
+    assert unpacked(registry) == {
+        f"models/{name}": content for name, content in model.contents.items()
+    }
 
 
-def test_same_model_with_another_card_is_the_same_image(registry: RegistryServer, model: SealedModel, tmp_path: Path):
+def test_same_model_with_another_card_is_the_same_image(
+    registry: RegistryServer, model: SealedModel, tmp_path: Path
+):
     first = publish(registry.host, with_card(model, tmp_path / "first"))
     again = publish(registry.host, with_card(model, tmp_path / "again"), ":stable")
     assert (again.uri, again.sent_bytes) == (first.uri, 0)
@@ -186,14 +221,17 @@ def with_card(model: SealedModel, folder: Path) -> SealedModel:
     return SealedModel(folder, describe(folder).digest)
 
 
-def test_truncated_blob_is_named_and_a_lost_one_sent_again(registry: RegistryServer, model: SealedModel):
+def test_truncated_blob_is_named_and_a_lost_one_sent_again(
+    registry: RegistryServer, model: SealedModel
+):
     publish(registry.host, model)
     blob = blob_of(registry, "model-1.safetensors")
     blob.write_bytes(blob.read_bytes()[:1000])
     registry.stop()
     registry.start()  # it caches sizes
     with pytest.raises(
-        ServiceUnavailable, match=rf"holds 1000 bytes of model-1\.safetensors.*sha256:{blob.parent.name}"
+        ServiceUnavailable,
+        match=rf"holds 1000 bytes of model-1\.safetensors.*sha256:{blob.parent.name}",
     ):
         publish(registry.host, model)
     blob.unlink()
@@ -220,7 +258,9 @@ def test_model_of_too_many_files_is_refused(registry: RegistryServer, model: Sea
     assert registry.tags(REPOSITORY) == []
 
 
-def test_file_changed_since_it_was_sealed_is_not_fetched(registry: RegistryServer, model: SealedModel, tmp_path: Path):
+def test_file_changed_since_it_was_sealed_is_not_fetched(
+    registry: RegistryServer, model: SealedModel, tmp_path: Path
+):
     path = model.folder / "model-1.safetensors"
     path.write_bytes(path.read_bytes()[::-1])
     source = RegistrySource(publish(registry.host, model).uri)
@@ -229,7 +269,9 @@ def test_file_changed_since_it_was_sealed_is_not_fetched(registry: RegistryServe
 
 
 @pytest.mark.usefixtures("short_outages")
-def test_file_changed_since_the_last_push_is_not_pushed(registry: RegistryServer, model: SealedModel, tmp_path: Path):
+def test_file_changed_since_the_last_push_is_not_pushed(
+    registry: RegistryServer, model: SealedModel, tmp_path: Path
+):
     publish(registry.host, model)
     path = model.folder / "model-1.safetensors"
     path.write_bytes(path.read_bytes()[::-1])
@@ -240,7 +282,11 @@ def test_file_changed_since_the_last_push_is_not_pushed(registry: RegistryServer
 
 
 def test_password_is_needed_and_accepted(
-    registry: RegistryServer, proxy: RegistryProxy, model: SealedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: RegistryServer,
+    proxy: RegistryProxy,
+    model: SealedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     require_password(proxy)
     with pytest.raises(CredentialsRejected, match="requires credentials"):
@@ -255,7 +301,11 @@ def test_password_is_needed_and_accepted(
 
 
 def test_tokens_are_needed_and_accepted(
-    registry: RegistryServer, proxy: RegistryProxy, model: SealedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: RegistryServer,
+    proxy: RegistryProxy,
+    model: SealedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     tokens = require_tokens(proxy)
     monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "wrong", proxy.host, "wrong")))
@@ -263,7 +313,9 @@ def test_tokens_are_needed_and_accepted(
         publish(proxy.host, model)
     monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "right", proxy.host)))
     assert publish(proxy.host, model).sent_bytes == model.size
-    assert tokens.scopes == [f"repository:{REPOSITORY}:{actions}" for actions in ("pull", "pull,push")]
+    assert tokens.scopes == [
+        f"repository:{REPOSITORY}:{actions}" for actions in ("pull", "pull,push")
+    ]
     assert unpacked(registry)["models/a/b.txt"] == model.contents["a/b.txt"]
 
 
@@ -287,7 +339,9 @@ def test_authority_of_the_registry_is_configurable(
     for other in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(other, raising=False)
     authority = Authority(tmp_path / "ca")
-    with serve_registry(tmp_path / "registry", authority.issue("registry", "test", serves=("127.0.0.1",))) as registry:
+    with serve_registry(
+        tmp_path / "registry", authority.issue("registry", "test", serves=("127.0.0.1",))
+    ) as registry:
         with pytest.raises(ConfigInvalid, match=r"CERTIFICATE_VERIFY_FAILED.*set SSL_CERT_FILE"):
             publish(registry.host, model)
         monkeypatch.setenv(variable, str(authority.pair.certificate))
@@ -295,10 +349,15 @@ def test_authority_of_the_registry_is_configurable(
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(403, CredentialsRejected), (404, SourceNotFound), (400, ConfigInvalid), (405, ConfigInvalid)]
+    ("status", "error"),
+    [(403, CredentialsRejected), (404, SourceNotFound), (400, ConfigInvalid), (405, ConfigInvalid)],
 )
 def test_refused_upload_ends_with_its_error(
-    registry: RegistryServer, proxy: RegistryProxy, model: SealedModel, status: int, error: type[Exception]
+    registry: RegistryServer,
+    proxy: RegistryProxy,
+    model: SealedModel,
+    status: int,
+    error: type[Exception],
 ):
     body = json.dumps({"errors": [{"code": "THE_CODE", "message": "the message"}]}).encode()
     proxy.fault = lambda method, _: Fault(status, body=body) if method == "POST" else None

@@ -79,13 +79,17 @@ def put(registry: RegistryServer, path: str, content: bytes, kind: str = MANIFES
     connection.close()
 
 
-def test_published_model_is_read_byte_for_byte(source: RegistrySource, model: SealedModel, tmp_path: Path):
+def test_published_model_is_read_byte_for_byte(
+    source: RegistrySource, model: SealedModel, tmp_path: Path
+):
     listing = source.list_files(None)
     assert [file.name for file in listing.files] == sorted(model.contents)
     assert read(source, listing, tmp_path / "copy") == model.contents
 
 
-def test_moved_tag_does_not_move_the_pin(source: RegistrySource, uri: str, model: SealedModel, tmp_path: Path):
+def test_moved_tag_does_not_move_the_pin(
+    source: RegistrySource, uri: str, model: SealedModel, tmp_path: Path
+):
     first = source.list_files(None)
     second = make_model(tmp_path / "second", seed=1)
     published = RegistryTarget(uri).publish(second.folder, second.digest, second.names)
@@ -114,10 +118,14 @@ def test_image_or_tag_that_is_missing_is_not_found(uri: str):
             RegistrySource(missing).list_files(None)
 
 
-def test_image_that_has_lost_a_blob_is_refused_by_name(source: RegistrySource, proxy: RegistryProxy):
+def test_image_that_has_lost_a_blob_is_refused_by_name(
+    source: RegistrySource, proxy: RegistryProxy
+):
     [lost] = [file for file in source.list_files(None).files if file.name == WEIGHTS]
     proxy.fault = lambda _, path: Fault(404) if path.endswith(lost.version) else None
-    with pytest.raises(DataInvalid, match=rf"has 0 bytes of {lost.version} with {re.escape(WEIGHTS)}"):
+    with pytest.raises(
+        DataInvalid, match=rf"has 0 bytes of {lost.version} with {re.escape(WEIGHTS)}"
+    ):
         source.list_files(None)
 
 
@@ -175,14 +183,18 @@ def test_registry_that_ignores_ranges_is_read(
     assert path.read_bytes() == model.contents[WEIGHTS]
 
 
-def test_part_that_is_too_long_is_read_anew(source: RegistrySource, model: SealedModel, tmp_path: Path):
+def test_part_that_is_too_long_is_read_anew(
+    source: RegistrySource, model: SealedModel, tmp_path: Path
+):
     path = tmp_path / "part"
     path.write_bytes(bytes(len(model.contents[WEIGHTS]) + 1))
     source.download(file_of(source.list_files(None)), path)
     assert path.read_bytes() == model.contents[WEIGHTS]
 
 
-def test_spoilt_blob_differs_from_its_listed_digest(source: RegistrySource, registry: RegistryServer, tmp_path: Path):
+def test_spoilt_blob_differs_from_its_listed_digest(
+    source: RegistrySource, registry: RegistryServer, tmp_path: Path
+):
     file = file_of(source.list_files(None))
     blob = registry.blob(file.version)
     content = bytearray(blob.read_bytes())
@@ -193,20 +205,29 @@ def test_spoilt_blob_differs_from_its_listed_digest(source: RegistrySource, regi
 
 
 @pytest.mark.parametrize("left", [0, 100, 1000])
-def test_truncated_blob_is_refused_by_name(source: RegistrySource, registry: RegistryServer, tmp_path: Path, left: int):
+def test_truncated_blob_is_refused_by_name(
+    source: RegistrySource, registry: RegistryServer, tmp_path: Path, left: int
+):
     file = file_of(source.list_files(None))
     blob = registry.blob(file.version)
     blob.write_bytes(blob.read_bytes()[:left])
     registry.stop()
     registry.start()  # it caches sizes
-    with pytest.raises(DataInvalid, match=rf"{WEIGHTS} has 300,000 bytes and the registry has {max(0, left - 512)} of"):
+    with pytest.raises(
+        DataInvalid,
+        match=rf"{WEIGHTS} has 300,000 bytes and the registry has {max(0, left - 512)} of",
+    ):
         source.download(file, tmp_path / "part")
 
 
-def test_deleted_blob_is_refused_by_name(source: RegistrySource, registry: RegistryServer, tmp_path: Path):
+def test_deleted_blob_is_refused_by_name(
+    source: RegistrySource, registry: RegistryServer, tmp_path: Path
+):
     file = file_of(source.list_files(None))
     registry.blob(file.version).unlink()
-    with pytest.raises(DataInvalid, match=rf"{WEIGHTS} has 300,000 bytes and the registry has 0 of"):
+    with pytest.raises(
+        DataInvalid, match=rf"{WEIGHTS} has 300,000 bytes and the registry has 0 of"
+    ):
         source.download(file, tmp_path / "part")
 
 
@@ -221,9 +242,14 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_full_disk_is_temporary_and_loses_nothing(source: RegistrySource, model: SealedModel, tmp_path: Path):
+def test_full_disk_is_temporary_and_loses_nothing(
+    source: RegistrySource, model: SealedModel, tmp_path: Path
+):
     path, file = tmp_path / "part", file_of(source.list_files(None))
-    with full_disk(100_000), pytest.raises(ServiceUnavailable, match=rf"cannot write {path}: .*free some space"):
+    with (
+        full_disk(100_000),
+        pytest.raises(ServiceUnavailable, match=rf"cannot write {path}: .*free some space"),
+    ):
         source.download(file, path)
     assert path.read_bytes() == model.contents[WEIGHTS][:100_000]
     source.download(file, path)
@@ -240,7 +266,11 @@ def test_refused_manifest_ends_with_its_error(
 
 
 def test_password_is_needed_and_accepted(
-    source: RegistrySource, proxy: RegistryProxy, model: SealedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: RegistrySource,
+    proxy: RegistryProxy,
+    model: SealedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     require_password(proxy)
     monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "wrong", proxy.host, "wrong")))
@@ -251,7 +281,9 @@ def test_password_is_needed_and_accepted(
 
 
 @pytest.mark.usefixtures("short_outages")
-def test_registry_that_goes_away_is_unavailable(source: RegistrySource, registry: RegistryServer, tmp_path: Path):
+def test_registry_that_goes_away_is_unavailable(
+    source: RegistrySource, registry: RegistryServer, tmp_path: Path
+):
     file = file_of(source.list_files(None))
     registry.stop()
     direct = RegistrySource(f"oci://{registry.host}/{REPOSITORY}")
@@ -264,13 +296,22 @@ def test_registry_that_goes_away_is_unavailable(source: RegistrySource, registry
 
 def test_modelpack_artifact_with_raw_layers_is_read(registry: RegistryServer, tmp_path: Path):
     layers = []
-    for name, content in {"config.json": b"{}", "weights/model.safetensors": b"weights" * 1000}.items():
+    for name, content in {
+        "config.json": b"{}",
+        "weights/model.safetensors": b"weights" * 1000,
+    }.items():
         oci.push(registry.host, REPOSITORY, "blob", content, [])
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         kind = "application/vnd.cncf.model.weight.v1.raw"
         annotations = {"org.cncf.model.filepath": name}
-        layers.append({"mediaType": kind, "digest": digest, "size": len(content), "annotations": annotations})
-    config = {"mediaType": "application/vnd.cncf.model.config.v1+json", "digest": layers[0]["digest"], "size": 2}
+        layers.append(
+            {"mediaType": kind, "digest": digest, "size": len(content), "annotations": annotations}
+        )
+    config = {
+        "mediaType": "application/vnd.cncf.model.config.v1+json",
+        "digest": layers[0]["digest"],
+        "size": 2,
+    }
     manifest = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config, "layers": layers}
     put(registry, f"/v2/{REPOSITORY}/manifests/pack", json.dumps(manifest).encode())
     source = RegistrySource(f"oci://{registry.host}/{REPOSITORY}:pack")

@@ -46,7 +46,9 @@ class Endpoint:
         tls = ssl.create_default_context(cadata=_content(cluster, "certificate-authority").decode())
         with tempfile.TemporaryDirectory() as folder:
             pair = Path(folder) / "pair.pem"
-            pair.write_bytes(_content(user, "client-certificate") + b"\n" + _content(user, "client-key"))
+            pair.write_bytes(
+                _content(user, "client-certificate") + b"\n" + _content(user, "client-key")
+            )
             tls.load_cert_chain(pair)
         return cls(cluster["server"], tls)
 
@@ -104,7 +106,9 @@ class Api:
     async def delete(self, path: str, **options: Any) -> None:
         """Delete an object if it exists and the preconditions in the options hold."""
         try:
-            await self.send("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **options})
+            await self.send(
+                "DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+            )
         except ApiFailure as failure:
             if failure.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
                 raise
@@ -124,7 +128,10 @@ class Api:
                 status, text = await self._send(verb, path, body, content_type, query)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 status, text = 0, str(error) or type(error).__name__
-            busy = status in {0, HTTPStatus.TOO_MANY_REQUESTS} or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            busy = (
+                status in {0, HTTPStatus.TOO_MANY_REQUESTS}
+                or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            )
             if not busy or asyncio.get_running_loop().time() > deadline:
                 break
             await asyncio.sleep(0.3)
@@ -134,13 +141,20 @@ class Api:
         return found
 
     async def _send(
-        self, verb: str, path: str, body: Object | None, content_type: str, query: dict[str, str] | None
+        self,
+        verb: str,
+        path: str,
+        body: Object | None,
+        content_type: str,
+        query: dict[str, str] | None,
     ) -> tuple[int, str]:
         data = None if body is None else json.dumps(body)
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         async with (
             asyncio.timeout(30),
-            self.session.request(verb, self.endpoint.url + path, data=data, headers=headers, params=query) as response,
+            self.session.request(
+                verb, self.endpoint.url + path, data=data, headers=headers, params=query
+            ) as response,
         ):
             return response.status, await response.text()
 
@@ -150,12 +164,16 @@ class Api:
             try:
                 listed = await self.send("GET", path, query=query)
                 yield "LISTED", listed["items"]
-                async for kind, found in self._watch(path, listed["metadata"]["resourceVersion"], query):
+                async for kind, found in self._watch(
+                    path, listed["metadata"]["resourceVersion"], query
+                ):
                     yield kind, [found]
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
                 await asyncio.sleep(0.3)
 
-    async def _watch(self, path: str, version: str, query: dict[str, str]) -> AsyncIterator[tuple[str, Object]]:
+    async def _watch(
+        self, path: str, version: str, query: dict[str, str]
+    ) -> AsyncIterator[tuple[str, Object]]:
         wanted = {**query, "watch": "true", "resourceVersion": version}
         async with self.session.get(self.endpoint.url + path, params=wanted) as response:
             response.raise_for_status()

@@ -25,7 +25,15 @@ from support.faults.simulation import NotReached, Simulation, simulation, until
 
 Object = dict[str, Any]
 NAMESPACE = "churn"
-ERRORS = (faults.CONFLICT, faults.INVALID, faults.BUSY, faults.BROKEN, Cut("before"), Cut("after"), Delay(2.0))
+ERRORS = (
+    faults.CONFLICT,
+    faults.INVALID,
+    faults.BUSY,
+    faults.BROKEN,
+    Cut("before"),
+    Cut("after"),
+    Delay(2.0),
+)
 ERROR_RATE = 0.03
 SECONDS_PER_ACTION = 20.0
 """Mean time between two actions on one pipeline."""
@@ -97,7 +105,9 @@ class Cluster:
 class Churn:
     """A user who changes pipelines at random, and a network that fails at random."""
 
-    def __init__(self, simulated: Simulation, proxy: Proxy, operator: OperatorProcess, count: int, seed: int) -> None:
+    def __init__(
+        self, simulated: Simulation, proxy: Proxy, operator: OperatorProcess, count: int, seed: int
+    ) -> None:
         self.simulated, self.proxy, self.operator = simulated, proxy, operator
         self.chance = random.Random(seed)
         self.wanted = {
@@ -115,7 +125,9 @@ class Churn:
 
     def path(self, name: str = "") -> str:
         """Return the path of a pipeline, or of all."""
-        return f"{PIPELINES}/namespaces/{NAMESPACE}/finetunepipelines" + (f"/{name}" if name else "")
+        return f"{PIPELINES}/namespaces/{NAMESPACE}/finetunepipelines" + (
+            f"/{name}" if name else ""
+        )
 
     async def act(self) -> None:
         """Do something to one pipeline."""
@@ -128,7 +140,9 @@ class Churn:
         match action:
             case "create":
                 created = await self.simulated.api.create(self.path(), wanted.manifest())
-                self.wanted[wanted.name] = wanted.created(created["metadata"]["uid"]) if created else wanted
+                self.wanted[wanted.name] = (
+                    wanted.created(created["metadata"]["uid"]) if created else wanted
+                )
                 return created is not None
             case "delete":
                 await self.simulated.api.delete(self.path(wanted.name))
@@ -152,7 +166,10 @@ class Churn:
         found = await self.simulated.api.get(self.path(wanted.name)) or {}
         observed = found.get("status", {}).get("observedAnnotations", {})
         annotations = found.get("metadata", {}).get("annotations", {})
-        if any(annotations.get(f"finetune.dev/{one}") != observed.get(one) for one in ("cancel", "retry")):
+        if any(
+            annotations.get(f"finetune.dev/{one}") != observed.get(one)
+            for one in ("cancel", "retry")
+        ):
             return False
         changed = replace(wanted, token=wanted.token + 1, cancelled=verb == "cancel")
         self.wanted[wanted.name] = changed
@@ -240,13 +257,21 @@ class Churn:
         """Return the pipelines that are not in a phase that the model predicts."""
         listed = await self.simulated.api.list(self.path())
         found = {one["metadata"]["name"]: one for one in listed}
-        return [text for wanted in self.wanted.values() if (text := self._difference(wanted, found.get(wanted.name)))]
+        return [
+            text
+            for wanted in self.wanted.values()
+            if (text := self._difference(wanted, found.get(wanted.name)))
+        ]
 
     def _difference(self, wanted: Wanted, found: Object | None) -> str:
         ledger = self.simulated.kubelet.ledger
-        expected = possible_phases(wanted, ledger.succeeded_in(NAMESPACE), ledger.readable_in(NAMESPACE))
+        expected = possible_phases(
+            wanted, ledger.succeeded_in(NAMESPACE), ledger.readable_in(NAMESPACE)
+        )
         status = (found or {}).get("status", {})
-        is_current = found is None or status.get("observedGeneration") == found["metadata"]["generation"]
+        is_current = (
+            found is None or status.get("observedGeneration") == found["metadata"]["generation"]
+        )
         phase = status.get("phase", "no status") if found else "Absent"
         if phase in expected and is_current:
             return ""
@@ -255,7 +280,9 @@ class Churn:
     async def leaked_objects(self) -> list[str]:
         """Return objects without a pipeline, and processes of pipelines that are not to run."""
         uids = {wanted.uid for wanted in self.wanted.values()}
-        retained = {f"{wanted.name}-workspace" for wanted in self.wanted.values() if wanted.retained}
+        retained = {
+            f"{wanted.name}-workspace" for wanted in self.wanted.values() if wanted.retained
+        }
         groups = {
             "job": "/apis/batch/v1/namespaces/churn/jobs",
             "deployment": "/apis/apps/v1/namespaces/churn/deployments",
@@ -270,12 +297,22 @@ class Churn:
                 if not kept and not owners & uids:
                     leaked.append(f"{kind}/{one['metadata']['name']}")
         pods = await self.simulated.api.list("/api/v1/namespaces/churn/pods")
-        running = [StagePod(pod) for pod in pods if pod["status"].get("phase") not in {"Succeeded", "Failed"}]
+        running = [
+            StagePod(pod)
+            for pod in pods
+            if pod["status"].get("phase") not in {"Succeeded", "Failed"}
+        ]
         return [*leaked, *(f"pod/{pod.name}" for pod in running if not pod.is_server)]
 
 
 async def churn(
-    kubeconfig: Path, forks: OperatorForks, folder: Path, *, pipelines: int, seconds: float, seed: int
+    kubeconfig: Path,
+    forks: OperatorForks,
+    folder: Path,
+    *,
+    pipelines: int,
+    seconds: float,
+    seed: int,
 ) -> Report:
     """Run a churn on a cluster that has the CRD, with one operator in a namespace of its own."""
     async with (

@@ -44,7 +44,10 @@ class Wanted:
         """Return the fields of the spec that edits change."""
         return {
             "suspend": self.suspended,
-            "train": {"maxSteps": 100 + self.train, "pod": _env(VERSION=f"{self.train}", NOTE=f"{self.notes}")},
+            "train": {
+                "maxSteps": 100 + self.train,
+                "pod": _env(VERSION=f"{self.train}", NOTE=f"{self.notes}"),
+            },
             "evaluate": {
                 "tasks": [{"name": "exam", "limit": 1 + self.evaluate}],
                 "pod": _env(VERSION=f"{self.train}.{self.evaluate}"),
@@ -64,7 +67,10 @@ class Wanted:
         """
         stem, versions = f"{self.name}-{self.uid.replace('-', '')[:8]}", ("", f"{self.train}")
         versions = (*versions, f"{self.train}.{self.evaluate}")
-        return frozenset((f"{stem}-{stage}", version) for stage, version in zip(JOB_STAGES, versions, strict=True))
+        return frozenset(
+            (f"{stem}-{stage}", version)
+            for stage, version in zip(JOB_STAGES, versions, strict=True)
+        )
 
 
 def possible_phases(

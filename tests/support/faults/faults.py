@@ -32,7 +32,11 @@ class Request:
     @property
     def is_list(self) -> bool:
         """Whether the request reads a collection of a namespace."""
-        return self.kind == "request" and self.verb == "GET" and _COLLECTION.fullmatch(self.path) is not None
+        return (
+            self.kind == "request"
+            and self.verb == "GET"
+            and _COLLECTION.fullmatch(self.path) is not None
+        )
 
     def __str__(self) -> str:
         return f"{self.kind} {self.number}: {self.verb} {self.path}"

@@ -15,7 +15,9 @@ TIMES = frozenset(
     }
 )
 """When something happened, and how long it took."""
-OBSERVED_OF_A_LOST_PROCESS = frozenset({"message", "exitCode", "lastStep", "node", "savedStep", "steps", "startedAt"})
+OBSERVED_OF_A_LOST_PROCESS = frozenset(
+    {"message", "exitCode", "lastStep", "node", "savedStep", "steps", "startedAt"}
+)
 """Of an attempt that was interrupted or stopped.
 
 Its pod disappears with its exit code and termination message when its grace period is over, while the operator may be
@@ -26,7 +28,10 @@ LOST = frozenset({"Interrupted", "Stopped"})
 
 def comparable(status: Any, name: str, namespace: str, uid: str) -> Any:
     """Return the status without times, and with the pipeline's name, namespace and uid replaced."""
-    return _replace(_without_times(status), {name: "NAME", namespace: "NAMESPACE", uid.replace("-", "")[:8]: "UID"})
+    return _replace(
+        _without_times(status),
+        {name: "NAME", namespace: "NAMESPACE", uid.replace("-", "")[:8]: "UID"},
+    )
 
 
 def _without_times(value: Any) -> Any:

@@ -8,7 +8,16 @@ from typing import Any
 
 from support.faults.api import Api, ApiFailure
 from support.faults.ledger import Ledger
-from support.faults.pods import Behaviour, Ending, StagePod, ended_status, interrupted, now, running_status, succeeded
+from support.faults.pods import (
+    Behaviour,
+    Ending,
+    StagePod,
+    ended_status,
+    interrupted,
+    now,
+    running_status,
+    succeeded,
+)
 
 Object = dict[str, Any]
 NODE = "simulated"
@@ -57,7 +66,12 @@ class Kubelet:
     async def register(self) -> None:
         """Create the Node and the StorageClass."""
         taint = {"key": TAINT, "value": "true", "effect": "NoSchedule"}
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"taints": [taint]}}
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": NODE},
+            "spec": {"taints": [taint]},
+        }
         await self.api.create("/api/v1/nodes", node)
         storage_class = {
             "apiVersion": "storage.k8s.io/v1",
@@ -88,15 +102,29 @@ class Kubelet:
             await self._send_heartbeat()
 
     async def _send_heartbeat(self) -> None:
-        resources = {"cpu": "100000", "memory": "100000Gi", "pods": str(PODS), "nvidia.com/gpu": "1000"}
-        ready = {"type": "Ready", "status": "True", "reason": "Simulated", "lastHeartbeatTime": now()}
+        resources = {
+            "cpu": "100000",
+            "memory": "100000Gi",
+            "pods": str(PODS),
+            "nvidia.com/gpu": "1000",
+        }
+        ready = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Simulated",
+            "lastHeartbeatTime": now(),
+        }
         status = {"conditions": [ready], "capacity": resources, "allocatable": resources}
-        await self.api.patch(f"/api/v1/nodes/{NODE}/status", {"status": status}, "strategic-merge-patch")
+        await self.api.patch(
+            f"/api/v1/nodes/{NODE}/status", {"status": status}, "strategic-merge-patch"
+        )
 
     # Pods.
 
     async def _follow_pods(self, group: asyncio.TaskGroup) -> None:
-        async for kind, pods in self.api.follow("/api/v1/pods", fieldSelector=f"spec.nodeName={NODE}"):
+        async for kind, pods in self.api.follow(
+            "/api/v1/pods", fieldSelector=f"spec.nodeName={NODE}"
+        ):
             if kind == "LISTED":
                 for uid in self._pods.keys() - {pod["metadata"]["uid"] for pod in pods}:
                     self._remove(uid)
@@ -169,7 +197,10 @@ class Kubelet:
     async def evict(self, pod: StagePod) -> None:
         """Evict a pod with the Eviction API, which sets its condition DisruptionTarget and deletes it."""
         meta = {"name": pod.name, "namespace": pod.namespace}
-        await self.api.create(f"{pod.path}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
+        await self.api.create(
+            f"{pod.path}/eviction",
+            {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta},
+        )
 
     # Volumes.
 
@@ -186,7 +217,11 @@ class Kubelet:
         async for kind, volumes in self.api.follow(VOLUMES):
             for volume in volumes:
                 released = volume.get("status", {}).get("phase") in {"Released", "Failed"}
-                if kind != "DELETED" and released and volume["spec"].get("storageClassName") == STORAGE_CLASS:
+                if (
+                    kind != "DELETED"
+                    and released
+                    and volume["spec"].get("storageClassName") == STORAGE_CLASS
+                ):
                     await self.api.delete(f"{VOLUMES}/{volume['metadata']['name']}")
 
 
@@ -203,7 +238,12 @@ def _volume(claim: Object) -> Object:
             "storageClassName": STORAGE_CLASS,
             "persistentVolumeReclaimPolicy": "Retain",
             "hostPath": {"path": "/nowhere"},
-            "claimRef": {**reference, "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]},
+            "claimRef": {
+                **reference,
+                "namespace": meta["namespace"],
+                "name": meta["name"],
+                "uid": meta["uid"],
+            },
         },
     }
 

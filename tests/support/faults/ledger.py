@@ -34,9 +34,13 @@ class Ledger:
             return
         users = self.users[pod.namespace, pod.workspace]
         if users:
-            self.overlaps.append(f"{pod.namespace}/{pod.name} started on {pod.workspace} beside {', '.join(users)}")
+            self.overlaps.append(
+                f"{pod.namespace}/{pod.name} started on {pod.workspace} beside {', '.join(users)}"
+            )
         if self._readable[_success(pod)]:
-            self.repetitions.append(f"{pod.namespace}/{pod.name} runs although its identity has a result")
+            self.repetitions.append(
+                f"{pod.namespace}/{pod.name} runs although its identity has a result"
+            )
         users.add(pod.name)
 
     def end(self, pod: StagePod, *, success: bool) -> None:
@@ -68,7 +72,9 @@ class Ledger:
 
     def succeeded_in(self, namespace: str) -> set[tuple[str, str]]:
         """Return the Job, without its attempt, and VERSION of the processes that succeeded in a namespace."""
-        return {(stem, version) for space, stem, version in self.versions.values() if space == namespace}
+        return {
+            (stem, version) for space, stem, version in self.versions.values() if space == namespace
+        }
 
     def readable_in(self, namespace: str) -> set[tuple[str, str]]:
         """Return those of `succeeded_in` whose pod still exists and is not being deleted."""

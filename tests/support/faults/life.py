@@ -99,11 +99,16 @@ class Life:
 
     async def has_finished(self) -> bool:
         """Return whether the status says that the current spec has finished."""
-        assert self.operator.pid is None or self.operator.is_running(), "the operator ended by itself"
+        assert self.operator.pid is None or self.operator.is_running(), (
+            "the operator ended by itself"
+        )
         found = self.simulation.pipelines.objects.get(self.path, {"metadata": {}})
         status = found.get("status", {})
         true = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
-        return status.get("observedGeneration") == found["metadata"].get("generation") and "Finished" in true
+        return (
+            status.get("observedGeneration") == found["metadata"].get("generation")
+            and "Finished" in true
+        )
 
     async def has_settled(self) -> bool:
         """Return whether it has finished and no refused request is left, which the operator repeats with backoff."""
@@ -139,8 +144,15 @@ class Life:
         leaked = await self.delete()
         await asyncio.sleep(1)  # what the operator may still do about a pipeline that is gone
         leaked = leaked or tuple(await self.simulation.children(self.namespace))
-        successes = self.simulation.kubelet.ledger.stages_of(self.namespace, f"{self.name}-{self.uid[:8]}-")
-        return Outcome(status, successes, tuple(self.simulation.kubelet.ledger.problems(self.namespace)), leaked)
+        successes = self.simulation.kubelet.ledger.stages_of(
+            self.namespace, f"{self.name}-{self.uid[:8]}-"
+        )
+        return Outcome(
+            status,
+            successes,
+            tuple(self.simulation.kubelet.ledger.problems(self.namespace)),
+            leaked,
+        )
 
     def describe(self) -> str:
         """Return the end of the operator's log and its newest requests, for failure messages."""
@@ -149,7 +161,9 @@ class Life:
         return f"{self.namespace}/{self.name} has not finished; newest requests:\n{newest}\nlog:\n{log}"
 
 
-def replica(simulation: Simulation, proxy: Proxy, namespace: str, name: str, **options: Any) -> OperatorProcess:
+def replica(
+    simulation: Simulation, proxy: Proxy, namespace: str, name: str, **options: Any
+) -> OperatorProcess:
     """Return a replica that is not started yet; `options` are OperatorProcess's."""
     folder = simulation.folder / name
     folder.mkdir()
@@ -158,10 +172,14 @@ def replica(simulation: Simulation, proxy: Proxy, namespace: str, name: str, **o
 
 
 @asynccontextmanager
-async def a_life(simulation: Simulation, namespace: str, name: str, **options: Any) -> AsyncIterator[Life]:
+async def a_life(
+    simulation: Simulation, namespace: str, name: str, **options: Any
+) -> AsyncIterator[Life]:
     """Prepare a life in an existing namespace; kill its operator at the end. `options` are OperatorProcess's."""
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(running_proxy(simulation.endpoint, simulation.session))
+        proxy = await stack.enter_async_context(
+            running_proxy(simulation.endpoint, simulation.session)
+        )
         operator = replica(simulation, proxy, namespace, f"{namespace}-{name}", **options)
         stack.callback(operator.kill)
         yield Life(simulation, namespace, name, proxy, operator)

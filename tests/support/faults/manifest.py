@@ -39,4 +39,9 @@ def claim(name: str) -> Object:
         "resources": {"requests": {"storage": "1Gi"}},
         "storageClassName": STORAGE_CLASS,
     }
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": spec,
+    }

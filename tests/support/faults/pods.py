@@ -141,7 +141,10 @@ def running_status(pod: StagePod, address: str) -> Object:
     """Return a patch of the status of a pod whose containers have just started."""
     started = now()
     init = [
-        {**_container(one, "true"), "state": {"terminated": {"exitCode": 0, "reason": "Completed", **_times(started)}}}
+        {
+            **_container(one, "true"),
+            "state": {"terminated": {"exitCode": 0, "reason": "Completed", **_times(started)}},
+        }
         for one in pod.raw["spec"].get("initContainers", [])
     ]
     containers = [
@@ -153,7 +156,9 @@ def running_status(pod: StagePod, address: str) -> Object:
         "podIP": address,
         "podIPs": [{"ip": address}],
         "startTime": started,
-        "conditions": [_condition(kind, "True") for kind in ("Initialized", "ContainersReady", "Ready")],
+        "conditions": [
+            _condition(kind, "True") for kind in ("Initialized", "ContainersReady", "Ready")
+        ],
         "containerStatuses": containers,
         **({"initContainerStatuses": init} if init else {}),
     }
@@ -162,7 +167,12 @@ def running_status(pod: StagePod, address: str) -> Object:
 def ended_status(pod: StagePod, ending: Ending, started: str) -> Object:
     """Return a patch of the status of a pod whose process has ended."""
     reason = "Error" if ending.exit_code else "Completed"
-    terminated = {"exitCode": ending.exit_code, "reason": reason, "message": ending.message, **_times(started)}
+    terminated = {
+        "exitCode": ending.exit_code,
+        "reason": reason,
+        "message": ending.message,
+        **_times(started),
+    }
     containers = [
         {**_container(one, ""), "started": False, "state": {"terminated": terminated}}
         for one in pod.raw["spec"]["containers"]
@@ -176,7 +186,13 @@ def ended_status(pod: StagePod, ending: Ending, started: str) -> Object:
 
 def _container(container: Object, ready: str) -> Object:
     image = container["image"]
-    return {"name": container["name"], "image": image, "imageID": "", "restartCount": 0, "ready": bool(ready)}
+    return {
+        "name": container["name"],
+        "image": image,
+        "imageID": "",
+        "restartCount": 0,
+        "ready": bool(ready),
+    }
 
 
 def _times(started: str) -> Object:

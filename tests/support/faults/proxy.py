@@ -13,7 +13,18 @@ import aiohttp
 import yaml
 from aiohttp import web
 from support.faults.api import Endpoint
-from support.faults.faults import Answer, Cut, Delay, EndWatch, Fault, Request, Rule, Stale, WatchEnd, no_fault
+from support.faults.faults import (
+    Answer,
+    Cut,
+    Delay,
+    EndWatch,
+    Fault,
+    Request,
+    Rule,
+    Stale,
+    WatchEnd,
+    no_fault,
+)
 
 LARGEST_BODY = 16 << 20
 HALF_AN_EVENT = b'{"type":"MODIFIED","object":{"apiVersion":"v1","kind":"Po'
@@ -26,7 +37,9 @@ class OpenWatch:
     """A watch that is being passed on."""
 
     request: Request
-    end: asyncio.Future[WatchEnd] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    end: asyncio.Future[WatchEnd] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     """Set by a test to end the watch."""
 
 
@@ -90,7 +103,9 @@ class Proxy:
             await asyncio.sleep(fault.seconds)
         if isinstance(fault, Answer):
             return _answer(fault)
-        if isinstance(fault, Stale) and (known := self._lists.get(f"{request.path}?{request.query}")):
+        if isinstance(fault, Stale) and (
+            known := self._lists.get(f"{request.path}?{request.query}")
+        ):
             return web.Response(body=known, content_type="application/json")
         if isinstance(fault, Cut) and fault.when == "before":
             await fault.then()
@@ -106,7 +121,9 @@ class Proxy:
         else:
             kind = "lease" if "/leases" in incoming.path else "request"
         self._counts[kind] += 1
-        request = Request(kind, self._counts[kind], incoming.method, incoming.path, incoming.query_string)  # type: ignore[arg-type]
+        request = Request(
+            kind, self._counts[kind], incoming.method, incoming.path, incoming.query_string
+        )  # type: ignore[arg-type]
         self.requests.append(request)
         return request
 
@@ -115,7 +132,9 @@ class Proxy:
     ) -> web.StreamResponse:
         url = f"{self.endpoint.url}{incoming.raw_path}"
         headers = {name: incoming.headers[name] for name in HEADERS_IN if name in incoming.headers}
-        async with self.session.request(incoming.method, url, data=body or None, headers=headers) as upstream:
+        async with self.session.request(
+            incoming.method, url, data=body or None, headers=headers
+        ) as upstream:
             if request.kind == "watch" and upstream.status < web.HTTPBadRequest.status_code:
                 if isinstance(fault, Cut):
                     await fault.then()
@@ -129,7 +148,11 @@ class Proxy:
         return web.Response(status=upstream.status, body=content, headers=kept)
 
     async def _stream(
-        self, incoming: web.Request, watch: OpenWatch, upstream: aiohttp.ClientResponse, fault: Fault | None
+        self,
+        incoming: web.Request,
+        watch: OpenWatch,
+        upstream: aiohttp.ClientResponse,
+        fault: Fault | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": upstream.headers["Content-Type"]})
         response.enable_chunked_encoding()
@@ -146,14 +169,20 @@ class Proxy:
         return response
 
     async def _copy_lines(
-        self, incoming: web.Request, response: web.StreamResponse, watch: OpenWatch, upstream: aiohttp.ClientResponse
+        self,
+        incoming: web.Request,
+        response: web.StreamResponse,
+        watch: OpenWatch,
+        upstream: aiohttp.ClientResponse,
     ) -> None:
         """Copy events until the watch ends, the API server ends it, or the operator closes the connection."""
         line: asyncio.Task[bytes] | None = None
         try:
             while not watch.end.done() and _is_open(incoming):
                 line = line or asyncio.create_task(upstream.content.readline())
-                await asyncio.wait({line, watch.end}, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {line, watch.end}, timeout=1, return_when=asyncio.FIRST_COMPLETED
+                )
                 if watch.end.done() or not line.done():
                     continue
                 text, line = line.result(), None
@@ -185,7 +214,13 @@ async def _end_watch(
         case WatchEnd.CLOSED:
             await response.write_eof()
         case WatchEnd.GONE:
-            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}
+            status = {
+                "kind": "Status",
+                "apiVersion": "v1",
+                "status": "Failure",
+                "reason": "Expired",
+                "code": 410,
+            }
             event = {"type": "ERROR", "object": {**status, "message": "too old resource version"}}
             await response.write(json.dumps(event).encode() + b"\n")
             await response.write_eof()

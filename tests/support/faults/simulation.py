@@ -49,7 +49,9 @@ class Simulation:
     async def create_namespace(self, name: str) -> None:
         """Create a namespace with the claim `models`, and wait for its service account."""
         meta = {"name": name}
-        await self.api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+        await self.api.create(
+            "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+        )
         path = f"/api/v1/namespaces/{name}"
 
         async def has_account() -> bool:
@@ -118,7 +120,9 @@ async def until(
     deadline, pause = time.monotonic() + seconds, 0.1
     while not (value := await condition()):
         if time.monotonic() > deadline:
-            raise NotReached(f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}")
+            raise NotReached(
+                f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}"
+            )
         await asyncio.sleep(pause)
         pause = min(pause * 1.2, 1.0)
     return value
@@ -135,7 +139,9 @@ def own_address(endpoint: Endpoint) -> str:
 async def _complete(request: web.Request) -> web.Response:
     if (await request.json()).get("prompt") == MUTE:
         await asyncio.sleep(MUTE_SECONDS)
-    return web.Response(text=json.dumps({"choices": [{"text": "hello"}]}), content_type="application/json")
+    return web.Response(
+        text=json.dumps({"choices": [{"text": "hello"}]}), content_type="application/json"
+    )
 
 
 @asynccontextmanager
@@ -152,7 +158,9 @@ async def _model_server(address: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def simulation(kubeconfig: Path, forks: OperatorForks, folder: Path) -> AsyncIterator[Simulation]:
+async def simulation(
+    kubeconfig: Path, forks: OperatorForks, folder: Path
+) -> AsyncIterator[Simulation]:
     """Run a simulated kubelet and the model server of its pods on the cluster."""
     endpoint = Endpoint.read(kubeconfig)
     async with endpoint.session() as session:

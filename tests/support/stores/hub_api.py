@@ -34,7 +34,11 @@ def authenticate(hub: Hub, header: str | None) -> Access | None:
 def visible(hub: Hub, name: str, kind: Any, access: Access | None) -> Repository:
     """Return a repository that the user may see. Without a token, a private one and none at all look the same."""
     repository = hub.repository(name, kind)
-    hidden = repository is not None and repository.settings["private"] and not (access and access.owns(name))
+    hidden = (
+        repository is not None
+        and repository.settings["private"]
+        and not (access and access.owns(name))
+    )
     if repository is None or hidden:
         raise Refused(401 if access is None else 404, "RepoNotFound", "Repository not found")
     return repository
@@ -45,9 +49,15 @@ def check_readable(repository: Repository, access: Access | None) -> None:
     if not repository.settings["gated"] or (access and access.owns(repository.name)):
         return
     if access is None:
-        raise Refused(401, "GatedRepo", f"Access to {repository.kind[:-1]} {repository.name} is restricted.")
+        raise Refused(
+            401, "GatedRepo", f"Access to {repository.kind[:-1]} {repository.name} is restricted."
+        )
     if repository.name not in access.accepted:
-        raise Refused(403, "GatedRepo", f"Access to {repository.name} is restricted. Visit its page to ask for access.")
+        raise Refused(
+            403,
+            "GatedRepo",
+            f"Access to {repository.name} is restricted. Visit its page to ask for access.",
+        )
 
 
 def check_writable(repository: str, access: Access | None) -> None:
@@ -90,7 +100,9 @@ def yaml_errors(text: str) -> list[dict[str, str]]:
         data = yaml.safe_load(text.split("---\n")[1])
     except yaml.YAMLError as error:
         return [{"message": f"invalid YAML: {error}"}]
-    return [] if data is None or isinstance(data, dict) else [{"message": "metadata is not a mapping"}]
+    return (
+        [] if data is None or isinstance(data, dict) else [{"message": "metadata is not a mapping"}]
+    )
 
 
 def description(repository: Repository, revision: str) -> dict[str, Any]:
@@ -119,7 +131,9 @@ def refs(repository: Repository) -> dict[str, Any]:
     return {"branches": entries("branches"), "tags": entries("tags"), "converts": []}
 
 
-def tree_page(repository: Repository, revision: str, below: str, query: str) -> tuple[list[dict[str, Any]], str | None]:
+def tree_page(
+    repository: Repository, revision: str, below: str, query: str
+) -> tuple[list[dict[str, Any]], str | None]:
     """Return a page of the entries below a folder, and the query of the next page."""
     options = parse_qs(query)
     recursive = options.get("recursive", ["false"])[0].lower() == "true"
@@ -132,7 +146,11 @@ def tree_page(repository: Repository, revision: str, below: str, query: str) -> 
     if below and not found:
         raise Refused(404, "EntryNotFound", f'{below} does not exist on "{revision}"')
     start = int(options.get("cursor", ["0"])[0])
-    more = urlencode({"recursive": recursive, "cursor": start + PAGE}) if start + PAGE < len(found) else None
+    more = (
+        urlencode({"recursive": recursive, "cursor": start + PAGE})
+        if start + PAGE < len(found)
+        else None
+    )
     return found[start : start + PAGE], more
 
 
@@ -141,7 +159,8 @@ def all_entries(repository: Repository, revision: str) -> list[dict[str, Any]]:
     tree = repository.tree(repository.resolve(revision))
     folders = {name[:index] for name in tree for index, letter in enumerate(name) if letter == "/"}
     described: list[dict[str, Any]] = [
-        {"type": "directory", "path": name, "size": 0, "oid": git_oid(name.encode())} for name in folders
+        {"type": "directory", "path": name, "size": 0, "oid": git_oid(name.encode())}
+        for name in folders
     ]
     for name, entry in tree.items():
         described.append({"type": "file", "path": name, "size": entry.size, "oid": entry.oid})
@@ -180,11 +199,15 @@ def batch(repository: Repository, body: dict[str, Any], storage: str) -> dict[st
     if body["operation"] != "upload" or body.get("hash_algo") != "sha256":
         raise Refused(422, "", "only uploads by sha256")
     multipart = "multipart" in body["transfers"]
-    objects = [batch_object(repository, item, storage, multipart=multipart) for item in body["objects"]]
+    objects = [
+        batch_object(repository, item, storage, multipart=multipart) for item in body["objects"]
+    ]
     return {"transfer": "multipart" if multipart else "basic", "objects": objects}
 
 
-def batch_object(repository: Repository, item: dict[str, Any], storage: str, *, multipart: bool) -> dict[str, Any]:
+def batch_object(
+    repository: Repository, item: dict[str, Any], storage: str, *, multipart: bool
+) -> dict[str, Any]:
     oid, size = item["oid"], item["size"]
     answer: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
     if repository.has_object(oid, size):
@@ -222,8 +245,14 @@ def commit(repository: Repository, branch: str, body: bytes) -> tuple[dict[str, 
         raise Refused(412, "", "A commit has happened since. Please refresh and try again.")
     additions, deleted = changes(repository, repository.tree(head), lines[1:])
     oid = repository.commit(branch, additions, delete=deleted, title=header["summary"])
-    received = sum(len(base64.b64decode(line["value"]["content"])) for line in lines if line["key"] == "file")
-    return {"success": True, "commitOid": oid, "commitUrl": f"{repository_url(repository)}/commit/{oid}"}, received
+    received = sum(
+        len(base64.b64decode(line["value"]["content"])) for line in lines if line["key"] == "file"
+    )
+    return {
+        "success": True,
+        "commitOid": oid,
+        "commitUrl": f"{repository_url(repository)}/commit/{oid}",
+    }, received
 
 
 def changes(
@@ -234,7 +263,11 @@ def changes(
     deleted: list[str] = []
     for line in lines:
         name = line["value"]["path"]
-        if name in additions or name in deleted or any(part in {"", ".", "..", ".git"} for part in name.split("/")):
+        if (
+            name in additions
+            or name in deleted
+            or any(part in {"", ".", "..", ".git"} for part in name.split("/"))
+        ):
             raise Refused(400, "", f"{name} twice, or not a path")
         if line["key"] in {"file", "lfsFile"}:
             additions[name] = added(repository, line)
@@ -259,7 +292,9 @@ def added(repository: Repository, line: dict[str, Any]) -> Entry:
     return repository.pointer(value["oid"], value["size"])
 
 
-def xet_token(hub: Hub, repository: Repository, access: Access | None, permission: Permission) -> dict[str, Any]:
+def xet_token(
+    hub: Hub, repository: Repository, access: Access | None, permission: Permission
+) -> dict[str, Any]:
     """Return the address of the CAS server and a token for it."""
     if not repository.settings["xet"]:
         raise Refused(404, "", f"{repository.name} has no files in xet")
@@ -267,7 +302,9 @@ def xet_token(hub: Hub, repository: Repository, access: Access | None, permissio
         check_writable(repository.name, access)
     else:
         check_readable(repository, access)
-    token, expires = hub.xet.issue(permission) if hub.xet else ("read", int(time.time()) + TOKEN_SECONDS)
+    token, expires = (
+        hub.xet.issue(permission) if hub.xet else ("read", int(time.time()) + TOKEN_SECONDS)
+    )
     return {"accessToken": token, "exp": expires, "casUrl": hub.cas_url}
 
 
@@ -280,7 +317,11 @@ def xet_link(hub: Hub, repository: Repository, sha256: str, commit: str) -> dict
 
 
 def removed(tree: dict[str, Entry], key: str, name: str) -> Iterator[str]:
-    found = [entry for entry in tree if entry == name or (key == "deletedFolder" and entry.startswith(f"{name}/"))]
+    found = [
+        entry
+        for entry in tree
+        if entry == name or (key == "deletedFolder" and entry.startswith(f"{name}/"))
+    ]
     if key not in {"deletedFile", "deletedFolder"} or not found:
         raise Refused(404, "EntryNotFound", f"A file with this name doesn't exist: {name}")
     yield from found

@@ -44,8 +44,15 @@ def set_token(monkeypatch: pytest.MonkeyPatch, token: str | None) -> None:
 
 def process_environment(hub: Hub) -> dict[str, str]:
     """Return the environment of a process that uses the double."""
-    hub_variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-    path = os.pathsep.join([*os.environ.get("PYTHONPATH", "").split(os.pathsep), "operator", "trainer", "tests", "."])
+    hub_variables = {
+        "HF_ENDPOINT": hub.url,
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
+    path = os.pathsep.join(
+        [*os.environ.get("PYTHONPATH", "").split(os.pathsep), "operator", "trainer", "tests", "."]
+    )
     return os.environ | hub_variables | {"PYTHONPATH": path}
 
 
@@ -55,10 +62,16 @@ def sealed_model(folder: Path, files: dict[str, bytes]) -> tuple[str, list[str]]
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     seal(folder, {"stage": "push", "identity": folder.name})
-    return describe(folder).digest, [path.relative_to(folder).as_posix() for path in files_in(folder)]
+    return describe(folder).digest, [
+        path.relative_to(folder).as_posix() for path in files_in(folder)
+    ]
 
 
 def model_files(folder: Path) -> dict[str, bytes]:
     """Return a model's files, and files in other formats that no stage needs."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    return files | {"pytorch_model.bin": b"pickle", "original/consolidated.00.pth": b"pickle", "onnx/model.onnx": b"x"}
+    return files | {
+        "pytorch_model.bin": b"pickle",
+        "original/consolidated.00.pth": b"pickle",
+        "onnx/model.onnx": b"x",
+    }

@@ -35,7 +35,9 @@ class HubHandler(BaseHTTPRequestHandler):
     """Answers one request: routes it, and writes a line to the log of the hub."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement of its headers
+    disable_nagle_algorithm = (
+        True  # else each answer waits 40 ms for an acknowledgement of its headers
+    )
     hub: Hub
     lock: threading.Lock
 
@@ -91,7 +93,9 @@ class HubHandler(BaseHTTPRequestHandler):
                 errors = api.yaml_errors(self.read_json()["content"])
                 self.send_json({"errors": errors, "warnings": []}, 400 if errors else 200)
             case "GET", [("models" | "datasets") as kind, organization, name, *rest]:
-                self.answer_reading(api.visible(self.hub, f"{organization}/{name}", kind, self.access), rest)
+                self.answer_reading(
+                    api.visible(self.hub, f"{organization}/{name}", kind, self.access), rest
+                )
             case "POST", [("models" | "datasets") as kind, organization, name, action, revision]:
                 repository = api.visible(self.hub, f"{organization}/{name}", kind, self.access)
                 self.answer_writing(repository, action, revision)
@@ -108,13 +112,17 @@ class HubHandler(BaseHTTPRequestHandler):
                 repository.resolve(revision)
                 permission = "write" if route == "xet-write-token" else "read"
                 token = api.xet_token(self.hub, repository, self.access, permission)
-                self.send_json(token, headers=dict(zip(XET_HEADERS, map(str, token.values()), strict=True)))
+                self.send_json(
+                    token, headers=dict(zip(XET_HEADERS, map(str, token.values()), strict=True))
+                )
             case ["refs"]:
                 self.send_json(api.refs(repository))
             case ["tree", revision, *below]:
                 page, more = api.tree_page(repository, revision, "/".join(below), self.query)
                 address = f"{self.hub.url}{urlsplit(self.path).path}"
-                self.send_json(page, headers={"Link": f'<{address}?{more}>; rel="next"'} if more else {})
+                self.send_json(
+                    page, headers={"Link": f'<{address}?{more}>; rel="next"'} if more else {}
+                )
             case _:
                 raise Refused(501, "", f"GET {self.path} is not of this hub")
 
@@ -131,7 +139,9 @@ class HubHandler(BaseHTTPRequestHandler):
                 self.answer_commit(repository, revision, body)
             case "tag" | "branch":
                 with self.lock:
-                    (api.tag if action == "tag" else api.branch)(repository, revision, json.loads(body))
+                    (api.tag if action == "tag" else api.branch)(
+                        repository, revision, json.loads(body)
+                    )
                 self.send_json({})
             case _:
                 raise Refused(501, "", f"POST {self.path} is not of this hub")
@@ -149,8 +159,12 @@ class HubHandler(BaseHTTPRequestHandler):
         """Answer what lies beside the API: LFS batches, and files by revision."""
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
         match self.command, parts:
-            case "POST", [organization, name, "info", "lfs", "objects", action] if name.endswith(".git"):
-                repository = api.visible(self.hub, f"{organization}/{name.removesuffix('.git')}", kind, self.access)
+            case "POST", [organization, name, "info", "lfs", "objects", action] if name.endswith(
+                ".git"
+            ):
+                repository = api.visible(
+                    self.hub, f"{organization}/{name.removesuffix('.git')}", kind, self.access
+                )
                 self.answer_lfs(repository, action, self.read_json())
             case (("GET" | "HEAD"), [organization, name, "resolve", revision, *below]):
                 repository = api.visible(self.hub, f"{organization}/{name}", kind, self.access)
@@ -183,16 +197,28 @@ class HubHandler(BaseHTTPRequestHandler):
             return
         query = f"signature={api.signature(entry.sha256)}&name={name}"
         location = f"{self.hub.storage_url}/storage/{repository.kind}/{repository.name}/{entry.sha256}?{query}"
-        linked = {"X-Linked-Etag": f'"{entry.sha256}"', "X-Linked-Size": str(entry.size), "Location": location}
-        self.send_empty(302, headers | linked | api.xet_link(self.hub, repository, entry.sha256, commit))
+        linked = {
+            "X-Linked-Etag": f'"{entry.sha256}"',
+            "X-Linked-Size": str(entry.size),
+            "Location": location,
+        }
+        self.send_empty(
+            302, headers | linked | api.xet_link(self.hub, repository, entry.sha256, commit)
+        )
 
     def answer_storage(self, host: str, parts: list[str]) -> None:
         """Answer as an object store does: a signed URL, never a second way to authenticate."""
         _, kind, organization, name, oid = parts
         options = {key: values[0] for key, values in parse_qs(self.query).items()}
         is_storage_host = host == urlsplit(self.hub.storage_url).hostname
-        if not is_storage_host or self.headers["Authorization"] or options.get("signature") != api.signature(oid):
-            raise Refused(400, "", "Only one auth mechanism allowed: the URL's signature, on the storage host")
+        if (
+            not is_storage_host
+            or self.headers["Authorization"]
+            or options.get("signature") != api.signature(oid)
+        ):
+            raise Refused(
+                400, "", "Only one auth mechanism allowed: the URL's signature, on the storage host"
+            )
         repository = self.hub.repository(f"{organization}/{name}", kind)  # type: ignore[arg-type]
         assert repository
         if self.command in {"GET", "HEAD"}:
@@ -217,7 +243,9 @@ class HubHandler(BaseHTTPRequestHandler):
             partial.replace(repository.object_path(oid))
         self.send_empty(200, {"ETag": f'"{hashlib.md5(content).hexdigest()}"'})
 
-    def complete_object(self, repository: Repository, oid: str, body: dict[str, Any], size: int) -> None:
+    def complete_object(
+        self, repository: Repository, oid: str, body: dict[str, Any], size: int
+    ) -> None:
         """Join the parts that the client names; refuse a wrong ETag, a missing part and a wrong digest."""
         folder, content = repository.folder / "parts", b""
         for part in body["parts"]:
@@ -257,7 +285,9 @@ class HubHandler(BaseHTTPRequestHandler):
         headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         if self.headers["Range"]:
             headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
-        self.start(206 if self.headers["Range"] else 200, headers | {"Content-Length": str(size - start)})
+        self.start(
+            206 if self.headers["Range"] else 200, headers | {"Content-Length": str(size - start)}
+        )
         if self.command == "HEAD":
             return
         with path.open("rb") as file:
@@ -300,9 +330,15 @@ class HubHandler(BaseHTTPRequestHandler):
     def read_json(self) -> dict[str, Any]:
         return json.loads(self.read_body())
 
-    def send_json(self, value: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def send_json(
+        self, value: object, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
         body = json.dumps(value).encode()
-        self.start(status, {"Content-Type": "application/json", "Content-Length": str(len(body))} | (headers or {}))
+        self.start(
+            status,
+            {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            | (headers or {}),
+        )
         if self.command != "HEAD":
             self.wfile.write(body)
 
@@ -321,10 +357,17 @@ class HubHandler(BaseHTTPRequestHandler):
         headers = {"X-Error-Message": refused.message} if refused.message else {}
         if refused.code:
             headers["X-Error-Code"] = refused.code
-        self.send_json({"error": refused.message or HTTPStatus(refused.status).phrase}, refused.status, headers)
+        self.send_json(
+            {"error": refused.message or HTTPStatus(refused.status).phrase}, refused.status, headers
+        )
 
     def write_log(self) -> None:
-        entry = {"method": self.command, "path": self.path, "status": self.status, "file": self.file}
+        entry = {
+            "method": self.command,
+            "path": self.path,
+            "status": self.status,
+            "file": self.file,
+        }
         line = json.dumps(entry | {"received": self.received, "sent": self.sent})
         with self.lock, self.hub.log_path.open("a") as log:
             log.write(line + "\n")
@@ -355,7 +398,9 @@ def start_server(hub: Hub, port: int = 0, address: str = LOOPBACK) -> ThreadingH
 def serve_hub(hub: Hub, address: str = LOOPBACK) -> Iterator[Hub]:
     """Serve the hub in a thread while the context is open; `hub.url` is its address."""
     server = start_server(hub, address=address)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    ).start()
     try:
         yield hub
     finally:

@@ -13,7 +13,18 @@ from support.stores.hub_xet import XetStorage
 
 Kind = Literal["models", "datasets"]
 ZERO_COMMIT = "0" * 40
-LFS_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".parquet", ".arrow", ".gz", ".zip", ".model")
+LFS_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".onnx",
+    ".parquet",
+    ".arrow",
+    ".gz",
+    ".zip",
+    ".model",
+)
 LFS_BYTES = 10_000_000
 
 
@@ -108,7 +119,9 @@ class Repository:
     def create(self, *, private: bool, gated: bool, xet: bool) -> None:
         write_json(self.folder / "settings.json", {"private": private, "gated": gated, "xet": xet})
         write_json(self.folder / "refs.json", {"branches": {"main": ZERO_COMMIT}, "tags": {}})
-        attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES)
+        attributes = "".join(
+            f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES
+        )
         self.push({".gitattributes": attributes.encode()}, title="initial commit")
 
     def resolve(self, revision: str) -> str:
@@ -160,12 +173,21 @@ class Repository:
     def files(self, revision: str = "main") -> dict[str, bytes]:
         """Return names and contents of a revision, without .gitattributes."""
         tree = self.tree(self.resolve(revision))
-        return {name: self.content_path(entry).read_bytes() for name, entry in tree.items() if name != ".gitattributes"}
+        return {
+            name: self.content_path(entry).read_bytes()
+            for name, entry in tree.items()
+            if name != ".gitattributes"
+        }
 
-    def push(self, files: dict[str, bytes], *, delete: tuple[str, ...] = (), title: str = "push") -> str:
+    def push(
+        self, files: dict[str, bytes], *, delete: tuple[str, ...] = (), title: str = "push"
+    ) -> str:
         """Commit files to main, as a git client would; return the commit."""
         return self.commit(
-            "main", {name: self.store(name, data) for name, data in files.items()}, delete=delete, title=title
+            "main",
+            {name: self.store(name, data) for name, data in files.items()},
+            delete=delete,
+            title=title,
         )
 
     def store(self, name: str, content: bytes) -> Entry:
@@ -185,10 +207,18 @@ class Repository:
         text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
         return Entry(git_oid(text.encode()), size, sha256)
 
-    def commit(self, branch: str, additions: dict[str, Entry], *, delete: tuple[str, ...], title: str) -> str:
+    def commit(
+        self, branch: str, additions: dict[str, Entry], *, delete: tuple[str, ...], title: str
+    ) -> str:
         parent = self.refs["branches"][branch]
-        tree = {name: entry for name, entry in self.tree(parent).items() if name not in delete} | additions
-        data = {"parent": parent, "title": title, "tree": {name: asdict(tree[name]) for name in sorted(tree)}}
+        tree = {
+            name: entry for name, entry in self.tree(parent).items() if name not in delete
+        } | additions
+        data = {
+            "parent": parent,
+            "title": title,
+            "tree": {name: asdict(tree[name]) for name in sorted(tree)},
+        }
         commit = hashlib.sha1(json.dumps(data).encode()).hexdigest()
         write_json(self.folder / "commits" / commit, data)
         self.set_ref("branches", branch, commit)
@@ -235,9 +265,13 @@ class Hub:
     def faults(self) -> Faults:
         return Faults(**json.loads(self._faults_path.read_text()))
 
-    def add_token(self, token: str, user: str, organizations: tuple[str, ...] = (), **access: Any) -> None:
+    def add_token(
+        self, token: str, user: str, organizations: tuple[str, ...] = (), **access: Any
+    ) -> None:
         tokens = json.loads(self._tokens_path.read_text())
-        write_json(self._tokens_path, tokens | {token: asdict(Access(user, list(organizations), **access))})
+        write_json(
+            self._tokens_path, tokens | {token: asdict(Access(user, list(organizations), **access))}
+        )
 
     def access(self, token: str) -> Access | None:
         found = json.loads(self._tokens_path.read_text()).get(token)
@@ -262,7 +296,11 @@ class Hub:
 
     def repository(self, name: str, kind: Kind = "models") -> Repository | None:
         folder = self.folder / kind / name
-        return Repository(folder, name, kind, self.xet) if (folder / "settings.json").is_file() else None
+        return (
+            Repository(folder, name, kind, self.xet)
+            if (folder / "settings.json").is_file()
+            else None
+        )
 
     def requests(self) -> list[dict[str, Any]]:
         """Return what was requested: method, path, status, and the bytes of files received and sent.
@@ -271,7 +309,11 @@ class Hub:
         """
         while self.active:
             time.sleep(0.005)
-        return [json.loads(line) for line in self.log_path.read_text().splitlines()] if self.log_path.exists() else []
+        return (
+            [json.loads(line) for line in self.log_path.read_text().splitlines()]
+            if self.log_path.exists()
+            else []
+        )
 
     def forget_requests(self) -> None:
         self.requests()
@@ -279,7 +321,9 @@ class Hub:
 
     def downloads(self) -> Counter[str]:
         """Return how often each file was sent, by its name; a part of a file counts, too."""
-        return Counter(entry["file"] for entry in self.requests() if entry["file"] and entry["sent"])
+        return Counter(
+            entry["file"] for entry in self.requests() if entry["file"] and entry["sent"]
+        )
 
     def received_bytes(self) -> int:
         """Return the bytes of files that clients have uploaded, whole or not."""

@@ -53,7 +53,11 @@ class XetStorage:
 
     def hashes(self) -> dict[str, str]:
         """Return the xet hash of each file, by the SHA-256 of its content."""
-        return {sha256: xet for path in self.folder.glob("shards/*.mdb") for xet, sha256 in read_shard(path)}
+        return {
+            sha256: xet
+            for path in self.folder.glob("shards/*.mdb")
+            for xet, sha256 in read_shard(path)
+        }
 
     def content(self, sha256: str) -> bytes | None:
         """Return a file as the server puts it together; None if there is none, or if it is not what it should be."""

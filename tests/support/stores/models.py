@@ -28,7 +28,11 @@ def names_in(folder: Path) -> list[str]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Return all files below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 class MemorySource:
@@ -50,7 +54,9 @@ class MemorySource:
 
     def _described(self) -> Iterator[RemoteFile]:
         for name, data in sorted(self.files.items()):
-            yield RemoteFile(name, len(data), _digest(data), _digest(data) if self.has_digests else None)
+            yield RemoteFile(
+                name, len(data), _digest(data), _digest(data) if self.has_digests else None
+            )
 
     def download(self, file: RemoteFile, path: Path) -> None:
         self.before_write(file.name, path)

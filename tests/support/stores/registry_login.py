@@ -31,13 +31,17 @@ def login(folder: Path, host: str, password: str = PASSWORD) -> Path:
 
 def refusal(challenge: str) -> Fault:
     """Return the answer to a client that must authenticate."""
-    body = json.dumps({"errors": [{"code": "UNAUTHORIZED", "message": "authentication required"}]}).encode()
+    body = json.dumps(
+        {"errors": [{"code": "UNAUTHORIZED", "message": "authentication required"}]}
+    ).encode()
     return Fault(401, {"WWW-Authenticate": challenge}, body)
 
 
 def require_password(proxy: RegistryProxy) -> None:
     """Make the proxy refuse requests without the user's password."""
-    proxy.gate = lambda _method, _path, header: None if header == basic() else refusal('Basic realm="test"')
+    proxy.gate = lambda _method, _path, header: (
+        None if header == basic() else refusal('Basic realm="test"')
+    )
 
 
 @dataclass
@@ -56,11 +60,15 @@ class Tokens:
         action = "pull" if method in {"GET", "HEAD"} else "push"
         token = (header or "").removeprefix("Bearer ")
         scope = self.scopes[int(token)] if token.isdigit() and token not in self.expired else "::"
-        if scope.startswith(f"repository:{repository}:") and action in scope.rpartition(":")[2].split(","):
+        if scope.startswith(f"repository:{repository}:") and action in scope.rpartition(":")[
+            2
+        ].split(","):
             return None
         actions = "pull" if action == "pull" else "pull,push"
         realm = f"http://{self.proxy.host}{TOKEN_PATH}"
-        return refusal(f'Bearer realm="{realm}",service="{SERVICE}",scope="repository:{repository}:{actions}"')
+        return refusal(
+            f'Bearer realm="{realm}",service="{SERVICE}",scope="repository:{repository}:{actions}"'
+        )
 
     def issue(self, query: dict[str, list[str]], header: str | None) -> Fault:
         if header != basic() or query["service"] != [SERVICE]:

@@ -133,7 +133,9 @@ def serve_proxy(upstream: str) -> Iterator[RegistryProxy]:
 @contextmanager
 def serving(server: ThreadingHTTPServer, over: threading.Event) -> Iterator[None]:
     """Run a server in a thread while the context is open; set the event when it is over."""
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    ).start()
     try:
         yield
     finally:

@@ -40,7 +40,11 @@ class RegistryServer:
     def start(self) -> None:
         self.folder.mkdir(exist_ok=True)
         config = self.folder / "config.yaml"
-        tls = f", tls: {{certificate: {self.tls.certificate}, key: {self.tls.key}}}" if self.tls else ""
+        tls = (
+            f", tls: {{certificate: {self.tls.certificate}, key: {self.tls.key}}}"
+            if self.tls
+            else ""
+        )
         config.write_text(
             f"version: 0.1\nlog: {{level: warn, accesslog: {{disabled: true}}}}\n"
             f"storage: {{filesystem: {{rootdirectory: {self.folder / 'storage'}}}, delete: {{enabled: true}}}}\n"
@@ -75,7 +79,9 @@ class RegistryServer:
 
     def manifests(self, repository: str) -> list[str]:
         """Return the digests of all manifests that were ever put, also of those without a tag."""
-        revisions = self._storage / "repositories" / repository / "_manifests" / "revisions" / "sha256"
+        revisions = (
+            self._storage / "repositories" / repository / "_manifests" / "revisions" / "sha256"
+        )
         return [f"sha256:{path.name}" for path in sorted(revisions.glob("*"))]
 
     def blob(self, digest: str) -> Path:

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from finetune_trainer.runtime.artifacts import MANIFEST, files_in, seal
 
-FILES = {"config.json": 40, "model-1.safetensors": 300_000, "model-2.safetensors": 200_000, "empty": 0, "a/b.txt": 513}
+FILES = {
+    "config.json": 40,
+    "model-1.safetensors": 300_000,
+    "model-2.safetensors": 200_000,
+    "empty": 0,
+    "a/b.txt": 513,
+}
 """Size in bytes of each file."""
 
 PUBLISH = """
@@ -63,5 +69,8 @@ def start(program: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a Python process with the modules of this one."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )

@@ -55,7 +55,11 @@ def s3(folder: Path, address: str = LOOPBACK) -> Iterator[ObjectServer]:
         "AWS_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": f"http://{address}:{port}",
     }
-    wrong = {"AWS_SECRET_ACCESS_KEY": "other"}, {"AWS_ACCESS_KEY_ID": "other"}, {"AWS_ACCESS_KEY_ID": ""}
+    wrong = (
+        {"AWS_SECRET_ACCESS_KEY": "other"},
+        {"AWS_ACCESS_KEY_ID": "other"},
+        {"AWS_ACCESS_KEY_ID": ""},
+    )
     gone = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}
     with running(command, port, keys, address):
         yield ObjectServer("s3", environment, wrong, gone, folder / BUCKET / ".sgwtmp")
@@ -65,7 +69,15 @@ def s3(folder: Path, address: str = LOOPBACK) -> Iterator[ObjectServer]:
 def azure(folder: Path) -> Iterator[ObjectServer]:
     """Run Azurite with its blobs in a folder."""
     port, secret = free_port(), base64.b64encode(b"test-secret").decode()
-    command = [azurite(), "--silent", "--skipApiVersionCheck", "--blobPort", str(port), "--location", str(folder)]
+    command = [
+        azurite(),
+        "--silent",
+        "--skipApiVersionCheck",
+        "--blobPort",
+        str(port),
+        "--location",
+        str(folder),
+    ]
     environment = {
         "AZURE_STORAGE_ACCOUNT_NAME": "test",
         "AZURE_STORAGE_ACCOUNT_KEY": secret,
@@ -93,12 +105,18 @@ SERVERS = {"s3": s3, "az": azure, "gs": google}
 
 @contextmanager
 def running(
-    command: list[str], port: int, environment: Mapping[str, str], address: str = LOOPBACK, log: Path | None = None
+    command: list[str],
+    port: int,
+    environment: Mapping[str, str],
+    address: str = LOOPBACK,
+    log: Path | None = None,
 ) -> Iterator[None]:
     """Run a server until the end of the block; wait until it accepts connections. Its output may go to a file."""
     with (
         log.open("wb") if log else nullcontext() as output,
-        subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output) as process,
+        subprocess.Popen(
+            command, env=os.environ | environment, stdout=output, stderr=output
+        ) as process,
     ):
         try:
             deadline = time.monotonic() + START_SECONDS
@@ -132,7 +150,10 @@ def azurite() -> str:
 def _install_azurite(folder: Path) -> None:
     if not shutil.which("npm"):
         missing(f"{AZURITE} needs npm: install it, on Debian with `apt-get install npm`")
-    subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, AZURITE], check=True)
+    subprocess.run(
+        ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, AZURITE],
+        check=True,
+    )
 
 
 def create_container(endpoint: str, secret: str) -> None:
@@ -140,7 +161,9 @@ def create_container(endpoint: str, secret: str) -> None:
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
     lines = [f"{name}:{value}" for name, value in sorted(headers.items())]
     text = "\n".join(["PUT", *[""] * 11, *lines, f"/test/test/{BUCKET}", "restype:container"])
-    signature = base64.b64encode(hmac.new(base64.b64decode(secret), text.encode(), hashlib.sha256).digest()).decode()
+    signature = base64.b64encode(
+        hmac.new(base64.b64decode(secret), text.encode(), hashlib.sha256).digest()
+    ).decode()
     headers["Authorization"] = f"SharedKey test:{signature}"
     url = f"{endpoint}/{BUCKET}?restype=container"
     requests.put(url, headers=headers, timeout=START_SECONDS).raise_for_status()

@@ -49,12 +49,16 @@ class Handler(BaseHTTPRequestHandler):
             first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
             start, end = int(first), min(int(last or len(data)) + 1, len(data))
             if start >= len(data):
-                return self.reply(416, b"", body=body, headers={"Content-Range": f"bytes */{len(data)}"})
+                return self.reply(
+                    416, b"", body=body, headers={"Content-Range": f"bytes */{len(data)}"}
+                )
             about = {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
             return self.reply(206, data[start:end] + b"x" * site.surplus, body=body, headers=about)
         return self.reply(200, data + b"x" * (site.surplus if body else 0), body=body)
 
-    def reply(self, status: int, data: bytes, *, body: bool, headers: dict[str, str] | None = None) -> None:
+    def reply(
+        self, status: int, data: bytes, *, body: bool, headers: dict[str, str] | None = None
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Last-Modified", "Sun, 22 Nov 2026 12:00:00 GMT")

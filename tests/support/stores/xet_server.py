@@ -74,7 +74,9 @@ def serve_xet(folder: Path) -> Iterator[XetProxy]:
         server = Server((LOOPBACK, 0), type("CasHandler", (XetHandler,), {"proxy": proxy}))
         proxy.port = server.server_port
         proxy.storage = XetStorage(f"http://{proxy.host}", f"http://{proxy.upstream}", folder)
-        proxy.gate = lambda _method, path, header: None if proxy.storage.allows(path, header) else Fault(401)
+        proxy.gate = lambda _method, path, header: (
+            None if proxy.storage.allows(path, header) else Fault(401)
+        )
         with serving(server, proxy.over):
             yield proxy
 
@@ -97,5 +99,14 @@ def _install(folder: Path) -> None:
     found = version("hf-xet")
     if not shutil.which("cargo"):
         missing(f"{PROGRAM} of xet-client {found} needs cargo: install Rust 1.85 or newer")
-    options = ["--version", found, "--features", "simulation", "--bin", PROGRAM, "--root", str(folder)]
+    options = [
+        "--version",
+        found,
+        "--features",
+        "simulation",
+        "--bin",
+        PROGRAM,
+        "--root",
+        str(folder),
+    ]
     subprocess.run(["cargo", "install", "--quiet", "--locked", "xet-client", *options], check=True)

@@ -67,7 +67,9 @@ def test_requests_are_counted_once_by_agent_and_resource(audit_log):
 
 
 def test_requests_before_the_start_are_not_counted(audit_log):
-    log = audit_log(request(1, OPERATOR, "get", "jobs", second=1), request(2, OPERATOR, "get", "jobs", second=3))
+    log = audit_log(
+        request(1, OPERATOR, "get", "jobs", second=1), request(2, OPERATOR, "get", "jobs", second=3)
+    )
     assert count_requests(log, "operator", 1893456002.0).of_account == {"get jobs": 1}
 
 
@@ -76,7 +78,9 @@ def test_bodies_of_refused_requests_are_not_captured(audit_log):
     log = audit_log(
         request(1, OPERATOR, "create", "jobs", status=409, requestObject=body),
         request(2, OPERATOR, "create", "jobs", status=201, requestObject=body),
-        request(3, "system:serviceaccount:bench:user", "create", "jobs", status=201, requestObject=body),
+        request(
+            3, "system:serviceaccount:bench:user", "create", "jobs", status=201, requestObject=body
+        ),
     )
     assert created_objects(log, "operator") == [body]
 
@@ -116,10 +120,18 @@ def test_slope_of_a_line_with_noise():
 
 
 def test_copied_job_has_no_selector_and_labels_of_the_old_uid():
-    labels = {"finetune.dev/stage": "train", "batch.kubernetes.io/controller-uid": "u1", "job-name": "j"}
+    labels = {
+        "finetune.dev/stage": "train",
+        "batch.kubernetes.io/controller-uid": "u1",
+        "job-name": "j",
+    }
     template = {"metadata": {"labels": dict(labels)}, "spec": {}}
     metadata = {"name": "j", "uid": "u1", "labels": dict(labels)}
-    found = {"metadata": metadata, "spec": {"selector": {}, "template": template}, "status": {"succeeded": 1}}
+    found = {
+        "metadata": metadata,
+        "spec": {"selector": {}, "template": template},
+        "status": {"succeeded": 1},
+    }
     kept = {"finetune.dev/stage": "train"}
     assert _new_job(found) == {
         "metadata": {"name": "j", "labels": kept},
@@ -130,5 +142,7 @@ def test_copied_job_has_no_selector_and_labels_of_the_old_uid():
 
 def test_names_and_uids_are_replaced_in_a_copy():
     body = {"name": "bench-000000-1a2b-train-a1", "uid": "1a2b-99"}
-    changed = _replaced(body, {"bench-000000": "bench-000007", "1a2b-99": "ffff-11", "1a2b": "ffff"})
+    changed = _replaced(
+        body, {"bench-000000": "bench-000007", "1a2b-99": "ffff-11", "1a2b": "ffff"}
+    )
     assert json.loads(changed) == {"name": "bench-000007-ffff-train-a1", "uid": "ffff-11"}

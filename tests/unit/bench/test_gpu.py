@@ -14,11 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: three minutes")
+@pytest.mark.skipif(
+    os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: three minutes"
+)
 def test_plan_measures_every_variant_and_resumes_equal_bytes(tmp_path: Path):
     output = tmp_path / "gpu.json"
     command = ["bash", ROOT / "bench" / "gpu.sh", output, "--device=cpu", "--shape=tiny"]
-    subprocess.run(command, env=os.environ | {"PYTHON": sys.executable}, cwd=tmp_path, check=True, timeout=900)
+    subprocess.run(
+        command, env=os.environ | {"PYTHON": sys.executable}, cwd=tmp_path, check=True, timeout=900
+    )
     found = json.loads(output.read_text())
     assert [name for name, one in found.items() if "error" in one] == []
     assert found.pop("device") == "cpu"

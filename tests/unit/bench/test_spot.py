@@ -20,7 +20,14 @@ FOREVER = 10**6
 
 
 def a_job(**fields) -> Job:
-    known = {"work": 120, "restart": 3, "checkpoint": 5, "deadline": 360, "spot_price": 0.6, "on_demand_price": 3.0}
+    known = {
+        "work": 120,
+        "restart": 3,
+        "checkpoint": 5,
+        "deadline": 360,
+        "spot_price": 0.6,
+        "on_demand_price": 3.0,
+    }
     return Job(**known | {"estimate": 120} | fields)
 
 
@@ -38,7 +45,10 @@ def run(policy, job, trace):
 def cheapest_plan(job, availability) -> float:
     """Return the lowest cost of all plans that say for each minute: wait, a zone, or on-demand nodes."""
     actions = [None, *range(len(availability)), "on-demand"]
-    costs = [plan_cost(job, availability, plan) for plan in itertools.product(actions, repeat=job.deadline)]
+    costs = [
+        plan_cost(job, availability, plan)
+        for plan in itertools.product(actions, repeat=job.deadline)
+    ]
     return min(costs, default=float("inf"))
 
 
@@ -62,10 +72,18 @@ def test_optimum_equals_cheapest_of_all_plans(seed):
     rng = np.random.default_rng(seed)
     deadline, zones = (9, 1) if seed % 2 else (7, 2)
     availability = rng.random((zones, deadline)) < rng.choice([0.5, 0.8])
-    minutes = [[(minute, minute + 1) for minute in np.flatnonzero(row)] + [(500, 501)] for row in availability]
+    minutes = [
+        [(minute, minute + 1) for minute in np.flatnonzero(row)] + [(500, 501)]
+        for row in availability
+    ]
     joined = [spot_intervals(one) for one in minutes]
     work, restart = int(rng.integers(1, deadline - 1)), int(rng.integers(0, 3))
-    job = a_job(work=work, restart=restart, deadline=deadline, on_demand_price=float(rng.choice([0.5, 1.0, 3.0])))
+    job = a_job(
+        work=work,
+        restart=restart,
+        deadline=deadline,
+        on_demand_price=float(rng.choice([0.5, 1.0, 3.0])),
+    )
     assert optimum(job, a_trace(*joined)) == pytest.approx(cheapest_plan(job, availability))
 
 
@@ -109,11 +127,15 @@ def test_auto_meets_deadline_without_any_spot_capacity():
 
 
 def test_auto_runs_on_demand_at_once_if_there_is_no_slack():
-    assert run(auto, a_job(deadline=124), a_trace([(0, FOREVER)])).history == [("on-demand", 0, 123)]
+    assert run(auto, a_job(deadline=124), a_trace([(0, FOREVER)])).history == [
+        ("on-demand", 0, 123)
+    ]
 
 
 def test_auto_returns_to_spot_when_capacity_is_back():
-    found = run(auto, a_job(work=600, estimate=600, deadline=900), a_trace([(0, 60), (400, FOREVER)]))
+    found = run(
+        auto, a_job(work=600, estimate=600, deadline=900), a_trace([(0, 60), (400, FOREVER)])
+    )
     assert found.history[0][0] == "spot"
     assert found.history[-1][0] == "spot"
     assert "on-demand" in {kind for kind, _, _ in found.history}
@@ -161,7 +183,9 @@ def test_no_policy_beats_optimum_and_auto_is_never_late(family):
     for seed in range(4):
         rng = np.random.default_rng([7, seed])
         trace = generate(family, rng)
-        job = next(one for one in (draw_job(rng) for _ in itertools.count()) if one.deadline <= 1500)
+        job = next(
+            one for one in (draw_job(rng) for _ in itertools.count()) if one.deadline <= 1500
+        )
         lowest = optimum(job, trace)
         runs = {name: run(policy, job, trace) for name, policy in POLICIES.items()}
         assert not runs["Auto"].is_late
@@ -180,7 +204,14 @@ def test_intervals_of_trace_are_in_order_and_apart(family):
 def test_trace_repeats_after_its_length_from_any_minute():
     trace = Trace("mine", [Zone("spot", 1.0, [(10, 20)], [False])], 100, begin=15)
     zone = start(a_job(), trace).zones[0]
-    assert [zone.next_start(minute) for minute in (0, 4, 5, 95, 104, 105)] == [0, 4, 95, 95, 104, 195]
+    assert [zone.next_start(minute) for minute in (0, 4, 5, 95, 104, 105)] == [
+        0,
+        4,
+        95,
+        95,
+        104,
+        195,
+    ]
     assert [zone.end(minute)[0] for minute in (0, 95, 104)] == [5, 105, 105]
 
 
@@ -190,7 +221,9 @@ def test_csv_and_json_of_one_trace_are_the_same(tmp_path):
         json.dumps({"metadata": {"gap_seconds": 1800}, "data": [1, 2, 0, 1, 1, 1]}),
     )
     traces = [read_trace(tmp_path / name) for name in ("mine.csv", "mine.json")]
-    assert [(one.zones[0].intervals, one.length) for one in traces] == [([(0, 60), (90, 180)], 180)] * 2
+    assert [(one.zones[0].intervals, one.length) for one in traces] == [
+        ([(0, 60), (90, 180)], 180)
+    ] * 2
 
 
 @pytest.mark.parametrize("content", ["", "from,to\n0,1\n", "start,end,available\n0,1,0\n"])
@@ -215,6 +248,8 @@ def test_bench_prints_the_same_twice_and_draws(tmp_path, capsys, monkeypatch):
 
 def test_bench_runs_jobs_on_trace_of_user(tmp_path, capsys, monkeypatch):
     (tmp_path / "zone.csv").write_text("start,end,available\n0,7,1\n7,9,0\n")
-    monkeypatch.setattr(sys, "argv", ["spot.py", "--traces", "2", "--trace", str(tmp_path / "zone.csv")])
+    monkeypatch.setattr(
+        sys, "argv", ["spot.py", "--traces", "2", "--trace", str(tmp_path / "zone.csv")]
+    )
     assert spot.main() == 0
     assert "| zone (2) |" in capsys.readouterr().out

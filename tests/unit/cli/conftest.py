@@ -12,7 +12,9 @@ def cli(tmp_path, monkeypatch, capsys):
     with serving() as (api, url):
         file = tmp_path / "kubeconfig"
         file.write_text(kubeconfig(url, here="team", plain=None))
-        monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+        monkeypatch.setattr(
+            "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file)
+        )
         yield CliSession(api, tmp_path, capsys)
 
 

@@ -32,7 +32,10 @@ def test_missing_logs_are_reported_with_the_attempts_status(cli, scenario):
     )
     assert "saved at step 41" in deleted.err
     unknown = cli.run("logs", "demo", "train", "--attempt", "7")
-    assert (unknown.code, unknown.err) == (2, "finetune: train has no attempt 7; its attempts are 1, 2\n")
+    assert (unknown.code, unknown.err) == (
+        2,
+        "finetune: train has no attempt 7; its attempts are 1, 2\n",
+    )
     none = cli.run("logs", "demo", "deploy")
     assert (none.code, none.err) == (2, "finetune: deploy has no attempts yet\n")
 
@@ -58,7 +61,8 @@ def test_follow_continues_with_the_next_attempt_until_stage_ends(cli, scenario):
     def finish():
         scenario.start("train")
         run_when(
-            lambda: any(f"{TRAIN}2-xyz/log" in path for path in cli.api.requests), lambda: scenario.complete("train")
+            lambda: any(f"{TRAIN}2-xyz/log" in path for path in cli.api.requests),
+            lambda: scenario.complete("train"),
         )
 
     run_when(lambda: any("/log?" in path for path in cli.api.requests), evict)
@@ -74,7 +78,10 @@ def test_follow_after_lost_connection_repeats_no_line(cli, scenario):
     job = scenario.run("prepare").start("train")
     cli.api.logs = {job: ["one", "two", "three"]}
     cli.api.interrupted_logs = [job]
-    run_when(lambda: sum("/log?" in path for path in cli.api.requests) > 1, lambda: scenario.complete("train"))
+    run_when(
+        lambda: sum("/log?" in path for path in cli.api.requests) > 1,
+        lambda: scenario.complete("train"),
+    )
     result = cli.run("logs", "-f", "demo", "train")
     assert (result.code, result.out) == (0, "one\ntwo\nthree\n")
 
@@ -83,7 +90,10 @@ def test_words_of_the_kubelet_are_no_part_of_a_log(cli, scenario):
     job = scenario.run("prepare").start("train")
     cli.api.logs = {job: ["one"]}
     cli.api.kubelet_messages = {job: "unable to retrieve container logs for containerd://c356"}
-    run_when(lambda: sum("/log?" in path for path in cli.api.requests) > 1, lambda: scenario.complete("train"))
+    run_when(
+        lambda: sum("/log?" in path for path in cli.api.requests) > 1,
+        lambda: scenario.complete("train"),
+    )
     result = cli.run("logs", "-f", "demo", "train")
     assert (result.code, result.out) == (0, "one\n")
     assert "unable to retrieve container logs for containerd://c356\n" in result.err
@@ -92,7 +102,10 @@ def test_words_of_the_kubelet_are_no_part_of_a_log(cli, scenario):
 def test_follow_starts_with_the_newest_attempt(cli, scenario):
     interrupt_training(scenario)
     cli.api.logs = {f"{TRAIN}1": ["one"], f"{TRAIN}2": ["two"]}
-    run_when(lambda: any("/log?" in path for path in cli.api.requests), lambda: scenario.complete("train"))
+    run_when(
+        lambda: any("/log?" in path for path in cli.api.requests),
+        lambda: scenario.complete("train"),
+    )
     assert cli.run("logs", "-f", "demo", "train").out == "two\n"
 
 
@@ -129,7 +142,9 @@ def test_plan_predicts_the_effect_of_applying(cli, scenario, edit, until):
     before = len(scenario.created_jobs)
     running = scenario.running
     scenario.edit(**edit).finish()
-    ran = {name.rpartition("-a")[0] for name in scenario.created_jobs[before:]} | ({running} if running else set())
+    ran = {name.rpartition("-a")[0] for name in scenario.created_jobs[before:]} | (
+        {running} if running else set()
+    )
     stopped = {running} if edit.get("suspend") and running else set()
     wanted = {name for name, stage in planned.items() if stage["action"] in {"run", "resume"}}
     skipped = {name for name, state in scenario.states.items() if state == "Skipped"}
@@ -144,7 +159,10 @@ def test_plan_reports_the_reason_of_each_action(cli, scenario):
     file = cli.write(train={"pod": {"resources": {"limits": {"memory": "8Gi"}}}})
     train = cli.plan(file, "-n", "team")["train"]
     assert train["action"] == "resume"
-    assert "spec.train.pod.resources.limits.memory: absent → 8Gi; resumes from the work of attempt 2" in train["why"]
+    assert (
+        "spec.train.pod.resources.limits.memory: absent → 8Gi; resumes from the work of attempt 2"
+        in train["why"]
+    )
     train = cli.plan(cli.write(train={"lora": {"rank": 8}}), "-n", "team")["train"]
     assert (train["action"], train["why"]) == ("run", "spec.train.lora.rank: 16 → 8")
     stages = cli.plan("demo")
@@ -172,7 +190,9 @@ def test_plan_names_the_edit_that_causes_a_rerun(cli, scenario):
 
 def test_plan_tells_that_an_edited_gate_closes(cli, scenario):
     scenario.finish(evaluate=scores(0.7))
-    result = cli.run("plan", cli.write(evaluate={"gates": [{"task": "exam", "value": 0.9}]}), "-n", "team")
+    result = cli.run(
+        "plan", cli.write(evaluate={"gates": [{"task": "exam", "value": 0.9}]}), "-n", "team"
+    )
     assert (
         "a gate is closed, so the exit code is 3: exam acc = 0.7 is not above 0.9; done under an earlier gate: deploy"
         in result.out
@@ -181,13 +201,21 @@ def test_plan_tells_that_an_edited_gate_closes(cli, scenario):
 
 
 def test_plan_counts_rows_tokens_and_steps(cli, scenario):
-    assert "records not counted: hf://org/data/train.jsonl is read on the cluster" in cli.run("plan", "demo").out
+    assert (
+        "records not counted: hf://org/data/train.jsonl is read on the cluster"
+        in cli.run("plan", "demo").out
+    )
     scenario.run("prepare")
     result = cli.run("plan", cli.write(train={"epochs": 3, "microBatchSize": 8}), "-n", "team")
-    assert "data: 100 records, 40 rows of 1,024 tokens and 2 for validation, 40,000 tokens to train on" in result.out
+    assert (
+        "data: 100 records, 40 rows of 1,024 tokens and 2 for validation, 40,000 tokens to train on"
+        in result.out
+    )
     assert "train: 15 steps of 8 rows, 3 epochs" in result.out
     shared = {"accessMode": "ReadWriteMany"}
-    wide = cli.run("plan", cli.write(train={"microBatchSize": 4, "nodes": 2}, workspace=shared), "-n", "team")
+    wide = cli.run(
+        "plan", cli.write(train={"microBatchSize": 4, "nodes": 2}, workspace=shared), "-n", "team"
+    )
     assert "train: 2 processes on 2 nodes, a step has 8 rows" in wide.out
 
 
@@ -196,7 +224,10 @@ def test_plan_counts_pairs_with_objective_dpo(cli, scenario):
     scenario.finish()
     train = {"objective": "DPO", "epochs": 3, "microBatchSize": 8}
     out = cli.run("plan", cli.write(train=train), "-n", "team").out
-    assert "data: 100 records, 20 pairs of rows of 1,024 tokens and 1 for validation, 40,000 tokens to train on" in out
+    assert (
+        "data: 100 records, 20 pairs of rows of 1,024 tokens and 1 for validation, 40,000 tokens to train on"
+        in out
+    )
     assert "train: 8 steps of 8 pairs, 3 epochs" in out
 
 
@@ -204,13 +235,19 @@ def test_plan_names_objective_and_start_where_they_are_written(cli, scenario):
     scenario.finish()
     train = {"objective": "DPO", "startFrom": {"uri": "pvc://models/sft"}}
     why = cli.plan(cli.write(train=train), "-n", "team")["prepare"]["why"]
-    assert why == "spec.train.objective: SFT → DPO, spec.train.startFrom: absent → {'uri': 'pvc://models/sft'}"
+    assert (
+        why
+        == "spec.train.objective: SFT → DPO, spec.train.startFrom: absent → {'uri': 'pvc://models/sft'}"
+    )
 
 
 def test_plan_reuses_an_earlier_result_in_the_workspace(cli, scenario):
     scenario.finish().edit(train={"lora": {"rank": 8}}).run("train")
     train = cli.plan(cli.write(), "-n", "team")["train"]
-    assert (train["action"], train["why"]) == ("reuse", "the result of attempt 1 is in the workspace")
+    assert (train["action"], train["why"]) == (
+        "reuse",
+        "the result of attempt 1 is in the workspace",
+    )
 
 
 def test_plan_needs_no_permission_to_read_claims(cli, scenario):
@@ -235,7 +272,9 @@ def test_plan_removes_fields_that_only_the_last_apply_set(cli, scenario):
     key = next(iter(cli.api.scenarios))
     cli.api.last_applied[key] = {"spec": {**ALL_STAGES, "suspend": True}}
     assert cli.plan(file, "-n", "team")["prepare"]["action"] == "run"
-    cli.api.last_applied[key] = {"spec": ALL_STAGES}  # another client has suspended it: kubectl apply keeps that
+    cli.api.last_applied[key] = {
+        "spec": ALL_STAGES
+    }  # another client has suspended it: kubectl apply keeps that
     assert cli.plan(file, "-n", "team")["prepare"]["why"] == "spec.suspend is true"
 
 
@@ -247,7 +286,9 @@ def test_plan_uses_the_field_manager_of_the_last_apply(cli, scenario):
 
 
 def test_plan_reports_the_error_of_an_admission_webhook(cli, scenario):
-    cli.api.admission_error = 'admission webhook "costs.corp" denied the request: no GPUs on Fridays'
+    cli.api.admission_error = (
+        'admission webhook "costs.corp" denied the request: no GPUs on Fridays'
+    )
     result = cli.run("plan", cli.write(), "-n", "team")
     assert (result.code, result.err) == (2, f"finetune: {cli.api.admission_error}\n")
 
@@ -280,7 +321,10 @@ def test_cancelled_pipeline_starts_again_on_retry(cli, scenario):
     assert scenario.reconcile_until_stable().status.phase == "Cancelled"
     assert "has already finished (Cancelled)" in cli.run("cancel", "demo").out
     result = cli.run("retry", "demo")
-    assert (result.code, result.out) == (0, "team/demo: starts again at prepare, with fresh budgets\n")
+    assert (result.code, result.out) == (
+        0,
+        "team/demo: starts again at prepare, with fresh budgets\n",
+    )
     assert scenario.created_jobs == ["prepare-a1", "prepare-a2"]
 
 
@@ -311,7 +355,9 @@ def test_wait_exit_code_tells_success_gate_and_failure(cli, scenario, condition)
 
 
 def test_wait_ignores_the_status_of_an_older_generation(cli):
-    scenario = cli.api.add(Scenario(a_pipeline(prepare={"maxFailures": 0})).reconcile_until_stable())
+    scenario = cli.api.add(
+        Scenario(a_pipeline(prepare={"maxFailures": 0})).reconcile_until_stable()
+    )
     scenario.cluster.fail(scenario.start("prepare"), 70)
     assert scenario.reconcile_until_stable().status.phase == "Failed"
     scenario.cluster.edit(scenario.key, a_pipeline(prepare={"maxFailures": 1}, seed=1))
@@ -321,7 +367,10 @@ def test_wait_ignores_the_status_of_an_older_generation(cli):
 
 def test_wait_timeout_reports_the_current_status(cli, scenario):
     result = cli.run("wait", "demo", "--timeout", "1s")
-    assert (result.code, result.err) == (1, "finetune: team/demo: Running: prepare is queued (not Finished after 1s)\n")
+    assert (result.code, result.err) == (
+        1,
+        "finetune: team/demo: Running: prepare is queued (not Finished after 1s)\n",
+    )
 
 
 def test_wait_retries_when_the_api_server_is_unavailable(cli, scenario):
@@ -342,7 +391,11 @@ def test_wait_ends_when_the_pipeline_is_deleted(cli, scenario):
 def test_wait_fails_when_the_operator_rejects_the_spec(cli, scenario):
     stored = scenario.cluster.pipelines[scenario.key]
     stored.generation += 1
-    refused = {"reason": "SpecInvalid", "message": "train: nonsense", "observedGeneration": stored.generation}
+    refused = {
+        "reason": "SpecInvalid",
+        "message": "train: nonsense",
+        "observedGeneration": stored.generation,
+    }
     refused["lastTransitionTime"] = "2030-01-01T00:00:00Z"
     kinds = {"Ready": "False", "Stalled": "True", "Finished": "False"}
     conditions = [{**refused, "type": kind, "status": status} for kind, status in kinds.items()]

@@ -44,7 +44,10 @@ def test_pod_of_an_attempt_is_the_first_of_several():
     """It has the progress and the result; `finetune get`, `logs` and `drill` use it."""
     api = FakeApi()
     for index, created in ((0, "2030-01-01T00:00:00Z"), (1, "2030-01-01T00:00:01Z")):
-        labels = {"batch.kubernetes.io/job-name": "job", "batch.kubernetes.io/job-completion-index": str(index)}
+        labels = {
+            "batch.kubernetes.io/job-name": "job",
+            "batch.kubernetes.io/job-completion-index": str(index),
+        }
         pod = a_pod(name=f"job-{index}", creationTimestamp=created, labels=labels)
         api.put(f"/api/v1/namespaces/team/pods/job-{index}", pod)
     session = SimpleNamespace(api=api, context=SimpleNamespace(namespace="team"))
@@ -52,7 +55,9 @@ def test_pod_of_an_attempt_is_the_first_of_several():
 
 
 def test_get_prints_a_long_waiting_reason_in_full(cli, scenario):
-    reason = "0/3 nodes are available: " + "3 node(s) had untolerated taint(s), " * 9 + "and the end"
+    reason = (
+        "0/3 nodes are available: " + "3 node(s) had untolerated taint(s), " * 9 + "and the end"
+    )
     scenario.hold(scenario.attempt("prepare").job, reason)
     scenario.reconcile_until_stable()
     result = cli.run("get", "demo")
@@ -88,7 +93,10 @@ def test_get_without_a_name_lists_one_or_all_namespaces(cli, scenario):
     assert (listed[1][:3], listed[1][-1]) == (["demo", "Running", "train"], "Progressing")
     assert cli.run("list", "-n", "team").out.splitlines()[0] == cli.run("get").out.splitlines()[0]
     all_namespaces = cli.run("get", "-A").out.splitlines()
-    assert [line.split()[:2] for line in all_namespaces[1:]] == [["elsewhere", "other"], ["team", "demo"]]
+    assert [line.split()[:2] for line in all_namespaces[1:]] == [
+        ["elsewhere", "other"],
+        ["team", "demo"],
+    ]
     assert cli.run("get", "-n", "nowhere").out == "no pipelines in the namespace nowhere\n"
     items = json.loads(cli.run("get", "-A", "--json").out)["items"]
     assert [item["metadata"]["name"] for item in items] == ["other", "demo"]
@@ -165,7 +173,9 @@ def test_cluster_only_commands_recommend_a_local_equivalent(cli):
     ):
         result = cli.run(verb, file)
         assert result.code == 2
-        assert f"add -n or --context for the pipeline of {file} there; on this machine, " in result.err
+        assert (
+            f"add -n or --context for the pipeline of {file} there; on this machine, " in result.err
+        )
         assert equivalent in result.err
 
 
@@ -183,18 +193,54 @@ def test_command_modules_do_not_import_the_kubernetes_client():
     ("arguments", "code", "message"),
     [
         (["get", "dmo"], 2, "there is no pipeline dmo in the namespace team; did you mean demo?"),
-        (["get", "xyz"], 2, "there is no pipeline xyz in the namespace team; its pipelines are demo"),
-        (["get", "demo", "-n", "void"], 2, "in the namespace void, which has no pipelines; choose another with -n"),
-        (["get", "a/b"], 2, "'a/b' is neither a file nor a pipeline's name: a name must consist of lower-case letters"),
-        (["get", "demo", "-n", "../x"], 2, "--namespace '../x': must consist of lower-case letters"),
+        (
+            ["get", "xyz"],
+            2,
+            "there is no pipeline xyz in the namespace team; its pipelines are demo",
+        ),
+        (
+            ["get", "demo", "-n", "void"],
+            2,
+            "in the namespace void, which has no pipelines; choose another with -n",
+        ),
+        (
+            ["get", "a/b"],
+            2,
+            "'a/b' is neither a file nor a pipeline's name: a name must consist of lower-case letters",
+        ),
+        (
+            ["get", "demo", "-n", "../x"],
+            2,
+            "--namespace '../x': must consist of lower-case letters",
+        ),
         (["get", "demo", "--context", "her"], 2, "did you mean here?"),
-        (["get", "demo", "--context", "xxx"], 2, "its contexts are here, plain, unauthorized, unreachable"),
-        (["get", "demo", "--context", "unreachable"], 1, "context unreachable: the API server does not answer"),
-        (["get", "demo", "--context", "unauthorized"], 1, "the API server rejects these credentials; log in again"),
+        (
+            ["get", "demo", "--context", "xxx"],
+            2,
+            "its contexts are here, plain, unauthorized, unreachable",
+        ),
+        (
+            ["get", "demo", "--context", "unreachable"],
+            1,
+            "context unreachable: the API server does not answer",
+        ),
+        (
+            ["get", "demo", "--context", "unauthorized"],
+            1,
+            "the API server rejects these credentials; log in again",
+        ),
         (["get", "demo", "-A"], 2, "-A lists all pipelines"),
         (["get", "-w", "-n", "team"], 2, "give its name"),
-        (["get", "demo", "-n", "team", "--workdir", "x"], 2, "--workdir is for a run on this machine"),
-        (["retry", "demo", "-n", "team", "--until", "train"], 2, "--until is for a run on this machine"),
+        (
+            ["get", "demo", "-n", "team", "--workdir", "x"],
+            2,
+            "--workdir is for a run on this machine",
+        ),
+        (
+            ["retry", "demo", "-n", "team", "--until", "train"],
+            2,
+            "--until is for a run on this machine",
+        ),
         (["plan", "p.yaml", "-n", "team"], 2, "p.yaml: no such file"),
         (["logs", "train", "-n", "team"], 2, "name the pipeline before the stage"),
         (["wait", "demo", "--timeout", "soon"], 2, "must be a duration such as 90s, 30m or 1h30m"),
@@ -209,11 +255,21 @@ def test_wrong_input_is_reported_in_one_line(cli, scenario, arguments, code, mes
 
 
 def test_forbidden_requests_name_verb_resource_and_role(cli, scenario):
-    cli.api.forbidden = {("list", "pods"), ("patch", "finetunepipelines"), ("list", "finetunepipelines")}
+    cli.api.forbidden = {
+        ("list", "pods"),
+        ("patch", "finetunepipelines"),
+        ("list", "finetunepipelines"),
+    }
     result = cli.run("get", "demo")
     assert result.code == 1
-    assert "bob may not list pods in the namespace team; a binding to the ClusterRole view allows it" in result.err
-    assert "bob may not patch finetunepipelines in the namespace team" in cli.run("suspend", "demo").err
+    assert (
+        "bob may not list pods in the namespace team; a binding to the ClusterRole view allows it"
+        in result.err
+    )
+    assert (
+        "bob may not patch finetunepipelines in the namespace team"
+        in cli.run("suspend", "demo").err
+    )
     assert "ClusterRole edit" in cli.run("suspend", "demo").err
     assert "bob may not list finetunepipelines in all namespaces" in cli.run("get", "-A").err
 
@@ -224,7 +280,8 @@ def test_cluster_without_the_operator_prints_the_helm_command(cli):
         result = cli.run(*arguments)
         assert result.code == 1
         assert (
-            "context here: the operator is not installed; install it with: helm install finetune-operator" in result.err
+            "context here: the operator is not installed; install it with: helm install finetune-operator"
+            in result.err
         )
 
 
@@ -247,8 +304,14 @@ def test_missing_kubernetes_client_is_reported():
         ("[1, 2", "is not a valid kubeconfig"),
         ("just text", "is not a valid kubeconfig"),
         ("{}", "no kubeconfig at"),
-        ("contexts: [{name: a, context: {}}]", "has no current context; choose one with --context: a"),
-        ("{current-context: a, contexts: [{name: a, context: {}}]}", "no credentials for a cluster"),
+        (
+            "contexts: [{name: a, context: {}}]",
+            "has no current context; choose one with --context: a",
+        ),
+        (
+            "{current-context: a, contexts: [{name: a, context: {}}]}",
+            "no credentials for a cluster",
+        ),
     ],
 )
 def test_unusable_kubeconfig_is_reported(cli, monkeypatch, text, message):

@@ -25,7 +25,9 @@ def complete(tmp_path):
     def complete(*words):
         script = COMPLETE.format(words=shlex.join(words), index=len(words))
         command = ["bash", "--norc", "-c", script]
-        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=here, env=environment, capture_output=True, text=True, check=True
+        )
         assert done.stderr == ""
         return done.stdout.split()
 

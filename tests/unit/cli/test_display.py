@@ -45,7 +45,9 @@ def test_attempts_with_different_errors_are_separate_lines():
     stage = scenario.status.stages["prepare"]
     other = stage.attempts[1].model_copy(update={"message": "no luck"})
     attempts = (stage.attempts[0], other, stage.attempts[2])
-    status = scenario.status.model_copy(update={"stages": {"prepare": stage.model_copy(update={"attempts": attempts})}})
+    status = scenario.status.model_copy(
+        update={"stages": {"prepare": stage.model_copy(update={"attempts": attempts})}}
+    )
     text = shown(live_table("demo", status))
     assert "attempt 2, failed; exit code 70; no luck" in text
     assert "attempts" not in text
@@ -84,7 +86,9 @@ def test_error_is_an_event_where_no_status_follows():
 def test_terminal_shows_the_error_of_a_stage_in_its_table_only():
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     failing(LiveTable(console, "demo"), Scenario().status)
-    assert console.file.getvalue().count(ERROR) == 1  # that of the first attempt, while others follow
+    assert (
+        console.file.getvalue().count(ERROR) == 1
+    )  # that of the first attempt, while others follow
 
 
 def test_held_error_is_printed_when_the_run_ends():
@@ -107,9 +111,15 @@ def test_stage_that_loads_has_its_elapsed_time():
 def test_running_training_fits_a_terminal_of_80_columns():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
-    scenario.cluster.progress(job, 12345, total=34200, loss=0.259, tokens_per_second=12653.0, eta_seconds=3900.0)
-    lines = shown(live_table("demo", scenario.reconcile_until_stable().status), width=80).splitlines()
-    assert [line.rstrip() for line in lines if line.rstrip().endswith(" 12,653 tok/s  1h5m left")], lines
+    scenario.cluster.progress(
+        job, 12345, total=34200, loss=0.259, tokens_per_second=12653.0, eta_seconds=3900.0
+    )
+    lines = shown(
+        live_table("demo", scenario.reconcile_until_stable().status), width=80
+    ).splitlines()
+    assert [
+        line.rstrip() for line in lines if line.rstrip().endswith(" 12,653 tok/s  1h5m left")
+    ], lines
 
 
 def test_line_output_reports_now_and_then_what_loads(monkeypatch):
@@ -125,4 +135,6 @@ def test_line_output_reports_now_and_then_what_loads(monkeypatch):
 def test_title_has_the_duration_of_the_whole_run():
     status = Scenario().finish().status
     status = status.model_copy(update={"started_at": status.finished_at - timedelta(minutes=83)})
-    assert shown(live_table("demo", status, now=datetime.now(UTC))).startswith("demo  Succeeded  1h23m")
+    assert shown(live_table("demo", status, now=datetime.now(UTC))).startswith(
+        "demo  Succeeded  1h23m"
+    )

@@ -24,7 +24,9 @@ def resume(cli, scenario, *, start: int, step: int):
 
     def act():
         job = scenario.start("train")
-        scenario.cluster.progress(job, step, total=100, start_step=start, saved_step=start, step_seconds=2.0)
+        scenario.cluster.progress(
+            job, step, total=100, start_step=start, saved_step=start, step_seconds=2.0
+        )
         scenario.reconcile_until_stable()
 
     run_when(lambda: any(f"/jobs/{TRAIN}2" in path for path in cli.api.requests), act)
@@ -108,17 +110,25 @@ def test_missing_right_prints_the_rule_that_grants_it(cli, training):
     cli.api.forbidden = {("create", "pods/eviction"), ("delete", "pods")}
     evict, kill = cli.run("drill", "demo", "--yes"), cli.run("drill", "demo", "--yes", "--kill")
     assert (evict.code, kill.code) == (1, 1)
-    assert "bob may not create pods/eviction in the namespace team; a binding to the ClusterRole edit" in evict.err
+    assert (
+        "bob may not create pods/eviction in the namespace team; a binding to the ClusterRole edit"
+        in evict.err
+    )
     assert '- apiGroups: [""]\n  resources: [pods/eviction]\n  verbs: [create]\n' in evict.err
     assert '- apiGroups: [""]\n  resources: [pods]\n  verbs: [delete]\n' in kill.err
     assert training.attempt("train").outcome == "Running"
 
 
 def test_disruption_budget_refuses_before_anything_is_asked(cli, training):
-    cli.api.disruption_budgets = ["The disruption budget keep needs 1 healthy pods and has 1 currently"]
+    cli.api.disruption_budgets = [
+        "The disruption budget keep needs 1 healthy pods and has 1 currently"
+    ]
     refused = cli.run("drill", "demo", "--yes")
     assert refused.code == 1
-    assert "a PodDisruptionBudget forbids the eviction: The disruption budget keep needs 1 healthy" in refused.err
+    assert (
+        "a PodDisruptionBudget forbids the eviction: The disruption budget keep needs 1 healthy"
+        in refused.err
+    )
     assert changes(cli) == [f"POST {POD}/eviction?fieldValidation=Strict&dryRun=All"]
 
 
@@ -132,7 +142,10 @@ def test_exhausted_budget_is_refused_with_its_numbers(cli, training):
     training.edit(train={"maxInterruptions": 0})
     refused = cli.run("drill", "demo", "--yes")
     assert refused.code == 1
-    assert "train has had 0 interruptions, and spec.train.maxInterruptions is 0: number 1 would end" in refused.err
+    assert (
+        "train has had 0 interruptions, and spec.train.maxInterruptions is 0: number 1 would end"
+        in refused.err
+    )
     assert changes(cli) == []
 
 
@@ -141,11 +154,17 @@ def test_stage_that_does_not_run_is_refused_with_its_state(cli, scenario):
     scenario.reconcile_until_stable()
     queued, later = cli.run("drill", "demo", "--yes"), cli.run("drill", "demo", "train", "--yes")
     assert (queued.code, later.code) == (1, 1)
-    assert "prepare is Queued: WaitingForCapacity: 0/3 nodes are available; only a stage" in queued.err
+    assert (
+        "prepare is Queued: WaitingForCapacity: 0/3 nodes are available; only a stage" in queued.err
+    )
     assert "train is Pending" in later.err
     scenario.finish()
     done = cli.run("drill", "demo", "--yes")
-    assert (done.code, "nothing of team/demo runs" in done.err, "Succeeded" in done.err) == (1, True, True)
+    assert (done.code, "nothing of team/demo runs" in done.err, "Succeeded" in done.err) == (
+        1,
+        True,
+        True,
+    )
 
 
 def test_server_is_refused(cli, scenario):
@@ -198,7 +217,10 @@ def test_attempt_that_changed_while_asking_is_not_evicted(cli, training, monkeyp
 
     monkeypatch.setattr("sys.stdin", Slow())
     result = cli.run("drill", "demo")
-    assert (result.code, "another attempt runs by now; nothing was evicted" in result.err) == (1, True)
+    assert (result.code, "another attempt runs by now; nothing was evicted" in result.err) == (
+        1,
+        True,
+    )
     assert training.stage("train").interruptions == 1
 
 

@@ -9,12 +9,21 @@ from finetune_cli.drill.conduct import report
 from finetune_cli.drill.cost import cost_of
 from finetune_cli.drill.drill import SETTLE_SECONDS, Drill, Look
 from finetune_cli.drill.target import Target
-from finetune_operator.api.status import AttemptStatus, Outcome, PipelineCosts, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    AttemptStatus,
+    Outcome,
+    PipelineCosts,
+    PipelineStatus,
+    StageState,
+    StageStatus,
+)
 from finetune_trainer.contract import Progress
 
 
 def attempt(number: int, outcome: Outcome = Outcome.RUNNING, **fields: object) -> AttemptStatus:
-    return AttemptStatus(number=number, job=f"job-{number}", identity="i", execution="e", outcome=outcome, **fields)
+    return AttemptStatus(
+        number=number, job=f"job-{number}", identity="i", execution="e", outcome=outcome, **fields
+    )
 
 
 def status(*attempts: AttemptStatus, state: StageState = StageState.RUNNING) -> PipelineStatus:
@@ -22,7 +31,9 @@ def status(*attempts: AttemptStatus, state: StageState = StageState.RUNNING) -> 
 
 
 def progress(step: int, start: int) -> Progress:
-    return Progress(stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=step, start_step=start)
+    return Progress(
+        stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=step, start_step=start
+    )
 
 
 INTERRUPTED = attempt(1, Outcome.INTERRUPTED, last_step=52, saved_step=52)
@@ -38,7 +49,9 @@ def test_drill_waits_for_the_lost_steps_of_the_status(drill):
     assert not drill.record(Look(1, now, ended=True, next_job=True))
     assert not drill.record(Look(5, now, next_job=True, progress=progress(53, 52)))
     settled = INTERRUPTED.model_copy(update={"lost_steps": 0})
-    assert drill.record(Look(9, status(settled, attempt(2)), next_job=True, progress=progress(70, 52)))
+    assert drill.record(
+        Look(9, status(settled, attempt(2)), next_job=True, progress=progress(70, 52))
+    )
     assert (drill.seconds, drill.problem) == ({"durable": 1, "nextJob": 1, "nextStep": 5}, "")
 
 
@@ -57,7 +70,9 @@ def test_progress_of_a_loading_attempt_is_no_step(drill):
 
 
 def test_step_read_before_the_kill_counts_as_lost(drill):
-    killed = attempt(1, Outcome.INTERRUPTED, last_step=30, lost_steps=0)  # the operator had read step 30 last
+    killed = attempt(
+        1, Outcome.INTERRUPTED, last_step=30, lost_steps=0
+    )  # the operator had read step 30 last
     drill.record(Look(5, status(killed, attempt(2)), next_job=True, progress=progress(41, 40)))
     assert drill.lost_steps == 10
 

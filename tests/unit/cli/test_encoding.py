@@ -20,7 +20,10 @@ def show(tmp_path):
 
     def show(encoding):
         command = [sys.executable, "-m", "finetune_cli", "get", "--workdir", str(tmp_path)]
-        environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = os.environ | {
+            "PYTHONIOENCODING": encoding,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         done = subprocess.run(command, env=environment, capture_output=True, check=True)
         return done.stdout.decode(encoding).splitlines()
 

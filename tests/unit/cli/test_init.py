@@ -27,7 +27,8 @@ def test_template_comments_show_the_true_defaults(tmp_path):
                 "targetModules", "scheduler", "warmupFraction", "operator", "against", "format",
                 "when: Always", "when: GatePassed")  # fmt: skip
     uncommented = [
-        line.replace("# ", "", 1) if any(f"# {default}" in line for default in defaults) else line for line in lines
+        line.replace("# ", "", 1) if any(f"# {default}" in line for default in defaults) else line
+        for line in lines
     ]
     assert uncommented != lines
     file.write_text("\n".join(uncommented))
@@ -56,7 +57,10 @@ def test_given_sources_are_written_relative_to_the_manifest(tmp_path, monkeypatc
     (tmp_path / "base/config.json").write_text("{}")
     (tmp_path / "data.jsonl").write_text("{}\n")
     (tmp_path / "runs").mkdir()
-    assert main(["init", "runs/p.yaml", "--model", "base", "--data", "data.jsonl", "--name", "mine"]) == 0
+    assert (
+        main(["init", "runs/p.yaml", "--model", "base", "--data", "data.jsonl", "--name", "mine"])
+        == 0
+    )
     spec = read(tmp_path / "runs/p.yaml").spec
     assert (read(tmp_path / "runs/p.yaml").name, spec.model.uri) == ("mine", "../base")
     assert main(["validate", "--check", "runs/p.yaml"]) == 0
@@ -67,12 +71,17 @@ def test_repository_of_the_hub_gets_its_scheme(tmp_path, monkeypatch):
     assert main(["init", "--model", "Qwen/Qwen3-0.6B", "--data", str(tmp_path / "data.jsonl")]) == 0
     spec = read(tmp_path / "pipeline.yaml").spec
     assert spec.model.uri == "hf://Qwen/Qwen3-0.6B"
-    assert next(uri for uri in spec.source_uris() if "data" in uri) == f"file://{tmp_path}/data.jsonl"
+    assert (
+        next(uri for uri in spec.source_uris() if "data" in uri) == f"file://{tmp_path}/data.jsonl"
+    )
 
 
 def test_cluster_manifest_has_only_uris_that_pods_can_read(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "--cluster", "--model", "hf://org/base", "--data", "pvc://team/data.jsonl"]) == 0
+    assert (
+        main(["init", "--cluster", "--model", "hf://org/base", "--data", "pvc://team/data.jsonl"])
+        == 0
+    )
     assert "kubectl apply -f pipeline.yaml" in capsys.readouterr().out
     manifest = read(tmp_path / "pipeline.yaml")
     uris = (*manifest.spec.source_uris(), *(target.uri for target in manifest.spec.push.targets))
@@ -83,10 +92,19 @@ def test_cluster_manifest_has_only_uris_that_pods_can_read(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cluster", "--model", "base", "--data", "pvc://team/d"], "--model base: a pod cannot read this machine"),
+        (
+            ["--cluster", "--model", "base", "--data", "pvc://team/d"],
+            "--model base: a pod cannot read this machine",
+        ),
         (["--cluster", "--model", "hf://org/base"], "--cluster needs --data"),
-        (["--cluster", "--model", "hf://o/b", "--data", "hf://o/d/f"], "--cluster needs --target pvc://CLAIM/PATH"),
-        (["--cluster", "--model", "hf://o/b", "--data", "pvc://c/d", "--target", "out"], "--target out: a pod cannot"),
+        (
+            ["--cluster", "--model", "hf://o/b", "--data", "hf://o/d/f"],
+            "--cluster needs --target pvc://CLAIM/PATH",
+        ),
+        (
+            ["--cluster", "--model", "hf://o/b", "--data", "pvc://c/d", "--target", "out"],
+            "--target out: a pod cannot",
+        ),
         (["--model", "two words"], "must be without spaces"),
         (["--name", "My Pipeline"], "must consist of lower-case letters"),
     ],
@@ -160,11 +178,32 @@ def test_target_like_a_repository_gets_the_scheme_of_the_hub(tmp_path, monkeypat
 
 def test_cluster_manifest_is_told_what_it_may_still_need(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "--cluster", "--model", "hf://o/b", "--data", "hf://o/d", "--target", "hf://me/out"]) == 0
+    assert (
+        main(
+            [
+                "init",
+                "--cluster",
+                "--model",
+                "hf://o/b",
+                "--data",
+                "hf://o/d",
+                "--target",
+                "hf://me/out",
+            ]
+        )
+        == 0
+    )
     told = capsys.readouterr().out
-    needs = ("spec.podDefaults.envFrom, a Secret with HF_TOKEN", "split in spec.datasets", "spec.train.pod.resources")
+    needs = (
+        "spec.podDefaults.envFrom, a Secret with HF_TOKEN",
+        "split in spec.datasets",
+        "spec.train.pod.resources",
+    )
     assert all(f"may still need {need}" in told.partition("next: ")[0] for need in needs)
-    assert main(["init", "--cluster", "--force", "--model", "pvc://team/b", "--data", "pvc://team/d"]) == 0
+    assert (
+        main(["init", "--cluster", "--force", "--model", "pvc://team/b", "--data", "pvc://team/d"])
+        == 0
+    )
     told = capsys.readouterr().out
     assert "HF_TOKEN" not in told
     assert "split" not in told
@@ -208,6 +247,8 @@ def test_closed_stdout_exits_with_141_and_no_traceback(tmp_path):
     os.close(read_end)
     command = [sys.executable, "-m", "finetune_cli", "init", str(tmp_path / "pipeline.yaml")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, env=environment, check=False)
+    done = subprocess.run(
+        command, stdout=write_end, stderr=subprocess.PIPE, env=environment, check=False
+    )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -19,7 +19,9 @@ def command(tmp_path, monkeypatch, capsys):
     """A function that runs a command in an empty folder without a kubeconfig, and returns exit code and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # the tasks of scenarios are none of its own
-    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.setattr(
+        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none")
+    )
 
     def command(*arguments):
         code = main(arguments)
@@ -62,7 +64,10 @@ def test_runs_are_listed_with_phase_score_duration_and_age(tmp_path, command):
 
 def test_runs_in_other_folders_are_listed_by_their_path(tmp_path, command):
     record(tmp_path / "work/run", "demo", Scenario().finish().status)
-    assert command("list") == (0, "no runs in .finetune; list the pipelines on a cluster with -n NAMESPACE or -A\n")
+    assert command("list") == (
+        0,
+        "no runs in .finetune; list the pipelines on a cluster with -n NAMESPACE or -A\n",
+    )
     assert "work/run  Succeeded" in command("list", "work")[1]
     items = json.loads(command("list", "--json", "work/run")[1])["items"]
     assert [item["metadata"]["name"] for item in items] == ["demo"]
@@ -110,7 +115,9 @@ def test_stopped_run_is_shown_with_the_command_to_continue(tmp_path, command):
 def test_closed_gate_after_success_is_part_of_the_outcome(tmp_path, command):
     scenario = Scenario().finish(evaluate=scores(0.7))
     scenario.edit(evaluate={"gates": [{"task": "exam", "value": 0.9}]})
-    record(tmp_path / ".finetune/demo", "demo", scenario.reconcile_until_stable().status, scenario.spec)
+    record(
+        tmp_path / ".finetune/demo", "demo", scenario.reconcile_until_stable().status, scenario.spec
+    )
     _, out = command("get", "demo")
     assert "gate closed: exam acc = 0.7 is not above 0.9" in out
     assert "BelowThreshold: exam acc = 0.7 is not above 0.9" in out
@@ -128,7 +135,11 @@ def test_run_by_name_needs_a_recorded_manifest(tmp_path, command):
 def write_manifest(folder):
     """Write p.yaml with the spec of the scenarios, and the folder of the claim that it names."""
     (folder / "models").mkdir()
-    kind = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "demo"}}
+    kind = {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTunePipeline",
+        "metadata": {"name": "demo"},
+    }
     (folder / "p.yaml").write_text(yaml.safe_dump({**kind, "spec": ALL_STAGES}))
 
 
@@ -136,7 +147,10 @@ def test_run_that_until_ends_prints_how_to_continue(tmp_path, command):
     record(tmp_path / ".finetune/demo", "demo", Scenario().run("prepare").status)
     write_manifest(tmp_path)
     code, out = command("run", "p.yaml", "--until", "prepare", "--claim", "models=models")
-    assert (code, out.splitlines()[-1]) == (0, "Stopped as --until asks. To continue: finetune run demo")
+    assert (code, out.splitlines()[-1]) == (
+        0,
+        "Stopped as --until asks. To continue: finetune run demo",
+    )
 
 
 def test_retry_of_a_succeeded_run_keeps_its_record(tmp_path, command):

@@ -80,7 +80,9 @@ def test_get_shows_the_curve_its_validations_and_evictions():
     lines = shown(trained(falling(8, every=10, validations=VALIDATIONS), 30, 55))
     at = next(index for index, line in enumerate(lines) if " train " in line)
     assert lines[at + 1] == "      loss 6 █▇▆╎▅▄▃╎▂▁ 2"
-    assert lines[at + 2] == ("      validation loss 2.5 at step 80, best 2.25 at step 40; ╎ interrupted at step 30, 55")
+    assert lines[at + 2] == (
+        "      validation loss 2.5 at step 80, best 2.25 at step 40; ╎ interrupted at step 30, 55"
+    )
     assert "attempt 1 on Spot, interrupted at 30" in lines[at + 3]
 
 
@@ -100,7 +102,11 @@ def test_interruptions_without_a_known_step_are_counted():
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_curve_respects_the_width_of_the_terminal(width):
-    lines = [line for line in shown(trained(falling(64, every=10), 300), width) if line.startswith("      loss")]
+    lines = [
+        line
+        for line in shown(trained(falling(64, every=10), 300), width)
+        if line.startswith("      loss")
+    ]
     assert [len(line) for line in lines] == [min(width, len("      loss 6  2") + 65)]
 
 

@@ -34,7 +34,9 @@ def rows(text):
 def training(scenario):
     """A pipeline on the cluster whose training has reported the curve."""
     scenario.run("prepare")
-    scenario.cluster.progress(scenario.start("train"), step=14, start_step=0, total=342, loss_curve=CURVE)
+    scenario.cluster.progress(
+        scenario.start("train"), step=14, start_step=0, total=342, loss_curve=CURVE
+    )
     return scenario.reconcile_until_stable()
 
 
@@ -78,7 +80,9 @@ def test_metrics_are_a_table_on_a_terminal(cli, metrics_file, monkeypatch):
 
 def test_output_may_be_chosen_and_the_stage_named(cli, metrics_file):
     assert cli.run("logs", "mine", "train", "--metrics", "-o", "table").out.startswith("STEP  LOSS")
-    assert rows(cli.run("logs", "train", "--metrics").out) == rows(cli.run("logs", "mine", "--metrics").out)
+    assert rows(cli.run("logs", "train", "--metrics").out) == rows(
+        cli.run("logs", "mine", "--metrics").out
+    )
 
 
 def test_missing_local_metrics_are_reported_with_the_path(cli, metrics_file):
@@ -112,7 +116,12 @@ def test_metrics_of_a_cluster_stay_after_the_pod(cli, training):
 
 
 def test_metrics_of_a_cluster_need_only_the_pipeline(cli, training):
-    cli.api.forbidden = {("list", "pods"), ("get", "pods"), ("get", "pods/log"), ("get", "pods/proxy")}
+    cli.api.forbidden = {
+        ("list", "pods"),
+        ("get", "pods"),
+        ("get", "pods/log"),
+        ("get", "pods/proxy"),
+    }
     assert cli.run("logs", "demo", "--metrics").code == 0
 
 
@@ -135,7 +144,10 @@ def test_get_draws_the_curve_of_a_cluster(cli, training):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mine", "evaluate", "--metrics"], "--metrics prints the metrics of train: leave out evaluate"),
+        (
+            ["mine", "evaluate", "--metrics"],
+            "--metrics prints the metrics of train: leave out evaluate",
+        ),
         (["mine", "--metrics", "-f"], "--metrics prints what all attempts have recorded so far"),
         (["mine", "--metrics", "--attempt", "1"], "leave out -f and --attempt"),
         (["mine", "train", "-o", "json"], "-o is the form of metrics"),
@@ -150,7 +162,11 @@ def test_arguments_that_contradict_are_refused(cli, metrics_file, arguments, mes
 
 
 def test_points_end_at_the_newest_step():
-    assert [row["step"] for row in rows_of_curve(CURVE.model_copy(update={"validations": ()}))] == [6, 12, 14]
+    assert [row["step"] for row in rows_of_curve(CURVE.model_copy(update={"validations": ()}))] == [
+        6,
+        12,
+        14,
+    ]
 
 
 # --samples
@@ -166,7 +182,11 @@ def test_local_samples_are_read_from_their_file(cli, metrics_file):
     result = cli.run("logs", "mine", "--samples")
     assert (result.code, result.out.splitlines()) == (0, SAMPLE_LINES)
     table = cli.run("logs", "mine", "--samples", "-o", "table").out.splitlines()
-    assert table == ["STEP  PROMPT      TEXT", r"100   'Name it:'  ' a\nb'", "200   'Name it:'  ' c'"]
+    assert table == [
+        "STEP  PROMPT      TEXT",
+        r"100   'Name it:'  ' a\nb'",
+        "200   'Name it:'  ' c'",
+    ]
 
 
 def test_missing_local_samples_are_reported_with_the_path(cli, metrics_file):
@@ -179,13 +199,19 @@ def test_samples_of_a_cluster_are_in_the_logs_of_all_attempts(cli, scenario):
     """A step that was repeated is there once; an attempt without a log is named."""
     interrupt_training(scenario)
     cli.api.logs = {
-        f"{TRAIN}1": ["train 41/100", f"sample {SAMPLE_LINES[0]}", "sample text of another program"],
+        f"{TRAIN}1": [
+            "train 41/100",
+            f"sample {SAMPLE_LINES[0]}",
+            "sample text of another program",
+        ],
         f"{TRAIN}2": [f"sample {line}" for line in SAMPLE_LINES],
     }
     result = cli.run("logs", "demo", "--samples")
     assert (result.code, result.out.splitlines(), result.err) == (0, SAMPLE_LINES, "")
     cli.api.deleted_pods.add(f"{TRAIN}1")
-    assert cli.run("logs", "demo", "--samples").err.startswith("the pod of attempt 1 no longer exists")
+    assert cli.run("logs", "demo", "--samples").err.startswith(
+        "the pod of attempt 1 no longer exists"
+    )
     cli.api.logs = {}
     none = cli.run("logs", "demo", "--samples")
     assert (none.code, none.out) == (1, "")

@@ -43,7 +43,10 @@ def validate(tmp_path, monkeypatch, capsys):
             "model: {uri: pvc://demo/../x}",
             "spec.model.uri: leaves the claim: remove .. from its path (got 'pvc://demo/../x')",
         ),
-        ("model: {uri: hf://Qwen}", "spec.model.uri: must be hf://ORG/NAME, without spaces (got 'hf://Qwen')"),
+        (
+            "model: {uri: hf://Qwen}",
+            "spec.model.uri: must be hf://ORG/NAME, without spaces (got 'hf://Qwen')",
+        ),
         (
             "model: {uri: pvc://demo/a b}",
             "spec.model.uri: must be pvc://CLAIM/PATH, without spaces (got 'pvc://demo/a b')",
@@ -66,7 +69,10 @@ def validate(tmp_path, monkeypatch, capsys):
                 " for the hub write hf://tatsu-lab/alpaca, for a folder ./tatsu-lab/alpaca"
             ),
         ),
-        ('train: {pod: {image: "a b"}}', "spec.train.pod.image: must be one word, without spaces (got 'a b')"),
+        (
+            'train: {pod: {image: "a b"}}',
+            "spec.train.pod.image: must be one word, without spaces (got 'a b')",
+        ),
         (
             "workspace: {size: 0}",
             (
@@ -144,7 +150,10 @@ def validate(tmp_path, monkeypatch, capsys):
             a_gate("value: 50"),
             "spec.evaluate.gates[0].value: no score is above 50: acc is between 0 and 1; for 50 % write 0.5",
         ),
-        (a_gate("value: 1"), "spec.evaluate.gates[0].value: no score is above 1: acc is between 0 and 1"),
+        (
+            a_gate("value: 1"),
+            "spec.evaluate.gates[0].value: no score is above 1: acc is between 0 and 1",
+        ),
         (
             a_gate("metric: 'exact_match,none', operator: LessThan, value: 0"),
             "spec.evaluate.gates[0].value: no score is below 0: exact_match is between 0 and 1",
@@ -193,7 +202,9 @@ def test_local_path_with_its_folder_is_no_repository(validate, tmp_path):
     assert validate("model: {uri: Qwen/Qwen3-0.6B}")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MLFLOW_PASSWORD", "apiKey"])
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MLFLOW_PASSWORD", "apiKey"]
+)
 @pytest.mark.parametrize(
     ("line", "path"),
     [
@@ -212,7 +223,11 @@ def test_warning_does_not_print_the_secret(validate):
     line = "train: {pod: {env: [{name: HF_TOKEN, value: hf_abcdef}]}}"
     code, out = validate(line, options=["--json"])
     (note,) = json.loads("\n".join(out))["files"][0]["notes"]
-    assert (code, note["path"], "hf_abcdef" in "".join(out)) == (0, "spec.train.pod.env[0].value", False)
+    assert (code, note["path"], "hf_abcdef" in "".join(out)) == (
+        0,
+        "spec.train.pod.env[0].value",
+        False,
+    )
 
 
 def test_gate_on_a_task_file_in_percent_is_a_warning(validate):

@@ -227,7 +227,9 @@ def written_at(path, value):
         spec["deploy"] = {"when": "Always"}
     if path.startswith("evaluate.gates[]"):
         gate = {"task": "exam", "value": 0.5}
-        spec["evaluate"]["gates"] = [{key: part for key, part in gate.items() if key != REPLACED.get(path)}]
+        spec["evaluate"]["gates"] = [
+            {key: part for key, part in gate.items() if key != REPLACED.get(path)}
+        ]
     put(spec, path.split("."), value)
     return spec
 
@@ -257,7 +259,11 @@ def diagnose(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def diagnose(spec):
-        kind = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "demo"}}
+        kind = {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "FineTunePipeline",
+            "metadata": {"name": "demo"},
+        }
         Path("p.yaml").write_text(yaml.safe_dump({**kind, "spec": spec}, sort_keys=False))
         return [f"{one.path}: {one.message}" for one in read_all(Path("p.yaml")).diagnostics]
 
@@ -273,7 +279,9 @@ def test_other_name_is_answered_with_the_name_here(diagnose, path, name):
 @pytest.mark.parametrize(("path", "reason"), WITHOUT_FIELD, ids=[path for path, _ in WITHOUT_FIELD])
 def test_setting_without_a_field_is_answered_with_the_reason(diagnose, path, reason):
     (message,) = diagnose(written_at(path, 1))
-    assert message.startswith(f"spec.{path.replace('[]', '[0]')}: unknown key; there is no such field: ")
+    assert message.startswith(
+        f"spec.{path.replace('[]', '[0]')}: unknown key; there is no such field: "
+    )
     assert reason in message
 
 
@@ -283,7 +291,9 @@ def test_name_in_another_place_is_answered_with_its_place(diagnose, path, name):
     assert diagnose(written_at(path, value)) == [f"spec.{path}: unknown key; did you mean {name}?"]
 
 
-@pytest.mark.parametrize(("path", "value", "expected"), VALUES, ids=[f"{path}-{value}" for path, value, _ in VALUES])
+@pytest.mark.parametrize(
+    ("path", "value", "expected"), VALUES, ids=[f"{path}-{value}" for path, value, _ in VALUES]
+)
 def test_value_of_another_version_is_answered_with_ours(diagnose, path, value, expected):
     spec = written_at(path, value)
     if path == "push.when":
@@ -295,13 +305,22 @@ def test_value_of_another_version_is_answered_with_ours(diagnose, path, value, e
 
 def test_every_other_name_is_tried_where_it_is_written():
     """Every answer of the table is then read once in its place."""
-    words = {path.rpartition(".")[2].replace("_", "").lower() for path, _ in [*ANSWERED, *WITHOUT_FIELD]}
+    words = {
+        path.rpartition(".")[2].replace("_", "").lower() for path, _ in [*ANSWERED, *WITHOUT_FIELD]
+    }
     assert {name.rpartition(".")[2] for name in [*OTHER_NAMES, *NO_FIELD]} <= words
 
 
 def test_gate_under_its_earlier_name_counts_as_a_gate(diagnose):
-    spec = LEAST | {"evaluate": {**TASKS, "gate": {"task": "exam"}}, "push": {"target": "x"}, "deploy": {}}
-    assert [message.partition(": ")[0] for message in diagnose(spec)] == ["spec.evaluate.gate", "spec.push.target"]
+    spec = LEAST | {
+        "evaluate": {**TASKS, "gate": {"task": "exam"}},
+        "push": {"target": "x"},
+        "deploy": {},
+    }
+    assert [message.partition(": ")[0] for message in diagnose(spec)] == [
+        "spec.evaluate.gate",
+        "spec.push.target",
+    ]
 
 
 @pytest.mark.parametrize(

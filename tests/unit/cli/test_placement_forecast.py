@@ -34,7 +34,9 @@ def expected(seconds: int) -> dict[str, Any]:
     return {"placement": {"expectedSeconds": seconds}}
 
 
-def lines(defaults: PlacementDefaults | None, status: PipelineStatus | None = None, **spec: Any) -> list[str]:
+def lines(
+    defaults: PlacementDefaults | None, status: PipelineStatus | None = None, **spec: Any
+) -> list[str]:
     pipeline = Pipeline(Key("team", "demo"), UID, 1, a_pipeline(**spec), status or PipelineStatus())
     planned = forecast(None, pipeline, Observation(), START, lambda _name, _stage: None)
     return list(placement_lines(planned, pipeline.spec, defaults, START))
@@ -58,7 +60,10 @@ def test_placement_is_read_from_values_or_alone(tmp_path, key):
         ("- a", "must be the values of the operator's chart"),
         ("placement:", "must be the values of the operator's chart"),
         ("a: [", "cannot be read"),
-        ({"placement": {"nodeClasses": [{**SPOT, "price": "-1"}]}}, r"placement\.nodeClasses\[0\]\.price"),
+        (
+            {"placement": {"nodeClasses": [{**SPOT, "price": "-1"}]}},
+            r"placement\.nodeClasses\[0\]\.price",
+        ),
         ({"placement": {"nodeClass": []}}, "placement.nodeClass"),
     ],
 )
@@ -93,7 +98,12 @@ def test_no_cost_is_expected_where_no_price_is_known():
 def test_without_the_file_the_message_of_the_operator_is_shown():
     placement = PlacementStatus(capacity="Spot", cause="LowerCost", message="Spot (a): costs less")
     assert lines(None, PipelineStatus(stages={"train": StageStatus(placement=placement)})) == []
-    queued = Scenario(a_pipeline()).reconcile_until_stable().stage("train").model_copy(update={"placement": placement})
+    queued = (
+        Scenario(a_pipeline())
+        .reconcile_until_stable()
+        .stage("train")
+        .model_copy(update={"placement": placement})
+    )
     assert lines(None, PipelineStatus(stages={"train": queued})) == ["train: Spot (a): costs less"]
 
 
@@ -108,7 +118,10 @@ def attempt(**fields: Any) -> AttemptStatus:
         ({"capacity": "OnDemand"}, ""),
         ({"capacity": "OnDemand", "node_class": "h100"}, " on OnDemand (h100)"),
         ({"capacity": "Spot"}, " on Spot"),
-        ({"capacity": "Spot", "node_class": "a", "price": Decimal("0.8")}, " on Spot (a) at 0.80 an hour"),
+        (
+            {"capacity": "Spot", "node_class": "a", "price": Decimal("0.8")},
+            " on Spot (a) at 0.80 an hour",
+        ),
     ],
 )
 def test_place_of_an_attempt_says_what_is_known(fields, text):
@@ -129,13 +142,25 @@ def test_cost_of_an_attempt_is_that_of_an_ended_one(fields, text):
 
 
 def test_costs_without_a_price_are_running_time():
-    times = {"started_at": START, "finished_at": START + timedelta(minutes=90), "outcome": Outcome.SUCCEEDED}
+    times = {
+        "started_at": START,
+        "finished_at": START + timedelta(minutes=90),
+        "outcome": Outcome.SUCCEEDED,
+    }
     stage = with_costs(StageStatus(attempts=(attempt(**times),)))
-    assert list(cost_lines(PipelineStatus(stages={"train": stage}))) == ["1h30m of running time in 1 attempt"]
+    assert list(cost_lines(PipelineStatus(stages={"train": stage}))) == [
+        "1h30m of running time in 1 attempt"
+    ]
 
 
 def test_costs_are_said_with_what_was_saved_and_lost():
-    amounts = {"spent": "4.04", "lost": "0.5", "onDemand": "13.24", "saved": "9.20", "currency": "USD"}
+    amounts = {
+        "spent": "4.04",
+        "lost": "0.5",
+        "onDemand": "13.24",
+        "saved": "9.20",
+        "currency": "USD",
+    }
     costs = PipelineCosts.model_validate({"attempts": 5, "unpriced": 2, "seconds": 7200, **amounts})
     (line,) = cost_lines(PipelineStatus(costs=costs))
     assert line == (

@@ -23,7 +23,10 @@ REMOTE = {
     "model": {"uri": "hf://org/base"},
     "datasets": [{"uri": "hf://org/data/train-*.jsonl"}],
     "push": {"targets": [{"uri": "hf://org/published"}]},
-    "evaluate": {"tasks": [{"name": "arc_easy"}], "gates": [{"task": "arc_easy", "metric": "acc", "value": 0.5}]},
+    "evaluate": {
+        "tasks": [{"name": "arc_easy"}],
+        "gates": [{"task": "arc_easy", "metric": "acc", "value": 0.5}],
+    },
 }
 DEAD = "http://127.0.0.1:9"
 SECRET = {"podDefaults": {"envFrom": [{"secretRef": {"name": "hub"}}]}}
@@ -38,7 +41,12 @@ def hub(tmp_path, monkeypatch):
     state.add_repository("org/data", DATA, kind="datasets")
     monkeypatch.chdir(tmp_path)
     with serve_hub(state):
-        settings = {"HF_ENDPOINT": state.url, "HF_TOKEN": "hf_writer", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        settings = {
+            "HF_ENDPOINT": state.url,
+            "HF_TOKEN": "hf_writer",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path),
+        }
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
         yield state
@@ -50,7 +58,11 @@ def check(tmp_path, capsys):
 
     def check(*command, **changes):
         spec = merged(merged(ALL_STAGES, REMOTE), changes)
-        kind = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "demo"}}
+        kind = {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "FineTunePipeline",
+            "metadata": {"name": "demo"},
+        }
         (tmp_path / "p.yaml").write_text(yaml.safe_dump({**kind, "spec": spec}, sort_keys=False))
         code = main([*(command or ("validate", "--check")), "p.yaml"])
         captured = capsys.readouterr()
@@ -92,9 +104,17 @@ def test_unusable_remotes_are_reported_with_their_fields(hub, check, tmp_path, c
 @pytest.mark.parametrize(
     ("item", "code", "message"),
     [
-        (Item("hf://org/base", "model", revision="v9"), ExitCode.NOT_FOUND, "has no such branch, tag or commit"),
+        (
+            Item("hf://org/base", "model", revision="v9"),
+            ExitCode.NOT_FOUND,
+            "has no such branch, tag or commit",
+        ),
         (Item("hf://org/empty", "model"), ExitCode.NOT_FOUND, "has no config.json"),
-        (Item("hf://other/gated", "model"), ExitCode.CREDENTIALS, "access is by licence: accept it at"),
+        (
+            Item("hf://other/gated", "model"),
+            ExitCode.CREDENTIALS,
+            "access is by licence: accept it at",
+        ),
         (Item("hf://org/data/trian-*.jsonl", "dataset"), ExitCode.NOT_FOUND, "has no such file"),
         (Item("hf://other/published", "target"), None, ""),
         (Item("s3://bucket/model-*", "target"), ExitCode.CONFIG, "a prefix without a pattern"),
@@ -122,14 +142,19 @@ def test_missing_token_is_an_error_for_the_target_only(hub, check, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     code, out = check()
     assert code == 2
-    assert out.splitlines() == [line for line in out.splitlines() if "spec.push.targets[0].uri: a push needs" in line]
+    assert out.splitlines() == [
+        line for line in out.splitlines() if "spec.push.targets[0].uri: a push needs" in line
+    ]
 
 
 def test_token_of_a_secret_is_not_missed_by_validate(hub, check, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     code, out = check(**SECRET)
     assert code == 0
-    assert "p.yaml: hf://org/published: a push needs a token; set HF_TOKEN in envFrom to one (note)" in out
+    assert (
+        "p.yaml: hf://org/published: a push needs a token; set HF_TOKEN in envFrom to one (note)"
+        in out
+    )
     assert check("plan", **SECRET)[0] == 2
 
 
@@ -141,7 +166,9 @@ def test_variables_of_a_stage_take_precedence(hub, check, monkeypatch):
     assert (code, out.splitlines()[-1], "not looked at" in out) == (0, "p.yaml: valid", False)
 
 
-@pytest.mark.parametrize("shell", [{"HF_TOKEN": "hf_writer"}, {"HUGGING_FACE_HUB_TOKEN": "hf_writer"}, {}])
+@pytest.mark.parametrize(
+    "shell", [{"HF_TOKEN": "hf_writer"}, {"HUGGING_FACE_HUB_TOKEN": "hf_writer"}, {}]
+)
 def test_token_is_not_sent_to_a_hub_of_the_manifest(hub, check, tmp_path, monkeypatch, shell):
     (tmp_path / "token").write_text("hf_writer")  # of `hf auth login`
     monkeypatch.setenv("HF_ENDPOINT", DEAD)
@@ -151,7 +178,10 @@ def test_token_is_not_sent_to_a_hub_of_the_manifest(hub, check, tmp_path, monkey
     hub.add_repository("org/base", MODEL, private=True)
     code, out = check(podDefaults={"env": variables(HF_ENDPOINT=hub.url)})
     assert code == 0
-    assert "hf://org/base: not looked at: the manifest sets HF_ENDPOINT, so credentials of this shell" in out
+    assert (
+        "hf://org/base: not looked at: the manifest sets HF_ENDPOINT, so credentials of this shell"
+        in out
+    )
     assert "the hub answers 401" in out
 
 
@@ -180,11 +210,20 @@ def test_run_with_a_store_that_is_gone_starts_with_a_warning(hub, check, monkeyp
 
 
 def test_remote_stays_unknown_without_the_trainers_packages(hub, check, tmp_path, monkeypatch):
-    monkeypatch.setattr("finetune_cli.remote_check.COMMAND", ("python", "-c", "import no_such_package"))
+    monkeypatch.setattr(
+        "finetune_cli.remote_check.COMMAND", ("python", "-c", "import no_such_package")
+    )
     code, out = check()
     assert code == 0
-    assert out.count("not looked at; the stage that uses it reports whether it exists and may be used (note)") == 3
-    assert len(json.loads(check("validate", "--check", "--json")[1])["files"][0]["notLookedAt"]) == 3
+    assert (
+        out.count(
+            "not looked at; the stage that uses it reports whether it exists and may be used (note)"
+        )
+        == 3
+    )
+    assert (
+        len(json.loads(check("validate", "--check", "--json")[1])["files"][0]["notLookedAt"]) == 3
+    )
 
 
 def test_library_that_is_not_installed_leaves_a_source_unknown(monkeypatch):
@@ -200,6 +239,8 @@ def test_server_that_never_answers_takes_no_more_than_the_budget(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         started = time.monotonic()
-        problems = look_at_all([Item("hf://org/base", "model"), Item("data.jsonl", "dataset")], budget=3)
+        problems = look_at_all(
+            [Item("hf://org/base", "model"), Item("data.jsonl", "dataset")], budget=3
+        )
     assert time.monotonic() - started < 6
     assert [problem and problem.exit_code for problem in problems] == [ExitCode.UNAVAILABLE, None]

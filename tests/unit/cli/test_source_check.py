@@ -12,7 +12,11 @@ from finetune_cli.__main__ import main
 from finetune_cli.built_in_tasks import read_built_in_tasks
 from finetune_cli.task_file import task_metrics
 
-TASK = {"task": "exam", "output_type": "multiple_choice", "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
+TASK = {
+    "task": "exam",
+    "output_type": "multiple_choice",
+    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+}
 LOCAL = {
     "model": {"uri": "base"},
     "datasets": [{"uri": "data.jsonl"}],
@@ -38,7 +42,11 @@ def check(folder, capsys):
 
     def check(*options, command=("validate", "--check"), **changes):
         spec = merged(merged(ALL_STAGES, LOCAL), changes)
-        kind = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "demo"}}
+        kind = {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "FineTunePipeline",
+            "metadata": {"name": "demo"},
+        }
         (folder / "p.yaml").write_text(yaml.safe_dump({**kind, "spec": spec}))
         code = main([*command, *options, "p.yaml"])
         captured = capsys.readouterr()
@@ -54,14 +62,22 @@ def test_manifest_whose_sources_exist_is_valid(check):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda here: (here / "data.jsonl").rename(here / "data.json"), "data.jsonl does not exist; did you mean "),
-        (lambda here: (here / "data.jsonl").unlink(), "data.jsonl does not exist; correct the URI or create it"),
+        (
+            lambda here: (here / "data.jsonl").rename(here / "data.json"),
+            "data.jsonl does not exist; did you mean ",
+        ),
+        (
+            lambda here: (here / "data.jsonl").unlink(),
+            "data.jsonl does not exist; correct the URI or create it",
+        ),
         (lambda here: (here / "data.jsonl").write_text(""), "data.jsonl is empty"),
         (lambda here: (here / "base/config.json").unlink(), "has no config.json"),
     ],
 )
 @pytest.mark.parametrize("command", [("validate", "--check"), ("plan",), ("run",)])
-def test_unusable_source_is_reported_before_anything_starts(check, folder, damage, message, command):
+def test_unusable_source_is_reported_before_anything_starts(
+    check, folder, damage, message, command
+):
     damage(folder)
     code, out = check(command=command)
     assert code == 2
@@ -73,7 +89,10 @@ def test_unusable_source_is_reported_before_anything_starts(check, folder, damag
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("published/notes.txt", "notes.txt was not written by a push; move it or choose another target"),
+        (
+            "published/notes.txt",
+            "notes.txt was not written by a push; move it or choose another target",
+        ),
         ("published", "is no folder; choose another target"),
     ],
 )
@@ -119,7 +138,9 @@ def test_bare_repository_of_the_hub_gets_its_scheme_suggested(check, folder):
     (folder / "Qwen").mkdir()
     code, out = check(model={"uri": "Qwen/Qwen3-0.6B"})
     assert (code, out.count("spec.model.uri: ")) == (2, 1)
-    assert out.rstrip().endswith("for the repository of the Hugging Face hub, write hf://Qwen/Qwen3-0.6B")
+    assert out.rstrip().endswith(
+        "for the repository of the Hugging Face hub, write hf://Qwen/Qwen3-0.6B"
+    )
 
 
 def test_target_like_a_repository_needs_its_scheme(check):
@@ -135,7 +156,10 @@ def test_single_name_that_is_no_path_is_hinted_at_the_hub(check, changes):
     code, out = check(**changes)
     name = "gpt2" if "model" in changes else "alpaca"
     assert code == 2
-    assert f"{name} does not exist; correct the URI or create it; for a repository of the Hugging Face hub" in out
+    assert (
+        f"{name} does not exist; correct the URI or create it; for a repository of the Hugging Face hub"
+        in out
+    )
     assert f"write hf://ORG/{name}" in out
 
 
@@ -157,7 +181,9 @@ def test_files_of_a_claim_are_looked_at(check, folder):
 
 
 def test_sources_that_only_the_users_program_reads_are_ignored(check):
-    code, _ = check(datasets=[{"uri": "nowhere.csv"}], prepare={"pod": {"command": ["my-tokenizer"]}})
+    code, _ = check(
+        datasets=[{"uri": "nowhere.csv"}], prepare={"pod": {"command": ["my-tokenizer"]}}
+    )
     assert code == 0
 
 
@@ -204,7 +230,10 @@ def test_metric_that_a_built_in_task_lacks_is_an_error(check, tasks_of_lm_eval, 
     [
         ("exam_esay", "lm-eval has no task exam_esay; did you mean exam_easy"),
         ("zzz", "lm-eval has no task zzz; set file: to use a task of your own"),
-        ("exams", "exams is a tag for several lm-eval tasks and has no score; name the tasks instead"),
+        (
+            "exams",
+            "exams is a tag for several lm-eval tasks and has no score; name the tasks instead",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [("validate", "--check"), ("run",)])
@@ -263,12 +292,25 @@ def test_plan_counts_records_and_steps_that_are_known(check):
 
 def test_plan_says_how_many_processes_start_here(check):
     """A run on this machine starts those of all nodes, and its pod's resources say how many."""
-    train = {"maxSteps": 7, "microBatchSize": 2, "nodes": 2, "pod": {"resources": {"limits": {"nvidia.com/gpu": 4}}}}
+    train = {
+        "maxSteps": 7,
+        "microBatchSize": 2,
+        "nodes": 2,
+        "pod": {"resources": {"limits": {"nvidia.com/gpu": 4}}},
+    }
     output = check(command=("plan",), train=train, workspace={"accessMode": "ReadWriteMany"})[1]
-    assert "train: 7 steps of 16 rows\ntrain: 8 processes on this machine, a step has 16 rows\n" in output
+    assert (
+        "train: 7 steps of 16 rows\ntrain: 8 processes on this machine, a step has 16 rows\n"
+        in output
+    )
     assert "spec.train.pod.resources" not in output
-    one = check(command=("plan",), train={"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}})[1]
-    assert ("processes" in one, "without effect on this machine: spec.train.pod.resources" in one) == (False, True)
+    one = check(command=("plan",), train={"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}})[
+        1
+    ]
+    assert (
+        "processes" in one,
+        "without effect on this machine: spec.train.pod.resources" in one,
+    ) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +322,18 @@ def test_plan_says_how_many_processes_start_here(check):
         ("data.ndjson", '{"text": "one"}\n', "1 record in"),
         ("data.csv", f"text\n{200_000 * 'x'}\n", "1 record in"),
         ("data.csv", "text\n\ud800", "records not counted: data.csv: 'utf-8' codec can't decode"),
-        ("data.json", 100_000 * "[", "records not counted: data.json: its JSON is nested too deeply"),
+        (
+            "data.json",
+            100_000 * "[",
+            "records not counted: data.json: its JSON is nested too deeply",
+        ),
         ("data.jsonl.gz", "not gzip", "records not counted: data.jsonl.gz: Not a gzipped file"),
         ("data.gz", "x", "records not counted: data.gz: only the trainer reads .gz"),
-        ("data.parquet", "PAR1", "records not counted: data.parquet: only the trainer reads .parquet"),
+        (
+            "data.parquet",
+            "PAR1",
+            "records not counted: data.parquet: only the trainer reads .parquet",
+        ),
     ],
 )
 def test_records_are_counted_by_format(check, folder, name, content, counted):
@@ -294,7 +344,10 @@ def test_records_are_counted_by_format(check, folder, name, content, counted):
 def test_records_of_compressed_files_and_patterns_are_counted(check, folder):
     (folder / "more-1.csv.gz").write_bytes(gzip.compress(b"text\none\ntwo\n"))
     (folder / "more-2.csv.gz").write_bytes(gzip.compress(b"text\nthree\n"))
-    assert "data: 3 records in more-*.csv.gz" in check(command=("plan",), datasets=[{"uri": "more-*.csv.gz"}])[1]
+    assert (
+        "data: 3 records in more-*.csv.gz"
+        in check(command=("plan",), datasets=[{"uri": "more-*.csv.gz"}])[1]
+    )
 
 
 def test_records_of_a_truncated_file_are_not_counted(check, folder):

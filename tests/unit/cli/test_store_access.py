@@ -57,9 +57,19 @@ def test_part_of_a_host_name_is_taken_if_it_is_plain(name):
     ("endpoint", "scheme", "dropped", "anonymous"),
     [
         ("HF_ENDPOINT", "hf", ["HF_TOKEN"], "HF_TOKEN_PATH"),
-        ("AWS_ENDPOINT_URL", "s3", ["AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"], "AWS_SKIP_SIGNATURE"),
+        (
+            "AWS_ENDPOINT_URL",
+            "s3",
+            ["AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"],
+            "AWS_SKIP_SIGNATURE",
+        ),
         ("AWS_ENDPOINT_URL_S3", "s3", ["AWS_SECRET_ACCESS_KEY"], "AWS_SKIP_SIGNATURE"),
-        ("AZURE_ENDPOINT", "az", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_FEDERATED_TOKEN_FILE"], "AZURE_SKIP_SIGNATURE"),
+        (
+            "AZURE_ENDPOINT",
+            "az",
+            ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_FEDERATED_TOKEN_FILE"],
+            "AZURE_SKIP_SIGNATURE",
+        ),
         ("STORAGE_EMULATOR_HOST", "gs", ["GOOGLE_SERVICE_ACCOUNT_KEY"], "STORAGE_EMULATOR_HOST"),
         ("FINETUNE_INSECURE_REGISTRIES", "oci", ["DOCKER_AUTH_CONFIG"], "DOCKER_CONFIG"),
     ],
@@ -75,10 +85,17 @@ def test_server_of_a_manifest_gets_no_credentials(endpoint, scheme, dropped, ano
 
 
 def test_server_of_a_manifest_gets_the_manifests_credentials():
-    given = {"AWS_ENDPOINT_URL": "http://mine.test", "AWS_SECRET_ACCESS_KEY": "mine", "AWS_ACCESS_KEY_ID": "me"}
+    given = {
+        "AWS_ENDPOINT_URL": "http://mine.test",
+        "AWS_SECRET_ACCESS_KEY": "mine",
+        "AWS_ACCESS_KEY_ID": "me",
+    }
     found, withheld = environment_of(given)
     assert withheld == {}
-    assert {name: value for name, value in found.items() if name.startswith("AWS_")} == {**given, "AWS_REGION": "shell"}
+    assert {name: value for name, value in found.items() if name.startswith("AWS_")} == {
+        **given,
+        "AWS_REGION": "shell",
+    }
 
 
 def test_server_that_the_shell_names_too_gets_its_credentials(monkeypatch):

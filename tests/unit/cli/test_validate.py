@@ -32,7 +32,10 @@ def diagnose(tmp_path, monkeypatch):
     def diagnose(text):
         file = Path("pipeline.yaml")
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return [str(diagnostic).removeprefix("pipeline.yaml:") for diagnostic in read_all(file).diagnostics]
+        return [
+            str(diagnostic).removeprefix("pipeline.yaml:")
+            for diagnostic in read_all(file).diagnostics
+        ]
 
     return diagnose
 
@@ -96,10 +99,16 @@ spec:
         ("train: {lora: {rank: true}}", "spec.train.lora.rank: must be an integer (got true)"),
         ("train: {lora: {alpha: 0}}", "spec.train.lora.alpha: must be more than 0 (got 0)"),
         ("train: {lora: {dropout: 1}}", "spec.train.lora.dropout: must be less than 1 (got 1)"),
-        ("train: {lora: {dropout: .nan}}", "spec.train.lora.dropout: must be a finite number (got '.nan')"),
+        (
+            "train: {lora: {dropout: .nan}}",
+            "spec.train.lora.dropout: must be a finite number (got '.nan')",
+        ),
         ("train: {lora: 16}", "spec.train.lora: must be a mapping (got 16)"),
         ("train: {lora: [rank]}", "spec.train.lora: must be a mapping (got a list)"),
-        ("train: {lora: {targetModules: q_proj}}", "spec.train.lora.targetModules: must be a list (got 'q_proj')"),
+        (
+            "train: {lora: {targetModules: q_proj}}",
+            "spec.train.lora.targetModules: must be a list (got 'q_proj')",
+        ),
         (
             "train: {lora: {targetModules: []}}",
             "spec.train.lora.targetModules: must have at least 1 entry (got a list)",
@@ -116,12 +125,18 @@ spec:
             "train: {pod: {command: [x], args: [a, 1e5]}}",
             'spec.train.pod.args[1]: must be a string (got 100000.0); put it in quotes: "1e5"',
         ),
-        ("train: {pod: {command: [x], args: [a, {b: c}]}}", "spec.train.pod.args[1]: must be a string (got a mapping)"),
+        (
+            "train: {pod: {command: [x], args: [a, {b: c}]}}",
+            "spec.train.pod.args[1]: must be a string (got a mapping)",
+        ),
         ("train: {rank: 8}", "spec.train.rank: unknown key; did you mean lora.rank?"),
         ("train: {max_steps: 8}", "spec.train.max_steps: unknown key; did you mean maxSteps?"),
         ("train: {epochs: 10000000}", "spec.train.epochs: must be at most 10,000 (got 10000000)"),
         ("train:", "spec.train: is empty; set a value or remove the key"),
-        ("train: {pod: {command: [x, ~]}}", "spec.train.pod.command[1]: is empty; set a value or remove the key"),
+        (
+            "train: {pod: {command: [x, ~]}}",
+            "spec.train.pod.command[1]: is empty; set a value or remove the key",
+        ),
         (
             "train: {pod: {env: [{name: A-B, value: x}]}}",
             "spec.train.pod.env[0].name: must consist of letters, digits and _, with no digit first (got 'A-B')",
@@ -149,12 +164,18 @@ spec:
             "whenExpired: Delete",
             "spec.whenExpired: has no effect without a time: add ttlSecondsAfterFinished, or remove whenExpired",
         ),
-        ("zzzz: 1", "spec.zzzz: unknown key; known keys are model, datasets, validation, podDefaults,"),
+        (
+            "zzzz: 1",
+            "spec.zzzz: unknown key; known keys are model, datasets, validation, podDefaults,",
+        ),
         (
             "seed: &s 1\n  train: {pod: {image: *s}}",
             'spec.train.pod.image: must be a string (got 1); put it in quotes: "1"',
         ),
-        ("seed: !!python/object:os.system 1", "spec.seed: has a tag (!…), which is not supported; remove it"),
+        (
+            "seed: !!python/object:os.system 1",
+            "spec.seed: has a tag (!…), which is not supported; remove it",
+        ),
         (
             'train: {pod: {image: "\\ud800"}}',
             "spec.train.pod.image: holds half of a UTF-16 surrogate pair, which is not a character",
@@ -194,11 +215,17 @@ def test_name_that_kubernetes_rejects_is_an_error(name, message, diagnose):
         ("- a\n", "1: must be a mapping with apiVersion, kind, metadata and spec (got a list)"),
         ("hello", "1: must be a mapping with apiVersion, kind, metadata and spec (got 'hello')"),
         ("a: 1\nb:\n\t- c\n", "3: not YAML: a tab; YAML is indented with spaces only"),
-        ("a: 1\nb: c: d\n", "2: not YAML: a second ': ' in one value; put it in quotes, or fix the indentation"),
+        (
+            "a: 1\nb: c: d\n",
+            "2: not YAML: a second ': ' in one value; put it in quotes, or fix the indentation",
+        ),
         ("a: 1\nb\nc: 1\n", "2: not YAML: a key without ': ' after it"),
         ("a: [1,\nb: 2\n", "1: not YAML: this [ is never closed"),
         ("a: 'x\nb: 2\n", "1: not YAML: this quote is never closed"),
-        ("a:\n    b: 1\n  c: 2\n", "3: not YAML: indented differently from the lines it belongs to"),
+        (
+            "a:\n    b: 1\n  c: 2\n",
+            "3: not YAML: indented differently from the lines it belongs to",
+        ),
         ("a: *b\n", "1: not YAML: *b refers to &b, which is not defined before it"),
         ("a: @b\n", "1: not YAML: a value cannot begin with @; put it in quotes"),
         ('a: "\\q"\n', "1: not YAML: \\q is not an escape in double quotes"),
@@ -207,8 +234,14 @@ def test_name_that_kubernetes_rejects_is_an_error(name, message, diagnose):
         ("[" * 100_000, "1: not YAML: nested more than 64 levels deep"),
         ("a: &a [*a, *a]", "1: an alias contains itself or is nested more than 64 levels deep"),
         (b"a" * 10_000_000, " is larger than 256 KiB"),
-        ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\n", "2: kind: must be FineTunePipeline (got 'ConfigMap')"),
-        ("apiVersion: apps/v1\nspec: {}\n", "1: apiVersion: must be finetune.dev/v1alpha1 (got 'apps/v1')"),
+        (
+            "apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\n",
+            "2: kind: must be FineTunePipeline (got 'ConfigMap')",
+        ),
+        (
+            "apiVersion: apps/v1\nspec: {}\n",
+            "1: apiVersion: must be finetune.dev/v1alpha1 (got 'apps/v1')",
+        ),
     ],
 )
 def test_unreadable_file_is_reported_with_the_reason(text, message, diagnose):
@@ -223,7 +256,9 @@ def test_alias_bomb_is_rejected(diagnose):
 
 
 def test_duplicate_key_is_reported_with_both_lines(diagnose):
-    assert diagnose(f"{MINIMAL}  seed: 1\n  seed: 2\n") == ["9: spec.seed: is given twice, first in line 8; keep one"]
+    assert diagnose(f"{MINIMAL}  seed: 1\n  seed: 2\n") == [
+        "9: spec.seed: is given twice, first in line 8; keep one"
+    ]
 
 
 def test_key_that_is_not_a_string_must_be_quoted(diagnose):
@@ -239,7 +274,11 @@ def test_aliases_and_merge_keys_are_resolved(tmp_path):
         "  train: {<<: *common, pod: {labels: {A: b}}, maxSteps: 5}\n"
     )
     spec = read(file).spec
-    assert (spec.train.max_failures, spec.train.pod.labels, spec.train.max_steps) == (7, {"A": "b"}, 5)
+    assert (spec.train.max_failures, spec.train.pod.labels, spec.train.max_steps) == (
+        7,
+        {"A": "b"},
+        5,
+    )
 
 
 def test_numbers_are_parsed_as_in_kubernetes(tmp_path):
@@ -275,7 +314,10 @@ def test_validate_accepts_several_pipelines_and_read_only_one(tmp_path, capsys):
     assert capsys.readouterr().out == f"{file}: valid, 2 pipelines\n"
     with pytest.raises(InvalidManifest) as raised:
         read(file)
-    assert str(raised.value) == f"{file}:10: a second pipeline; this command accepts one pipeline per file"
+    assert (
+        str(raised.value)
+        == f"{file}:10: a second pipeline; this command accepts one pipeline per file"
+    )
 
 
 def test_invalid_document_does_not_affect_the_others(tmp_path):
@@ -304,7 +346,9 @@ def test_validate_json_lists_diagnostics_per_file(tmp_path, capsys):
                 "file": str(file),
                 "valid": False,
                 "pipelines": [],
-                "problems": [{"line": 8, "path": "spec.seed", "message": "must be at least 0 (got -1)"}],
+                "problems": [
+                    {"line": 8, "path": "spec.seed", "message": "must be at least 0 (got -1)"}
+                ],
                 "notes": [],
             }
         ]
@@ -344,21 +388,41 @@ def test_every_pattern_of_the_schema_has_a_message():
             "datasets: [{uri: hf://org/data/x.csv, split: train}]",
             "datasets[0].config: config and split belong to a hub",
         ),
-        ("datasets: [{uri: x}, {uri: pvc://a/x, config: en}]", "datasets[1].config: config and split belong to a hub"),
+        (
+            "datasets: [{uri: x}, {uri: pvc://a/x, config: en}]",
+            "datasets[1].config: config and split belong to a hub",
+        ),
         ("datasets: [{uri: x, columns: {messages: a, tools: b}}]", None),
         ("datasets: [{uri: x, columns: {completion: a}}]", None),
-        ("datasets: [{uri: x, columns: {prompt: a, text: b}}]", "datasets[0].columns: must name fields of one kind"),
-        ("datasets: [{uri: x, columns: {}}]", "datasets[0].columns: must name fields of one kind of record"),
+        (
+            "datasets: [{uri: x, columns: {prompt: a, text: b}}]",
+            "datasets[0].columns: must name fields of one kind",
+        ),
+        (
+            "datasets: [{uri: x, columns: {}}]",
+            "datasets[0].columns: must name fields of one kind of record",
+        ),
         ("datasets: [{uri: x, weight: 101}]", "datasets[0].weight: must be at most 100 (got 101)"),
         ("validation: {uri: x, columns: {text: a}, format: CSV}", None),
         ("validation: {fraction: 0}", None),
         ("validation: {format: Auto}", "validation.fraction: set fraction or uri, and not both"),
-        ("validation: {fraction: 0.1, uri: x}", "validation.fraction: set fraction or uri, and not both"),
-        ("validation: {fraction: 0.1, revision: v1}", "validation.uri: is needed by revision, format and columns"),
-        ("validation: {uri: x, split: test}", "validation.config: config and split belong to a hub data set"),
+        (
+            "validation: {fraction: 0.1, uri: x}",
+            "validation.fraction: set fraction or uri, and not both",
+        ),
+        (
+            "validation: {fraction: 0.1, revision: v1}",
+            "validation.uri: is needed by revision, format and columns",
+        ),
+        (
+            "validation: {uri: x, split: test}",
+            "validation.config: config and split belong to a hub data set",
+        ),
     ],
 )
 def test_contradiction_in_the_data_is_reported(diagnose, data, expected):
     head, _, least = MINIMAL.rpartition("  datasets")
-    found = diagnose(f"{head}  {data}\n" + ("" if data.startswith("datasets") else f"  datasets{least}"))
+    found = diagnose(
+        f"{head}  {data}\n" + ("" if data.startswith("datasets") else f"  datasets{least}")
+    )
     assert [expected in line for line in found] == [True] if expected else found == []

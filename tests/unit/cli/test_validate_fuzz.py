@@ -30,7 +30,9 @@ def mutations(draw):
         start = draw(st.integers(0, len(content)))
         end = min(len(content), start + draw(st.integers(0, 60)))
         replacement = draw(
-            st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=6), st.just(content[start:end] * 2))
+            st.one_of(
+                st.sampled_from(FRAGMENTS), st.binary(max_size=6), st.just(content[start:end] * 2)
+            )
         )
         content = content[:start] + replacement + content[end:]
     return content
@@ -41,7 +43,23 @@ def wrong_values(draw):
     """Draw a valid manifest with some values of another type; it is still YAML."""
     lines = draw(st.sampled_from(VALID)).decode().splitlines()
     values = st.one_of(
-        st.sampled_from(["", "~", "[]", "{}", "-1", "0", "1.5", "true", "x", "[a, [b]]", "{a: {b: c}}", "1e400", '""']),
+        st.sampled_from(
+            [
+                "",
+                "~",
+                "[]",
+                "{}",
+                "-1",
+                "0",
+                "1.5",
+                "true",
+                "x",
+                "[a, [b]]",
+                "{a: {b: c}}",
+                "1e400",
+                '""',
+            ]
+        ),
         st.text(string.printable, max_size=8).map(repr),
     )
     for _ in range(draw(st.integers(1, 6))):
@@ -70,7 +88,9 @@ def assert_result_is_consistent(content):
     assert (code == 0) == output[-1].startswith("FILE: valid")
     for printed in output:
         position = re.match(r"FILE:(\d+): ", printed)
-        assert printed.startswith("FILE: valid") or (position and 1 <= int(position[1]) <= line_count), printed
+        assert printed.startswith("FILE: valid") or (
+            position and 1 <= int(position[1]) <= line_count
+        ), printed
 
 
 @settings(max_examples=150, deadline=None)
@@ -86,6 +106,11 @@ def test_wrong_values_get_diagnostics_inside_the_file(content):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))))
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")),
+    )
+)
 def test_random_bytes_get_diagnostics_inside_the_file(content):
     assert_result_is_consistent(content)

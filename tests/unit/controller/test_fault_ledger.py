@@ -6,7 +6,11 @@ from support.faults.pods import StagePod
 
 
 def pod(name: str, job: str = "demo-0f1e2d3c-train-a1", identity: str = "i1") -> StagePod:
-    labels = {"finetune.dev/stage": "train", "finetune.dev/identity": identity, "batch.kubernetes.io/job-name": job}
+    labels = {
+        "finetune.dev/stage": "train",
+        "finetune.dev/identity": identity,
+        "batch.kubernetes.io/job-name": job,
+    }
     volumes = [{"name": "workspace", "persistentVolumeClaim": {"claimName": "demo-workspace"}}]
     env = [{"name": "VERSION", "value": "7"}]
     return StagePod(
@@ -58,15 +62,31 @@ def test_repetition_after_the_result_was_deleted_is_allowed():
 def test_versions_of_a_deleted_pod_are_not_readable():
     ledger = Ledger()
     succeeded(ledger, pod("first"))
-    assert ledger.readable_in("team") == ledger.succeeded_in("team") == {("demo-0f1e2d3c-train", "7")}
+    assert (
+        ledger.readable_in("team") == ledger.succeeded_in("team") == {("demo-0f1e2d3c-train", "7")}
+    )
     ledger.drop_result(pod("first"))
     assert not ledger.readable_in("team")
 
 
 def test_comparable_status_keeps_what_must_not_differ():
-    lost = {"outcome": "Interrupted", "number": 1, "message": "evicted", "exitCode": 75, "finishedAt": "t"}
-    ended = {"outcome": "Succeeded", "number": 2, "message": "done", "exitCode": 0, "job": "demo-0f1e2d3c-train-a2"}
+    lost = {
+        "outcome": "Interrupted",
+        "number": 1,
+        "message": "evicted",
+        "exitCode": 75,
+        "finishedAt": "t",
+    }
+    ended = {
+        "outcome": "Succeeded",
+        "number": 2,
+        "message": "done",
+        "exitCode": 0,
+        "job": "demo-0f1e2d3c-train-a2",
+    }
     status = {"stages": {"train": {"attempts": [lost, ended]}}}
-    [first, second] = comparable(status, "demo", "team", "0f1e2d3c-4b5a")["stages"]["train"]["attempts"]
+    [first, second] = comparable(status, "demo", "team", "0f1e2d3c-4b5a")["stages"]["train"][
+        "attempts"
+    ]
     assert first == {"outcome": "Interrupted", "number": 1}
     assert second == {**ended, "job": "NAME-UID-train-a2"}

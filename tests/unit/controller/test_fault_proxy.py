@@ -47,9 +47,16 @@ def with_proxy(test):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(runner.cleanup)
             session = await stack.enter_async_context(aiohttp.ClientSession())
-            endpoint = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", ssl.create_default_context())
+            endpoint = Endpoint(
+                f"http://127.0.0.1:{runner.addresses[0][1]}", ssl.create_default_context()
+            )
             proxy = await stack.enter_async_context(running_proxy(endpoint, session))
-            return await test(proxy, upstream, session, f"http://127.0.0.1:{proxy.port}/api/v1/namespaces/team/pods")
+            return await test(
+                proxy,
+                upstream,
+                session,
+                f"http://127.0.0.1:{proxy.port}/api/v1/namespaces/team/pods",
+            )
 
     return asyncio.run(run())
 
@@ -83,7 +90,12 @@ def test_answer_reaches_the_operator_and_not_the_server():
     async def test(proxy: Proxy, upstream, session, url):
         proxy.rule = lambda _: faults.BUSY
         async with session.get(url) as response:
-            return response.status, response.headers["Retry-After"], (await response.json())["code"], upstream.requests
+            return (
+                response.status,
+                response.headers["Retry-After"],
+                (await response.json())["code"],
+                upstream.requests,
+            )
 
     assert with_proxy(test) == (429, "1", 429, 0)
 
@@ -114,7 +126,8 @@ def test_delayed_request_is_executed_later():
 
 
 @pytest.mark.parametrize(
-    ("how", "ending"), [(WatchEnd.CLOSED, EVENT), (WatchEnd.TRUNCATED, b"broken"), (WatchEnd.SILENT, b"silent")]
+    ("how", "ending"),
+    [(WatchEnd.CLOSED, EVENT), (WatchEnd.TRUNCATED, b"broken"), (WatchEnd.SILENT, b"silent")],
 )
 def test_open_watch_ends_as_requested(how, ending):
     async def test(proxy: Proxy, _upstream, session, url):

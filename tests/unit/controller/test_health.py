@@ -14,7 +14,17 @@ from finetune_operator.core.report import unreadable_status
 from finetune_operator.kubernetes.cache import PIPELINES, PODS, SERVICES, ResourceCache
 
 
-def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, silent="", phases=(), statuses=(), services=()):
+def get(
+    endpoint,
+    *,
+    is_leader=True,
+    response_age=0.0,
+    sync_age=0.0,
+    silent="",
+    phases=(),
+    statuses=(),
+    services=(),
+):
     """Return status and text of an endpoint's response; a sync_age of None: never synced."""
 
     async def request():
@@ -29,10 +39,15 @@ def get(endpoint, *, is_leader=True, response_age=0.0, sync_age=0.0, silent="", 
         synced_at = None if sync_age is None else now - sync_age
         queue = WorkQueue()
         queue.add(Key("team", "demo"))
-        informers = SimpleNamespace(synced_at=synced_at, cache=cache, silent_watch=lambda _seconds: silent)
+        informers = SimpleNamespace(
+            synced_at=synced_at, cache=cache, silent_watch=lambda _seconds: silent
+        )
         health = Health(elector, informers, queue)
         response = await getattr(health, endpoint)(None)
-        return response.status, response.text if response.text is not None else response.body.decode()
+        return (
+            response.status,
+            response.text if response.text is not None else response.body.decode(),
+        )
 
     return asyncio.run(request())
 
@@ -53,7 +68,10 @@ def test_leader_without_synced_cache_is_live_but_not_ready():
 
 
 def test_leader_with_a_failing_watch_is_not_ready():
-    assert get("readyz", silent="pods") == (503, "the watch of pods has failed for more than 60 s\n")
+    assert get("readyz", silent="pods") == (
+        503,
+        "the watch of pods has failed for more than 60 s\n",
+    )
 
 
 def test_standby_without_api_server_is_not_ready():
@@ -70,7 +88,10 @@ def test_metrics_show_whether_a_replica_is_ready():
 
 def test_metrics_count_pipelines_that_cannot_be_read():
     unreadable = unreadable_status("train: no", 1, datetime.now(UTC), "", stalled=True)
-    assert "finetune_unreadable_pipelines 1.0" in get("metrics", phases=["Failed"], statuses=[unreadable])[1]
+    assert (
+        "finetune_unreadable_pipelines 1.0"
+        in get("metrics", phases=["Failed"], statuses=[unreadable])[1]
+    )
     assert "finetune_unreadable_pipelines 0.0" in get("metrics", phases=["Failed"])[1]
 
 
@@ -121,7 +142,9 @@ def test_metrics_show_how_long_stages_wait_and_why():
     )
     assert 'finetune_waiting_stages{reason="WaitingForCapacity",stage="train"} 2.0' in text
     assert 'finetune_waiting_stages{reason="",stage="train"} 1.0' in text
-    [oldest] = re.findall(r'finetune_waiting_oldest_seconds{reason="WaitingForCapacity",stage="train"} (\S+)', text)
+    [oldest] = re.findall(
+        r'finetune_waiting_oldest_seconds{reason="WaitingForCapacity",stage="train"} (\S+)', text
+    )
     assert 5400 <= float(oldest) < 5460
     assert "finetune_waiting_stages{" not in get("metrics")[1]
 

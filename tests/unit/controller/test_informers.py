@@ -68,7 +68,10 @@ class InformerScenario:
     def event(self, kind, found, *, gone=False):
         """Change an object as a watch shows it, and return the change."""
         self.api.version += 1
-        found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.api.version)}}
+        found = {
+            **found,
+            "metadata": {**found["metadata"], "resourceVersion": str(self.api.version)},
+        }
         return (self.cache.remove if gone else self.cache.update)(kind, found)
 
     def list(self, during_list=lambda: None):
@@ -96,7 +99,10 @@ def test_pod_that_ends_during_a_list_keeps_its_end(gone):
     scenario = InformerScenario()
     scenario.create(PODS, pod_of(state=running()))
     scenario.list(lambda: scenario.event(PODS, ended_pod(), gone=gone))
-    assert (scenario.pod.exit_code, scenario.pod.termination_message.interruption.saved_step) == (75, 40)
+    assert (scenario.pod.exit_code, scenario.pod.termination_message.interruption.saved_step) == (
+        75,
+        40,
+    )
     assert scenario.pod.gone is gone
 
 
@@ -143,7 +149,9 @@ def test_next_list_removes_what_is_still_missing():
 def test_list_queues_differences_only():
     scenario = InformerScenario()
     assert scenario.list() == []
-    scenario.api.put(f"{PATHS[JOBS].format('team')}/{NAME}", job_of("demo", "train", job_condition("Complete")))
+    scenario.api.put(
+        f"{PATHS[JOBS].format('team')}/{NAME}", job_of("demo", "train", job_condition("Complete"))
+    )
     assert scenario.list() == [DEMO]
     assert scenario.list() == []
 
@@ -188,7 +196,9 @@ def test_changed_job_of_a_finished_pipeline_waits_behind_others():
     assert asyncio.run(relist()) == ["demo", "a-done"]
 
 
-@pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")])
+@pytest.mark.parametrize(
+    "error", [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")]
+)
 def test_failed_list_is_logged_and_retried(error, caplog):
     scenario, errors = InformerScenario(), [error, error]
 
@@ -244,7 +254,9 @@ def test_lost_namespace_keeps_its_cache_and_spares_others(status, caplog):
     assert "cannot list namespace other" in caplog.text
 
 
-@pytest.mark.parametrize("errors", [{"team": 403, "other": 403}, {"other": 503}], ids=["all lost", "busy"])
+@pytest.mark.parametrize(
+    "errors", [{"team": 403, "other": 403}, {"other": 503}], ids=["all lost", "busy"]
+)
 def test_list_fails_when_nothing_can_be_listed_or_server_is_busy(errors):
     scenario = two_namespaces()
     scenario.api.list_errors = errors
@@ -273,7 +285,10 @@ def test_namespace_is_watched_once_it_can_be_listed():
         await asyncio.sleep(0.1)
         watching.cancel()
 
-    with patch.object(module.kopf, "operator", operator), patch.object(module, "BASE_RETRY_SECONDS", 0.01):
+    with (
+        patch.object(module.kopf, "operator", operator),
+        patch.object(module, "BASE_RETRY_SECONDS", 0.01),
+    ):
         asyncio.run(asyncio.wait_for(scenario_of_loss(), 10))
     assert watched == [["team"], ["other", "team"]]
     jobs = [path for path, _ in scenario.api.watched if path.endswith("/jobs")]
@@ -306,7 +321,10 @@ def test_watches_survive_an_outage_after_kopf_has_ended():
         assert scenario.informers.silent_watch(0.01) != PIPELINES
         watching.cancel()
 
-    with patch.object(module.kopf, "operator", operator), patch.object(module, "BASE_RETRY_SECONDS", 0.01):
+    with (
+        patch.object(module.kopf, "operator", operator),
+        patch.object(module, "BASE_RETRY_SECONDS", 0.01),
+    ):
         asyncio.run(asyncio.wait_for(outage(), 10))
 
 

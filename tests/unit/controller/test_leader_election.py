@@ -35,7 +35,10 @@ class FakeLeaseApi:
 
     def _store(self, body):
         self.version += 1
-        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        self.lease = {
+            **body,
+            "metadata": {**body["metadata"], "resourceVersion": str(self.version)},
+        }
 
     def _raise_if_down(self):
         if self.down:
@@ -156,7 +159,9 @@ def test_lease_held_by_another_ends_the_leadership_at_once(changed_between_get_a
         async def get(self, path):
             before = await super().get(path)
             if self.stolen and before["spec"]["holderIdentity"] != "other":
-                self._store({**self.lease, "spec": {**self.lease["spec"], "holderIdentity": "other"}})
+                self._store(
+                    {**self.lease, "spec": {**self.lease["spec"], "holderIdentity": "other"}}
+                )
                 return before if changed_between_get_and_put else await super().get(path)
             return before
 
@@ -184,7 +189,9 @@ def test_edit_of_the_lease_by_a_user_does_not_end_leadership():
             before = await super().get(path)
             if not self.edited:
                 self.edited = True
-                self._store({**self.lease, "metadata": {**self.lease["metadata"], "labels": {"a": "b"}}})
+                self._store(
+                    {**self.lease, "metadata": {**self.lease["metadata"], "labels": {"a": "b"}}}
+                )
             return before
 
     async def scenario():
@@ -225,7 +232,11 @@ def test_time_left_ends_before_another_replica_takes_over():
         deadline = asyncio.get_running_loop().time() + first.seconds_left
         await asyncio.sleep(leader_election.RENEW_DEADLINE)
         assert not first.is_leader
-        assert 0 < first.seconds_left <= leader_election.LEASE_DURATION - leader_election.RENEW_DEADLINE
+        assert (
+            0
+            < first.seconds_left
+            <= leader_election.LEASE_DURATION - leader_election.RENEW_DEADLINE
+        )
         await second.acquire()
         assert asyncio.get_running_loop().time() >= deadline
         assert first.seconds_left == 0.0
@@ -250,7 +261,10 @@ def test_leader_whose_requests_hang_stops_at_the_deadline(caplog):
         began = asyncio.get_running_loop().time()
         await first.renew()
         stopped_after = asyncio.get_running_loop().time() - began
-        assert stopped_after < left - (leader_election.LEASE_DURATION - leader_election.RENEW_DEADLINE) + 0.1
+        assert (
+            stopped_after
+            < left - (leader_election.LEASE_DURATION - leader_election.RENEW_DEADLINE) + 0.1
+        )
 
     run(scenario())
     assert "no longer the leader: the Lease was not renewed for 0.6 s" in warnings_of(caplog)

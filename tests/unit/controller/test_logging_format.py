@@ -22,7 +22,10 @@ def configured(capsys):
     root, own = logging.getLogger(), logging.getLogger("finetune_operator")
     before = (root.level, root.handlers, own.level)
     root.handlers = []  # those of pytest, which `configure` would close
-    yield lambda level="info", log_format="json": configure(level, log_format), lambda: capsys.readouterr().err
+    yield (
+        lambda level="info", log_format="json": configure(level, log_format),
+        lambda: capsys.readouterr().err,
+    )
     logging.captureWarnings(capture=False)
     root.level, root.handlers, own.level = before
 
@@ -39,13 +42,20 @@ def test_json_line_has_time_level_logger_and_message(configured):
     [found] = objects(written())
     time = datetime.fromisoformat(found.pop("time"))
     assert abs((datetime.now(UTC) - time).total_seconds()) < 60
-    assert found == {"level": "warning", "logger": "finetune_operator.test", "message": "cannot list team"}
+    assert found == {
+        "level": "warning",
+        "logger": "finetune_operator.test",
+        "message": "cannot list team",
+    }
 
 
 def test_time_is_in_utc_with_milliseconds():
     record = logging.LogRecord("x", logging.INFO, "", 0, "", None, None)
     record.created = 1893456000.0
-    assert json.loads(logging_format.JsonFormatter().format(record))["time"] == "2030-01-01T00:00:00.000Z"
+    assert (
+        json.loads(logging_format.JsonFormatter().format(record))["time"]
+        == "2030-01-01T00:00:00.000Z"
+    )
 
 
 def test_record_in_a_context_names_its_pipeline(configured):

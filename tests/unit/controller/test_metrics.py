@@ -9,7 +9,13 @@ from support.cluster_objects import pipeline_object
 from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import ATTEMPTS_KEPT, AttemptStatus, Outcome, PipelineStatus, StageStatus
+from finetune_operator.api.status import (
+    ATTEMPTS_KEPT,
+    AttemptStatus,
+    Outcome,
+    PipelineStatus,
+    StageStatus,
+)
 from finetune_operator.controller.metrics import (
     FINAL_PHASES,
     REGISTRY,
@@ -27,8 +33,12 @@ from finetune_operator.kubernetes.pods.progress import NoProgress
 INTERRUPTED = AttemptLabels("train", Outcome.INTERRUPTED, Reason.NODE_LOST)
 
 
-def attempt(number: int, outcome: Outcome = Outcome.RUNNING, reason: Reason = Reason.PROGRESSING) -> AttemptStatus:
-    return AttemptStatus(number=number, job=f"a{number}", identity="i", execution="e", outcome=outcome, reason=reason)
+def attempt(
+    number: int, outcome: Outcome = Outcome.RUNNING, reason: Reason = Reason.PROGRESSING
+) -> AttemptStatus:
+    return AttemptStatus(
+        number=number, job=f"a{number}", identity="i", execution="e", outcome=outcome, reason=reason
+    )
 
 
 def ended(number: int) -> AttemptStatus:
@@ -50,11 +60,22 @@ def status(*attempts: AttemptStatus, stage: str = "train") -> PipelineStatus:
         (PipelineStatus(), PipelineStatus(), 0),
         (
             status(*(ended(number) for number in range(1, ATTEMPTS_KEPT)), attempt(ATTEMPTS_KEPT)),
-            status(*(ended(number) for number in range(2, ATTEMPTS_KEPT + 1)), attempt(ATTEMPTS_KEPT + 1)),
+            status(
+                *(ended(number) for number in range(2, ATTEMPTS_KEPT + 1)),
+                attempt(ATTEMPTS_KEPT + 1),
+            ),
             1,
         ),
     ],
-    ids=["started", "ended", "ended and retried", "retried", "second ended", "empty", "oldest attempt dropped"],
+    ids=[
+        "started",
+        "ended",
+        "ended and retried",
+        "retried",
+        "second ended",
+        "empty",
+        "oldest attempt dropped",
+    ],
 )
 def test_only_attempts_that_have_ended_since_are_counted(before, after, count):
     assert count_changes(before, after) == ({INTERRUPTED: count} if count else {})
@@ -83,7 +104,9 @@ def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
     scenario.reconcile_until_stable()
     record()
     record()
-    assert {(labels.stage, labels.outcome, labels.reason): count for labels, count in counted.items()} == {
+    assert {
+        (labels.stage, labels.outcome, labels.reason): count for labels, count in counted.items()
+    } == {
         ("prepare", Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED): 1,
         ("train", Outcome.INTERRUPTED, Reason.INTERRUPTED): 2,
         ("train", Outcome.FAILED, Reason.OUT_OF_MEMORY): 1,
@@ -91,7 +114,9 @@ def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
 
 
 def finished(phase: str, *, gates_passed: bool | None = None) -> PipelineStatus:
-    return PipelineStatus(phase=phase, finished_at=datetime(2030, 1, 1, tzinfo=UTC), gates_passed=gates_passed)
+    return PipelineStatus(
+        phase=phase, finished_at=datetime(2030, 1, 1, tzinfo=UTC), gates_passed=gates_passed
+    )
 
 
 BELOW_GATE = finished("BelowThreshold", gates_passed=False)
@@ -131,7 +156,8 @@ BELOW_GATE = finished("BelowThreshold", gates_passed=False)
 def test_pipeline_is_counted_once_it_finishes(before, after, count):
     def counted() -> float:
         return sum(
-            REGISTRY.get_sample_value("finetune_pipelines_finished_total", {"phase": one}) for one in FINAL_PHASES
+            REGISTRY.get_sample_value("finetune_pipelines_finished_total", {"phase": one})
+            for one in FINAL_PHASES
         )
 
     earlier = counted()
@@ -149,7 +175,9 @@ def test_series_of_alerts_exist_before_anything_ends():
             labels = {"stage": stage, "capacity": capacity}
             assert REGISTRY.get_sample_value("finetune_spent_total", labels) is not None
     for outcome in ("error", "bug"):
-        assert REGISTRY.get_sample_value("finetune_reconcile_total", {"outcome": outcome}) is not None
+        assert (
+            REGISTRY.get_sample_value("finetune_reconcile_total", {"outcome": outcome}) is not None
+        )
 
 
 class StatusApi:

@@ -34,9 +34,20 @@ PATH = "/api/v1/nodes"
 
 def node(name: str, *taints: str, version: int = 1, **more: Any) -> Object:
     """Return a node as an API server does, with what makes it large."""
-    meta = {"name": name, "uid": f"uid-of-{name}", "resourceVersion": str(version), **more.pop("metadata", {})}
-    images = [{"names": [f"registry.example/{name}/{number}@sha256:{number:064}"]} for number in range(50)]
-    status = {"images": images, "conditions": [{"type": "Ready", "status": "True"}], **more.pop("status", {})}
+    meta = {
+        "name": name,
+        "uid": f"uid-of-{name}",
+        "resourceVersion": str(version),
+        **more.pop("metadata", {}),
+    }
+    images = [
+        {"names": [f"registry.example/{name}/{number}@sha256:{number:064}"]} for number in range(50)
+    ]
+    status = {
+        "images": images,
+        "conditions": [{"type": "Ready", "status": "True"}],
+        **more.pop("status", {}),
+    }
     found = [{"key": key, "effect": "NoSchedule"} for key in ("spot", *taints)]
     return {"metadata": meta, "spec": {"taints": found, **more}, "status": status}
 
@@ -47,7 +58,13 @@ def event(kind: str, found: Object) -> Object:
 
 def stage_pod(port: int, name: str = "one", node_name: str = "spot-1", **meta: Any) -> Pod:
     started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    pod = a_pod({"running": {"startedAt": started}}, status={"podIP": "127.0.0.1"}, name=name, uid=name, **meta)
+    pod = a_pod(
+        {"running": {"startedAt": started}},
+        status={"podIP": "127.0.0.1"},
+        name=name,
+        uid=name,
+        **meta,
+    )
     env = [{"name": "FINETUNE_METRICS_PORT", "value": str(port)}]
     pod["spec"] = {"nodeName": node_name, "containers": [{"name": "stage", "env": env}]}
     return Pod(pod)
@@ -74,7 +91,10 @@ def test_label_or_condition_of_a_cloud_is_a_notice() -> None:
         node("spot-1", "node.kubernetes.io/out-of-service", "node.kubernetes.io/unreachable"),
         node("spot-1", "DeletionCandidateOfClusterAutoscaler"),
         node("spot-1", metadata={"labels": dict.fromkeys(LABELS, "PENDING")}),
-        node("spot-1", status={"conditions": [{"type": kind, "status": "False"} for kind in CONDITIONS]}),
+        node(
+            "spot-1",
+            status={"conditions": [{"type": kind, "status": "False"} for kind in CONDITIONS]},
+        ),
         {"metadata": {"name": "bare"}},
     ],
     ids=["cordon", "lost", "candidate", "label", "condition", "bare"],
@@ -128,9 +148,16 @@ class Trainers:
     async def answer(self, request: web.Request) -> web.Response:
         self.requests.append((request.method, request.path, await request.read()))
         if request.path == "/progress":
-            text = {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 7, "savedStep": 7}
+            text = {
+                "stage": "train",
+                "updatedAt": "2030-01-01T00:00:00Z",
+                "step": 7,
+                "savedStep": 7,
+            }
             return web.Response(text=json.dumps(text))
-        return web.Response(status=self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0])
+        return web.Response(
+            status=self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        )
 
 
 @asynccontextmanager
@@ -168,9 +195,18 @@ def test_taint_asks_each_pod_on_that_node_once():
     async def scenario():
         api, here, elsewhere = FakeApi(), Trainers(202), Trainers(202)
         async with serve_http(here.answer) as port, serve_http(elsewhere.answer) as other:
-            pods = [stage_pod(port, "one"), stage_pod(port, "two"), stage_pod(other, "three", "spot-2")]
-            tainted = [event("MODIFIED", node("spot-1", SPOT_ITN, version=number)) for number in (300, 301)]
-            untainted = [event("MODIFIED", node("spot-2", version=302)), event("MODIFIED", node("spot-1", version=303))]
+            pods = [
+                stage_pod(port, "one"),
+                stage_pod(port, "two"),
+                stage_pod(other, "three", "spot-2"),
+            ]
+            tainted = [
+                event("MODIFIED", node("spot-1", SPOT_ITN, version=number)) for number in (300, 301)
+            ]
+            untainted = [
+                event("MODIFIED", node("spot-2", version=302)),
+                event("MODIFIED", node("spot-1", version=303)),
+            ]
             again = [event("MODIFIED", node("spot-1", SPOT_ITN, version=304))]
             api.watches[PATH] = [[*tainted, *untainted, *again]]
             async with watching(api, pods) as (poller, saves):
@@ -207,7 +243,10 @@ def test_first_pod_saves_for_the_nodes_of_all():
             index = {"batch.kubernetes.io/job-completion-index": "1"}
             second = stage_pod(other, "two", "spot-2")
             second.raw["metadata"]["labels"] |= index
-            tainted = [event("MODIFIED", node(name, SPOT_ITN, version=300)) for name in ("spot-2", "spot-1")]
+            tainted = [
+                event("MODIFIED", node(name, SPOT_ITN, version=300))
+                for name in ("spot-2", "spot-1")
+            ]
             api.watches[PATH] = [tainted]
             async with watching(api, [stage_pod(port), second]) as (_, saves):
                 await until(lambda: len(saves.sent) == 2 and not saves.requests.tasks)
@@ -248,7 +287,9 @@ def test_pod_that_cannot_save_is_not_asked(change):
     assert run(scenario) == []
 
 
-@pytest.mark.parametrize(("statuses", "requests"), [((503, 500, 202), 3), ((404,), 1), ((405,), 1), ((202,), 1)])
+@pytest.mark.parametrize(
+    ("statuses", "requests"), [((503, 500, 202), 3), ((404,), 1), ((405,), 1), ((202,), 1)]
+)
 def test_refused_request_is_repeated_where_that_may_help(statuses, requests):
     async def scenario():
         trainers = Trainers(*statuses)
@@ -271,7 +312,10 @@ def test_mute_pod_is_given_up_with_a_warning(caplog):
 
     with caplog.at_level(logging.INFO):
         run(scenario)
-    assert "team/demo: aws-node-termination-handler/spot-itn announces the end of node spot-1" in caplog.text
+    assert (
+        "team/demo: aws-node-termination-handler/spot-itn announces the end of node spot-1"
+        in caplog.text
+    )
     assert "team/demo: pod one was not asked to save: it answers nothing (" in caplog.text
 
 
@@ -300,7 +344,9 @@ def test_progress_is_polled_soon_after_the_request():
 class ForbiddenApi(FakeApi):
     async def pages(self, path, **query):
         self.reads.append(path)
-        raise ApiError(403, 'nodes is forbidden: User "operator" cannot list resource "nodes"', "Forbidden")
+        raise ApiError(
+            403, 'nodes is forbidden: User "operator" cannot list resource "nodes"', "Forbidden"
+        )
         yield
 
 

@@ -17,8 +17,14 @@ A_CLASS = {"name": "h100", "capacity": "Spot"}
         ({"currency": ""}, "currency: String should have at least 1 character, not ''"),
         ({"returnSeconds": 0}, "returnSeconds: Input should be greater than or equal to 1, not 0"),
         ({"nodeClasses": [{"name": "h100"}]}, "nodeClasses[0].capacity: Field required"),
-        ({"nodeClasses": [{**A_CLASS, "price": "1 $"}]}, "nodeClasses[0].price: Input should be a valid decimal"),
-        ({"nodeClasses": [A_CLASS, A_CLASS]}, "nodeClasses: the name h100 is not unique: rename one of them"),
+        (
+            {"nodeClasses": [{**A_CLASS, "price": "1 $"}]},
+            "nodeClasses[0].price: Input should be a valid decimal",
+        ),
+        (
+            {"nodeClasses": [A_CLASS, A_CLASS]},
+            "nodeClasses: the name h100 is not unique: rename one of them",
+        ),
         ({"pools": {"eval": {"taints": 1}}, "preset": "x"}, "and 1 more"),
     ],
     ids=str,

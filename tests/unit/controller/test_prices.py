@@ -60,7 +60,10 @@ def seconds_at(year, month, day):
 def test_list_replaces_the_prices_that_it_names(folder):
     publish(folder, "2026-05-04", **{"h100-spot": "0.95"})
     settings = PricedSettings(CONFIGURED, folder)
-    assert current(settings) == {"h100-spot": (Decimal("0.95"), date(2026, 5, 4)), "h100": (Decimal("3.10"), None)}
+    assert current(settings) == {
+        "h100-spot": (Decimal("0.95"), date(2026, 5, 4)),
+        "h100": (Decimal("3.10"), None),
+    }
     assert settings.current.placement_defaults.currency == "USD"
 
 
@@ -157,7 +160,9 @@ def test_operator_runs_with_the_configured_prices_without_a_list(tmp_path, caplo
     settings = PricedSettings(CONFIGURED, tmp_path / "absent")
     settings.refresh()
     assert settings.current == CONFIGURED
-    assert caplog.messages == [f"no price list in {tmp_path}/absent: prices are those of placement.nodeClasses"]
+    assert caplog.messages == [
+        f"no price list in {tmp_path}/absent: prices are those of placement.nodeClasses"
+    ]
 
 
 def test_deleted_list_leaves_the_configured_prices(folder):
@@ -181,12 +186,16 @@ def test_metric_shows_the_date_of_the_oldest_price(folder):
     assert oldest() == -1
 
 
-@pytest.mark.parametrize("text", [None, "{", '{"date": "2026-05-04", "prices": {"h100-spot": null, "h100": null}}'])
+@pytest.mark.parametrize(
+    "text", [None, "{", '{"date": "2026-05-04", "prices": {"h100-spot": null, "h100": null}}']
+)
 def test_pipeline_succeeds_without_prices(folder, text):
     if text is not None:
         publish_text(folder, text)
     settings = PricedSettings(CONFIGURED, folder)
-    scenario = Scenario(a_pipeline(train={"pod": GPU}), settings=settings.current).run_before("train")
+    scenario = Scenario(a_pipeline(train={"pod": GPU}), settings=settings.current).run_before(
+        "train"
+    )
     assert scenario.attempt("train").capacity == "Spot"
     scenario.finish()
     assert scenario.status.phase == "Succeeded"

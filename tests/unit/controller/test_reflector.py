@@ -32,7 +32,9 @@ class Reflected:
         self.api, self.cache, self.changes, self.path = FakeApi(), ResourceCache(), [], PATHS[kind]
         self.cache.update(PIPELINES, pipeline_object(status=running_status("demo-train-a1")))
         resource = Resource(kind, self.path, first=first, namespace="team")
-        self.reflector = Reflector(self.api, self.cache, resource, self.changes.append, self.changes.append)
+        self.reflector = Reflector(
+            self.api, self.cache, resource, self.changes.append, self.changes.append
+        )
 
     def put(self, found):
         return self.api.put(f"{self.path}/{found['metadata']['name']}", found)
@@ -58,11 +60,19 @@ class Reflected:
 
     @property
     def woken(self):
-        return [key for change in self.changes if change.urgency is not Urgency.NEVER for key in change.keys]
+        return [
+            key
+            for change in self.changes
+            if change.urgency is not Urgency.NEVER
+            for key in change.keys
+        ]
 
 
 def event(kind, found, version):
-    return {"type": kind, "object": {**found, "metadata": {**found["metadata"], "resourceVersion": str(version)}}}
+    return {
+        "type": kind,
+        "object": {**found, "metadata": {**found["metadata"], "resourceVersion": str(version)}},
+    }
 
 
 BOOKMARK = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "500"}}}
@@ -116,7 +126,10 @@ def test_first_list_reads_unfinished_jobs_and_the_watch_all():
     assert set(reflected.cache.jobs.entries) == {("team", "demo-train-a1")}
     assert not reflected.reflector.listed.is_set()
     reflected.watch([])
-    assert set(reflected.cache.jobs.entries) == {("team", "demo-train-a1"), ("team", "demo-prepare-a1")}
+    assert set(reflected.cache.jobs.entries) == {
+        ("team", "demo-train-a1"),
+        ("team", "demo-prepare-a1"),
+    }
     assert reflected.reflector.listed.is_set()
 
 
@@ -152,14 +165,21 @@ def test_expired_version_leads_to_a_new_list():
 
 def test_failed_watch_is_retried_from_its_version(caplog):
     reflected = Reflected()
-    versions = reflected.watch([event("ADDED", job_of(), 300), ApiError(0, "no answer")], [ApiError(503, "not now")])
+    versions = reflected.watch(
+        [event("ADDED", job_of(), 300), ApiError(0, "no answer")], [ApiError(503, "not now")]
+    )
     assert versions == ["100", "300", "300"]
     assert caplog.text.count("watching jobs failed and is retried") == 2
 
 
 @pytest.mark.parametrize(
     ("stream", "answered"),
-    [([], True), ([BOOKMARK], True), ([BOOKMARK, ApiError(0, "cut")], True), ([ApiError(403, "no watch")], False)],
+    [
+        ([], True),
+        ([BOOKMARK], True),
+        ([BOOKMARK, ApiError(0, "cut")], True),
+        ([ApiError(403, "no watch")], False),
+    ],
 )
 def test_watch_that_only_fails_gives_no_answer(stream, answered):
     """A load balancer may cut each watch before its end: what was delivered counts."""
@@ -200,9 +220,21 @@ def test_event_that_a_list_has_shown_is_no_change():
 
 MALFORMED = [
     {"metadata": {}},
-    {"metadata": {"namespace": "team", "name": "x", "uid": "u", "resourceVersion": "1", "ownerReferences": [{}]}},
+    {
+        "metadata": {
+            "namespace": "team",
+            "name": "x",
+            "uid": "u",
+            "resourceVersion": "1",
+            "ownerReferences": [{}],
+        }
+    },
     {"metadata": {"namespace": "team", "name": "x", "uid": "u", "labels": [], "annotations": "x"}},
-    {"metadata": {"namespace": "team", "name": "x", "uid": "u"}, "status": {"conditions": "x"}, "spec": []},
+    {
+        "metadata": {"namespace": "team", "name": "x", "uid": "u"},
+        "status": {"conditions": "x"},
+        "spec": [],
+    },
     {"metadata": {"namespace": "team", "name": "x", "uid": "u"}, "involvedObject": "x"},
 ]
 
@@ -222,7 +254,9 @@ def test_malformed_object_does_not_hide_the_next_one(kind, found):
         },
     }[kind]
     reflected.cache.update(JOBS, job_of())
-    events = [event(change, found, 300 + n) for n, change in enumerate(("ADDED", "MODIFIED", "DELETED"))]
+    events = [
+        event(change, found, 300 + n) for n, change in enumerate(("ADDED", "MODIFIED", "DELETED"))
+    ]
     versions = reflected.watch([*events, event("ADDED", sound, 310)])
     assert versions == ["100", "310"], "the watch went on"
     assert Key("team", "demo") in reflected.woken

@@ -61,7 +61,9 @@ def test_each_error_has_its_outcome_and_is_contained(error, outcome):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("error", "outcome"), [case for case in ERRORS if case[1] in {"conflict", "error", "bug"}])
+@pytest.mark.parametrize(
+    ("error", "outcome"), [case for case in ERRORS if case[1] in {"conflict", "error", "bug"}]
+)
 def test_pipeline_is_retried_after_an_error(error, outcome):
     async def scenario():
         cluster, queue = FailingCluster(error), WorkQueue()
@@ -141,7 +143,9 @@ def test_pipeline_recreated_during_its_removal_is_reconciled():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), TimeoutError(), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("a bug"), TimeoutError(), asyncio.CancelledError()]
+)
 def test_worker_retries_when_invalid_status_is_not_written(error, caplog):
     async def scenario():
         cluster, queue = FailingCluster(InvalidObject("of another version")), WorkQueue()
@@ -216,7 +220,10 @@ def test_reconciles_without_requests_do_not_hold_up_other_tasks():
         cluster, queue = FinishedCluster(None), WorkQueue()
         for number in range(100):
             queue.add(Key("team", f"done-{number}"), low=True)
-        worker, renewing = asyncio.create_task(run_worker(queue, cluster, Settings)), asyncio.create_task(renew())
+        worker, renewing = (
+            asyncio.create_task(run_worker(queue, cluster, Settings)),
+            asyncio.create_task(renew()),
+        )
         while len(finished) < 100:  # noqa: ASYNC110  the cluster appends to a list
             await asyncio.sleep(0.001)
         worker.cancel()

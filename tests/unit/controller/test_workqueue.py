@@ -69,7 +69,15 @@ async def get_all(queue, limit=100):
 
 @pytest.mark.parametrize(
     ("workers", "namespaces", "expected"),
-    [(20, 1, [10]), (20, 2, [7, 7]), (20, 3, [5, 5, 5]), (4, 1, [2]), (4, 2, [2, 1]), (2, 1, [1]), (1, 1, [1])],
+    [
+        (20, 1, [10]),
+        (20, 2, [7, 7]),
+        (20, 3, [5, 5, 5]),
+        (4, 1, [2]),
+        (4, 2, [2, 1]),
+        (2, 1, [1]),
+        (1, 1, [1]),
+    ],
 )
 def test_busy_namespaces_leave_workers_to_the_others(workers, namespaces, expected):
     async def scenario():
@@ -212,7 +220,14 @@ def test_namespaces_take_turns():
         for key in (*busy, Key("small", "x"), Key("other", "y")):
             queue.add(key)
         order = await drained(queue, 6)
-        assert [key.namespace for key in order] == ["busy", "small", "other", "busy", "busy", "busy"]
+        assert [key.namespace for key in order] == [
+            "busy",
+            "small",
+            "other",
+            "busy",
+            "busy",
+            "busy",
+        ]
         assert [key for key in order if key.namespace == "busy"] == busy
 
     run(scenario())
@@ -227,7 +242,10 @@ def test_low_priority_has_one_of_eight_turns():
         for number in range(20):
             queue.add(Key("team", f"urgent-{number}"))
         order = await drained(queue, 22)
-        assert [number for number, key in enumerate(order, 1) if key in low] == [LOW_TURN, 2 * LOW_TURN]
+        assert [number for number, key in enumerate(order, 1) if key in low] == [
+            LOW_TURN,
+            2 * LOW_TURN,
+        ]
 
     run(scenario())
 

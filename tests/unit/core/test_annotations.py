@@ -13,10 +13,16 @@ def test_suspend_stops_attempt_and_resume_starts_a_new_one(stage):
     job = scenario.start(stage)
     scenario.edit(suspend=True)
     assert scenario.cluster.jobs[job].asked_to_stop
-    assert (scenario.status.phase, scenario.condition("Reconciling")) == ("Suspended", ("True", "Suspended"))
+    assert (scenario.status.phase, scenario.condition("Reconciling")) == (
+        "Suspended",
+        ("True", "Suspended"),
+    )
     scenario.cluster.evict(job, step=5, saved=5, why=None)
     scenario.after(1000).reconcile_until_stable()
-    assert (scenario.attempt(stage).outcome, scenario.attempt(stage).reason) == (Outcome.STOPPED, "Suspended")
+    assert (scenario.attempt(stage).outcome, scenario.attempt(stage).reason) == (
+        Outcome.STOPPED,
+        "Suspended",
+    )
     assert (scenario.stage(stage).state, scenario.stage(stage).reason) == ("Pending", "Suspended")
     assert scenario.condition("Reconciling") is None
     assert scenario.condition("Finished") == ("False", "Suspended")
@@ -153,11 +159,17 @@ def test_retry_that_repeats_prepare_keeps_what_training_cost():
     scenario.cluster.fail(scenario.start("evaluate"), 66, "there is no adapter")
     scenario.reconcile_until_stable().retry("1")
     assert scenario.running == "prepare"
-    assert (scenario.stage("train").identity, scenario.stage("train").interruptions) == (identity, 1)
+    assert (scenario.stage("train").identity, scenario.stage("train").interruptions) == (
+        identity,
+        1,
+    )
 
 
 def test_other_base_model_gives_training_another_identity():
-    one, other = (Scenario().run("prepare", modelDigest=f"sha256:{name}").stage("train").identity for name in "ab")
+    one, other = (
+        Scenario().run("prepare", modelDigest=f"sha256:{name}").stage("train").identity
+        for name in "ab"
+    )
     assert one != other
 
 

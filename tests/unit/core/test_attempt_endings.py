@@ -18,14 +18,26 @@ def ended(end_job) -> Scenario:
 
 INTERRUPTIONS = {
     "complete, result not read": lambda scenario, job: scenario.cluster.complete(job, None),
-    "evicted, checkpoint saved": lambda scenario, job: scenario.cluster.evict(job, step=70, saved=70),
-    "evicted, killed before it saved": lambda scenario, job: scenario.cluster.fail(job, 137, disruption="evicted"),
-    "evicted, exit code 0 without a result": lambda scenario, job: scenario.cluster.update_job(
-        job, state=JobState.COMPLETE, exit_code=0, disruption="evicted", finished_at=scenario.cluster.now
+    "evicted, checkpoint saved": lambda scenario, job: scenario.cluster.evict(
+        job, step=70, saved=70
     ),
-    "evicted while failing": lambda scenario, job: scenario.cluster.fail(job, 65, disruption="evicted"),
+    "evicted, killed before it saved": lambda scenario, job: scenario.cluster.fail(
+        job, 137, disruption="evicted"
+    ),
+    "evicted, exit code 0 without a result": lambda scenario, job: scenario.cluster.update_job(
+        job,
+        state=JobState.COMPLETE,
+        exit_code=0,
+        disruption="evicted",
+        finished_at=scenario.cluster.now,
+    ),
+    "evicted while failing": lambda scenario, job: scenario.cluster.fail(
+        job, 65, disruption="evicted"
+    ),
     "node lost": lambda scenario, job: scenario.lose_node(job),
-    "exit code 75 without evidence": lambda scenario, job: scenario.cluster.evict(job, step=70, saved=70, why=None),
+    "exit code 75 without evidence": lambda scenario, job: scenario.cluster.evict(
+        job, step=70, saved=70, why=None
+    ),
     "Job object deleted": lambda scenario, job: scenario.cluster.delete_job(job),
 }
 
@@ -59,14 +71,18 @@ def test_interruption_is_retried_and_is_no_failure(end_job):
 def test_failure_is_retried_after_backoff(code, reason):
     scenario = ended(lambda scenario, job: scenario.cluster.fail(job, code))
     train = scenario.stage("train")
-    assert [(a.outcome, a.reason, a.exit_code) for a in train.attempts] == [(Outcome.FAILED, reason, code)]
+    assert [(a.outcome, a.reason, a.exit_code) for a in train.attempts] == [
+        (Outcome.FAILED, reason, code)
+    ]
     assert (train.interruptions, train.failures) == (0, 1)
     assert (train.state, train.reason) == (StageState.PENDING, "Retrying")
     assert scenario.after(10).finish().status.phase == "Succeeded"
 
 
 def exit_0_without_result(scenario, job):
-    scenario.cluster.update_job(job, state=JobState.COMPLETE, exit_code=0, finished_at=scenario.cluster.now)
+    scenario.cluster.update_job(
+        job, state=JobState.COMPLETE, exit_code=0, finished_at=scenario.cluster.now
+    )
 
 
 def exit_0_with_result_of_other_identity(scenario, job):
@@ -91,7 +107,10 @@ def test_exit_code_0_without_expected_result_is_a_failure(end_job, message):
 @pytest.mark.parametrize(("code", "reason"), PERMANENT.values(), ids=PERMANENT.keys())
 def test_permanent_failure_is_not_retried(code, reason):
     scenario = ended(lambda scenario, job: scenario.cluster.fail(job, code, "line 3: no"))
-    assert (scenario.stage("train").state, scenario.stage("train").reason) == (StageState.FAILED, reason)
+    assert (scenario.stage("train").state, scenario.stage("train").reason) == (
+        StageState.FAILED,
+        reason,
+    )
     assert scenario.condition("Stalled") == ("True", reason)
     assert "line 3: no" in scenario.status.conditions[0].message
     assert scenario.after(1e6).reconcile_until_stable().created_jobs == ["prepare-a1", "train-a1"]
@@ -116,14 +135,25 @@ def test_out_of_memory_is_retried_only_with_new_resources():
 
 @pytest.mark.parametrize(
     ("limit", "proposed"),
-    [("256Mi", "512Mi"), ("1.5Gi", "3.0Gi"), ("4Gi", "8Gi"), ("900M", "1800M"), ("1073741824", "2147483648")],
+    [
+        ("256Mi", "512Mi"),
+        ("1.5Gi", "3.0Gi"),
+        ("4Gi", "8Gi"),
+        ("900M", "1800M"),
+        ("1073741824", "2147483648"),
+    ],
 )
 def test_out_of_memory_names_the_limit_and_its_double(limit, proposed):
     """The message is a value of the field that it names: with it the stage succeeds."""
-    scenario = Scenario(a_pipeline(train={"pod": {"resources": {"limits": {"memory": limit}}}})).run("prepare")
+    scenario = Scenario(
+        a_pipeline(train={"pod": {"resources": {"limits": {"memory": limit}}}})
+    ).run("prepare")
     scenario.run_out_of_memory(scenario.start("train"))
     train = scenario.reconcile_until_stable().stage("train")
-    assert train.message == f"killed at its limit {limit}: raise train.pod.resources.limits.memory to {proposed}"
+    assert (
+        train.message
+        == f"killed at its limit {limit}: raise train.pod.resources.limits.memory to {proposed}"
+    )
     assert (train.failures, train.interruptions) == (1, 0)
     scenario.edit(train={"pod": {"resources": {"limits": {"memory": proposed}}}})
     assert scenario.finish().status.phase == "Succeeded"
@@ -136,7 +166,9 @@ def test_out_of_memory_without_a_limit_names_the_node():
 
 
 def test_out_of_memory_keeps_the_words_of_the_process():
-    scenario = ended(lambda scenario, job: scenario.cluster.fail(job, 70, "a worker died", out_of_memory=True))
+    scenario = ended(
+        lambda scenario, job: scenario.cluster.fail(job, 70, "a worker died", out_of_memory=True)
+    )
     assert scenario.stage("train").message.endswith("; a worker died")
 
 
@@ -153,12 +185,17 @@ def test_out_of_memory_decides_before_exit_code_0(disruption):
             finished_at=scenario.cluster.now,
         )
     )
-    assert (scenario.attempt("train").outcome, scenario.attempt("train").reason) == (Outcome.FAILED, "OutOfMemory")
+    assert (scenario.attempt("train").outcome, scenario.attempt("train").reason) == (
+        Outcome.FAILED,
+        "OutOfMemory",
+    )
     assert scenario.after(1e6).reconcile_until_stable().created_jobs[-1] == "train-a1"
 
 
 def test_termination_message_becomes_attempt_message():
-    scenario = ended(lambda scenario, job: scenario.cluster.fail(job, 70, "the loss is not a number at step 12"))
+    scenario = ended(
+        lambda scenario, job: scenario.cluster.fail(job, 70, "the loss is not a number at step 12")
+    )
     assert scenario.attempt("train").message == "the loss is not a number at step 12"
 
 
@@ -166,7 +203,10 @@ def test_queued_job_reports_its_blocker():
     scenario = Scenario().reconcile_until_stable()
     scenario.hold(scenario.attempt("prepare").job, "0/3 nodes have nvidia.com/gpu")
     scenario.reconcile_until_stable()
-    assert (scenario.stage("prepare").state, scenario.stage("prepare").reason) == ("Queued", "WaitingForCapacity")
+    assert (scenario.stage("prepare").state, scenario.stage("prepare").reason) == (
+        "Queued",
+        "WaitingForCapacity",
+    )
     assert "nvidia.com/gpu" in scenario.status.conditions[0].message
 
 

@@ -32,7 +32,9 @@ A100 = [Offer("a100-spot", Decimal("1.14"))], [Offer("a100", Decimal("1.04"))]
 
 def of(hours: float, **fields) -> Experience:
     """A stage that needs some hours more."""
-    return Experience(**({"total": hours * HOUR, "remaining": hours * HOUR, "measured": True} | fields))
+    return Experience(
+        **({"total": hours * HOUR, "remaining": hours * HOUR, "measured": True} | fields)
+    )
 
 
 def choose(offers, experience, capacity=AUTO, **limits):
@@ -47,8 +49,16 @@ def choose(offers, experience, capacity=AUTO, **limits):
         (H100, Experience(), (SPOT, "h100-spot", Cause.LOWER_COST)),
         (A100, of(4), (ON_DEMAND, "a100", Cause.LOWER_COST)),
         (A100, Experience(), (ON_DEMAND, "a100", Cause.LOWER_COST)),
-        (([Offer("b200-spot", Decimal("2.12"))], [Offer("b200")]), of(4), (SPOT, "b200-spot", Cause.PRICE_UNKNOWN)),
-        (([Offer("4090-spot")], [Offer("4090", Decimal("0.53"))]), of(4), (SPOT, "4090-spot", Cause.PRICE_UNKNOWN)),
+        (
+            ([Offer("b200-spot", Decimal("2.12"))], [Offer("b200")]),
+            of(4),
+            (SPOT, "b200-spot", Cause.PRICE_UNKNOWN),
+        ),
+        (
+            ([Offer("4090-spot")], [Offer("4090", Decimal("0.53"))]),
+            of(4),
+            (SPOT, "4090-spot", Cause.PRICE_UNKNOWN),
+        ),
         (([Offer("")], [Offer("")]), of(4), (SPOT, "", Cause.PRICE_UNKNOWN)),
         (H100, of(0.4), (ON_DEMAND, "h100", Cause.SHORT_STAGE)),
         (H100, of(0.4, total=4 * HOUR), (SPOT, "h100-spot", Cause.LOWER_COST)),
@@ -58,7 +68,11 @@ def choose(offers, experience, capacity=AUTO, **limits):
         (H100, of(4, deadline=5.2 * HOUR, measured=False), (SPOT, "h100-spot", Cause.LOWER_COST)),
         (H100, of(4, deadline=4.5 * HOUR, later_stages=HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
         (H100, Experience(deadline=100 * HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
-        (H100, of(4, interruptions=80, spot_time=HOUR, restart=15 * MINUTE), (ON_DEMAND, "h100", Cause.LOWER_COST)),
+        (
+            H100,
+            of(4, interruptions=80, spot_time=HOUR, restart=15 * MINUTE),
+            (ON_DEMAND, "h100", Cause.LOWER_COST),
+        ),
     ],
 )
 def test_auto_chooses_by_deadline_duration_and_cost(offers, experience, expected):
@@ -156,7 +170,9 @@ def test_decision_has_numbers_of_both_capacities():
 
 def test_rate_moves_from_expected_to_observed():
     offer = Offer("spot", Decimal(1), interruptions_per_hour=0.5)
-    rates = [estimate(offer, of(4, interruptions=n, spot_time=n * HOUR)).rate for n in (0, 10, 1000)]
+    rates = [
+        estimate(offer, of(4, interruptions=n, spot_time=n * HOUR)).rate for n in (0, 10, 1000)
+    ]
     assert rates == [0.5, 0.75, pytest.approx(1, abs=0.01)]
 
 
@@ -165,7 +181,9 @@ def test_cost_has_no_end_if_interruptions_leave_no_time():
     assert estimate(offer, of(4, restart=HOUR)).cost == Decimal("Infinity")
 
 
-@pytest.mark.parametrize(("rate", "restart", "loss"), [(0.5, 6, 20), (3, 10, 10), (0.2, 3, 240), (0, 3, 10), (5, 0, 0)])
+@pytest.mark.parametrize(
+    ("rate", "restart", "loss"), [(0.5, 6, 20), (3, 10, 10), (0.2, 3, 240), (0, 3, 10), (5, 0, 0)]
+)
 def test_cost_is_that_of_many_simulated_runs(rate, restart, loss):
     rng = random.Random(1)
     runs = [hours_with_interruptions(rng, rate, restart / 60, loss / 60) for _ in range(2000)]
@@ -174,7 +192,9 @@ def test_cost_is_that_of_many_simulated_runs(rate, restart, loss):
     assert float(expected.cost) == pytest.approx(sum(runs) / len(runs), rel=0.05)
 
 
-def hours_with_interruptions(rng: random.Random, rate: float, restart: float, between: float) -> float:
+def hours_with_interruptions(
+    rng: random.Random, rate: float, restart: float, between: float
+) -> float:
     """Return the hours that four hours of work take; the first start is not counted."""
     between = between or 0.001
     hours, done = 0.0, 0.0
@@ -196,7 +216,11 @@ def hours_with_interruptions(rng: random.Random, rate: float, restart: float, be
     [
         (of(4), Limits(), PENDING),
         (of(4), Limits(pending=HOUR), HOUR),
-        (of(4, deadline=10 * HOUR, restart=MINUTE * 3, loss=MINUTE * 6.8), Limits(), 0.9 * 5.666667 * HOUR),
+        (
+            of(4, deadline=10 * HOUR, restart=MINUTE * 3, loss=MINUTE * 6.8),
+            Limits(),
+            0.9 * 5.666667 * HOUR,
+        ),
         (of(4, deadline=10 * HOUR), Limits(pending=HOUR), HOUR),
         (of(1, deadline=1.1167 * HOUR, loss=0 * HOUR, restart=MINUTE), Limits(), MIN_PENDING),
         (of(1, deadline=1.1 * HOUR, loss=0 * HOUR, restart=MINUTE), Limits(), 2.2 * MINUTE),
@@ -263,7 +287,14 @@ def test_deadline_is_kept_after_interruption_in_worst_moment():
         for restart in (2, 10):
             experience = of(hours, restart=restart * MINUTE, loss=20 * MINUTE)
             needed = experience.remaining + 2 * experience.restart + experience.loss
-            late = choose(H100, of(hours, restart=restart * MINUTE, loss=20 * MINUTE, deadline=needed))
+            late = choose(
+                H100, of(hours, restart=restart * MINUTE, loss=20 * MINUTE, deadline=needed)
+            )
             assert late == (ON_DEMAND, "h100", Cause.DEADLINE)
-            in_time = of(hours, restart=restart * MINUTE, loss=20 * MINUTE, deadline=needed + 0.031 * hours * HOUR)
+            in_time = of(
+                hours,
+                restart=restart * MINUTE,
+                loss=20 * MINUTE,
+                deadline=needed + 0.031 * hours * HOUR,
+            )
             assert choose(H100, in_time)[0] == SPOT

@@ -42,14 +42,20 @@ def test_ten_evictions_leave_the_failure_budget_untouched():
 
 
 def test_eviction_after_ten_exceeds_only_its_own_budget():
-    scenario = interrupt(Scenario(a_pipeline(train={"maxFailures": 0, "maxInterruptions": 10})).run("prepare"), 11)
+    scenario = interrupt(
+        Scenario(a_pipeline(train={"maxFailures": 0, "maxInterruptions": 10})).run("prepare"), 11
+    )
     assert (scenario.stage("train").failures, scenario.stage("train").interruptions) == (0, 11)
     assert "interrupted 11 times" in scenario.stage("train").message
 
 
 def test_crashing_script_leaves_interruption_budget_untouched():
     """With no interruption to spare, a crashing script uses up its own budget alone."""
-    scenario = fail(Scenario(a_pipeline(train={"maxFailures": 3, "maxInterruptions": 0})).run("prepare"), 3, code=1)
+    scenario = fail(
+        Scenario(a_pipeline(train={"maxFailures": 3, "maxInterruptions": 0})).run("prepare"),
+        3,
+        code=1,
+    )
     assert (scenario.stage("train").failures, scenario.stage("train").interruptions) == (3, 0)
     assert scenario.stage("train").state == "Pending"
     assert fail(scenario, 1, code=1).condition("Stalled") == ("True", "RetriesExhausted")
@@ -114,7 +120,10 @@ def test_stage_is_stopped_after_its_timeout():
     assert scenario.cluster.jobs[job].asked_to_stop
     scenario.cluster.evict(job, why=None)
     scenario.reconcile_until_stable()
-    assert (scenario.stage("train").state, scenario.stage("train").reason) == ("Failed", "DeadlineExceeded")
+    assert (scenario.stage("train").state, scenario.stage("train").reason) == (
+        "Failed",
+        "DeadlineExceeded",
+    )
     assert scenario.attempt("train").outcome == Outcome.STOPPED
     assert scenario.edit(train={"maxRuntimeSeconds": 500}).finish().status.phase == "Succeeded"
 
@@ -132,7 +141,9 @@ def run_until_finished(scenario: Scenario) -> Scenario:
 
 
 @pytest.mark.parametrize("ahead", [-3600, -20, 0, 20, 99, 101, 3600])
-@pytest.mark.parametrize("limit", [{"train": {"maxRuntimeSeconds": 100}}, {"maxRuntimeSeconds": 160}], ids=str)
+@pytest.mark.parametrize(
+    "limit", [{"train": {"maxRuntimeSeconds": 100}}, {"maxRuntimeSeconds": 160}], ids=str
+)
 def test_deadline_ends_the_stage_with_any_clock_skew(ahead, limit):
     """An operator ahead of the kubelet once started Job after Job: by the kubelet's times there was time left."""
     scenario = Scenario(a_pipeline(**limit)).run("prepare")
@@ -143,7 +154,9 @@ def test_deadline_ends_the_stage_with_any_clock_skew(ahead, limit):
 
 
 @pytest.mark.parametrize(
-    "raised", [{"train": {"maxRuntimeSeconds": 5000}}, {"train": {"maxRuntimeSeconds": None}}], ids=str
+    "raised",
+    [{"train": {"maxRuntimeSeconds": 5000}}, {"train": {"maxRuntimeSeconds": None}}],
+    ids=str,
 )
 @pytest.mark.parametrize("ahead", [-20, 0, 20])
 def test_raised_timeout_continues_under_clock_skew(ahead, raised):
@@ -158,7 +171,9 @@ def test_raised_timeout_continues_under_clock_skew(ahead, raised):
 def test_lower_timeout_after_the_stop_names_the_time_used():
     scenario = Scenario(a_pipeline(train={"maxRuntimeSeconds": 100})).run("prepare")
     run_until_finished(scenario)
-    assert "ran for 102 s; train.maxRuntimeSeconds is 100: raise it" in scenario.stage("train").message
+    assert (
+        "ran for 102 s; train.maxRuntimeSeconds is 100: raise it" in scenario.stage("train").message
+    )
     scenario.edit(train={"maxRuntimeSeconds": 101})
     assert scenario.stage("train").state == "Failed"
     assert scenario.retry("again").created_jobs[-1] == "train-a2"

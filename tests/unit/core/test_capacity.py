@@ -42,13 +42,17 @@ def test_cheaper_spot_is_chosen_with_its_numbers():
 def test_dearer_spot_is_not_chosen():
     scenario = training(*A100)
     assert placed(scenario) == ("OnDemand", "a100")
-    assert choice(scenario).message.startswith("OnDemand (a100): 1.04 against 1.14 USD an hour on Spot")
+    assert choice(scenario).message.startswith(
+        "OnDemand (a100): 1.04 against 1.14 USD an hour on Spot"
+    )
 
 
 def test_requested_spot_that_costs_more_is_warned_about():
     scenario = training(*A100, placement={"capacity": "Spot"})
     assert placed(scenario) == ("Spot", "a100-spot")
-    warning = next(event for _, event in scenario.cluster.emitted if event.reason == "SpotCostsMore")
+    warning = next(
+        event for _, event in scenario.cluster.emitted if event.reason == "SpotCostsMore"
+    )
     assert warning.type == "Warning"
     assert "costs more than OnDemand: 1.14 against 1.04 USD an hour on OnDemand" in warning.message
     job = scenario.attempt("train").job
@@ -58,7 +62,9 @@ def test_requested_spot_that_costs_more_is_warned_about():
     assert "costs more than OnDemand" in condition.message
 
 
-@pytest.mark.parametrize("classes", [(), (("h100-spot", "Spot", None), H100[1]), (H100[0], ("h100", "OnDemand", None))])
+@pytest.mark.parametrize(
+    "classes", [(), (("h100-spot", "Spot", None), H100[1]), (H100[0], ("h100", "OnDemand", None))]
+)
 def test_missing_price_stops_nothing(classes):
     scenario = training(*classes)
     assert placed(scenario)[0] == "Spot"
@@ -86,7 +92,9 @@ def test_deadline_with_unknown_duration_runs_on_demand():
 def test_last_allowed_interruption_leads_to_on_demand():
     """With much time to spare, quick interruptions are no reason to leave: the budget of the stage is."""
     deadline = (START + timedelta(hours=300)).isoformat()
-    scenario = training(*H100, deadline=deadline, maxInterruptions=3, placement={"expectedSeconds": 60_000})
+    scenario = training(
+        *H100, deadline=deadline, maxInterruptions=3, placement={"expectedSeconds": 60_000}
+    )
     for number in range(3):
         assert placed(scenario)[0] == "Spot"
         interrupt(scenario, 5, start=50 * number, last=50 * number + 50, saved=50 * number + 50)
@@ -117,7 +125,9 @@ def test_three_quick_interruptions_lead_to_on_demand():
     scenario = training(*H100)
     for number in range(3):
         assert placed(scenario)[0] == "Spot"
-        interrupt(scenario, 10, start=100 * number, last=100 * number + 100, saved=100 * number + 100)
+        interrupt(
+            scenario, 10, start=100 * number, last=100 * number + 100, saved=100 * number + 100
+        )
     assert placed(scenario) == ("OnDemand", "h100")
     assert choice(scenario).cause == "Interruptions"
 
@@ -125,12 +135,16 @@ def test_three_quick_interruptions_lead_to_on_demand():
 def test_interruptions_after_hours_stay_on_spot():
     scenario = training(*H100)
     for number in range(5):
-        interrupt(scenario, 90, start=900 * number, last=900 * number + 900, saved=900 * number + 900)
+        interrupt(
+            scenario, 90, start=900 * number, last=900 * number + 900, saved=900 * number + 900
+        )
     assert placed(scenario)[0] == "Spot"
 
 
 def test_attempts_without_a_durable_step_lead_to_on_demand():
-    scenario = training(*H100, placement={"fallback": {"afterInterruptions": 9, "afterFruitlessAttempts": 2}})
+    scenario = training(
+        *H100, placement={"fallback": {"afterInterruptions": 9, "afterFruitlessAttempts": 2}}
+    )
     for _ in range(2):
         interrupt(scenario, 10, start=0, last=100, saved=0)
     assert placed(scenario)[0] == "OnDemand"
@@ -158,7 +172,10 @@ def test_evicted_attempt_whose_job_has_not_ended_is_not_moved():
     assert scenario.attempt("train").stopping is None
     scenario.cluster.evict(job, 100, 100)
     scenario.reconcile()
-    assert [one.outcome for one in scenario.stage("train").attempts][-2:] == ["Interrupted", "Running"]
+    assert [one.outcome for one in scenario.stage("train").attempts][-2:] == [
+        "Interrupted",
+        "Running",
+    ]
 
 
 def test_on_demand_attempt_that_is_nearly_done_stays():
@@ -169,7 +186,10 @@ def test_on_demand_attempt_that_is_nearly_done_stays():
 
 def test_own_node_selector_excludes_other_classes():
     scenario = training(*H100, *A100, pod={**GPU, "nodeSelector": {"class": "a100"}})
-    assert placed(scenario) == ("Spot", None)  # no spot class has that label, so that the price of Spot is not known
+    assert placed(scenario) == (
+        "Spot",
+        None,
+    )  # no spot class has that label, so that the price of Spot is not known
     scenario = training(*H100, *A100, pod={**GPU, "nodeSelector": {"zone": "b"}})
     assert placed(scenario) == ("Spot", "h100-spot")
 
@@ -230,7 +250,11 @@ def test_used_up_estimate_keeps_the_cheaper_capacity():
 
 
 def test_program_that_saves_nothing_is_not_moved():
-    scenario = training(*H100, pod={**GPU, "image": "own", "command": ["train"]}, placement={"expectedSeconds": 90_000})
+    scenario = training(
+        *H100,
+        pod={**GPU, "image": "own", "command": ["train"]},
+        placement={"expectedSeconds": 90_000},
+    )
     find_no_node(scenario)
     scenario.after(600).reconcile_until_stable()
     end_stopped(scenario)
@@ -264,7 +288,10 @@ def test_price_is_written_without_an_exponent(price):
 def test_deadline_that_has_passed_is_said():
     deadline = (START - timedelta(days=3)).isoformat()
     scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 14400})
-    assert choice(scenario).message == "OnDemand (h100): the deadline was 3d ago, and 4h of work are left"
+    assert (
+        choice(scenario).message
+        == "OnDemand (h100): the deadline was 3d ago, and 4h of work are left"
+    )
 
 
 def test_few_steps_say_more_than_a_used_up_estimate():
@@ -281,7 +308,10 @@ def test_few_steps_say_more_than_a_used_up_estimate():
 
 def test_program_that_saves_nothing_loses_all_of_its_work():
     """Ten hours may be lost just before the end: the deadline must leave the time to do them again."""
-    own = {"pod": {**GPU, "image": "own", "command": ["train"]}, "placement": {"expectedSeconds": 36_000}}
+    own = {
+        "pod": {**GPU, "image": "own", "command": ["train"]},
+        "placement": {"expectedSeconds": 36_000},
+    }
     for hours, capacity in ((18, "OnDemand"), (24, "Spot")):
         deadline = (START + timedelta(hours=hours)).isoformat()
         assert placed(training(*H100, deadline=deadline, **own))[0] == capacity
@@ -291,6 +321,10 @@ def test_estimate_of_later_stages_keeps_a_reserve():
     later = {"evaluate": {"placement": {"expectedSeconds": 14400}}}
     for minutes, capacity in ((600, "OnDemand"), (680, "Spot")):
         train = {"pod": GPU, "placement": {"expectedSeconds": 14400}}
-        spec = {"deadline": (START + timedelta(minutes=minutes)).isoformat(), "train": train, **later}
+        spec = {
+            "deadline": (START + timedelta(minutes=minutes)).isoformat(),
+            "train": train,
+            **later,
+        }
         scenario = Scenario(a_pipeline(**spec), settings=settings(*H100)).run_before("train")
         assert placed(scenario)[0] == capacity

@@ -47,13 +47,19 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize(("state", "present", "ready", "finished"), [(s, *x) for s, x in SITUATIONS.items()])
+@pytest.mark.parametrize(
+    ("state", "present", "ready", "finished"), [(s, *x) for s, x in SITUATIONS.items()]
+)
 def test_summary_conditions_in_each_state(state, present, ready, finished):
     scenario = built(state)
     assert summary_condition_types(scenario) == present
     assert scenario.condition("Ready")[0] == ready
     assert scenario.condition("Finished")[0] == finished
-    assert all(c.status == "True" for c in scenario.status.conditions if c.type in {"Reconciling", "Stalled"})
+    assert all(
+        c.status == "True"
+        for c in scenario.status.conditions
+        if c.type in {"Reconciling", "Stalled"}
+    )
     assert {c.observed_generation for c in scenario.status.conditions} == {scenario.generation}
 
 
@@ -96,7 +102,10 @@ def test_finished_at_is_set_only_while_finished():
 
 def test_every_stage_has_a_condition():
     scenario = Scenario(a_pipeline(deploy=None)).run("prepare").run("train")
-    assert [scenario.condition(kind) for kind in ("Prepared", "Trained", "Evaluated", "Pushed", "Deployed")] == [
+    assert [
+        scenario.condition(kind)
+        for kind in ("Prepared", "Trained", "Evaluated", "Pushed", "Deployed")
+    ] == [
         ("True", "StageSucceeded"),
         ("True", "StageSucceeded"),
         ("Unknown", "Progressing"),
@@ -142,7 +151,11 @@ def test_last_event_names_the_outcome(state, last):
 
 def test_gate_edit_that_changes_the_outcome_emits_an_event():
     scenario = Scenario(
-        a_pipeline(evaluate={"gates": [{"task": "exam", "metric": "f1", "value": 0.6}]}, push=None, deploy=None)
+        a_pipeline(
+            evaluate={"gates": [{"task": "exam", "metric": "f1", "value": 0.6}]},
+            push=None,
+            deploy=None,
+        )
     ).finish()
     assert scenario.events[-1] == "PipelineFailed"
     scenario.edit(evaluate={"gates": [{"task": "exam", "value": 0.6}]})

@@ -61,11 +61,18 @@ def test_published_example_sums_to_the_cent():
     for stage, minutes in (("prepare", 30), ("train", 240), ("evaluate", 45), ("push", 5)):
         run_for(scenario, stage, minutes)
     assert scenario.status.phase == "Succeeded"
-    spent = {name: str(stage.costs.spent) for name, stage in scenario.status.stages.items() if stage.costs}
+    spent = {
+        name: str(stage.costs.spent)
+        for name, stage in scenario.status.stages.items()
+        if stage.costs
+    }
     assert spent == {"prepare": "0.0500", "train": "3.2000", "evaluate": "0.7800", "push": "0.0083"}
     assert scenario.status.spent == "4.04 USD"
     found = costs(scenario)
-    assert (found.on_demand.quantize(Decimal("0.01")), found.saved) == (Decimal("13.24"), Decimal("9.2000"))
+    assert (found.on_demand.quantize(Decimal("0.01")), found.saved) == (
+        Decimal("13.24"),
+        Decimal("9.2000"),
+    )
     assert (found.lost, found.unpriced, found.currency) == (0, 0, "USD")
 
 
@@ -83,7 +90,9 @@ def test_interruption_wastes_its_lost_steps_and_its_start():
     assert (first.seconds, first.steps, first.cost) == (3600.0, 560, Decimal("0.8000"))
     assert first.lost_cost == Decimal("0.1333")  # 600 s
     job = scenario.start("train")
-    scenario.cluster.progress(job, 510, start_step=500, saved_step=500, step_seconds=6.0, total=1000)
+    scenario.cluster.progress(
+        job, 510, start_step=500, saved_step=500, step_seconds=6.0, total=1000
+    )
     scenario.reconcile_until_stable()
     first = scenario.stage("train").attempts[0]
     assert (first.lost_steps, first.lost_cost) == (60, Decimal("0.1333"))
@@ -101,7 +110,9 @@ def test_two_lost_checkpoints_cost_the_steps_of_both_attempts():
     for start, last in ((0, 500), (500, 800)):
         job = scenario.start("train")
         scenario.after(6 * (last - start))
-        scenario.cluster.progress(job, last, start_step=start, saved_step=last, step_seconds=6.0, total=1000)
+        scenario.cluster.progress(
+            job, last, start_step=start, saved_step=last, step_seconds=6.0, total=1000
+        )
         scenario.reconcile()
         scenario.lose_node(job)
         scenario.pass_interruption_backoff()
@@ -122,7 +133,9 @@ def test_negative_step_seconds_waste_no_more_than_was_spent():
     scenario.run("prepare")
     job = scenario.start("train")
     scenario.after(3600)
-    scenario.cluster.progress(job, 10**15, start_step=0, saved_step=10**15, step_seconds=-5.0, total=10**15)
+    scenario.cluster.progress(
+        job, 10**15, start_step=0, saved_step=10**15, step_seconds=-5.0, total=10**15
+    )
     scenario.reconcile()
     scenario.lose_node(job)
     scenario.reconcile_until_stable()
@@ -145,7 +158,9 @@ def test_attempts_that_are_no_longer_listed_still_count():
     assert train.costs.attempts == ATTEMPTS_KEPT + 4
     by_capacity = {"Spot": Decimal("0.0800"), "OnDemand": Decimal("0.3100")}
     assert {one.cost for one in train.attempts if one.cost is not None} <= set(by_capacity.values())
-    assert train.costs.spent == train.earlier_costs.spent + sum(one.cost or 0 for one in train.attempts)
+    assert train.costs.spent == train.earlier_costs.spent + sum(
+        one.cost or 0 for one in train.attempts
+    )
     assert train.costs.seconds == 360.0 * (ATTEMPTS_KEPT + 4)
 
 
@@ -222,7 +237,9 @@ def test_saved_steps_count_though_progress_was_never_read():
     scenario.after(7200)
     scenario.cluster.evict(job, 1100, 1100)
     job = scenario.start("train")
-    scenario.cluster.progress(job, 1110, start_step=1100, saved_step=1100, step_seconds=6.0, total=5000)
+    scenario.cluster.progress(
+        job, 1110, start_step=1100, saved_step=1100, step_seconds=6.0, total=5000
+    )
     scenario.reconcile_until_stable()
     first = scenario.stage("train").attempts[0]
     assert (first.lost_steps, first.cost, first.lost_cost) == (0, Decimal("1.6"), 0)
@@ -240,7 +257,9 @@ def lose_node_after_steps_that_were_not_read() -> tuple[Scenario, PipelineStatus
     scenario.lose_node(job)
     ended = scenario.reconcile_until_stable().status
     job = scenario.start("train")
-    scenario.cluster.progress(job, 600, start_step=595, saved_step=595, step_seconds=6.0, total=2000)
+    scenario.cluster.progress(
+        job, 600, start_step=595, saved_step=595, step_seconds=6.0, total=2000
+    )
     scenario.reconcile_until_stable()
     return scenario, ended
 
@@ -277,11 +296,17 @@ def test_metric_counts_a_loss_once_though_the_stage_is_retried():
     scenario.retry("again")
     record()
     job = scenario.start("train")
-    scenario.cluster.progress(job, 510, start_step=500, saved_step=500, step_seconds=6.0, total=10_000)
+    scenario.cluster.progress(
+        job, 510, start_step=500, saved_step=500, step_seconds=6.0, total=10_000
+    )
     scenario.reconcile_until_stable()
     record()
-    assert lost_to_interruptions() - counted == pytest.approx(float(costs(scenario).lost), abs=0.001)
+    assert lost_to_interruptions() - counted == pytest.approx(
+        float(costs(scenario).lost), abs=0.001
+    )
 
 
 def lost_to_interruptions() -> float:
-    return REGISTRY.get_sample_value("finetune_lost_to_interruptions_total", {"stage": "train"}) or 0.0
+    return (
+        REGISTRY.get_sample_value("finetune_lost_to_interruptions_total", {"stage": "train"}) or 0.0
+    )

@@ -97,7 +97,9 @@ def same_outcome(scenario: Scenario, expected: Scenario) -> bool:
 def test_kill_at_every_moment_of_each_reconcile_changes_nothing(without_faults):
     fault = FaultAtEveryMoment()
     assert same_outcome(run_pipeline(fault), without_faults[0])
-    assert {f"{when} {request}" for request in REQUESTS for when in ("before", "after")} == set(fault.moments)
+    assert {f"{when} {request}" for request in REQUESTS for when in ("before", "after")} == set(
+        fault.moments
+    )
 
 
 def test_single_fault_does_not_change_the_outcome(without_faults):
@@ -105,7 +107,9 @@ def test_single_fault_does_not_change_the_outcome(without_faults):
     # 41 is coprime with the number of moments in a reconcile, so that every kind of moment is among them.
     for moment in range(1, len(moments), 41):
         error = Killed if moment % 2 else ClusterError
-        assert same_outcome(run_pipeline(Fault(moment, error)), expected), f"{error.__name__} {moments[moment - 1]}"
+        assert same_outcome(run_pipeline(Fault(moment, error)), expected), (
+            f"{error.__name__} {moments[moment - 1]}"
+        )
 
 
 def test_events_are_emitted_when_apply_fails():
@@ -137,7 +141,9 @@ def test_concurrent_edit_is_a_conflict_and_is_not_overwritten():
 
     scenario.cluster.inject_fault = edit_before_write
     with pytest.raises(ClusterError, match="changed since"):
-        run_coroutine(reconcile(scenario.key, scenario.cluster, scenario.settings, scenario.cluster.now))
+        run_coroutine(
+            reconcile(scenario.key, scenario.cluster, scenario.settings, scenario.cluster.now)
+        )
     assert scenario.cluster.applied == []
     assert scenario.reconcile_until_stable().status.observed_generation == 2
 

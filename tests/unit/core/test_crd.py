@@ -117,7 +117,11 @@ def test_printer_columns_refer_to_status_fields(version, schema):
 
 
 def test_every_field_of_the_spec_has_a_description(schema):
-    missing = [path for path, part in walk(schema["properties"]["spec"]) if "." in path and "description" not in part]
+    missing = [
+        path
+        for path, part in walk(schema["properties"]["spec"])
+        if "." in path and "description" not in part
+    ]
     assert [path for path in missing if not path.endswith(("items", "additionalProperties"))] == []
 
 
@@ -131,7 +135,10 @@ def test_complete_manifest_has_every_field_of_the_spec(schema, everything):
 
     absent = set(missing(schema["properties"]["spec"], everything["spec"], "spec"))
     columns = {path for path in absent if ".columns." in path}  # of one kind of record
-    assert absent - columns == {"spec.train.epochs", "spec.validation.fraction"}  # excluded by maxSteps and uri
+    assert absent - columns == {
+        "spec.train.epochs",
+        "spec.validation.fraction",
+    }  # excluded by maxSteps and uri
 
 
 def test_schema_has_no_nulls(schema):
@@ -180,7 +187,9 @@ def test_long_texts_of_a_stage_are_refused_together():
     pod = {"env": most, "command": command}
     PipelineSpec.model_validate({**ALL_STAGES, "train": {"pod": pod}})
     for more in ({"env": [*most, {"name": "B"}]}, {"args": ["x"]}, {"command": [*command, "x"]}):
-        with pytest.raises(ValidationError, match=r"env, command, args have more than 65536 characters .* Secret"):
+        with pytest.raises(
+            ValidationError, match=r"env, command, args have more than 65536 characters .* Secret"
+        ):
             PipelineSpec.model_validate({**ALL_STAGES, "train": {"pod": pod | more}})
 
 
@@ -227,7 +236,10 @@ INVALID = [
     ("prepare.pod.env", {"A": "1"}),
     ("prepare.pod.env", [{"name": "A", "value": 1}]),
     ("prepare.pod.env", [{"value": "1"}]),
-    ("prepare.pod.env", [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}]),
+    (
+        "prepare.pod.env",
+        [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}],
+    ),
     ("prepare.pod.env", [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys"}}}]),
     ("prepare.pod.env", [{"name": f"A{i}", "value": "x"} for i in range(129)]),
     ("prepare.pod.envFrom", [{"secretRef": "keys"}]),

@@ -32,14 +32,19 @@ ANYWHERE = {"description", "default", "type", "x-kubernetes-validations"}
 NOT_IN_RE2 = re.compile(r"\(\?[=!<]|\\[1-9]|\(\?>|[*+?}]\+|\\Z|\(\?P=")
 
 
-INT_OR_STRING = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+INT_OR_STRING = {
+    "x-kubernetes-int-or-string": True,
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+}
 """The only part of a structural schema that may have no type and may have anyOf."""
 
 
 def parts(schema, path="$"):
     if "x-kubernetes-int-or-string" in schema:
         assert schema.items() >= INT_OR_STRING.items(), path
-        schema = {key: value for key, value in schema.items() if key not in INT_OR_STRING} | {"type": "string"}
+        schema = {key: value for key, value in schema.items() if key not in INT_OR_STRING} | {
+            "type": "string"
+        }
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from parts(inner, f"{path}.{name}")
@@ -50,7 +55,9 @@ def parts(schema, path="$"):
 
 @pytest.fixture(scope="module")
 def schema():
-    return yaml.safe_load(generate.FILE.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return yaml.safe_load(generate.FILE.read_text())["spec"]["versions"][0]["schema"][
+        "openAPIV3Schema"
+    ]
 
 
 def test_every_part_has_a_type_and_only_its_keywords(schema):
@@ -197,7 +204,9 @@ class Wide(BaseModel):
     above: float = Field(gt=0, lt=1)
     maybe: int | None = None
     only: Literal["x"] = "x"
-    names: dict[Annotated[str, StringConstraints(pattern=r"^\S'$", max_length=9)], int] = Field(max_length=3)
+    names: dict[Annotated[str, StringConstraints(pattern=r"^\S'$", max_length=9)], int] = Field(
+        max_length=3
+    )
 
 
 def test_converted_schema_keeps_all_constraints():

@@ -31,12 +31,18 @@ class Run:
         self.interval = self.rng.choice([30, 180, 600])
         work = self.total * STEP
         needed = self.start_up + work
-        self.deadline = START + timedelta(seconds=60 + needed + self.rng.choice([40, 90, 150, 250, 400, 900, work]))
+        self.deadline = START + timedelta(
+            seconds=60 + needed + self.rng.choice([40, 90, 150, 250, 400, 900, work])
+        )
         self.up, self.until = self.rng.random() < 0.6, self.rng.expovariate(1 / MEAN)
         train = {"checkpoint": {"everySeconds": self.interval}, "maxInterruptions": 1000}
         estimate = {"expectedSeconds": max(1, int(work * self.rng.uniform(0.8, 1.2)))}
         self.scenario: Scenario = training(
-            *H100, deadline=self.deadline.isoformat(), placement=estimate, defaults=DEFAULTS, **train
+            *H100,
+            deadline=self.deadline.isoformat(),
+            placement=estimate,
+            defaults=DEFAULTS,
+            **train,
         )
         self.durable, self.begin, self.elapsed = 0, 0, 0.0
 
@@ -98,7 +104,12 @@ class Run:
         if self.step >= self.total:
             return True
         if self.step > self.begin:
-            known = {"start_step": self.begin, "saved_step": self.durable, "step_seconds": STEP, "total": self.total}
+            known = {
+                "start_step": self.begin,
+                "saved_step": self.durable,
+                "step_seconds": STEP,
+                "total": self.total,
+            }
             self.scenario.cluster.progress(job, self.step, **known)
         self.scenario.reconcile_until_stable()
         return False
@@ -150,5 +161,7 @@ def run_or_wait(scenario: Scenario, step: int) -> int:
 
 
 def report(scenario: Scenario, job: str, step: int, *, start: int) -> None:
-    scenario.cluster.progress(job, step, start_step=start, saved_step=step, step_seconds=STEP, total=1400)
+    scenario.cluster.progress(
+        job, step, start_step=start, saved_step=step, step_seconds=STEP, total=1400
+    )
     scenario.reconcile_until_stable()

@@ -13,14 +13,18 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.resources.claim import build_claim
 from finetune_operator.kubernetes.translate.defaults import KEY, NONE, read_defaults
 
-UNUSABLE = Blocker(Reason.SPEC_INVALID, "the ConfigMap finetune-defaults of this namespace cannot be used: why")
+UNUSABLE = Blocker(
+    Reason.SPEC_INVALID, "the ConfigMap finetune-defaults of this namespace cannot be used: why"
+)
 
 
 def queue(name: str) -> Defaults:
     return Defaults.model_validate({"podDefaults": {"priorityClassName": name}})
 
 
-def scenario_with(namespace: Defaults = NO_DEFAULTS, operator: Defaults = NO_DEFAULTS, **changes) -> Scenario:
+def scenario_with(
+    namespace: Defaults = NO_DEFAULTS, operator: Defaults = NO_DEFAULTS, **changes
+) -> Scenario:
     scenario = Scenario(a_pipeline(**changes), settings=Settings(defaults=operator))
     scenario.cluster.defaults = namespace
     return scenario
@@ -44,7 +48,9 @@ LEVELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "namespace", "operator", "expected"), LEVELS.values(), ids=LEVELS)
+@pytest.mark.parametrize(
+    ("changes", "namespace", "operator", "expected"), LEVELS.values(), ids=LEVELS
+)
 def test_nearest_level_decides(changes, namespace, operator, expected):
     scenario = scenario_with(namespace, operator, **changes).run("prepare")
     scenario.start("train")
@@ -55,7 +61,9 @@ def test_defaults_are_in_no_hash():
     plain, other = scenario_with().finish(), scenario_with(queue("low"), queue("high")).finish()
     for stage in ORDER:
         assert priority(other, stage) == "low"
-        hashes = [(one.attempt(stage).identity, one.attempt(stage).execution) for one in (plain, other)]
+        hashes = [
+            (one.attempt(stage).identity, one.attempt(stage).execution) for one in (plain, other)
+        ]
         assert hashes[0] == hashes[1]
 
 
@@ -99,7 +107,11 @@ def test_unusable_defaults_hold_the_next_attempt_only():
     scenario.complete("train")
     assert scenario.stage("train").state == "Succeeded"
     stage = scenario.stage("evaluate")
-    assert (stage.state, stage.reason, stage.message) == ("Pending", "SpecInvalid", UNUSABLE.message)
+    assert (stage.state, stage.reason, stage.message) == (
+        "Pending",
+        "SpecInvalid",
+        UNUSABLE.message,
+    )
     ready = next(one for one in scenario.status.conditions if one.type == "Ready")
     assert (ready.status, ready.reason) == ("False", "SpecInvalid")
     assert ready.message.startswith(f"evaluate: {UNUSABLE.message} (see ")
@@ -144,10 +156,16 @@ BROKEN = {
     "wrong value": ("podDefaults: {priorityClassName: '?'}", r"podDefaults\.priorityClassName"),
     "of a stage": ("train: {}", r"defaults\.yaml: train"),
     "reserved": ("podDefaults: {env: [{name: FINETUNE_CONFIG, value: x}]}", "FINETUNE_"),
-    "two gpus": ("podDefaults: {resources: {limits: {nvidia.com/gpu: 2}}}", "more than one accelerator"),
+    "two gpus": (
+        "podDefaults: {resources: {limits: {nvidia.com/gpu: 2}}}",
+        "more than one accelerator",
+    ),
     "no mapping": ("[]", "dictionary"),
     "no YAML": ("a: [", "expected"),
-    "alias": ("podDefaults: {labels: &a {}, annotations: *a}", r"an alias \(\*name\) is not allowed"),
+    "alias": (
+        "podDefaults: {labels: &a {}, annotations: *a}",
+        r"an alias \(\*name\) is not allowed",
+    ),
     "tag": ("podDefaults: !!python/object:os.system {}", "tag"),
     "deep": ("[" * 3000, "recursion|expected|dictionary"),
     "long": ("#" * 40_000, "40,000 characters: write at most"),
@@ -159,7 +177,9 @@ def test_unusable_config_map_names_its_field(text, error):
     found = read(text)
     assert found.defaults == NO_DEFAULTS
     assert found.blocker
-    assert found.blocker.message.startswith("the ConfigMap finetune-defaults of this namespace cannot be used: ")
+    assert found.blocker.message.startswith(
+        "the ConfigMap finetune-defaults of this namespace cannot be used: "
+    )
     with pytest.raises(AssertionError, match=f"(?s){error}"):
         raise AssertionError(found.blocker.message)
 

@@ -7,12 +7,21 @@ from support.scenario import Scenario, a_pipeline
 from finetune_trainer.contract import EvaluateConfig
 
 NO_PUSH = {"push": None, "deploy": None}
-ADAPTER_ONLY = {"push": {"targets": [{"uri": "pvc://models/adapter", "format": "Adapter"}]}, "deploy": None}
+ADAPTER_ONLY = {
+    "push": {"targets": [{"uri": "pvc://models/adapter", "format": "Adapter"}]},
+    "deploy": None,
+}
 GAIN = {"task": "exam", "value": 0.1, "against": "Base"}
 
 
 def evaluate_config(**changes) -> EvaluateConfig:
-    config = Scenario(a_pipeline(**changes)).run("prepare").run("train").reconcile_until_stable().config("evaluate")
+    config = (
+        Scenario(a_pipeline(**changes))
+        .run("prepare")
+        .run("train")
+        .reconcile_until_stable()
+        .config("evaluate")
+    )
     assert isinstance(config, EvaluateConfig)
     return config
 
@@ -68,7 +77,10 @@ def test_gate_against_base_implies_the_comparison(evaluate, compares):
 
 @pytest.mark.parametrize("template", [{}, {"applyChatTemplate": False}])
 def test_turns_without_a_chat_template_are_refused(template):
-    with pytest.raises(ValidationError, match="fewshotAsMultiturn: turns need a chat template: add applyChatTemplate"):
+    with pytest.raises(
+        ValidationError,
+        match="fewshotAsMultiturn: turns need a chat template: add applyChatTemplate",
+    ):
         a_pipeline(evaluate={"fewshotAsMultiturn": True, **template})
 
 

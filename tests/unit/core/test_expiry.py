@@ -20,7 +20,9 @@ def test_expired_pipeline_is_retained_by_default():
 
 
 def test_expired_pipeline_is_deleted_on_request():
-    scenario = Scenario(a_pipeline(deploy=None, ttlSecondsAfterFinished=100, whenExpired="Delete")).finish()
+    scenario = Scenario(
+        a_pipeline(deploy=None, ttlSecondsAfterFinished=100, whenExpired="Delete")
+    ).finish()
     assert scenario.requeue_after == timedelta(seconds=100)
     scenario.after(99).reconcile()
     assert scenario.key in scenario.cluster.pipelines
@@ -36,7 +38,9 @@ def test_retry_of_an_expired_pipeline_comes_before_its_deletion():
 
 
 def test_unfinished_pipeline_does_not_expire():
-    scenario = Scenario(a_pipeline(deploy=None, ttlSecondsAfterFinished=0, whenExpired="Delete")).run("prepare")
+    scenario = Scenario(
+        a_pipeline(deploy=None, ttlSecondsAfterFinished=0, whenExpired="Delete")
+    ).run("prepare")
     scenario.start("train")
     scenario.after(1e6).reconcile_until_stable()
     assert scenario.key in scenario.cluster.pipelines
@@ -45,7 +49,10 @@ def test_unfinished_pipeline_does_not_expire():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"whenExpired": "Delete", "ttlSecondsAfterFinished": 1}, "whenExpired: Delete would delete the server"),
+        (
+            {"whenExpired": "Delete", "ttlSecondsAfterFinished": 1},
+            "whenExpired: Delete would delete the server",
+        ),
         ({"whenExpired": "Delete", "deploy": None}, "whenExpired: .* add ttlSecondsAfterFinished"),
         ({"whenExpired": "Retain"}, "whenExpired: .* add ttlSecondsAfterFinished"),
     ],

@@ -48,7 +48,9 @@ class Safety(StageSpec):
 SPOT_LINE = '    "Spot": lambda defaults: _set_or(defaults.spot, PRESETS[defaults.preset].spot),\n'
 NEW_PLACEMENT = '    "Reserved": lambda _: Nodes(node_selector={"reserved": "true"}),\n'
 
-NEW_ENGINE = '    "Llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
+NEW_ENGINE = (
+    '    "Llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
+)
 
 SCRIPT = """
 from support.scenario import RESULTS, Scenario, a_pipeline
@@ -73,7 +75,9 @@ print("questions" in crd, "Reserved" in crd, "Llamafile" in crd)
 @pytest.fixture
 def extended(tmp_path) -> Path:
     """Return a copy of the operator and the trainer with an additional stage, capacity type and engine."""
-    trainer = shutil.copytree(TRAINER, tmp_path / TRAINER.name, ignore=shutil.ignore_patterns("__pycache__"))
+    trainer = shutil.copytree(
+        TRAINER, tmp_path / TRAINER.name, ignore=shutil.ignore_patterns("__pycache__")
+    )
     vllm = '    "VLLM": Engine(_vllm_container, _vllm_process, "vllm"),\n'
     add(trainer / "contract" / "engines.py", after=vllm, line=NEW_ENGINE)
     package = tmp_path / "finetune_operator"
@@ -120,13 +124,19 @@ def test_new_stage_placement_and_engine_need_nothing_else(extended):
 
 def names_of_stages(tree: ast.AST) -> list[str]:
     """Return the stage names in the code, as strings and as attributes."""
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     attributes = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return [name for name in (*texts, *attributes) if name in ORDER]
 
 
 def test_no_stage_is_named_outside_its_file_and_the_spec():
     found = {path: names_of_stages(ast.parse(path.read_text())) for path in OPERATOR.rglob("*.py")}
-    assert {path: names for path, names in found.items() if names and path not in MAY_NAME_STAGES} == {}
+    assert {
+        path: names for path, names in found.items() if names and path not in MAY_NAME_STAGES
+    } == {}
     assert names_of_stages(ast.parse("x = spec.train"))
     assert names_of_stages(ast.parse("views['push']"))

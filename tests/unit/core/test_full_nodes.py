@@ -4,7 +4,16 @@ import re
 from datetime import timedelta
 
 import pytest
-from support.placements import H100, choice, end_stopped, find_no_node, interrupt, placed, training, wait_until_moved
+from support.placements import (
+    H100,
+    choice,
+    end_stopped,
+    find_no_node,
+    interrupt,
+    placed,
+    training,
+    wait_until_moved,
+)
 from support.scenario import START
 
 from finetune_operator.api.conditions import Reason
@@ -18,7 +27,9 @@ def test_full_spot_class_is_left_for_the_next_and_then_on_demand():
     assert placed(scenario) == ("Spot", "h100-spot")
     for expected in (("Spot", "b"), ("OnDemand", "h100")):
         find_no_node(scenario)
-        assert scenario.requeue_after == timedelta(minutes=5)  # the poll interval is shorter than the limit
+        assert scenario.requeue_after == timedelta(
+            minutes=5
+        )  # the poll interval is shorter than the limit
         scenario.after(599).reconcile_until_stable()
         assert not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop
         assert scenario.requeue_after == timedelta(seconds=1)
@@ -46,7 +57,9 @@ def test_full_spot_classes_wait_in_turns_while_deadline_allows():
 
 
 def test_requested_spot_waits_where_there_is_no_other_class():
-    scenario = training(*H100, placement={"capacity": "Spot", "fallback": {"afterPendingSeconds": 60}})
+    scenario = training(
+        *H100, placement={"capacity": "Spot", "fallback": {"afterPendingSeconds": 60}}
+    )
     find_no_node(scenario)
     scenario.after(3600).reconcile_until_stable()
     assert not scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop
@@ -87,7 +100,9 @@ def test_waits_do_not_push_out_the_attempt_that_knows_the_steps():
     assert train.attempts[0].number == 1
     job = scenario.attempt("train").job
     scenario.cluster.start(job)
-    scenario.cluster.progress(job, 510, start_step=500, saved_step=500, step_seconds=6.0, total=10_000)
+    scenario.cluster.progress(
+        job, 510, start_step=500, saved_step=500, step_seconds=6.0, total=10_000
+    )
     scenario.reconcile_until_stable()
     assert scenario.status.lost_steps == 60
 
@@ -100,7 +115,12 @@ def test_full_on_demand_classes_are_tried_once_each():
         scenario.after(600).reconcile_until_stable()
         if scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop:
             end_stopped(scenario)
-    assert [one.node_class for one in scenario.stage("train").attempts] == ["od0", "od1", "od2", "od0"]
+    assert [one.node_class for one in scenario.stage("train").attempts] == [
+        "od0",
+        "od1",
+        "od2",
+        "od0",
+    ]
 
 
 def test_full_nodes_of_both_capacities_wait_longer_each_time():
@@ -111,7 +131,14 @@ def test_full_nodes_of_both_capacities_wait_longer_each_time():
         node_class = placed(scenario)[1]
         waits.append((node_class, wait_until_moved(scenario)))
     minutes = [(name, round(wait / MINUTE)) for name, wait in waits if wait]
-    assert minutes[:6] == [("h100-spot", 10), ("b", 10), ("h100", 10), ("h100-spot", 20), ("b", 20), ("h100", 20)]
+    assert minutes[:6] == [
+        ("h100-spot", 10),
+        ("b", 10),
+        ("h100", 10),
+        ("h100-spot", 20),
+        ("b", 20),
+        ("h100", 20),
+    ]
     assert [wait for _, wait in minutes[6:]] == [40, 40, 40, 80, 80, 80, 120, 120, 120]
     assert scenario.status.interruptions == 0
 
@@ -121,7 +148,10 @@ def test_full_nodes_of_both_capacities_wait_longer_each_time():
     [
         {"placement": {"expectedSeconds": 1200}},
         {"maxInterruptions": 0},
-        {"placement": {"expectedSeconds": 14400}, "deadline": (START + timedelta(hours=4.9)).isoformat()},
+        {
+            "placement": {"expectedSeconds": 14400},
+            "deadline": (START + timedelta(hours=4.9)).isoformat(),
+        },
     ],
     ids=["short stage", "last interruption", "deadline"],
 )
@@ -131,16 +161,24 @@ def test_stage_without_on_demand_nodes_runs_on_spot(spec):
     assert placed(scenario)[0] == "OnDemand"
     assert wait_until_moved(scenario) == timedelta(minutes=10)
     assert placed(scenario) == ("Spot", "h100-spot")
-    assert choice(scenario).message.startswith("Spot (h100-spot): no OnDemand node was found within 10m")
-    assert wait_until_moved(scenario) == timedelta(minutes=10)  # an autoscaler needs minutes for a node
+    assert choice(scenario).message.startswith(
+        "Spot (h100-spot): no OnDemand node was found within 10m"
+    )
+    assert wait_until_moved(scenario) == timedelta(
+        minutes=10
+    )  # an autoscaler needs minutes for a node
 
 
 @pytest.mark.parametrize("classes", [2, 11])
 def test_history_does_not_hide_that_spot_classes_are_full(classes):
     """The status lists ten attempts: more waits, or runs before them, must not make the operator forget the waits."""
-    scenario = training(*((f"s{number:02}", "Spot", f"0.{80 + number}") for number in range(classes)), H100[1])
+    scenario = training(
+        *((f"s{number:02}", "Spot", f"0.{80 + number}") for number in range(classes)), H100[1]
+    )
     for number in range(9):
-        interrupt(scenario, 90, start=900 * number, last=900 * number + 900, saved=900 * number + 900)
+        interrupt(
+            scenario, 90, start=900 * number, last=900 * number + 900, saved=900 * number + 900
+        )
     for number in range(classes):
         assert placed(scenario) == ("Spot", f"s{number:02}")
         assert wait_until_moved(scenario)
@@ -150,7 +188,9 @@ def test_history_does_not_hide_that_spot_classes_are_full(classes):
 def test_choice_says_why_a_cheaper_class_was_left():
     scenario = training(("b", "Spot", "0.90"), *H100)
     wait_until_moved(scenario)
-    assert choice(scenario).message.startswith("Spot (b): h100-spot had no node; 0.90 against 3.10 USD an hour")
+    assert choice(scenario).message.startswith(
+        "Spot (b): h100-spot had no node; 0.90 against 3.10 USD an hour"
+    )
 
 
 def test_requested_class_that_was_left_is_no_warning():
@@ -202,7 +242,9 @@ def test_waits_do_not_hide_the_measured_speed():
     """Ten classes are full after one attempt has run: the deadline needs its steps, which no estimate has."""
     classes = tuple((f"s{number:02}", "Spot", f"0.{80 + number}") for number in range(10))
     deadline = (START + timedelta(hours=100)).isoformat()
-    scenario = training(*classes, H100[1], deadline=deadline, placement={"fallback": {"afterPendingSeconds": 600}})
+    scenario = training(
+        *classes, H100[1], deadline=deadline, placement={"fallback": {"afterPendingSeconds": 600}}
+    )
     interrupt(scenario, 56, start=0, last=560, saved=560)
     for _ in range(10):
         wait_until_moved(scenario)
@@ -214,13 +256,17 @@ def test_wait_between_two_attempts_keeps_the_steps_of_the_first():
     scenario = training(*H100)
     job = scenario.start("train")
     scenario.after(900)
-    scenario.cluster.progress(job, 100, start_step=0, saved_step=100, step_seconds=6.0, total=10_000)
+    scenario.cluster.progress(
+        job, 100, start_step=0, saved_step=100, step_seconds=6.0, total=10_000
+    )
     scenario.reconcile()
     scenario.lose_node(job)
     scenario.pass_interruption_backoff()
     wait_until_moved(scenario)
     job = scenario.start("train")
-    scenario.cluster.progress(job, 150, start_step=140, saved_step=140, step_seconds=6.0, total=10_000)
+    scenario.cluster.progress(
+        job, 150, start_step=140, saved_step=140, step_seconds=6.0, total=10_000
+    )
     scenario.reconcile_until_stable()
     assert [one.steps for one in scenario.stage("train").attempts][:2] == [140, None]
 

@@ -59,7 +59,9 @@ def test_pipeline_below_the_gate_is_finished_and_not_ready():
     assert scenario.condition("Finished") == ("True", "BelowThreshold")
     assert scenario.condition("Ready") == ("False", "BelowThreshold")
     assert scenario.condition("Deployed") == ("False", "BelowThreshold")
-    assert scenario.status.conditions[0].message.startswith("exam acc = 0.5 ± 0.02 is not above 0.6 (see ")
+    assert scenario.status.conditions[0].message.startswith(
+        "exam acc = 0.5 ± 0.02 is not above 0.6 (see "
+    )
     assert scenario.condition("Pushed") == ("True", "StageSucceeded")
 
 
@@ -70,13 +72,17 @@ def test_failed_gate_skips_only_stages_with_gate_passed(push, deploy, passes):
     scenario = Scenario(a_pipeline(push={"when": push}, deploy={"when": deploy}))
     scenario.finish(evaluate=scores(0.7 if passes else 0.5))
     pushed = passes or push == "Always"
-    deployed = pushed and (passes or deploy == "Always")  # a model that was not pushed cannot be served
+    deployed = pushed and (
+        passes or deploy == "Always"
+    )  # a model that was not pushed cannot be served
     states = scenario.states
     assert (states["push"], states["deploy"]) == (
         "Succeeded" if pushed else "Skipped",
         "Succeeded" if deployed else "Skipped",
     )
-    assert scenario.condition("Ready") == (("True", "AllStagesSucceeded") if passes else ("False", "BelowThreshold"))
+    assert scenario.condition("Ready") == (
+        ("True", "AllStagesSucceeded") if passes else ("False", "BelowThreshold")
+    )
     assert scenario.status.phase == ("Succeeded" if passes else "BelowThreshold")
 
 
@@ -113,7 +119,11 @@ def test_margin_without_standard_error_fails():
 def compared(value, base, stderr=None):
     """Return scores of the only task that were compared with the base model."""
     score = {"value": value, "stderr": 0.02, "base": base}
-    return {"scores": {"exam": {"acc": score if stderr is None else {**score, "differenceStderr": stderr}}}}
+    return {
+        "scores": {
+            "exam": {"acc": score if stderr is None else {**score, "differenceStderr": stderr}}
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,13 @@ def compared(value, base, stderr=None):
         (0.8, 0.7, 0.03, 0, False),  # equal is not above, although 0.8 - 0.7 > 0.1 in binary
         (0.75, 0.75, 0.0, 0, False),
         (0.75, 0.6, 0.03, 1, True),
-        (0.75, 0.6, 0.03, 2, False),  # 0.15 - 2 * 0.03 is not above 0.1; with the stderr of the value it would be
+        (
+            0.75,
+            0.6,
+            0.03,
+            2,
+            False,
+        ),  # 0.15 - 2 * 0.03 is not above 0.1; with the stderr of the value it would be
         (0.75, 0.6, None, 0, True),
         (math.nan, 0.1, 0.03, 0, False),
         (0.75, math.nan, 0.03, 0, False),
@@ -146,7 +162,10 @@ def test_gate_against_base_compares_the_difference(value, base, stderr, standard
     ("standard_errors", "message"),
     [
         (0, "exam acc = 0.75, base 0.4: difference 0.35 ± 0.03 is above 0.1"),
-        (2, "exam acc = 0.75, base 0.4: difference 0.35 ± 0.03 minus 2 standard errors is above 0.1"),
+        (
+            2,
+            "exam acc = 0.75, base 0.4: difference 0.35 ± 0.03 minus 2 standard errors is above 0.1",
+        ),
     ],
 )
 def test_gate_against_base_says_the_difference(standard_errors, message):
@@ -158,13 +177,17 @@ def test_gate_against_base_says_the_difference(standard_errors, message):
 def test_gate_against_base_fails_without_a_base_score():
     scenario = gated(GAIN).finish(evaluate=scores(0.9))
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
-    assert scenario.stage("evaluate").message.startswith("evaluate.gates[exam].against: acc of the base model")
+    assert scenario.stage("evaluate").message.startswith(
+        "evaluate.gates[exam].against: acc of the base model"
+    )
 
 
 def test_margin_without_error_of_the_difference_fails():
     scenario = gated({**GAIN, "standardErrors": 1}).finish(evaluate=compared(0.9, 0.1))
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
-    assert scenario.stage("evaluate").message.startswith("evaluate.gates[exam].standardErrors: the difference in acc")
+    assert scenario.stage("evaluate").message.startswith(
+        "evaluate.gates[exam].standardErrors: the difference in acc"
+    )
 
 
 def test_gate_against_value_ignores_the_base_score():
@@ -187,7 +210,9 @@ def test_gate_against_base_reruns_evaluate_with_the_base():
 
 
 def test_compare_with_base_makes_gate_edits_free():
-    scenario = Scenario(a_pipeline(evaluate={"compareWithBase": True})).finish(evaluate=compared(0.7, 0.5, 0.02))
+    scenario = Scenario(a_pipeline(evaluate={"compareWithBase": True})).finish(
+        evaluate=compared(0.7, 0.5, 0.02)
+    )
     before = scenario.created_jobs
     scenario.edit(evaluate=gates(GAIN))
     assert scenario.created_jobs == before
@@ -235,7 +260,9 @@ def test_higher_value_after_deploy_changes_no_stage():
     ],
 )
 def test_operator_needs_the_score_on_its_side(operator, score, standard_errors, passes):
-    scenario = gated({"operator": operator, "standardErrors": standard_errors}).finish(evaluate=scores(score, 0.05))
+    scenario = gated({"operator": operator, "standardErrors": standard_errors}).finish(
+        evaluate=scores(score, 0.05)
+    )
     assert only_gate(scenario).passed is passes
     assert scenario.states["deploy"] == ("Succeeded" if passes else "Skipped")
 
@@ -243,13 +270,19 @@ def test_operator_needs_the_score_on_its_side(operator, score, standard_errors, 
 @pytest.mark.parametrize(
     ("operator", "score", "message"),
     [
-        ("GreaterThanOrEqual", 0.9, "exam acc = 0.9 ± 0.05 minus 2 standard errors is at least 0.6"),
+        (
+            "GreaterThanOrEqual",
+            0.9,
+            "exam acc = 0.9 ± 0.05 minus 2 standard errors is at least 0.6",
+        ),
         ("LessThan", 0.9, "exam acc = 0.9 ± 0.05 plus 2 standard errors is not below 0.6"),
         ("LessThanOrEqual", 0.3, "exam acc = 0.3 ± 0.05 plus 2 standard errors is at most 0.6"),
     ],
 )
 def test_message_of_a_gate_says_its_operator_and_margin(operator, score, message):
-    scenario = gated({"operator": operator, "standardErrors": 2}).finish(evaluate=scores(score, 0.05))
+    scenario = gated({"operator": operator, "standardErrors": 2}).finish(
+        evaluate=scores(score, 0.05)
+    )
     assert only_gate(scenario).message == message
 
 
@@ -270,7 +303,9 @@ TWO_GATES = ({}, {"operator": "LessThan", "value": 0.9})
 """The score must be above 0.6 and below 0.9."""
 
 
-@pytest.mark.parametrize(("score", "passed"), [(0.7, (True, True)), (0.5, (False, True)), (0.95, (True, False))])
+@pytest.mark.parametrize(
+    ("score", "passed"), [(0.7, (True, True)), (0.5, (False, True)), (0.95, (True, False))]
+)
 def test_all_gates_must_hold(score, passed):
     scenario = gated(*TWO_GATES).finish(evaluate=scores(score))
     assert tuple(gate.passed for gate in scenario.status.gates) == passed
@@ -280,8 +315,12 @@ def test_all_gates_must_hold(score, passed):
 
 
 def test_skipped_stage_names_every_failed_gate():
-    scenario = gated({}, {"operator": "GreaterThanOrEqual", "value": 0.55}, {"metric": "acc_norm", "value": 0.1})
-    scenario.finish(evaluate={"scores": {"exam": {"acc": {"value": 0.5}, "acc_norm": {"value": 0.4}}}})
+    scenario = gated(
+        {}, {"operator": "GreaterThanOrEqual", "value": 0.55}, {"metric": "acc_norm", "value": 0.1}
+    )
+    scenario.finish(
+        evaluate={"scores": {"exam": {"acc": {"value": 0.5}, "acc_norm": {"value": 0.4}}}}
+    )
     both = "exam acc = 0.5 is not above 0.6; exam acc = 0.5 is not at least 0.55"
     assert both in scenario.stage("deploy").message
     assert "acc_norm" not in scenario.stage("deploy").message
@@ -290,7 +329,9 @@ def test_skipped_stage_names_every_failed_gate():
 def test_one_unmeasured_gate_of_several_fails():
     scenario = gated({}, {"metric": "f1"}).finish()
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")
-    assert scenario.stage("evaluate").message.startswith("evaluate.gates[exam].metric: f1 was not measured")
+    assert scenario.stage("evaluate").message.startswith(
+        "evaluate.gates[exam].metric: f1 was not measured"
+    )
     assert scenario.states["deploy"] == "Pending"
     assert "deploy-a1" not in scenario.created_jobs
 
@@ -313,22 +354,31 @@ def test_gates_of_a_task_may_differ_in_one_key(other):
     assert len(spec.evaluate.gates) == 2
 
 
-@pytest.mark.parametrize("second", [{}, {"value": 0.9}, {"metric": "acc", "standardErrors": 2}], ids=str)
+@pytest.mark.parametrize(
+    "second", [{}, {"value": 0.9}, {"metric": "acc", "standardErrors": 2}], ids=str
+)
 def test_two_gates_with_the_same_keys_are_refused(second):
     with pytest.raises(
-        ValidationError, match=r"gates: two gates have the same task, metric, operator and against: remove one"
+        ValidationError,
+        match=r"gates: two gates have the same task, metric, operator and against: remove one",
     ):
         a_pipeline(evaluate=gates({}, second))
 
 
 def test_gate_of_an_unknown_task_is_refused():
-    with pytest.raises(ValidationError, match=r"gates: every task must be a name in evaluate\.tasks"):
+    with pytest.raises(
+        ValidationError, match=r"gates: every task must be a name in evaluate\.tasks"
+    ):
         a_pipeline(evaluate=gates({"task": "other"}))
 
 
 @pytest.mark.parametrize("stage", ["push", "deploy"])
 @pytest.mark.parametrize("evaluate", [None, {"gates": None}, {"gates": []}], ids=str)
 def test_gates_passed_without_a_gate_is_refused(stage, evaluate):
-    when = {"push": {"when": "Always"}, "deploy": {"when": "Always"}} | {stage: {"when": "GatesPassed"}}
-    with pytest.raises(ValidationError, match=rf"{stage}\.when: GatesPassed needs a gate: add evaluate\.gates"):
+    when = {"push": {"when": "Always"}, "deploy": {"when": "Always"}} | {
+        stage: {"when": "GatesPassed"}
+    }
+    with pytest.raises(
+        ValidationError, match=rf"{stage}\.when: GatesPassed needs a gate: add evaluate\.gates"
+    ):
         a_pipeline(evaluate=evaluate, **when)

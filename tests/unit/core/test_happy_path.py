@@ -11,7 +11,13 @@ from finetune_operator.api.status import Outcome
 
 def test_stages_run_once_in_order():
     scenario = Scenario().finish()
-    assert scenario.created_jobs == ["prepare-a1", "train-a1", "evaluate-a1", "push-a1", "deploy-a1"]
+    assert scenario.created_jobs == [
+        "prepare-a1",
+        "train-a1",
+        "evaluate-a1",
+        "push-a1",
+        "deploy-a1",
+    ]
     assert set(scenario.states.values()) == {"Succeeded"}
     assert scenario.status.phase == "Succeeded"
     assert scenario.condition("Ready") == ("True", "AllStagesSucceeded")
@@ -54,7 +60,11 @@ def test_status_shows_running_stage(stage):
     job = scenario.start(stage)
     scenario.cluster.progress(job, step=62, total=100, start_step=0)
     scenario.reconcile_until_stable()
-    assert (scenario.status.stage, scenario.status.attempt, scenario.status.progress) == (stage, 1, "62%")
+    assert (scenario.status.stage, scenario.status.attempt, scenario.status.progress) == (
+        stage,
+        1,
+        "62%",
+    )
     assert scenario.status.phase == "Running"
     assert kstatus(scenario) == "InProgress"
 
@@ -62,14 +72,23 @@ def test_status_shows_running_stage(stage):
 def published(form: str, digest: str) -> dict[str, Any]:
     """Return the record of one target of push."""
     uri = f"pvc://models/{digest}"
-    return {"target": "pvc://models/demo", "uri": uri, "format": form, "digest": f"sha256:{digest}", "size": 9}
+    return {
+        "target": "pvc://models/demo",
+        "uri": uri,
+        "format": form,
+        "digest": f"sha256:{digest}",
+        "size": 9,
+    }
 
 
 def test_the_published_model_is_in_the_status():
     merged, adapter = published("Merged", "abc"), published("Adapter", "def")
     scenario = Scenario().finish(push={"published": [adapter, merged]})
     assert scenario.status.model
-    assert (scenario.status.model.uri, scenario.status.model.digest) == ("pvc://models/abc", "sha256:abc")
+    assert (scenario.status.model.uri, scenario.status.model.digest) == (
+        "pvc://models/abc",
+        "sha256:abc",
+    )
 
 
 def test_finished_pipeline_ignores_deleted_jobs():

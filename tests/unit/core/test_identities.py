@@ -46,7 +46,9 @@ def test_new_field_at_its_default_keeps_the_identity():
 
 def test_explicit_default_keeps_the_identity():
     plain, explicit = Scenario(), Scenario()
-    explicit.edit(train={"lora": {"rank": 16}}, prepare={"tooLong": "Truncate"}, validation={"fraction": 0.05})
+    explicit.edit(
+        train={"lora": {"rank": 16}}, prepare={"tooLong": "Truncate"}, validation={"fraction": 0.05}
+    )
     for scenario in (plain, explicit):
         scenario.finish()
     assert {name: stage.identity for name, stage in plain.status.stages.items()} == {
@@ -63,7 +65,9 @@ def test_changed_default_requires_new_results_version():
         f"{kind.__name__}.{name}": repr(field.get_default(call_default_factory=True))
         for module in (recipes, datasets, configs)
         for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, ContractModel) and kind.__module__ == module.__name__
+        if isinstance(kind, type)
+        and issubclass(kind, ContractModel)
+        and kind.__module__ == module.__name__
         for name, field in kind.model_fields.items()
         if not field.is_required()
     }
@@ -125,7 +129,10 @@ def test_content_of_the_adapter_to_start_from_reaches_train():
         scenario = Scenario()
         scenario.edit(train=START)
         scenario.run("prepare", startDigest=digest, startPin="commit").reconcile_until_stable()
-        assert (scenario.config("train").start_digest, scenario.config("train").start_pin) == (digest, "commit")
+        assert (scenario.config("train").start_digest, scenario.config("train").start_pin) == (
+            digest,
+            "commit",
+        )
         identities.add(scenario.attempt("train").identity)
     assert len(identities) == 2
 

@@ -16,7 +16,9 @@ def scenario() -> Scenario:
     return Scenario(a_pipeline(train=MANY, evaluate=MANY)).run("prepare")
 
 
-def evict(scenario: Scenario, step: int | None = None, saved: int | None = None, why: str | None = None) -> float:
+def evict(
+    scenario: Scenario, step: int | None = None, saved: int | None = None, why: str | None = None
+) -> float:
     """Interrupt the next attempt of training after 1 s, and return the seconds until the attempt after it."""
     scenario.cluster.evict(scenario.after(1).start("train"), step=step, saved=saved, why=why)
     return wait(scenario)
@@ -50,7 +52,10 @@ def test_attempt_starts_when_the_delay_has_passed(scenario):
     evict(scenario)
     scenario.after(1.5).reconcile_until_stable()
     assert scenario.running is None
-    assert (scenario.stage("train").state, scenario.stage("train").reason) == ("Pending", "Retrying")
+    assert (scenario.stage("train").state, scenario.stage("train").reason) == (
+        "Pending",
+        "Retrying",
+    )
     scenario.after(0.5).reconcile_until_stable()
     assert scenario.created_jobs[-1] == "train-a3"
 
@@ -133,7 +138,10 @@ def test_steps_of_another_identity_do_not_count(scenario):
 
 
 def test_settings_limit_the_delay():
-    settings = Settings(base_interruption_backoff=timedelta(seconds=3), max_interruption_backoff=timedelta(seconds=10))
+    settings = Settings(
+        base_interruption_backoff=timedelta(seconds=3),
+        max_interruption_backoff=timedelta(seconds=10),
+    )
     scenario = Scenario(a_pipeline(train=MANY), settings=settings).run("prepare")
     assert [evict(scenario) for _ in range(4)] == [3, 6, 10, 10]
     assert settings.interruption_backoff(10**9) == timedelta(seconds=10)

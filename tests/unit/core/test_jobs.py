@@ -17,7 +17,9 @@ from finetune_trainer.contract.environment import CONFIG
 JOB_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
-names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,5}", fullmatch=True)
+names = st.from_regex(
+    r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,5}", fullmatch=True
+)
 
 
 def templates(scenario: Scenario):
@@ -52,7 +54,11 @@ def test_pipeline_with_longest_name_succeeds():
 
 def test_labels_name_stage_attempt_and_identity():
     train = templates(Scenario())["train"]
-    assert (train.labels[STAGE], train.labels[ATTEMPT], train.labels[IDENTITY]) == ("train", "1", train.identity)
+    assert (train.labels[STAGE], train.labels[ATTEMPT], train.labels[IDENTITY]) == (
+        "train",
+        "1",
+        train.identity,
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,34 +76,52 @@ def test_same_pipeline_has_same_jobs():
 
 
 def test_config_holds_uris_and_no_mount_paths():
-    spec = a_pipeline(datasets=[{"uri": "pvc://data/train.jsonl"}], workspace={"existingClaim": "scratch"})
+    spec = a_pipeline(
+        datasets=[{"uri": "pvc://data/train.jsonl"}], workspace={"existingClaim": "scratch"}
+    )
     found = templates(Scenario(spec))
     assert all("scratch" not in str(template.env) for template in found.values())
     assert found["prepare"].claims == ("data",)
     assert found["train"].claims == ()
     assert found["push"].claims == ("data", "models")
-    assert {stage: job.written_claims for stage, job in found.items() if job.written_claims} == {"push": ("models",)}
+    assert {stage: job.written_claims for stage, job in found.items() if job.written_claims} == {
+        "push": ("models",)
+    }
 
 
 def test_claims_of_all_data_sets_are_mounted_for_prepare():
-    datasets = [{"uri": "pvc://one/train-*.jsonl"}, {"uri": "pvc://two/a.csv.gz"}, {"uri": "hf://org/data/x.json"}]
-    found = templates(Scenario(a_pipeline(datasets=datasets, validation={"uri": "pvc://three/held-out.jsonl"})))
+    datasets = [
+        {"uri": "pvc://one/train-*.jsonl"},
+        {"uri": "pvc://two/a.csv.gz"},
+        {"uri": "hf://org/data/x.json"},
+    ]
+    found = templates(
+        Scenario(a_pipeline(datasets=datasets, validation={"uri": "pvc://three/held-out.jsonl"}))
+    )
     assert found["prepare"].claims == ("one", "three", "two")
     assert found["push"].claims == ("models", "one", "two")
 
 
-@pytest.mark.parametrize("prompt", ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"])
+@pytest.mark.parametrize(
+    "prompt", ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"]
+)
 def test_text_that_only_starts_like_a_uri_names_no_claim(prompt):
-    assert templates(Scenario(a_pipeline(deploy={"smokeTest": {"prompt": prompt}})))["deploy"].claims == ("models",)
+    assert templates(Scenario(a_pipeline(deploy={"smokeTest": {"prompt": prompt}})))[
+        "deploy"
+    ].claims == ("models",)
 
 
 def test_same_spec_in_another_pipeline_has_same_identities():
     one, other = Scenario(), Scenario(name="other")
-    assert {s: t.identity for s, t in templates(one).items()} == {s: t.identity for s, t in templates(other).items()}
+    assert {s: t.identity for s, t in templates(one).items()} == {
+        s: t.identity for s, t in templates(other).items()
+    }
 
 
 def test_custom_command_is_part_of_the_identity():
-    custom = Scenario(a_pipeline(train={"pod": {"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}}))
+    custom = Scenario(
+        a_pipeline(train={"pod": {"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}})
+    )
     train, default = templates(custom)["train"], templates(Scenario())["train"]
     assert (train.image, train.command) == ("mine:1", ("/run", "--fast", "x"))
     assert train.identity != default.identity
@@ -116,7 +140,10 @@ def test_args_without_command_are_rejected(stage):
 @pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/mig-3g.40gb", "amd.com/gpu"])
 def test_more_gpus_than_the_trainer_uses_are_rejected(stage, name):
     several = {"resources": {"limits": {name: 2}}}
-    with pytest.raises(ValidationError, match=r"pod.resources.limits: has more than one accelerator, .* set 1, or add"):
+    with pytest.raises(
+        ValidationError,
+        match=r"pod.resources.limits: has more than one accelerator, .* set 1, or add",
+    ):
         a_pipeline(**{stage: {"pod": several}})
     own = a_pipeline(**{stage: {"pod": several | {"command": ["torchrun"]}}}).stage(stage)
     assert own.pod.resources.accelerators == 2
@@ -124,7 +151,9 @@ def test_more_gpus_than_the_trainer_uses_are_rejected(stage, name):
 
 
 def test_several_gpus_for_all_stages_are_rejected():
-    with pytest.raises(ValidationError, match=r"podDefaults.resources.limits: has more than one accelerator"):
+    with pytest.raises(
+        ValidationError, match=r"podDefaults.resources.limits: has more than one accelerator"
+    ):
         a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 2}}})
     one = a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 1}}})
     assert {stage.pod.resources.accelerators for stage in one.stages().values()} == {1}
@@ -140,7 +169,9 @@ def test_deploy_args_are_not_passed_to_the_trainer():
 
 def test_trainer_image_is_not_part_of_the_identity():
     settings = Settings(trainer_image="trainer:1", trainer_cpu_image="trainer-cpu:1")
-    found = templates(Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=settings))
+    found = templates(
+        Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=settings)
+    )
     assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer-cpu:1")
     assert found["train"].identity == templates(Scenario())["train"].identity
 
@@ -150,7 +181,11 @@ def test_stages_with_an_accelerator_have_the_image_for_it():
     no_gpu = {"resources": {"limits": {"nvidia.com/gpu": 0, "memory": "1Gi"}}}
     settings = Settings(trainer_image="gpu", trainer_cpu_image="cpu")
     stages = {"train": slice_of_a_gpu, "evaluate": {"runtimeClassName": "nvidia"}, "push": no_gpu}
-    found = templates(Scenario(a_pipeline(**{name: {"pod": pod} for name, pod in stages.items()}), settings=settings))
+    found = templates(
+        Scenario(
+            a_pipeline(**{name: {"pod": pod} for name, pod in stages.items()}), settings=settings
+        )
+    )
     assert {name: template.image for name, template in found.items()} == {
         "prepare": "cpu",
         "train": "gpu",
@@ -170,17 +205,23 @@ def test_model_is_verified_by_the_image_of_its_server(image, verifier):
 
 
 def test_env_reaches_the_process_but_cannot_set_its_config():
-    train = templates(Scenario(a_pipeline(train={"pod": {"env": [{"name": "A", "value": "1"}]}})))["train"]
+    train = templates(Scenario(a_pipeline(train={"pod": {"env": [{"name": "A", "value": "1"}]}})))[
+        "train"
+    ]
     assert train.env["A"] == "1"
     assert parse_config(train.env[CONFIG]).identity == train.identity
     with pytest.raises(
-        ValidationError, match=r"env: names with the prefix FINETUNE_ are reserved for the stage contract"
+        ValidationError,
+        match=r"env: names with the prefix FINETUNE_ are reserved for the stage contract",
     ):
         a_pipeline(train={"pod": {"env": [{"name": CONFIG, "value": "{}"}]}})
 
 
 def test_capacity_and_gpu_determine_placement():
-    changes = {"placement": {"capacity": "Spot"}, "pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}
+    changes = {
+        "placement": {"capacity": "Spot"},
+        "pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+    }
     spot = templates(Scenario(a_pipeline(train=changes)))["train"].placement
     assert (spot.capacity, spot.node_selector) == ("Spot", {})
     assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}
@@ -192,7 +233,10 @@ def test_operator_settings_define_capacity_and_pools():
     defaults = PlacementDefaults.model_validate(
         {
             "pools": {"training": {"nodeSelector": {"workload": "training"}}},
-            "spot": {"nodeSelector": {"lifecycle": "spot"}, "tolerations": [{"key": "cheap", "operator": "Exists"}]},
+            "spot": {
+                "nodeSelector": {"lifecycle": "spot"},
+                "tolerations": [{"key": "cheap", "operator": "Exists"}],
+            },
         }
     )
     settings = Settings(placement_defaults=defaults)
@@ -203,4 +247,9 @@ def test_operator_settings_define_capacity_and_pools():
     changes["train"]["pod"] = {"nodeSelector": {"mine": "yes"}}
     chosen = templates(Scenario(a_pipeline(**changes), settings=settings))["train"].placement
     assert chosen.node_selector == {"mine": "yes", "lifecycle": "spot"}
-    assert templates(Scenario(a_pipeline(**changes), settings=settings))["prepare"].placement.node_selector == {}
+    assert (
+        templates(Scenario(a_pipeline(**changes), settings=settings))[
+            "prepare"
+        ].placement.node_selector
+        == {}
+    )

@@ -11,7 +11,9 @@ def train(scenario: Scenario, start: int | None, reached: int, seconds: float = 
     """Start an attempt that begins at step `start` and reaches step `reached`."""
     job = scenario.start("train")
     if start is not None:
-        scenario.cluster.progress(job, step=reached, start_step=start, total=1000, step_seconds=seconds)
+        scenario.cluster.progress(
+            job, step=reached, start_step=start, total=1000, step_seconds=seconds
+        )
         scenario.reconcile_until_stable()
     return job
 
@@ -39,7 +41,10 @@ def test_saved_steps_are_not_lost(scenario):
 
 def test_steps_after_the_checkpoint_are_lost_with_the_node(scenario):
     scenario.lose_node(train(scenario, 0, 750))
-    assert lost(scenario.reconcile_until_stable()) == (0, 0.0)  # unknown until the next attempt reports its start step
+    assert lost(scenario.reconcile_until_stable()) == (
+        0,
+        0.0,
+    )  # unknown until the next attempt reports its start step
     train(scenario, 500, 510)
     assert lost(scenario) == (250, 500.0)
     assert losses(scenario) == [250, None]
@@ -117,7 +122,9 @@ def test_new_identity_loses_no_steps_of_the_old_one(scenario):
 def test_new_resources_and_retry_keep_lost_steps(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     scenario.lose_node(train(scenario, 500, 510))
-    scenario.pass_interruption_backoff().edit(train={"pod": {"resources": {"limits": {"memory": "64Gi"}}}})
+    scenario.pass_interruption_backoff().edit(
+        train={"pod": {"resources": {"limits": {"memory": "64Gi"}}}}
+    )
     scenario.cluster.evict(scenario.attempt("train").job, why=None)
     train(scenario, 500, 505)
     scenario.retry("now")
@@ -133,4 +140,8 @@ def test_push_config_contains_lineage_of_training(scenario):
     config = parse_config(scenario.cluster.jobs[scenario.attempt("push").job].template.env[CONFIG])
     assert isinstance(config, PushConfig)
     assert config.lineage.pipeline == "team/demo"
-    assert (config.lineage.interruptions, config.lineage.lost_steps, config.lineage.lost_seconds) == (1, 250, 500.0)
+    assert (
+        config.lineage.interruptions,
+        config.lineage.lost_steps,
+        config.lineage.lost_seconds,
+    ) == (1, 250, 500.0)

@@ -21,7 +21,12 @@ def train_pod(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 MERGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "env by name": (
         {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
-        {"env": [{"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}, {"name": "C"}]},
+        {
+            "env": [
+                {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {"name": "C"},
+            ]
+        },
         {
             "env": [
                 {"name": "A", "value": "1"},
@@ -38,16 +43,36 @@ MERGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "envFrom joined": (
         {"envFrom": [{"secretRef": {"name": "hub"}}]},
         {"envFrom": [{"configMapRef": {"name": "settings"}, "prefix": "S_"}]},
-        {"envFrom": [{"secretRef": {"name": "hub"}}, {"configMapRef": {"name": "settings"}, "prefix": "S_"}]},
+        {
+            "envFrom": [
+                {"secretRef": {"name": "hub"}},
+                {"configMapRef": {"name": "settings"}, "prefix": "S_"},
+            ]
+        },
     ),
     "tolerations joined": (
         {"tolerations": [{"key": "dedicated", "value": "nlp"}]},
         {"tolerations": [{"key": "dedicated", "value": "gpu"}]},
-        {"tolerations": [{"key": "dedicated", "value": "nlp"}, {"key": "dedicated", "value": "gpu"}]},
+        {
+            "tolerations": [
+                {"key": "dedicated", "value": "nlp"},
+                {"key": "dedicated", "value": "gpu"},
+            ]
+        },
     ),
     "resources merged": (
-        {"resources": {"requests": {"cpu": 2}, "limits": {"memory": "16Gi", "ephemeral-storage": "1Gi"}}},
-        {"resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "64Gi", "nvidia.com/gpu": 1}}},
+        {
+            "resources": {
+                "requests": {"cpu": 2},
+                "limits": {"memory": "16Gi", "ephemeral-storage": "1Gi"},
+            }
+        },
+        {
+            "resources": {
+                "requests": {"memory": "8Gi"},
+                "limits": {"memory": "64Gi", "nvidia.com/gpu": 1},
+            }
+        },
         {
             "resources": {
                 "requests": {"cpu": "2", "memory": "8Gi"},
@@ -55,7 +80,11 @@ MERGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             }
         },
     ),
-    "labels merged": ({"labels": {"a": "1", "b": "2"}}, {"labels": {"b": "3"}}, {"labels": {"a": "1", "b": "3"}}),
+    "labels merged": (
+        {"labels": {"a": "1", "b": "2"}},
+        {"labels": {"b": "3"}},
+        {"labels": {"a": "1", "b": "3"}},
+    ),
     "annotations merged": (
         {"annotations": {"a": "1", "b": "2"}},
         {"annotations": {"b": "3"}},
@@ -84,7 +113,9 @@ def test_own_pod_lies_over_the_defaults(defaults, own, merged):
     assert train_pod(defaults, own) == merged
 
 
-@pytest.mark.parametrize("defaults", [defaults for defaults, _, _ in MERGES.values()], ids=MERGES.keys())
+@pytest.mark.parametrize(
+    "defaults", [defaults for defaults, _, _ in MERGES.values()], ids=MERGES.keys()
+)
 def test_every_stage_without_a_pod_has_the_defaults(defaults):
     stages = a_pipeline(podDefaults=defaults).stages()
     assert tuple(stages) == ORDER
@@ -122,7 +153,9 @@ def test_new_defaults_stop_the_attempt_and_the_next_resumes(stage):
     after = scenario.reconcile_until_stable().stage(stage)
     assert (after.identity, after.attempts[0].reason) == (before.identity, "SpecChanged")
     assert after.execution != before.execution
-    assert scenario.cluster.jobs[scenario.attempt(stage).job].template.pod.resources.limits == {"memory": "64Gi"}
+    assert scenario.cluster.jobs[scenario.attempt(stage).job].template.pod.resources.limits == {
+        "memory": "64Gi"
+    }
 
 
 def test_new_defaults_after_the_end_restart_only_the_server():
@@ -143,6 +176,8 @@ def test_defaults_that_an_own_pod_replaces_change_nothing():
 def test_default_variable_is_in_the_identity_of_an_own_program():
     own = {"pod": {"command": ["python", "mine.py"]}}
     plain = Scenario(a_pipeline(train=own)).finish()
-    other = Scenario(a_pipeline(train=own, podDefaults={"env": [{"name": "A", "value": "1"}]})).finish()
+    other = Scenario(
+        a_pipeline(train=own, podDefaults={"env": [{"name": "A", "value": "1"}]})
+    ).finish()
     assert plain.stage("train").identity != other.stage("train").identity
     assert plain.stage("prepare").identity == other.stage("prepare").identity

@@ -11,12 +11,16 @@ from finetune_operator.crd import generate
 
 def spec_schema():
     crd = yaml.safe_load(generate.FILE.read_text())
-    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"][
+        "properties"
+    ]
 
 
 def rules_of(part) -> dict[str, str]:
     """Return the rules in CEL of a part of the schema, by the field that their message names."""
-    return {one["message"].partition(":")[0]: one["rule"] for one in part["x-kubernetes-validations"]}
+    return {
+        one["message"].partition(":")[0]: one["rule"] for one in part["x-kubernetes-validations"]
+    }
 
 
 TINY = [16, "16", "999999", "0", "500m", "16k", "16Ki"]
@@ -29,13 +33,17 @@ LARGE = [1_000_000, "1000000", "1M", "1Mi", "16Gi", "0.5Ti", "16G"]
 def test_amount_below_a_megabyte_is_refused(field, resource, amount):
     pod = {"resources": {field: {resource: amount}}}
     for changes in ({"train": {"pod": pod}}, {"podDefaults": pod}):
-        with pytest.raises(ValidationError, match=rf"{field}\.{resource}: is less than a megabyte; write 16Gi for"):
+        with pytest.raises(
+            ValidationError, match=rf"{field}\.{resource}: is less than a megabyte; write 16Gi for"
+        ):
             a_pipeline(**changes)
 
 
 @pytest.mark.parametrize("amount", LARGE)
 def test_amount_of_a_megabyte_is_accepted(amount):
-    own = a_pipeline(train={"pod": {"resources": {"limits": {"memory": amount}}}}, workspace={"size": amount})
+    own = a_pipeline(
+        train={"pod": {"resources": {"limits": {"memory": amount}}}}, workspace={"size": amount}
+    )
     assert own.train.pod.resources.limits["memory"] == own.workspace.size == str(amount)
 
 
@@ -49,7 +57,10 @@ def test_crd_refuses_tiny_amounts_that_are_integers():
     """A pattern says nothing about an integer, so that the API server needs a rule; integration tests evaluate it."""
     schema = spec_schema()
     assert f"string(self.size).matches('{BYTES}')" in rules_of(schema["workspace"])["size"]
-    for pod in (schema["podDefaults"], *(schema[name]["properties"]["pod"] for name in ("prepare", "train", "deploy"))):
+    for pod in (
+        schema["podDefaults"],
+        *(schema[name]["properties"]["pod"] for name in ("prepare", "train", "deploy")),
+    ):
         rules = rules_of(pod["properties"]["resources"])
         assert rules.keys() == {
             *("requests", "requests.memory", "requests.ephemeral-storage"),
@@ -68,7 +79,12 @@ def test_crd_refuses_gates_with_the_same_keys():
 
 def test_small_amounts_of_other_resources_are_accepted():
     limits = {"cpu": "500m", "nvidia.com/gpu": 1, "example.com/license": 3}
-    assert a_pipeline(train={"pod": {"resources": {"limits": limits}}}).train.pod.resources.accelerators == 1
+    assert (
+        a_pipeline(
+            train={"pod": {"resources": {"limits": limits}}}
+        ).train.pod.resources.accelerators
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,32 +94,57 @@ def test_small_amounts_of_other_resources_are_accepted():
             {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]},
             "set value or valueFrom",
         ),
-        ({"env": [{"name": "A", "valueFrom": {}}]}, "set exactly one of secretKeyRef, configMapKeyRef, fieldRef"),
+        (
+            {"env": [{"name": "A", "valueFrom": {}}]},
+            "set exactly one of secretKeyRef, configMapKeyRef, fieldRef",
+        ),
         (
             {
                 "env": [
                     {
                         "name": "A",
-                        "valueFrom": {"fieldRef": {"fieldPath": "x"}, "secretKeyRef": {"name": "s", "key": "k"}},
+                        "valueFrom": {
+                            "fieldRef": {"fieldPath": "x"},
+                            "secretKeyRef": {"name": "s", "key": "k"},
+                        },
                     }
                 ]
             },
             "set exactly one of secretKeyRef, configMapKeyRef, fieldRef",
         ),
-        ({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "two entries have the same name A"),
+        (
+            {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]},
+            "two entries have the same name A",
+        ),
         ({"envFrom": [{"prefix": "A_"}]}, "set exactly one of secretRef, configMapRef"),
         (
             {"envFrom": [{"secretRef": {"name": "s"}, "configMapRef": {"name": "c"}}]},
             "set exactly one of secretRef, configMapRef",
         ),
         ({"imagePullSecrets": [{"name": "s"}, {"name": "s"}]}, "two entries have the same name s"),
-        ({"env": [{"name": "FINETUNE_GPUS", "value": "4"}]}, "names with the prefix FINETUNE_ are reserved"),
         (
-            {"env": [{"name": "FINETUNE_CONFIG", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+            {"env": [{"name": "FINETUNE_GPUS", "value": "4"}]},
             "names with the prefix FINETUNE_ are reserved",
         ),
-        ({"labels": {"finetune.dev/stage": "x"}}, "labels: keys with the prefix finetune.dev/ are the operator's own"),
-        ({"annotations": {"finetune.dev/serving": "{}"}}, "annotations: keys with the prefix finetune.dev/ are"),
+        (
+            {
+                "env": [
+                    {
+                        "name": "FINETUNE_CONFIG",
+                        "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}},
+                    }
+                ]
+            },
+            "names with the prefix FINETUNE_ are reserved",
+        ),
+        (
+            {"labels": {"finetune.dev/stage": "x"}},
+            "labels: keys with the prefix finetune.dev/ are the operator's own",
+        ),
+        (
+            {"annotations": {"finetune.dev/serving": "{}"}},
+            "annotations: keys with the prefix finetune.dev/ are",
+        ),
     ],
 )
 @pytest.mark.parametrize("where", ["podDefaults", "train"])

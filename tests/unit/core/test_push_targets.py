@@ -27,7 +27,10 @@ def published(*targets: dict[str, str]) -> dict[str, list[dict[str, object]]]:
 def test_all_targets_reach_the_process_and_its_claims():
     scenario = Scenario(a_pipeline(push={"targets": BOTH}, deploy=None)).run_before("push")
     targets = scenario.config("push").recipe.targets
-    assert [(one.uri, one.format) for one in targets] == [(ADAPTER["uri"], "Adapter"), (MERGED["uri"], "Merged")]
+    assert [(one.uri, one.format) for one in targets] == [
+        (ADAPTER["uri"], "Adapter"),
+        (MERGED["uri"], "Merged"),
+    ]
     job = scenario.cluster.jobs[scenario.attempt("push").job]
     assert job.template.written_claims == ("adapters", "models")
 
@@ -44,9 +47,13 @@ def test_deploy_serves_the_merged_target_of_several():
     assert scenario.status.model.digest == "sha256:Merged"
 
 
-@pytest.mark.parametrize("targets", [[ADAPTER], [ADAPTER, {**ADAPTER, "uri": "pvc://adapters/other"}]], ids=len)
+@pytest.mark.parametrize(
+    "targets", [[ADAPTER], [ADAPTER, {**ADAPTER, "uri": "pvc://adapters/other"}]], ids=len
+)
 def test_deploy_without_a_merged_target_is_refused(targets):
-    with pytest.raises(ValidationError, match=r"deploy: needs a published model: add an entry with format Merged"):
+    with pytest.raises(
+        ValidationError, match=r"deploy: needs a published model: add an entry with format Merged"
+    ):
         a_pipeline(push={"targets": targets})
     assert a_pipeline(push={"targets": targets}, deploy=None).push
     assert a_pipeline(push={"targets": [*targets, MERGED]}).deploy
@@ -59,9 +66,14 @@ def test_no_target_or_the_same_one_twice_is_refused(targets):
 
 
 def test_adapter_alone_is_the_published_model():
-    scenario = Scenario(a_pipeline(push={"targets": [ADAPTER]}, deploy=None)).finish(push=published(ADAPTER))
+    scenario = Scenario(a_pipeline(push={"targets": [ADAPTER]}, deploy=None)).finish(
+        push=published(ADAPTER)
+    )
     assert scenario.status.model
-    assert (scenario.status.model.uri, scenario.status.model.digest) == ("pvc://adapters/demo/v1", "sha256:Adapter")
+    assert (scenario.status.model.uri, scenario.status.model.digest) == (
+        "pvc://adapters/demo/v1",
+        "sha256:Adapter",
+    )
 
 
 def test_two_targets_are_skipped_below_a_gate():

@@ -53,12 +53,24 @@ EDITS = (
     {"ttlSecondsAfterFinished": None},
     {"deadline": "2030-01-01T02:00:00Z"},
     {"deadline": None},
-    *({"train": {"placement": {"capacity": capacity}}} for capacity in ("Spot", "OnDemand", "Auto")),
+    *(
+        {"train": {"placement": {"capacity": capacity}}}
+        for capacity in ("Spot", "OnDemand", "Auto")
+    ),
     {"train": {"placement": {"expectedSeconds": 5000}}},
 )
-PRICES = (("a", "Spot", "0.80"), ("b", "Spot", "0.90"), ("c", "OnDemand", "3.10"), ("d", "OnDemand", None))
-NODE_CLASSES = [{"name": name, "capacity": capacity, "price": price} for name, capacity, price in PRICES]
-SETTINGS = Settings(placement_defaults=PlacementDefaults.model_validate({"nodeClasses": NODE_CLASSES}))
+PRICES = (
+    ("a", "Spot", "0.80"),
+    ("b", "Spot", "0.90"),
+    ("c", "OnDemand", "3.10"),
+    ("d", "OnDemand", None),
+)
+NODE_CLASSES = [
+    {"name": name, "capacity": capacity, "price": price} for name, capacity, price in PRICES
+]
+SETTINGS = Settings(
+    placement_defaults=PlacementDefaults.model_validate({"nodeClasses": NODE_CLASSES})
+)
 NO_NODE = Blocker(Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available")
 
 
@@ -89,7 +101,12 @@ class RandomEvents(RuleBasedStateMachine):
         other = a_pipeline(evaluate=None, push=None, deploy=None, workspace=shared)
         self.scenarios = (
             self.scenario,
-            Scenario(other, name="other", cluster=self.cluster, uid="8a8a8a8a-0000-4000-8000-000000000000"),
+            Scenario(
+                other,
+                name="other",
+                cluster=self.cluster,
+                uid="8a8a8a8a-0000-4000-8000-000000000000",
+            ),
         )
         self.ended: dict[str, dict] = {}
         self.spent: dict[str, Decimal] = {}
@@ -125,7 +142,10 @@ class RandomEvents(RuleBasedStateMachine):
         """
         scenario = self.scenarios[which]
         scenario.reconcile()
-        asked, before = scenario.requeue_after, (list(self.cluster.applied), scenario.status.finished_at)
+        asked, before = (
+            scenario.requeue_after,
+            (list(self.cluster.applied), scenario.status.finished_at),
+        )
         scenario.reconcile()
         if asked is None or asked > timedelta(seconds=1):
             assert (list(self.cluster.applied), scenario.status.finished_at) == before
@@ -151,7 +171,9 @@ class RandomEvents(RuleBasedStateMachine):
         if reconciled:
             scenario.reconcile()
         self.created += 1
-        self.cluster.submit(scenario.key, scenario.spec, f"{self.created:08x}-1111-4000-8000-000000000000")
+        self.cluster.submit(
+            scenario.key, scenario.spec, f"{self.created:08x}-1111-4000-8000-000000000000"
+        )
 
     @rule(
         annotation=st.sampled_from([CANCEL_ANNOTATION, RETRY_ANNOTATION, RETRY_ANNOTATION]),
@@ -165,26 +187,35 @@ class RandomEvents(RuleBasedStateMachine):
     def data_changes(self, digest: str) -> None:
         self.cluster.source_digests["hf://org/data/train.jsonl"] = digest
 
-    @rule(pick=st.randoms(use_true_random=False), reason=st.sampled_from([Reason.POD_REFUSED, Reason.SPEC_INVALID]))
+    @rule(
+        pick=st.randoms(use_true_random=False),
+        reason=st.sampled_from([Reason.POD_REFUSED, Reason.SPEC_INVALID]),
+    )
     def api_server_refuses(self, pick, reason: Reason) -> None:
         scenario = pick.choice(self.scenarios)
         uid, stage = self.cluster.pipelines[scenario.key].uid, pick.choice(ORDER)
         attempts = scenario.status.stages[stage].attempts if scenario.status.stages else ()
         number = attempts[-1].number if attempts else 0
         names = [job_name(scenario.key.name, uid, stage, number + one) for one in (0, 1)]
-        self.cluster.refusals[pick.choice(["workspace", "service", *names])] = Blocker(reason, pick.choice("ab") * 5000)
+        self.cluster.refusals[pick.choice(["workspace", "service", *names])] = Blocker(
+            reason, pick.choice("ab") * 5000
+        )
 
     @rule()
     def api_server_accepts_again(self) -> None:
         self.cluster.refusals.clear()
 
     @precondition(lambda self: self.live)
-    @rule(pick=st.randoms(use_true_random=False), step=st.integers(0, 100), saved=st.integers(0, 100))
+    @rule(
+        pick=st.randoms(use_true_random=False), step=st.integers(0, 100), saved=st.integers(0, 100)
+    )
     def process_starts_and_reports_progress(self, pick, step: int, saved: int) -> None:
         name = pick.choice(self.live)
         if self.cluster.jobs[name].observed.started_at is None:
             self.cluster.start(name)
-        self.cluster.progress(name, step=saved + step, start_step=pick.choice([None, saved]), step_seconds=0.5)
+        self.cluster.progress(
+            name, step=saved + step, start_step=pick.choice([None, saved]), step_seconds=0.5
+        )
 
     @precondition(lambda self: self.live)
     @rule(pick=st.randoms(use_true_random=False))
@@ -194,15 +225,25 @@ class RandomEvents(RuleBasedStateMachine):
             self.cluster.update_job(name, blocker=NO_NODE, unschedulable_since=self.cluster.now)
 
     @precondition(lambda self: self.live)
-    @rule(pick=st.randoms(use_true_random=False), score=st.sampled_from([0.5, 0.6, 0.95, float("nan")]))
+    @rule(
+        pick=st.randoms(use_true_random=False),
+        score=st.sampled_from([0.5, 0.6, 0.95, float("nan")]),
+    )
     def process_succeeds(self, pick, score: float) -> None:
         name = pick.choice(self.live)
         template = self.cluster.jobs[name].template
-        fields = scores(score, pick.choice([None, 0.01])) if template.stage == "evaluate" else RESULTS[template.stage]
+        fields = (
+            scores(score, pick.choice([None, 0.01]))
+            if template.stage == "evaluate"
+            else RESULTS[template.stage]
+        )
         self.cluster.complete(name, a_result(template.stage, template.identity, **fields))
 
     @precondition(lambda self: self.live)
-    @rule(pick=st.randoms(use_true_random=False), code=st.sampled_from([1, 64, 65, 66, 69, 70, 75, 77, 137, 143]))
+    @rule(
+        pick=st.randoms(use_true_random=False),
+        code=st.sampled_from([1, 64, 65, 66, 69, 70, 75, 77, 137, 143]),
+    )
     def process_fails(self, pick, code: int) -> None:
         self.cluster.fail(pick.choice(self.live), code, pick.choice(["", "x" * 4000]))
 
@@ -243,7 +284,9 @@ class RandomEvents(RuleBasedStateMachine):
         for stage in self.stages:
             last = stage.last_attempt
             running = last and last.outcome is Outcome.RUNNING and last.identity == stage.identity
-            assert not (stage.result and running), f"{last.job} runs although its stage has a result"
+            assert not (stage.result and running), (
+                f"{last.job} runs although its stage has a result"
+            )
 
     @invariant()
     def ended_attempts_never_change(self) -> None:
@@ -264,7 +307,12 @@ class RandomEvents(RuleBasedStateMachine):
     @invariant()
     def counts_are_never_negative(self) -> None:
         for stage in self.stages:
-            counts = (stage.failures_counted, stage.interruptions_counted, stage.lost_steps, stage.lost_seconds)
+            counts = (
+                stage.failures_counted,
+                stage.interruptions_counted,
+                stage.lost_steps,
+                stage.lost_seconds,
+            )
             assert min(counts) >= 0
             assert stage.active_seconds >= 0
 
@@ -274,8 +322,13 @@ class RandomEvents(RuleBasedStateMachine):
             if costs := scenario.status.costs:
                 uid = self.cluster.pipelines[scenario.key].uid
                 stages = scenario.status.stages.values()
-                listed = sum((one.cost or 0 for stage in stages for one in stage.attempts), Decimal())
-                earlier = sum((stage.earlier_costs.spent for stage in stages if stage.earlier_costs), Decimal())
+                listed = sum(
+                    (one.cost or 0 for stage in stages for one in stage.attempts), Decimal()
+                )
+                earlier = sum(
+                    (stage.earlier_costs.spent for stage in stages if stage.earlier_costs),
+                    Decimal(),
+                )
                 assert costs.spent == listed + earlier
                 assert costs.spent >= self.spent.get(uid, 0)
                 assert 0 <= costs.lost <= costs.spent
@@ -303,7 +356,9 @@ class RandomEvents(RuleBasedStateMachine):
                 continue  # the end of one may be the other's turn
             if self.live:
                 self.end_process(self.live[0])
-            elif times := [one.requeue_after for one in self.scenarios if one.requeue_after is not None]:
+            elif times := [
+                one.requeue_after for one in self.scenarios if one.requeue_after is not None
+            ]:
                 self.scenario.after(min(times).total_seconds())
             else:
                 break
@@ -311,7 +366,9 @@ class RandomEvents(RuleBasedStateMachine):
         self.scenario.after(1e7)
         for scenario in self.scenarios:
             scenario.reconcile()
-        assert [scenario.change_counts for scenario in self.scenarios] == before, "the pipelines were not stable"
+        assert [scenario.change_counts for scenario in self.scenarios] == before, (
+            "the pipelines were not stable"
+        )
         self.conditions_are_consistent()
         suspended = any(scenario.status.phase == "Suspended" for scenario in self.scenarios)
         for scenario in self.scenarios:
@@ -343,7 +400,15 @@ def check_conditions(scenario: Scenario) -> None:
     assert ready[0] != "True" or finished[0] == "True"
     assert (finished[0] == "True") is (status.finished_at is not None)
     assert {c.observed_generation for c in status.conditions} == {status.observed_generation}
-    assert status.phase in {"Pending", "Running", "Suspended", "Succeeded", "Failed", "Cancelled", "BelowThreshold"}
+    assert status.phase in {
+        "Pending",
+        "Running",
+        "Suspended",
+        "Succeeded",
+        "Failed",
+        "Cancelled",
+        "BelowThreshold",
+    }
 
 
 def check_end(scenario: Scenario, *, others_suspended: bool) -> None:
@@ -361,4 +426,6 @@ def check_end(scenario: Scenario, *, others_suspended: bool) -> None:
 
 
 TestRandomEvents = RandomEvents.TestCase
-TestRandomEvents.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True)
+TestRandomEvents.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, derandomize=True
+)

@@ -11,7 +11,9 @@ from finetune_operator.core.observation import Blocker, ObservedServer
 
 
 def test_finished_pipeline_asks_for_the_end_of_its_ttl():
-    scenario = Scenario(a_pipeline(deploy=None, ttlSecondsAfterFinished=100, whenExpired="Delete")).run_before("push")
+    scenario = Scenario(
+        a_pipeline(deploy=None, ttlSecondsAfterFinished=100, whenExpired="Delete")
+    ).run_before("push")
     job = scenario.start("push")
     scenario.cluster.complete(job, a_result("push", scenario.attempt("push").identity))
     scenario.reconcile()
@@ -33,7 +35,9 @@ def test_edit_of_a_finished_pipeline_keeps_its_ttl_running():
 def test_switched_traffic_is_observed_at_once():
     scenario = Scenario().run_before("deploy")
     job = scenario.start("deploy")
-    scenario.cluster.complete(job, a_result("deploy", scenario.attempt("deploy").identity, long_running=True))
+    scenario.cluster.complete(
+        job, a_result("deploy", scenario.attempt("deploy").identity, long_running=True)
+    )
     scenario.reconcile()
     assert scenario.cluster.servers[job].current
     assert timedelta() < scenario.requeue_after <= timedelta(seconds=1)
@@ -52,7 +56,9 @@ def test_pipeline_without_its_claim_looks_for_it_again(stage):
 
     async def without_claim(pipeline):
         observed = await observe(pipeline)
-        blocker = Blocker(Reason.VOLUME_NOT_READY, "the namespace team has no claim models: create it")
+        blocker = Blocker(
+            Reason.VOLUME_NOT_READY, "the namespace team has no claim models: create it"
+        )
         return replace(observed, workspace=replace(observed.workspace, blocker=blocker))
 
     scenario.cluster.observe = without_claim

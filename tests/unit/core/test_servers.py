@@ -37,7 +37,9 @@ def test_traffic_is_switched_only_after_the_answer(scenario):
 
 def test_deployed_is_true_only_after_the_switch(scenario):
     job = scenario.start("deploy")
-    scenario.cluster.complete(job, a_result("deploy", scenario.attempt("deploy").identity, long_running=True))
+    scenario.cluster.complete(
+        job, a_result("deploy", scenario.attempt("deploy").identity, long_running=True)
+    )
     scenario.reconcile()
     assert scenario.condition("Deployed") == ("Unknown", "Progressing")
     assert scenario.condition("Finished") == ("False", "Progressing")
@@ -45,7 +47,9 @@ def test_deployed_is_true_only_after_the_switch(scenario):
     assert scenario.condition("Deployed") == ("True", "StageSucceeded")
 
 
-@pytest.mark.parametrize("changes", [{"deploy": {"replicas": 2}}, {"seed": 5}, {"deploy": {"engine": "VLLM"}}])
+@pytest.mark.parametrize(
+    "changes", [{"deploy": {"replicas": 2}}, {"seed": 5}, {"deploy": {"engine": "VLLM"}}]
+)
 def test_old_server_stays_until_new_one_has_answered(scenario, changes):
     old = start_server(scenario)
     scenario.edit(**changes)
@@ -98,10 +102,15 @@ def test_deleted_server_is_started_again(scenario):
 def test_server_outage_is_reported_until_it_ends(scenario):
     job = start_server(scenario)
     healthy = scenario.cluster.servers[job]
-    scenario.cluster.servers[job] = replace(healthy, problem=Blocker(Reason.SERVER_NOT_READY, "none of 1 is ready"))
+    scenario.cluster.servers[job] = replace(
+        healthy, problem=Blocker(Reason.SERVER_NOT_READY, "none of 1 is ready")
+    )
     scenario.reconcile_until_stable()
     assert scenario.condition("Deployed") == ("False", "ServerNotReady")
-    assert (scenario.condition("Ready"), scenario.condition("Finished")[0]) == (("False", "ServerNotReady"), "True")
+    assert (scenario.condition("Ready"), scenario.condition("Finished")[0]) == (
+        ("False", "ServerNotReady"),
+        "True",
+    )
     assert scenario.status.phase == "Degraded"
     assert scenario.events[-1] == "PipelineDegraded"
     scenario.cluster.servers[job] = healthy

@@ -50,14 +50,18 @@ def test_each_accelerator_gets_a_process(train, per_node, processes):
 
 def test_one_process_has_one_identity_however_it_is_written():
     _, absent = recipe_and_identity()
-    assert {recipe_and_identity(**same)[1] for same in ({"processesPerNode": 1}, {"pod": gpus(1)}, {"nodes": 1})} == {
-        absent
-    }
+    assert {
+        recipe_and_identity(**same)[1]
+        for same in ({"processesPerNode": 1}, {"pod": gpus(1)}, {"nodes": 1})
+    } == {absent}
 
 
 def test_number_of_processes_is_part_of_the_identity():
     """Other processes see other rows, and add gradients in another order."""
-    found = [recipe_and_identity(**train)[1] for train in ({}, {"pod": gpus(2)}, {"nodes": 2}, {"processesPerNode": 4})]
+    found = [
+        recipe_and_identity(**train)[1]
+        for train in ({}, {"pod": gpus(2)}, {"nodes": 2}, {"processesPerNode": 4})
+    ]
     assert len(set(found)) == 4
 
 
@@ -68,7 +72,9 @@ def test_gpus_of_the_pod_defaults_count():
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_processes_must_be_as_many_as_accelerators(count):
-    with pytest.raises(ValidationError, match=r"processesPerNode: is not the number of accelerators"):
+    with pytest.raises(
+        ValidationError, match=r"processesPerNode: is not the number of accelerators"
+    ):
         a_pipeline(train={"processesPerNode": 2, "pod": gpus(count)})
     own = a_pipeline(train={"processesPerNode": 2, "pod": gpus(count, command=["torchrun"])})
     assert own.train.pod.resources.accelerators == count
@@ -111,7 +117,10 @@ def test_price_and_cost_count_every_node():
 def test_more_nodes_are_interrupted_more_often():
     one, four = (several(*H100, nodes=nodes) for nodes in (1, 4))
     rates = [
-        [offer.interruptions_per_hour for offer in offers(one.spec.train, "Spot", one.settings.placement_defaults)]
+        [
+            offer.interruptions_per_hour
+            for offer in offers(one.spec.train, "Spot", one.settings.placement_defaults)
+        ]
         for one in (one, four)
     ]
     assert rates == [[None], [0.2]]
@@ -136,7 +145,10 @@ def is_stopped(scenario):
 def test_incomplete_attempt_falls_back_to_on_demand():
     scenario = several(*H100)
     find_nodes_for_some(scenario)
-    assert (scenario.stage("train").state, scenario.stage("train").reason) == ("Queued", "WaitingForCapacity")
+    assert (scenario.stage("train").state, scenario.stage("train").reason) == (
+        "Queued",
+        "WaitingForCapacity",
+    )
     scenario.after(599).reconcile_until_stable()
     assert not is_stopped(scenario)
     assert scenario.requeue_after == timedelta(seconds=1)
@@ -161,7 +173,11 @@ def test_incomplete_attempt_gives_up_nodes_it_can_only_get_again():
         assert scenario.stage("train").running_attempt is None
         waits.append((held, scenario.requeue_after))
         scenario.after(scenario.requeue_after.total_seconds()).reconcile_until_stable()
-    assert [(held / MINUTE, pause.total_seconds()) for held, pause in waits] == [(10, 10), (20, 20), (20, 40)]
+    assert [(held / MINUTE, pause.total_seconds()) for held, pause in waits] == [
+        (10, 10),
+        (20, 20),
+        (20, 40),
+    ]
     assert scenario.stage("train").running_attempt.number == 4
 
 
@@ -190,7 +206,9 @@ def test_started_attempt_is_never_given_up_for_a_missing_node():
     job = scenario.attempt("train").job
     scenario.cluster.start(job)
     scenario.reconcile_until_stable()
-    scenario.cluster.update_job(job, blocker=FULL, started_at=None, incomplete_since=scenario.cluster.now)
+    scenario.cluster.update_job(
+        job, blocker=FULL, started_at=None, incomplete_since=scenario.cluster.now
+    )
     scenario.after(3600).reconcile_until_stable()
     assert not is_stopped(scenario)
 
@@ -211,7 +229,8 @@ def test_end_names_the_pod_that_caused_it():
     scenario.cluster.evict(job, 40, 40, "evicted on spot-1")
     scenario.reconcile()
     assert (
-        scenario.stage("train").attempts[0].message == "pod 1: evicted on spot-1; stopped at step 40, saved at step 40"
+        scenario.stage("train").attempts[0].message
+        == "pod 1: evicted on spot-1; stopped at step 40, saved at step 40"
     )
     assert scenario.stage("train").interruptions == 1
 
@@ -219,7 +238,9 @@ def test_end_names_the_pod_that_caused_it():
 def test_single_pod_starts_again_at_once():
     """What it waits for, it does not hold."""
     scenario = training(("b", "Spot", "0.90"), *H100)
-    scenario.cluster.update_job(scenario.attempt("train").job, blocker=FULL, unschedulable_since=scenario.cluster.now)
+    scenario.cluster.update_job(
+        scenario.attempt("train").job, blocker=FULL, unschedulable_since=scenario.cluster.now
+    )
     scenario.reconcile_until_stable()
     scenario.after(600).reconcile_until_stable()
     end_stopped(scenario)

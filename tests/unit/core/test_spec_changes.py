@@ -56,7 +56,9 @@ def test_new_resources_stop_the_attempt_and_the_next_resumes(stage):
     scenario.reconcile_until_stable()
     assert scenario.stage(stage).attempts[0].reason == "SpecChanged"
     assert (scenario.attempt(stage).number, scenario.attempt(stage).identity) == (2, identity)
-    assert scenario.cluster.jobs[scenario.attempt(stage).job].template.pod.resources.limits == {"memory": "64Gi"}
+    assert scenario.cluster.jobs[scenario.attempt(stage).job].template.pod.resources.limits == {
+        "memory": "64Gi"
+    }
     assert scenario.stage(stage).interruptions == 0
 
 
@@ -95,10 +97,20 @@ def test_reverted_edit_starts_new_attempt_of_same_identity():
 def test_reverted_value_has_the_earlier_identity():
     scenario = Scenario().finish()
     identities = {stage: scenario.stage(stage).identity for stage in ORDER}
-    assert rerun(scenario, train={"lora": {"rank": 4}}) == ["train-a2", "evaluate-a2", "push-a2", "deploy-a2"]
+    assert rerun(scenario, train={"lora": {"rank": 4}}) == [
+        "train-a2",
+        "evaluate-a2",
+        "push-a2",
+        "deploy-a2",
+    ]
     assert scenario.stage("train").identity != identities["train"]
     # The folders still hold the results, so that each of these Jobs only reads its result again.
-    assert rerun(scenario, train={"lora": {"rank": 16}}) == ["train-a3", "evaluate-a3", "push-a3", "deploy-a3"]
+    assert rerun(scenario, train={"lora": {"rank": 16}}) == [
+        "train-a3",
+        "evaluate-a3",
+        "push-a3",
+        "deploy-a3",
+    ]
     assert {stage: scenario.stage(stage).identity for stage in ORDER} == identities
 
 

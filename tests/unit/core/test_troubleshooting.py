@@ -21,7 +21,10 @@ def failed() -> Scenario:
 def test_condition_links_to_its_reason_if_there_is_a_fix(state):
     conditions = state.object()["status"].get("conditions", [])
     for condition in conditions:
-        linked = f"(see docs/guides/troubleshooting.md#{condition['reason'].lower()})" in condition["message"]
+        linked = (
+            f"(see docs/guides/troubleshooting.md#{condition['reason'].lower()})"
+            in condition["message"]
+        )
         expected = condition["type"] in SUMMARIES and condition["reason"] not in NOTHING_TO_FIX
         assert linked is expected, condition
 

@@ -21,7 +21,9 @@ def parse_progress(**fields) -> Progress:
 
 def to_json(status) -> str:
     """Return the JSON that is sent. An API server accepts no NaN and no integer beyond 64 bits."""
-    text = json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False)
+    text = json.dumps(
+        status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False
+    )
 
     def parse_int64(digits):
         assert abs(int(digits)) < 2**63
@@ -52,7 +54,9 @@ def test_time_without_zone_is_read_as_utc():
 
 
 def test_time_with_zone_is_converted_to_utc():
-    assert '"2029-12-31T18:30:00Z"' in to_json(parse_progress(updatedAt="2030-01-01T00:00:00+05:30"))
+    assert '"2029-12-31T18:30:00Z"' in to_json(
+        parse_progress(updatedAt="2030-01-01T00:00:00+05:30")
+    )
 
 
 def test_long_texts_in_progress_are_truncated():
@@ -61,11 +65,18 @@ def test_long_texts_in_progress_are_truncated():
 
 
 @pytest.mark.parametrize(
-    "progress", [{**MINIMAL, "step": 2**70}, {"step": 1}, {**MINIMAL, "updatedAt": "0001-01-01T00:00:00+14:00"}]
+    "progress",
+    [
+        {**MINIMAL, "step": 2**70},
+        {"step": 1},
+        {**MINIMAL, "updatedAt": "0001-01-01T00:00:00+14:00"},
+    ],
 )
 def test_invalid_progress_keeps_the_result(progress):
     result = {"stage": "train", "identity": "i", "digest": "d", **RESULTS["train"]}
-    message = TerminationMessage.model_validate_json(json.dumps({"result": result, "progress": progress}))
+    message = TerminationMessage.model_validate_json(
+        json.dumps({"result": result, "progress": progress})
+    )
     assert message.progress is None
     assert message.result
 

@@ -18,7 +18,9 @@ from finetune_trainer.contract import Progress, TerminationMessage, TrainConfig
 
 PLAIN = st.one_of(st.booleans(), st.integers(-(10**9), 10**9), st.text("abc é", max_size=9))
 VALUES = st.recursive(
-    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz"), inner), max_leaves=5
+    PLAIN,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz"), inner),
+    max_leaves=5,
 )
 OBJECTS = (
     "$", "$.conditions.0", "$.conditions.2", "$.observedAnnotations", "$.gates.0", "$.model", "$.stages.train",
@@ -39,7 +41,11 @@ def at(status, path: str):
     """Return the object at a path such as $.stages.train.attempts.0; a stage is found by its name."""
     for name in path.split(".")[1:]:
         if isinstance(status, list):
-            status = status[int(name)] if name.isdigit() else next(one for one in status if one["name"] == name)
+            status = (
+                status[int(name)]
+                if name.isdigit()
+                else next(one for one in status if one["name"] == name)
+            )
         else:
             status = status[name]
     return status
@@ -55,7 +61,11 @@ def finished_scenario() -> Scenario:
     return scenario.finish()
 
 
-@given(st.dictionaries(st.sampled_from(OBJECTS), st.dictionaries(st.sampled_from(["xNew", "xMore"]), VALUES)))
+@given(
+    st.dictionaries(
+        st.sampled_from(OBJECTS), st.dictionaries(st.sampled_from(["xNew", "xMore"]), VALUES)
+    )
+)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_unknown_fields_survive_read_report_and_write(unknown):
     scenario = finished_scenario()
@@ -86,7 +96,9 @@ def test_new_identity_keeps_unknown_fields_of_the_stage():
 def test_unknown_stage_stays_in_the_status():
     scenario = Scenario().run("prepare")
     status = stored_status(scenario)
-    status["stages"].append({"name": "distill", "state": "Dreaming", "reason": "NotRequested", "failures": 2})
+    status["stages"].append(
+        {"name": "distill", "state": "Dreaming", "reason": "NotRequested", "failures": 2}
+    )
     store(scenario, status)
     scenario.run("train")
     assert scenario.status.stages["distill"].failures == 2
@@ -120,7 +132,9 @@ def test_unknown_state_of_a_stage_is_recomputed_and_shown():
     status = stored_status(scenario)
     at(status, "$.stages.train")["state"] = "Dreaming"
     store(scenario, status)
-    assert stage_summary(scenario.stage("train").model_copy(update={"message": "zzz"})).startswith("Dreaming")
+    assert stage_summary(scenario.stage("train").model_copy(update={"message": "zzz"})).startswith(
+        "Dreaming"
+    )
     scenario.reconcile()
     assert scenario.stage("train").state is StageState.SUCCEEDED
 
@@ -132,7 +146,11 @@ def test_unknown_outcome_is_named_in_the_error():
     meta = {"namespace": "team", "name": "demo", "uid": "u", "generation": 1}
     with pytest.raises(InvalidObject, match=r"stages\.train\.attempts\[0\]\.outcome"):
         parse_pipeline(
-            {"metadata": meta, "spec": json.loads(scenario.cluster.pipelines[scenario.key].spec), "status": status}
+            {
+                "metadata": meta,
+                "spec": json.loads(scenario.cluster.pipelines[scenario.key].spec),
+                "status": status,
+            }
         )
 
 
@@ -143,7 +161,12 @@ def message(**content) -> TerminationMessage:
 def test_result_with_an_unknown_field_is_a_success():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
-    result = {"stage": "train", "identity": scenario.attempt("train").identity, "digest": "d", **RESULTS["train"]}
+    result = {
+        "stage": "train",
+        "identity": scenario.attempt("train").identity,
+        "digest": "d",
+        **RESULTS["train"],
+    }
     content = message(result={**result, "energyJoules": 3.5}, traceId="t").result
     scenario.cluster.complete(job, content)
     scenario.reconcile_until_stable()
@@ -151,10 +174,14 @@ def test_result_with_an_unknown_field_is_a_success():
     assert at(stored_status(scenario), "$.stages.train.result")["energyJoules"] == 3.5
 
 
-@pytest.mark.parametrize("value", [2**70, float("nan"), float("inf"), [[2**70]], "x" * 5000, {"a": {"b": 1e300}}])
+@pytest.mark.parametrize(
+    "value", [2**70, float("nan"), float("inf"), [[2**70]], "x" * 5000, {"a": {"b": 1e300}}]
+)
 def test_unknown_field_that_is_not_storable_is_dropped(value):
     progress = Progress.model_validate_json(
-        json.dumps({"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 3, "unknown": value})
+        json.dumps(
+            {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 3, "unknown": value}
+        )
     )
     assert "unknown" not in progress.model_dump()
     assert progress.step == 3
@@ -164,7 +191,9 @@ def test_deep_unknown_field_is_dropped():
     deep: list = []
     for _ in range(100):
         deep = [deep]
-    assert message(failure={"message": "m", "unknown": deep, "code": 7}).failure.model_extra == {"code": 7}
+    assert message(failure={"message": "m", "unknown": deep, "code": 7}).failure.model_extra == {
+        "code": 7
+    }
 
 
 def test_json_without_a_known_field_is_no_termination_message():
@@ -172,7 +201,13 @@ def test_json_without_a_known_field_is_no_termination_message():
         message(error="out of disk")
     text = '{"error": "out of disk"}'
     state = {"state": {"terminated": {"exitCode": 1, "message": text}}, "name": "stage"}
-    pod = Pod({"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": {"containerStatuses": [state]}})
+    pod = Pod(
+        {
+            "metadata": {"name": "p", "uid": "u"},
+            "spec": {},
+            "status": {"containerStatuses": [state]},
+        }
+    )
     assert pod.termination_message.failure.message == text
 
 
@@ -193,7 +228,10 @@ def test_stages_are_a_list_by_name_in_json_and_back():
     read = PipelineStatus.model_validate(status)
     assert read == scenario.status
     assert tuple(read.stages) == ORDER
-    assert json.loads(read.model_dump_json(by_alias=True, exclude_none=True))["stages"] == status["stages"]
+    assert (
+        json.loads(read.model_dump_json(by_alias=True, exclude_none=True))["stages"]
+        == status["stages"]
+    )
 
 
 @pytest.mark.parametrize("stages", [[{"state": "Running"}], ["train"], [None]])

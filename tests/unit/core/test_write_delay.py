@@ -36,7 +36,9 @@ def attempt_changed(**changes) -> PipelineStatus:
     return stage_changed(BEFORE, attempts=(*older, last.model_copy(update=changes)))
 
 
-def wait_for(after: PipelineStatus, seconds: float = 3.0, before: PipelineStatus = BEFORE) -> timedelta | None:
+def wait_for(
+    after: PipelineStatus, seconds: float = 3.0, before: PipelineStatus = BEFORE
+) -> timedelta | None:
     return time_until_write(before, after, DELAY, START + timedelta(seconds=seconds))
 
 
@@ -48,7 +50,9 @@ WAITING = {
     "creation time": created_at(CREATED),
     "start time": attempt_changed(created_at=CREATED, started_at=CREATED),
     "running": stage_changed(created_at(CREATED), state=StageState.RUNNING),
-    "progress": stage_changed(created_at(CREATED), progress=Progress(stage="prepare", updated_at=START, step=4)),
+    "progress": stage_changed(
+        created_at(CREATED), progress=Progress(stage="prepare", updated_at=START, step=4)
+    ),
     "message while it progresses": stage_changed(created_at(CREATED), message="4 of 9"),
 }
 URGENT = {
@@ -60,7 +64,11 @@ URGENT = {
     "finished": created_at(CREATED).model_copy(update={"finished_at": START}),
     "generation": created_at(CREATED).model_copy(update={"observed_generation": 9}),
     "refusal": created_at(CREATED).model_copy(
-        update={"refusals": (Refusal(subject="workspace", reason=Reason.WAITING_FOR_QUOTA, message="m"),)}
+        update={
+            "refusals": (
+                Refusal(subject="workspace", reason=Reason.WAITING_FOR_QUOTA, message="m"),
+            )
+        }
     ),
     "first attempt": BEFORE,
 }
@@ -74,7 +82,10 @@ def test_times_and_progress_of_a_young_attempt_wait(after):
 
 @pytest.mark.parametrize("name", URGENT)
 def test_what_a_person_waits_for_is_written_at_once(name):
-    assert wait_for(URGENT[name], before=PipelineStatus() if name == "first attempt" else BEFORE) == AT_ONCE
+    assert (
+        wait_for(URGENT[name], before=PipelineStatus() if name == "first attempt" else BEFORE)
+        == AT_ONCE
+    )
 
 
 def test_equal_status_is_never_written():

@@ -20,7 +20,9 @@ def own(*terms):
     return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}
 
 
-@pytest.mark.parametrize("affinity", [{}, {"nodeAffinity": None}, {"nodeAffinity": {REQUIRED: None}}])
+@pytest.mark.parametrize(
+    "affinity", [{}, {"nodeAffinity": None}, {"nodeAffinity": {REQUIRED: None}}]
+)
 def test_labels_are_excluded_without_an_own_requirement(affinity):
     assert terms_of(affinity_without(LABELS, affinity)) == [{"matchExpressions": EXCLUDED}]
 
@@ -28,7 +30,9 @@ def test_labels_are_excluded_without_an_own_requirement(affinity):
 def test_each_own_term_excludes_the_labels_too():
     """A node must match one of the terms only."""
     fields = [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
-    found = terms_of(affinity_without(LABELS, own({"matchExpressions": [OWN]}, {"matchFields": fields})))
+    found = terms_of(
+        affinity_without(LABELS, own({"matchExpressions": [OWN]}, {"matchFields": fields}))
+    )
     assert found == [
         {"matchExpressions": [OWN, *EXCLUDED]},
         {"matchFields": fields, "matchExpressions": EXCLUDED},
@@ -37,7 +41,9 @@ def test_each_own_term_excludes_the_labels_too():
 
 def test_other_parts_of_the_affinity_stay():
     preferred = [{"weight": 1, "preference": {"matchExpressions": [OWN]}}]
-    found = affinity_without(LABELS, {"podAntiAffinity": {}, "nodeAffinity": {"preferred": preferred}})
+    found = affinity_without(
+        LABELS, {"podAntiAffinity": {}, "nodeAffinity": {"preferred": preferred}}
+    )
     assert found["podAntiAffinity"] == {}
     assert found["nodeAffinity"]["preferred"] == preferred
 
@@ -61,4 +67,6 @@ def test_malformed_affinity_stays_for_the_api_server(affinity):
 
 
 def test_affinity_is_unchanged_without_labels():
-    assert affinity_without((), own({"matchExpressions": [OWN]})) == own({"matchExpressions": [OWN]})
+    assert affinity_without((), own({"matchExpressions": [OWN]})) == own(
+        {"matchExpressions": [OWN]}
+    )

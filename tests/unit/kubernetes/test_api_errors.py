@@ -25,13 +25,25 @@ REJECTIONS = {
         Reason.DEPENDENCY_NOT_READY,
         "the platform team must repair this admission webhook",
     ),
-    "webhook denies": (403, 'admission webhook "check.example" denied the request: no', Reason.POD_REFUSED, "policy"),
-    "quota": (403, "jobs is forbidden: exceeded quota: team", Reason.WAITING_FOR_QUOTA, "quota is raised"),
+    "webhook denies": (
+        403,
+        'admission webhook "check.example" denied the request: no',
+        Reason.POD_REFUSED,
+        "policy",
+    ),
+    "quota": (
+        403,
+        "jobs is forbidden: exceeded quota: team",
+        Reason.WAITING_FOR_QUOTA,
+        "quota is raised",
+    ),
     "invalid": (422, "spec.template: Invalid value", Reason.SPEC_INVALID, "Invalid value"),
 }
 
 
-@pytest.mark.parametrize(("status", "message", "reason", "fix"), REJECTIONS.values(), ids=REJECTIONS.keys())
+@pytest.mark.parametrize(
+    ("status", "message", "reason", "fix"), REJECTIONS.values(), ids=REJECTIONS.keys()
+)
 def test_rejection_is_a_blocker_with_its_fix(status, message, reason, fix):
     blocker = classify_api_error(ApiError(status, message))
     assert blocker

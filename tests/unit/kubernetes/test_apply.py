@@ -49,7 +49,9 @@ class EmptyCluster:
 
     def __init__(self):
         scenario = Scenario(a_pipeline()).finish()
-        self.templates = {job.template.stage: job.template for job in scenario.cluster.jobs.values()}
+        self.templates = {
+            job.template.stage: job.template for job in scenario.cluster.jobs.values()
+        }
         self.api, self.cache = FakeApi(), ResourceCache()
         stored = self.api.put(PIPELINE, pipeline_object())
         self.cache.update(PIPELINES, stored)
@@ -63,7 +65,9 @@ class EmptyCluster:
         return asyncio.run(self.cluster.apply(pipeline or self.pipeline, actions))
 
     def names(self, path):
-        return sorted(where.rpartition("/")[2] for where in self.api.objects if where.startswith(f"{path}/"))
+        return sorted(
+            where.rpartition("/")[2] for where in self.api.objects if where.startswith(f"{path}/")
+        )
 
     def traffic_target(self):
         return self.api.objects[SERVICE]["spec"]["selector"]["finetune.dev/server"]
@@ -75,7 +79,9 @@ class EmptyCluster:
 
     def put_job(self, name, uid):
         owners = owner_references(replace(self.pipeline, uid=uid))
-        return self.api.put(f"{JOBS}/{name}", {"metadata": {"ownerReferences": owners}, "status": {}})
+        return self.api.put(
+            f"{JOBS}/{name}", {"metadata": {"ownerReferences": owners}, "status": {}}
+        )
 
 
 @pytest.fixture
@@ -124,7 +130,9 @@ def test_foreign_service_blocks_and_is_not_changed(env):
     assert env.api.objects[SERVICE]["spec"]["selector"] == {"app": "foreign"}
 
 
-@pytest.mark.parametrize(("one", "other"), [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")]
+)
 def test_service_names_are_unique_and_valid(one, other):
     assert service_name(one) != service_name(other)
     for name in (one, other, "x" * 253, f"{'9.' * 100}9"):
@@ -161,7 +169,11 @@ def test_failed_stop_does_not_prevent_the_other_stops(env):
     env.put_job("demo-stray", env.pipeline.uid)
     env.api.rejected_deletes["demo-stray"] = UNAVAILABLE
     with pytest.raises(ApiError, match="not now"):
-        env.apply(StopJob("demo-stray", Reason.CANCELLED), StopJob(server, Reason.CANCELLED), env.create("train"))
+        env.apply(
+            StopJob("demo-stray", Reason.CANCELLED),
+            StopJob(server, Reason.CANCELLED),
+            env.create("train"),
+        )
     assert (env.names(DEPLOYMENTS), env.names(JOBS)) == ([], ["demo-stray"])
 
 
@@ -175,9 +187,15 @@ def test_first_of_several_errors_is_raised(env):
 
 def test_refused_change_of_the_claim_stops_no_stage(env):
     env.apply(CreateWorkspace())
-    env.api.rejected_patches["requests"] = ApiError(403, "only dynamically provisioned pvc can be resized", "Forbidden")
-    grow = ChangeWorkspace(ClaimChange("workspace.size", {"spec": {"resources": {"requests": {"storage": "9Ti"}}}}))
-    retain = ChangeWorkspace(ClaimChange("workspace.whenDeleted", {"metadata": {"ownerReferences": [{"uid": "x"}]}}))
+    env.api.rejected_patches["requests"] = ApiError(
+        403, "only dynamically provisioned pvc can be resized", "Forbidden"
+    )
+    grow = ChangeWorkspace(
+        ClaimChange("workspace.size", {"spec": {"resources": {"requests": {"storage": "9Ti"}}}})
+    )
+    retain = ChangeWorkspace(
+        ClaimChange("workspace.whenDeleted", {"metadata": {"ownerReferences": [{"uid": "x"}]}})
+    )
     refused = env.apply(grow, retain, env.create("train"))
     assert set(refused) == {"workspace.size"}
     assert env.names(JOBS) == [env.templates["train"].name]
@@ -292,9 +310,13 @@ def test_status_of_a_deleted_pipeline_is_a_conflict(env):
 
 
 def test_rejected_status_is_written_without_progress(env, caplog):
-    env.api.rejected_patches["something invalid"] = ApiError(422, "status.stages.train.progress: Invalid value")
+    env.api.rejected_patches["something invalid"] = ApiError(
+        422, "status.stages.train.progress: Invalid value"
+    )
     asyncio.run(env.cluster.write_status(env.pipeline, status_with_progress()))
-    [stored] = [one for one in env.api.objects[PIPELINE]["status"]["stages"] if one["name"] == "train"]
+    [stored] = [
+        one for one in env.api.objects[PIPELINE]["status"]["stages"] if one["name"] == "train"
+    ]
     assert stored["attempts"]
     assert "progress" not in stored
     assert "without progress" in caplog.text
@@ -335,7 +357,10 @@ def test_foreign_job_of_an_attempt_is_not_observed(env):
 def test_unreadable_object_is_stalled_for_kstatus(env):
     """Its observedGeneration is that of the object, or kstatus would not read Stalled; finishedAt is another spec's."""
     before = env.api.objects[PIPELINE]
-    env.api.put(PIPELINE, {**before, "status": {**before.get("status", {}), "finishedAt": "2030-01-01T00:00:00Z"}})
+    env.api.put(
+        PIPELINE,
+        {**before, "status": {**before.get("status", {}), "finishedAt": "2030-01-01T00:00:00Z"}},
+    )
     asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
     found = env.api.objects[PIPELINE]
     status = PipelineStatus.model_validate(found["status"])
@@ -374,14 +399,19 @@ def test_pipeline_of_a_newer_crd_is_in_progress(env):
     found = env.api.objects[PIPELINE]
     assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "InProgress"
     assert "sharpness: Extra inputs" in found["status"]["conditions"][0]["message"]
-    assert "the CRD is newer than this operator: upgrade it" in found["status"]["conditions"][0]["message"]
+    assert (
+        "the CRD is newer than this operator: upgrade it"
+        in found["status"]["conditions"][0]["message"]
+    )
     assert env.cluster.events.waiting == {}
 
 
 def test_finished_pipeline_of_a_newer_crd_keeps_its_status(env):
     status = {"finishedAt": "2030-01-01T00:00:00Z", "observedGeneration": 1, "phase": "Succeeded"}
     env.api.put(PIPELINE, {**env.api.objects[PIPELINE], "status": status})
-    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error_of(env.api.objects[PIPELINE], NEWER)))
+    asyncio.run(
+        env.cluster.mark_invalid(env.pipeline.key, error_of(env.api.objects[PIPELINE], NEWER))
+    )
     assert env.api.objects[PIPELINE]["status"] == status
 
 

@@ -14,7 +14,9 @@ from finetune_trainer.contract import Environment
 def job_of(changes=None, stage="train", notices=""):
     pipeline = a_pipeline(**(changes or {}))
     scenario = Scenario(pipeline).finish()
-    [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == stage]
+    [template] = [
+        one.template for one in scenario.cluster.jobs.values() if one.template.stage == stage
+    ]
     owner = Pipeline(Key("team", "demo"), "uid-1", 1, pipeline)
     return build_job(owner, template, notices)
 
@@ -32,7 +34,10 @@ def test_job_is_one_attempt_that_fails_on_disruption():
     spec = job_of()["spec"]
     assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (0, "Failed")
     first, second = spec["podFailurePolicy"]["rules"]
-    assert first == {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert first == {
+        "action": "FailJob",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
     assert second["onExitCodes"]["values"] == [64, 65, 66, 77]
 
 
@@ -51,17 +56,25 @@ def test_pod_meets_restricted_pod_security_and_has_no_token():
 
 
 def test_environment_has_the_paths_and_escaped_variables():
-    env = env_of(job_of({"train": {"pod": {"env": [{"name": "TEXT", "value": "$(HOSTNAME) $(X)"}]}}}))
+    env = env_of(
+        job_of({"train": {"pod": {"env": [{"name": "TEXT", "value": "$(HOSTNAME) $(X)"}]}}})
+    )
     assert env["TEXT"] == "$$(HOSTNAME) $$(X)"
     environment = Environment.read(env)
     assert (str(environment.workspace), str(environment.claims)) == ("/workspace", "/claims")
-    assert (str(environment.termination_log), environment.manifest_dir) == ("/dev/termination-log", None)
+    assert (str(environment.termination_log), environment.manifest_dir) == (
+        "/dev/termination-log",
+        None,
+    )
 
 
 def test_requested_gpus_are_in_the_environment():
     assert Environment.read(env_of(job_of())).gpus == 0
     assert (
-        Environment.read(env_of(job_of({"train": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}}))).gpus == 1
+        Environment.read(
+            env_of(job_of({"train": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}}))
+        ).gpus
+        == 1
     )
     several = {"command": ["torchrun"], "resources": {"limits": {"nvidia.com/gpu": 4}}}
     assert Environment.read(env_of(job_of({"train": {"pod": several}}))).gpus == 4
@@ -86,7 +99,15 @@ def test_metrics_port_of_the_stage_env_wins():
         ([{"name": "FINETUNE_METRICS_PORT", "value": "0"}], []),
         ([{"name": "FINETUNE_METRICS_PORT", "value": "70000"}], []),
         ([{"name": "FINETUNE_METRICS_PORT", "value": "http"}], []),
-        ([{"name": "FINETUNE_METRICS_PORT", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}], []),
+        (
+            [
+                {
+                    "name": "FINETUNE_METRICS_PORT",
+                    "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
+                }
+            ],
+            [],
+        ),
     ],
     ids=["default", "another", "none", "too large", "no number", "not known"],
 )
@@ -100,7 +121,9 @@ def test_claims_of_the_config_are_mounted_once_each():
     pod = pod_of(job_of(changes, "prepare"))
     assert [volume["name"] for volume in pod["volumes"]] == ["workspace", "claim-0", "tmp"]
     assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "data", "readOnly": True}
-    assert {"name": "claim-0", "mountPath": "/claims/data", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    assert {"name": "claim-0", "mountPath": "/claims/data", "readOnly": True} in pod["containers"][
+        0
+    ]["volumeMounts"]
 
 
 def writable_claims(pod):
@@ -124,7 +147,10 @@ def writable_claims(pod):
 def test_stage_writes_only_to_the_workspace_and_the_target(stage, writable):
     tasks = [{"name": "exam", "file": "pvc://exams/task.yaml"}]
     sources = {"model": {"uri": "pvc://base/m"}, "datasets": [{"uri": "pvc://data/x.jsonl"}]}
-    assert writable_claims(pod_of(job_of({**sources, "evaluate": {"tasks": tasks}}, stage))) == writable
+    assert (
+        writable_claims(pod_of(job_of({**sources, "evaluate": {"tasks": tasks}}, stage)))
+        == writable
+    )
 
 
 def test_claim_of_both_source_and_target_is_writable_for_push():
@@ -137,13 +163,18 @@ def test_claim_that_is_also_the_workspace_is_one_volume():
     changes = {"model": {"uri": "pvc://mine/base"}, "workspace": {"existingClaim": "mine"}}
     pod = pod_of(job_of(changes, "prepare"))
     assert [volume["name"] for volume in pod["volumes"]] == ["workspace", "tmp"]
-    assert {"name": "workspace", "mountPath": "/claims/mine"} in pod["containers"][0]["volumeMounts"]
+    assert {"name": "workspace", "mountPath": "/claims/mine"} in pod["containers"][0][
+        "volumeMounts"
+    ]
     assert writable_claims(pod) == {"mine"}
 
 
 def test_pod_has_resources_and_placement_of_the_stage():
     own = {
-        "resources": {"requests": {"cpu": 2, "memory": "4Gi"}, "limits": {"memory": "4Gi", "nvidia.com/gpu": 1}},
+        "resources": {
+            "requests": {"cpu": 2, "memory": "4Gi"},
+            "limits": {"memory": "4Gi", "nvidia.com/gpu": 1},
+        },
         "affinity": {"podAntiAffinity": {}},
         "nodeSelector": {"pool": "big"},
         "envFrom": [{"secretRef": {"name": "keys"}}],
@@ -165,7 +196,10 @@ def test_pod_has_resources_and_placement_of_the_stage():
     assert pod["affinity"] == {"podAntiAffinity": {}}
     assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("trainer", "low")
     assert (pod["schedulerName"], pod["runtimeClassName"]) == ("binpack", "nvidia")
-    assert (pod["imagePullSecrets"], container["imagePullPolicy"]) == ([{"name": "registry"}], "Always")
+    assert (pod["imagePullSecrets"], container["imagePullPolicy"]) == (
+        [{"name": "registry"}],
+        "Always",
+    )
     keys = {toleration["key"] for toleration in pod["tolerations"]}
     assert keys >= {"spot", "nvidia.com/gpu", "node.kubernetes.io/unreachable"}
 

@@ -12,7 +12,10 @@ FULL: dict[str, Any] = {
     "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "16Gi"}},
     "env": [
         {"name": "PLAIN", "value": "$(A) 1"},
-        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token", "optional": True}}},
+        {
+            "name": "TOKEN",
+            "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token", "optional": True}},
+        },
         {"name": "PLACE", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "place"}}},
         {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ],
@@ -21,7 +24,9 @@ FULL: dict[str, Any] = {
         {"prefix": "S_", "configMapRef": {"name": "settings", "optional": True}},
     ],
     "nodeSelector": {"pool": "big"},
-    "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "nlp", "effect": "NoSchedule"}],
+    "tolerations": [
+        {"key": "dedicated", "operator": "Equal", "value": "nlp", "effect": "NoSchedule"}
+    ],
     "affinity": {"podAntiAffinity": {}},
     "labels": {"kueue.x-k8s.io/queue-name": "nlp", "app.kubernetes.io/managed-by": "me"},
     "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
@@ -30,7 +35,10 @@ FULL: dict[str, Any] = {
     "schedulerName": "binpack",
     "runtimeClassName": "nvidia",
 }
-WAYS = {"as defaults": {"podDefaults": FULL}, "as own pod": {"train": {"pod": FULL}, "deploy": {"pod": FULL}}}
+WAYS = {
+    "as defaults": {"podDefaults": FULL},
+    "as own pod": {"train": {"pod": FULL}, "deploy": {"pod": FULL}},
+}
 
 
 def workload(stage: str, **changes: Any) -> Object:
@@ -67,7 +75,13 @@ def found(request, changes):
 
 def test_pod_has_every_field_of_the_users_pod(found):
     pod = pod_of(found)
-    for field in ("imagePullSecrets", "affinity", "serviceAccountName", "priorityClassName", "schedulerName"):
+    for field in (
+        "imagePullSecrets",
+        "affinity",
+        "serviceAccountName",
+        "priorityClassName",
+        "schedulerName",
+    ):
         assert pod[field] == FULL[field]
     assert (pod["runtimeClassName"], pod["nodeSelector"]) == ("nvidia", {"pool": "big"})
     assert FULL["tolerations"][0] in pod["tolerations"]
@@ -78,7 +92,13 @@ def test_pod_has_every_field_of_the_users_pod(found):
 def test_absent_fields_of_the_pod_are_absent():
     for stage in ("train", "deploy"):
         pod = pod_of(workload(stage))
-        absent = {"imagePullSecrets", "affinity", "serviceAccountName", "schedulerName", "runtimeClassName"}
+        absent = {
+            "imagePullSecrets",
+            "affinity",
+            "serviceAccountName",
+            "schedulerName",
+            "runtimeClassName",
+        }
         assert not absent & pod.keys()
         assert "imagePullPolicy" not in container_of(workload(stage))
 
@@ -95,12 +115,16 @@ def test_variables_of_the_stage_contract_are_the_operators(found):
     env = variables(found)
     own = {name for name in env if name.startswith("FINETUNE_")}
     assert "FINETUNE_CONFIG" in own
-    assert all("value" in env[name] for name in own)  # env wins over envFrom, so no Secret replaces them
+    assert all(
+        "value" in env[name] for name in own
+    )  # env wins over envFrom, so no Secret replaces them
 
 
 @pytest.mark.parametrize("stage", ["train", "deploy"])
 @pytest.mark.parametrize(
-    "source", [{"value": "0"}, {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}], ids=str
+    "source",
+    [{"value": "0"}, {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}],
+    ids=str,
 )
 def test_metrics_port_may_be_the_users(stage, source):
     port = {"name": "FINETUNE_METRICS_PORT", **source}
@@ -124,13 +148,18 @@ def test_labels_and_annotations_are_on_object_and_pod(found):
 
 
 def test_own_pod_replaces_a_default_in_the_job():
-    defaults = {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}], "labels": {"team": "nlp"}}
+    defaults = {
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+        "labels": {"team": "nlp"},
+    }
     own = {"pod": {"env": [{"name": "B", "value": "3"}], "labels": {"team": "own"}}}
     built = workload("train", podDefaults=defaults, train=own)
     env = variables(built)
     assert (env["A"]["value"], env["B"]["value"]) == ("1", "3")
     assert built["metadata"]["labels"]["team"] == "own"
-    assert workload("prepare", podDefaults=defaults, train=own)["metadata"]["labels"]["team"] == "nlp"
+    assert (
+        workload("prepare", podDefaults=defaults, train=own)["metadata"]["labels"]["team"] == "nlp"
+    )
 
 
 def test_gpu_of_the_defaults_is_announced_and_tolerated():

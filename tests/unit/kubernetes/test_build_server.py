@@ -14,7 +14,13 @@ from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cache import DEPLOYMENTS, NO_CHANGE, PODS, ResourceCache
 from finetune_operator.kubernetes.pods.probe import NoProbe
-from finetune_operator.kubernetes.resources.server import build_deployment, build_service, folder_of, serving_of, url_of
+from finetune_operator.kubernetes.resources.server import (
+    build_deployment,
+    build_service,
+    folder_of,
+    serving_of,
+    url_of,
+)
 from finetune_operator.kubernetes.servers import Servers, replica_failure
 from finetune_operator.kubernetes.translate.api_errors import Blocked
 
@@ -24,7 +30,9 @@ PIPELINE = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
 
 def template_of(pod_defaults=None, **deploy):
     scenario = Scenario(a_pipeline(deploy=deploy, podDefaults=pod_defaults)).finish()
-    [template] = [one.template for one in scenario.cluster.jobs.values() if one.template.stage == "deploy"]
+    [template] = [
+        one.template for one in scenario.cluster.jobs.values() if one.template.stage == "deploy"
+    ]
     return template
 
 
@@ -40,7 +48,11 @@ def containers_of(deployment):
 
 
 @pytest.mark.parametrize(
-    ("uri", "folder"), [("pvc://models/a%20b", "/claims/models/a%20b"), ("pvc://models/a?b#c/", "/claims/models/a?b#c")]
+    ("uri", "folder"),
+    [
+        ("pvc://models/a%20b", "/claims/models/a%20b"),
+        ("pvc://models/a?b#c/", "/claims/models/a?b#c"),
+    ],
 )
 def test_model_folder_is_where_the_trainer_publishes(uri, folder):
     assert str(folder_of(uri)) == folder
@@ -55,11 +67,20 @@ def test_model_on_another_machine_is_blocked(uri):
 def test_server_mounts_the_published_model_read_only():
     deployment = deployment_of()
     _, server = containers_of(deployment)
-    assert server["command"][:5] == ["python", "-P", "-m", "finetune_trainer.serving", "/claims/models/demo"]
+    assert server["command"][:5] == [
+        "python",
+        "-P",
+        "-m",
+        "finetune_trainer.serving",
+        "/claims/models/demo",
+    ]
     [claim] = [mount for mount in server["volumeMounts"] if mount["mountPath"] == "/claims/models"]
     assert claim["readOnly"] is True
     volumes = deployment["spec"]["template"]["spec"]["volumes"]
-    assert {"name": "claim-0", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}} in volumes
+    assert {
+        "name": "claim-0",
+        "persistentVolumeClaim": {"claimName": "models", "readOnly": True},
+    } in volumes
 
 
 def test_init_container_verifies_the_digest_of_push():
@@ -105,15 +126,24 @@ def test_probes_restart_a_hanging_server_not_a_loading_one():
     _, server = containers_of(deployment_of())
     probes = {name: server[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
     assert {probe["httpGet"]["path"] for probe in probes.values()} == {"/health"}
-    seconds = {name: probe["periodSeconds"] * probe.get("failureThreshold", 3) for name, probe in probes.items()}
+    seconds = {
+        name: probe["periodSeconds"] * probe.get("failureThreshold", 3)
+        for name, probe in probes.items()
+    }
     assert seconds["startup"] > 100 * 365 * 24 * 3600
     assert seconds["liveness"] == 300
     assert seconds["readiness"] == 6
-    assert all(probe["failureThreshold"] <= 2**31 - 1 for probe in probes.values() if "failureThreshold" in probe)
+    assert all(
+        probe["failureThreshold"] <= 2**31 - 1
+        for probe in probes.values()
+        if "failureThreshold" in probe
+    )
 
 
 def test_custom_server_gets_the_model_folder_in_its_env():
-    _, server = containers_of(deployment_of(pod={"image": "mine:1", "command": ["serve"], "args": ["--fast"]}))
+    _, server = containers_of(
+        deployment_of(pod={"image": "mine:1", "command": ["serve"], "args": ["--fast"]})
+    )
     assert (server["image"], server["command"]) == ("mine:1", ["serve", "--fast"])
     assert {"name": "FINETUNE_MODEL", "value": "/claims/models/demo"} in server["env"]
 
@@ -163,7 +193,11 @@ def test_image_is_mounted_where_the_cluster_can():
     ("uri", "image_volumes", "folder"),
     [
         (f"oci://registry.example/team/bot@{DIGEST}", False, "/models/bot"),
-        ("oci://registry.example/team/bot:v1", True, "/models/bot"),  # a tag may move between two replicas
+        (
+            "oci://registry.example/team/bot:v1",
+            True,
+            "/models/bot",
+        ),  # a tag may move between two replicas
         (f"s3://models/team/bot/sha256-{'0' * 64}", True, "/models/bot"),
         ("hf://team/bot@4711", True, "/models/bot"),
     ],
@@ -199,8 +233,14 @@ def servers_of(deployment: Object, *pods: Object, probes: object = None) -> Serv
     cache.update(DEPLOYMENTS, deployment)
     for number, pod in enumerate(pods):
         owner = controller_reference("ReplicaSet", f"{name}-5d")
-        meta = {"labels": {"finetune.dev/server": name}, "uid": f"uid-{number}", "ownerReferences": [owner]}
-        cache.update(PODS, {**pod, "metadata": {**pod["metadata"], "name": f"{name}-{number}", **meta}})
+        meta = {
+            "labels": {"finetune.dev/server": name},
+            "uid": f"uid-{number}",
+            "ownerReferences": [owner],
+        }
+        cache.update(
+            PODS, {**pod, "metadata": {**pod["metadata"], "name": f"{name}-{number}", **meta}}
+        )
     return Servers(FakeApi(), cache, probes or NoProbe())
 
 
@@ -213,7 +253,9 @@ def observed(*pods: Object, ready: int = 0, replicas: int = 1):
 
 
 def init_status(state: Object, restarts: int = 0) -> Object:
-    return {"status": {"initContainerStatuses": [{"name": "verify", "restartCount": restarts, **state}]}}
+    return {
+        "status": {"initContainerStatuses": [{"name": "verify", "restartCount": restarts, **state}]}
+    }
 
 
 def test_server_that_loads_its_model_is_running():
@@ -221,7 +263,13 @@ def test_server_that_loads_its_model_is_running():
 
 
 def test_model_that_differs_from_push_fails_the_attempt():
-    job = observed(a_pod(None, phase="Pending", **init_status({"lastState": terminated(66, "holds another model")})))
+    job = observed(
+        a_pod(
+            None,
+            phase="Pending",
+            **init_status({"lastState": terminated(66, "holds another model")}),
+        )
+    )
     assert (job.state, job.exit_code) == (JobState.FAILED, 66)
     assert "holds another model" in job.message.failure.message
 
@@ -230,13 +278,20 @@ def test_model_that_differs_from_push_fails_the_attempt():
 @pytest.mark.parametrize("code", [0, 1])
 def test_crash_loop_fails_after_three_restarts(restarts, state, code):
     pod = a_pod(running())
-    pod["status"]["containerStatuses"][0] |= {"restartCount": restarts, "lastState": terminated(code, "no such option")}
+    pod["status"]["containerStatuses"][0] |= {
+        "restartCount": restarts,
+        "lastState": terminated(code, "no such option"),
+    }
     assert observed(pod).state is state
 
 
 def test_crash_loop_of_the_verification_fails():
     job = observed(
-        a_pod(None, phase="Pending", **init_status({"lastState": terminated(1, "PermissionError")}, restarts=3))
+        a_pod(
+            None,
+            phase="Pending",
+            **init_status({"lastState": terminated(1, "PermissionError")}, restarts=3),
+        )
     )
     assert job.state is JobState.FAILED
     assert "PermissionError" in job.message.failure.message
@@ -249,7 +304,10 @@ def test_image_pull_error_of_the_init_container_is_a_blocker():
 
 
 def test_unschedulable_replica_is_the_blocker():
-    scheduled, unscheduled = a_pod(running()), a_pod(None, unschedulable("0/3 nodes"), phase="Pending")
+    scheduled, unscheduled = (
+        a_pod(running()),
+        a_pod(None, unschedulable("0/3 nodes"), phase="Pending"),
+    )
     for pods in ((scheduled, unscheduled), (unscheduled, scheduled)):
         job = observed(*pods, replicas=2, ready=1)
         assert (job.state is JobState.FAILED, job.blocker and job.blocker.reason) in {
@@ -266,7 +324,9 @@ def test_deployment_without_its_labels_counts_as_deleted():
     del deployment["metadata"]["labels"]["finetune.dev/stage"]
     servers = servers_of(deployment)
     assert asyncio.run(servers.observe(PIPELINE)) == {}
-    assert asyncio.run(servers.observe_attempt(PIPELINE, deployment["metadata"]["name"], NOW)) is None
+    assert (
+        asyncio.run(servers.observe_attempt(PIPELINE, deployment["metadata"]["name"], NOW)) is None
+    )
 
 
 def test_pod_with_foreign_controller_is_not_cached():
@@ -283,7 +343,10 @@ def test_pod_with_foreign_controller_is_not_cached():
 
 def test_out_of_memory_server_is_not_restarted():
     pod = a_pod(running())
-    pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": terminated(137, reason="OOMKilled")}
+    pod["status"]["containerStatuses"][0] |= {
+        "restartCount": 1,
+        "lastState": terminated(137, reason="OOMKilled"),
+    }
     assert observed(pod).out_of_memory
 
 

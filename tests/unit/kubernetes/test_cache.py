@@ -27,7 +27,11 @@ COMPLETE, FAILED = job_condition("Complete"), job_condition("Failed")
 def training(**status):
     """Return a cache with a pipeline whose attempt of train runs, its Job and its running pod."""
     pipeline = pipeline_object(version=1, status=running_status(JOB) | status)
-    return cache_of(finetunepipelines=[pipeline], jobs=[job_of(version=2)], pods=[pod_of(state=running(), version=3)])
+    return cache_of(
+        finetunepipelines=[pipeline],
+        jobs=[job_of(version=2)],
+        pods=[pod_of(state=running(), version=3)],
+    )
 
 
 def sharing():
@@ -39,7 +43,9 @@ def sharing():
 
 def end_attempt(cache, version=20):
     """Write to the status that the attempt has ended."""
-    return cache.update(PIPELINES, pipeline_object(version=version, status=running_status(JOB, outcome="Failed")))
+    return cache.update(
+        PIPELINES, pipeline_object(version=version, status=running_status(JOB, outcome="Failed"))
+    )
 
 
 def test_new_pipeline_and_an_edit_are_urgent():
@@ -55,15 +61,23 @@ def test_change_that_is_not_read_wakes_no_pipeline():
     job, pod = job_of(version=10), pod_of(state=running(), version=11)
     job["status"]["active"], pod["status"]["qosClass"] = 1, "Burstable"
     job["metadata"]["labels"] = {"team": "x"}
-    foreign = pipeline_object(version=12, status=running_status(JOB), annotations={"argocd/sync": "x"})
-    changes = [cache.update(kind, found) for kind, found in ((JOBS, job), (PODS, pod), (PIPELINES, foreign))]
+    foreign = pipeline_object(
+        version=12, status=running_status(JOB), annotations={"argocd/sync": "x"}
+    )
+    changes = [
+        cache.update(kind, found)
+        for kind, found in ((JOBS, job), (PODS, pod), (PIPELINES, foreign))
+    ]
     assert {change.urgency for change in changes} == {Urgency.NEVER}
 
 
 @pytest.mark.parametrize("kind", [JOBS, PIPELINES])
 def test_watch_event_of_the_own_write_is_no_change(kind):
     cache = training()
-    written = {JOBS: job_of("demo", "evaluate", version=10), PIPELINES: pipeline_object(version=10)}[kind]
+    written = {
+        JOBS: job_of("demo", "evaluate", version=10),
+        PIPELINES: pipeline_object(version=10),
+    }[kind]
     cache.update(kind, written)
     assert cache.update(kind, written) == NO_CHANGE
 
@@ -97,7 +111,9 @@ STARTS = {
 
 @pytest.mark.parametrize(("state", "change"), STARTS.values(), ids=STARTS)
 def test_pod_is_urgent_when_the_operator_acts_on_it(state, change):
-    cache = cache_of(finetunepipelines=[pipeline_object(status=running_status(JOB))], jobs=[job_of()])
+    cache = cache_of(
+        finetunepipelines=[pipeline_object(status=running_status(JOB))], jobs=[job_of()]
+    )
     assert cache.update(PODS, pod_of(state=state, version=5)) == change
 
 
@@ -143,7 +159,9 @@ def test_ended_job_wakes_the_pipeline_that_waits_for_the_claim(ending):
     if ending == "deleted":
         change = cache.remove(JOBS, job_of(version=10))
     else:
-        change = cache.update(JOBS, job_of("demo", "train", COMPLETE if ending == "complete" else FAILED, version=10))
+        change = cache.update(
+            JOBS, job_of("demo", "train", COMPLETE if ending == "complete" else FAILED, version=10)
+        )
     assert change == Change((DEMO, OTHER), Urgency.NOW)
 
 
@@ -171,13 +189,18 @@ def test_ended_pod_wakes_the_pipeline_that_waits_for_the_claim(gone):
 
 def test_deleted_pipeline_wakes_the_one_that_waits_for_the_claim():
     cache = sharing()
-    assert cache.remove(PIPELINES, pipeline_object(version=10)) == Change((DEMO, OTHER), Urgency.NOW)
+    assert cache.remove(PIPELINES, pipeline_object(version=10)) == Change(
+        (DEMO, OTHER), Urgency.NOW
+    )
 
 
 FREEING = {
     "finished": ({"status": running_status(JOB) | {"finishedAt": "2030-01-01T00:00:00Z"}}, True),
     "attempt ended": ({"status": running_status(JOB, outcome="Interrupted")}, True),
-    "deleting": ({"status": running_status(JOB), "deletionTimestamp": "2030-01-01T00:00:00Z"}, True),
+    "deleting": (
+        {"status": running_status(JOB), "deletionTimestamp": "2030-01-01T00:00:00Z"},
+        True,
+    ),
     "another claim": ({"status": running_status(JOB), "claim": "mine"}, True),
     "progress": ({"status": running_status(JOB) | {"progress": "4%"}}, False),
 }
@@ -195,7 +218,11 @@ def test_end_of_a_deleted_pod_is_kept_while_its_attempt_runs():
     cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
     cache.remove(PODS, pod_of(state=running(), version=11))
     [pod] = cache.pods_of("team", JOB)
-    assert (pod.gone, pod.exit_code, pod.termination_message.interruption.saved_step) == (True, 75, 40)
+    assert (pod.gone, pod.exit_code, pod.termination_message.interruption.saved_step) == (
+        True,
+        75,
+        40,
+    )
     end_attempt(cache)
     assert cache.pods_of("team", JOB) == []
 
@@ -225,7 +252,14 @@ def test_late_version_of_a_deleted_pod_is_dropped():
 def test_younger_pod_of_a_job_counts():
     cache = training()
     cache.update(
-        PODS, pod_of(state=running(), version=10, name="younger", uid="u2", creationTimestamp="2030-01-01T00:01:00Z")
+        PODS,
+        pod_of(
+            state=running(),
+            version=10,
+            name="younger",
+            uid="u2",
+            creationTimestamp="2030-01-01T00:01:00Z",
+        ),
     )
     cache.remove(PODS, pod_of(state=terminated(137), version=11))
     assert cache.pods_of("team", JOB)[0].name == "younger"
@@ -262,7 +296,9 @@ def test_sweep_removes_what_the_list_does_not_have():
     cache = sharing()
     assert list(cache.sweep(JOBS, set(), 10, None)) == [Change((DEMO, OTHER), Urgency.NOW)]
     assert len(cache.jobs) == 0
-    assert list(cache.sweep(PIPELINES, {("team", "other")}, 10, "team")) == [Change((DEMO, OTHER), Urgency.NOW)]
+    assert list(cache.sweep(PIPELINES, {("team", "other")}, 10, "team")) == [
+        Change((DEMO, OTHER), Urgency.NOW)
+    ]
     assert list(cache.sweep(PIPELINES, set(), 10, "elsewhere")) == []
 
 
@@ -331,7 +367,10 @@ def test_deleted_claim_wakes_its_pipeline():
     claim = {"metadata": {**meta, "annotations": {"finetune.dev/workspace-of": "demo"}}, "spec": {}}
     cache = cache_of(persistentvolumeclaims=[claim])
     assert (
-        cache.remove("persistentvolumeclaims", {**claim, "metadata": {**claim["metadata"], "resourceVersion": "2"}})
+        cache.remove(
+            "persistentvolumeclaims",
+            {**claim, "metadata": {**claim["metadata"], "resourceVersion": "2"}},
+        )
         == NOW
     )
 
@@ -356,7 +395,9 @@ def test_pod_of_a_deleted_pipeline_is_forgotten():
 
 def test_finished_pipeline_keeps_no_parsed_object():
     cache = training()
-    answer = pipeline_object(version=30, status={"finishedAt": "2030-01-01T00:00:00Z", "phase": "Succeeded"})
+    answer = pipeline_object(
+        version=30, status={"finishedAt": "2030-01-01T00:00:00Z", "phase": "Succeeded"}
+    )
     cache.note_written(parse_pipeline(answer), answer)
     known = cache.pipelines.get(("team", "demo"))
     assert (known.finished, known.parsed, known.phase) == (True, None, "Succeeded")

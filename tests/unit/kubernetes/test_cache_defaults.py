@@ -7,7 +7,14 @@ from support.fake_api import FakeApi
 
 from finetune_operator.controller.informers import CHILDREN
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import DEFAULTS, NO_CHANGE, PIPELINES, Change, ResourceCache, Urgency
+from finetune_operator.kubernetes.cache import (
+    DEFAULTS,
+    NO_CHANGE,
+    PIPELINES,
+    Change,
+    ResourceCache,
+    Urgency,
+)
 from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
@@ -17,7 +24,12 @@ FINISHED = {"finishedAt": "2030-01-01T00:00:00Z", "observedGeneration": 1}
 
 
 def config_map(text: str, *, version: int, namespace: str = "team") -> dict:
-    meta = {"namespace": namespace, "name": "finetune-defaults", "uid": "d", "resourceVersion": str(version)}
+    meta = {
+        "namespace": namespace,
+        "name": "finetune-defaults",
+        "uid": "d",
+        "resourceVersion": str(version),
+    }
     return {"metadata": meta, "data": {"defaults.yaml": text}}
 
 

@@ -5,13 +5,29 @@ import tracemalloc
 
 from support.cluster_objects import job_of, pipeline_object, pod_of
 
-from finetune_operator.kubernetes.cache import CLAIMS, EVENTS, JOBS, PIPELINES, PODS, Object, ResourceCache
+from finetune_operator.kubernetes.cache import (
+    CLAIMS,
+    EVENTS,
+    JOBS,
+    PIPELINES,
+    PODS,
+    Object,
+    ResourceCache,
+)
 
 
 def warning(pod: str) -> Object:
     involved = {"kind": "Pod", "namespace": "team", "name": pod}
-    event = {"type": "Warning", "message": "FailedScheduling " * 12, "lastTimestamp": "2030-01-01T00:00:00Z"}
-    return {**event, "involvedObject": involved, "metadata": {"namespace": "team", "name": f"{pod}.1"}}
+    event = {
+        "type": "Warning",
+        "message": "FailedScheduling " * 12,
+        "lastTimestamp": "2030-01-01T00:00:00Z",
+    }
+    return {
+        **event,
+        "involvedObject": involved,
+        "metadata": {"namespace": "team", "name": f"{pod}.1"},
+    }
 
 
 def churned(cache: ResourceCache, numbers: range) -> int:
@@ -21,7 +37,13 @@ def churned(cache: ResourceCache, numbers: range) -> int:
         name, version = f"pipeline-with-a-long-name-{number}", 4 * number
         objects = {
             PIPELINES: pipeline_object(name, version=version),
-            CLAIMS: {"metadata": {"namespace": "team", "name": f"{name}-workspace", "resourceVersion": str(version)}},
+            CLAIMS: {
+                "metadata": {
+                    "namespace": "team",
+                    "name": f"{name}-workspace",
+                    "resourceVersion": str(version),
+                }
+            },
             JOBS: job_of(name, version=version),
             PODS: pod_of(name, version=version),
         }
@@ -30,7 +52,10 @@ def churned(cache: ResourceCache, numbers: range) -> int:
         cache.update(EVENTS, warning(f"{name}-pod"))
         for kind in (PODS, JOBS, PIPELINES, CLAIMS):
             gone = objects[kind]
-            cache.remove(kind, {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(version + 1)}})
+            cache.remove(
+                kind,
+                {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(version + 1)}},
+            )
     gc.collect()
     return tracemalloc.get_traced_memory()[0] - before
 

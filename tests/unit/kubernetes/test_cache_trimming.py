@@ -13,10 +13,18 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cache import DEPLOYMENTS, JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.cluster import parse_pipeline
 from finetune_operator.kubernetes.pods.progress import metrics_port
-from finetune_operator.kubernetes.resources.claim import build_claim, immutable_differences, pending_changes
+from finetune_operator.kubernetes.resources.claim import (
+    build_claim,
+    immutable_differences,
+    pending_changes,
+)
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
-from finetune_operator.kubernetes.resources.server import build_deployment, build_service, serving_of
+from finetune_operator.kubernetes.resources.server import (
+    build_deployment,
+    build_service,
+    serving_of,
+)
 from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_operator.kubernetes.trim import claims_of, trim_claim, trim_service
@@ -49,11 +57,18 @@ def test_trimmed_job_and_pod_give_the_same_observation():
     job = as_received(build_job(PIPELINE, template_of("train")))
     container = job["spec"]["template"]["spec"]["containers"][0]
     container["env"] += [{"name": "NOTES", "value": "x" * 9_000}]
-    container["resources"] = {"requests": {"cpu": "2"}, "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"}}
+    container["resources"] = {
+        "requests": {"cpu": "2"},
+        "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"},
+    }
     name = job["metadata"]["name"]
-    pod = as_received(a_pod(terminated(75, '{"interruption": {"step": 4, "savedStep": 4}}'), phase="Failed"))
+    pod = as_received(
+        a_pod(terminated(75, '{"interruption": {"step": 4, "savedStep": 4}}'), phase="Failed")
+    )
     pod["spec"] = {**job["spec"]["template"]["spec"], "nodeName": "spot-1"}
-    pod["metadata"] |= {"labels": job["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}}
+    pod["metadata"] |= {
+        "labels": job["metadata"]["labels"] | {"batch.kubernetes.io/job-name": name}
+    }
     pod["metadata"] |= {"ownerReferences": [controller_reference("Job", name)]}
     cache = ResourceCache()
     cache.update(JOBS, job)
@@ -64,7 +79,9 @@ def test_trimmed_job_and_pod_give_the_same_observation():
     assert max(length(stored_job), length(stored_pod.raw)) < MAX_STORED < length(job)
     assert is_owned_by(PIPELINE, stored_job)
     assert metrics_port(stored_pod) == metrics_port(Pod(pod)) > 0
-    assert observe_job(name, stored_job, [stored_pod], None) == observe_job(name, job, [Pod(pod)], None)
+    assert observe_job(name, stored_job, [stored_pod], None) == observe_job(
+        name, job, [Pod(pod)], None
+    )
 
 
 def test_trimmed_deployment_keeps_serving_replicas_and_labels():
@@ -93,7 +110,11 @@ def test_trimmed_claim_and_service_keep_what_is_compared():
     claim = as_received(build_claim(PIPELINE))
     stored = trim_claim(claim)
     assert list(pending_changes(PIPELINE, stored)) == list(pending_changes(PIPELINE, claim)) == []
-    assert list(immutable_differences(PIPELINE, stored)) == list(immutable_differences(PIPELINE, claim)) == []
+    assert (
+        list(immutable_differences(PIPELINE, stored))
+        == list(immutable_differences(PIPELINE, claim))
+        == []
+    )
     service = as_received(build_service(PIPELINE, "deploy", "demo-deploy-a1"))
     assert trim_service(service)["spec"]["selector"] == service["spec"]["selector"]
     assert max(length(stored), length(trim_service(service))) < MAX_STORED

@@ -22,8 +22,13 @@ def at(minute):
 
 
 def waiting(state="Pending", reason="WaitingForQuota", **status):
-    stages = [{"name": "prepare", "state": "Succeeded"}, {"name": "train", "state": state, "reason": reason}]
-    found = pipeline_object(creationTimestamp=at(1), status={"stage": "train", "stages": stages, **status})
+    stages = [
+        {"name": "prepare", "state": "Succeeded"},
+        {"name": "train", "state": state, "reason": reason},
+    ]
+    found = pipeline_object(
+        creationTimestamp=at(1), status={"stage": "train", "stages": stages, **status}
+    )
     return trim_pipeline(found).waiting
 
 
@@ -56,7 +61,9 @@ def test_finished_pipeline_does_not_wait():
 
 
 def test_suspended_pipeline_does_not_wait():
-    found = pipeline_object(status={"stage": "train", "stages": [{"name": "train", "state": "Pending"}]})
+    found = pipeline_object(
+        status={"stage": "train", "stages": [{"name": "train", "state": "Pending"}]}
+    )
     found["metadata"]["creationTimestamp"] = at(1)
     assert trim_pipeline(found).waiting
     found["spec"]["suspend"] = True
@@ -67,8 +74,13 @@ def test_suspended_pipeline_does_not_wait():
 def test_unreadable_pipeline_does_not_wait(stalled):
     """Its stages are those of an earlier spec, with a reason of then."""
     before = stored_object(Scenario(a_pipeline()).reconcile_until_stable())
-    assert (trim_pipeline(before).waiting.stage, trim_pipeline(before).unreadable) == ("prepare", False)
-    found = merged(before, {"status": unreadable_status("train: no", 1, START, "", stalled=stalled)})
+    assert (trim_pipeline(before).waiting.stage, trim_pipeline(before).unreadable) == (
+        "prepare",
+        False,
+    )
+    found = merged(
+        before, {"status": unreadable_status("train: no", 1, START, "", stalled=stalled)}
+    )
     assert found["status"]["stages"] == before["status"]["stages"]
     assert (trim_pipeline(found).waiting, trim_pipeline(found).unreadable) == (None, True)
 
@@ -82,8 +94,16 @@ def test_malformed_conditions_are_not_unreadable(conditions):
 def test_wait_begins_with_the_last_change():
     """An edit restarts a finished pipeline, and its conditions change then."""
     stages = [
-        {"name": "train", "state": "Queued", "attempts": [{"startedAt": at(6), "finishedAt": at(7)}]},
-        {"name": "prepare", "state": "Succeeded", "attempts": [{"startedAt": at(3), "finishedAt": at(5)}]},
+        {
+            "name": "train",
+            "state": "Queued",
+            "attempts": [{"startedAt": at(6), "finishedAt": at(7)}],
+        },
+        {
+            "name": "prepare",
+            "state": "Succeeded",
+            "attempts": [{"startedAt": at(3), "finishedAt": at(5)}],
+        },
     ]
     assert waiting(stages=stages).since == since(7)
     assert waiting(stages=stages, conditions=[{"lastTransitionTime": at(9)}]).since == since(9)
@@ -112,7 +132,10 @@ def test_wait_of_several_nodes_includes_released_attempts():
     began = scenario.cluster.now
     for number in (2, 3, 4):
         release(scenario)
-        assert (scenario.attempt("train").number, scenario.attempt("train").started_at) == (number, None)
+        assert (scenario.attempt("train").number, scenario.attempt("train").started_at) == (
+            number,
+            None,
+        )
         assert waiting_in(scenario).since == began.timestamp()
     assert scenario.cluster.now - began > timedelta(minutes=50)
 
@@ -161,7 +184,9 @@ def test_malformed_times_are_ignored(time):
 )
 def test_only_what_a_user_changes_makes_pipelines_differ(changes, differs):
     before = cache_of(finetunepipelines=[pipeline_object()]).pipelines.get(("team", "demo"))
-    after = cache_of(finetunepipelines=[pipeline_object(version=2, **changes)]).pipelines.get(("team", "demo"))
+    after = cache_of(finetunepipelines=[pipeline_object(version=2, **changes)]).pipelines.get(
+        ("team", "demo")
+    )
     assert after.differs(before) is differs
     assert not before.differs(replace(before, parsed=parse_pipeline(pipeline_object())))
 
@@ -178,11 +203,15 @@ def test_only_what_a_user_changes_makes_pipelines_differ(changes, differs):
     ids=str,
 )
 def test_malformed_status_has_no_running_job(status):
-    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(("team", "demo"))
+    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(
+        ("team", "demo")
+    )
     assert (known.running_jobs, known.writing) == (frozenset(), False)
 
 
 def test_server_stage_does_not_write_to_the_claim():
     status = running_status("demo-deploy-a1", stage="deploy")
-    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(("team", "demo"))
+    known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(
+        ("team", "demo")
+    )
     assert (known.running_jobs, known.writing) == (frozenset({"demo-deploy-a1"}), False)

@@ -42,7 +42,9 @@ class SharedClaim:
     def restart(self):
         """Replace the operator by a new one, whose cache is empty but for what it lists."""
         self.cache = ResourceCache()
-        self.cluster = KubernetesCluster(self.api, self.cache, NoProgress(), NoProbe(), enqueue=self.queue.append)
+        self.cluster = KubernetesCluster(
+            self.api, self.cache, NoProgress(), NoProbe(), enqueue=self.queue.append
+        )
         for kind, part in ((PIPELINES, "finetunepipelines/"), (JOBS, "jobs/"), (PODS, "pods/")):
             for where, found in self.api.objects.items():
                 if part in where:
@@ -62,7 +64,9 @@ class SharedClaim:
 
     def end_job(self, name, condition="Failed"):
         where = next(one for one in self.api.objects if one.startswith(f"{JOBS_PATH}/{name}-"))
-        job = self.api.put(where, {**self.api.objects[where], "status": {"conditions": [job_condition(condition)]}})
+        job = self.api.put(
+            where, {**self.api.objects[where], "status": {"conditions": [job_condition(condition)]}}
+        )
         self.cache.update(JOBS, job)
 
     def reason(self, name):
@@ -76,7 +80,11 @@ class SharedClaim:
     @property
     def writers(self):
         """The pipelines with a Job, in the order of their names."""
-        names = (where.rpartition("/")[2] for where in self.api.objects if where.startswith(f"{JOBS_PATH}/"))
+        names = (
+            where.rpartition("/")[2]
+            for where in self.api.objects
+            if where.startswith(f"{JOBS_PATH}/")
+        )
         return sorted(name.split("-")[0] for name in names)
 
 
@@ -88,7 +96,9 @@ def sharing():
 def test_older_waiting_pipeline_takes_precedence(sharing):
     sharing.reconcile("younger")
     assert (sharing.reason("younger"), sharing.writers) == ("WorkspaceInUse", [])
-    assert "the workspace of the pipeline older, which has not finished" in sharing.message("younger")
+    assert "the workspace of the pipeline older, which has not finished" in sharing.message(
+        "younger"
+    )
     sharing.reconcile("older")
     assert sharing.writers == ["older"]
 
@@ -148,7 +158,12 @@ def test_of_two_recorded_attempts_the_older_pipeline_goes_first(sharing):
 
 @pytest.mark.parametrize("left", ["Job", "pod", "pod without its Job"])
 def test_deleted_pipeline_of_the_same_name_holds_the_claim(sharing, left):
-    job = job_of("older", "prepare", claim="shared", ownerReferences=[{"kind": "FineTunePipeline", "uid": "earlier"}])
+    job = job_of(
+        "older",
+        "prepare",
+        claim="shared",
+        ownerReferences=[{"kind": "FineTunePipeline", "uid": "earlier"}],
+    )
     pod = pod_of("older", "prepare", running(), claim="shared")
     if left != "pod without its Job":
         sharing.cache.update(JOBS, job)
@@ -171,7 +186,9 @@ def test_pod_that_no_watch_has_shown_holds_the_claim(sharing, known):
     """The watch of pods may be behind that of Jobs, which shows that the Job was deleted."""
     earlier = [{"kind": "FineTunePipeline", "uid": "earlier"}]
     job = job_of("older", "prepare", claim="shared", ownerReferences=earlier)
-    pod = sharing.api.put(f"{PODS_PATH}/left", pod_of("older", "prepare", running(), claim="shared", name="left"))
+    pod = sharing.api.put(
+        f"{PODS_PATH}/left", pod_of("older", "prepare", running(), claim="shared", name="left")
+    )
     sharing.cache.update(JOBS, job)
     if known:
         sharing.cache.update(PODS, pod)
@@ -191,7 +208,12 @@ def test_unseen_pod_of_its_own_deleted_job_holds_the_claim(sharing):
     [where] = [one for one in sharing.api.objects if one.startswith(f"{JOBS_PATH}/older-")]
     job = sharing.api.objects.pop(where)
     meta = {"name": "left", "labels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]}}
-    owner = {"kind": "Job", "name": job["metadata"]["name"], "uid": job["metadata"]["uid"], "controller": True}
+    owner = {
+        "kind": "Job",
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+        "controller": True,
+    }
     pod = pod_of("older", "prepare", running(), claim="shared", ownerReferences=[owner], **meta)
     sharing.api.put(f"{PODS_PATH}/left", pod)
     sharing.cache.remove(JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}})
@@ -278,7 +300,10 @@ def test_refusal_of_another_reason_replaces_the_first(sharing):
     sharing.reconcile("older")
     refuse_jobs(sharing, "denied by policy")
     sharing.reconcile("older")
-    assert (sharing.reason("older"), "denied by policy" in sharing.message("older")) == ("PodRefused", True)
+    assert (sharing.reason("older"), "denied by policy" in sharing.message("older")) == (
+        "PodRefused",
+        True,
+    )
 
 
 def test_refusal_is_cleared_when_the_request_succeeds(sharing):

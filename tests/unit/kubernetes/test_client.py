@@ -31,7 +31,9 @@ def test_html_error_page_is_a_retryable_error():
         call(page, lambda api: api.get("/x"))
 
 
-@pytest.mark.parametrize("text", ["<html>Welcome</html>", "[" * 100_000, "\x80", "[]", "null", '"text"'])
+@pytest.mark.parametrize(
+    "text", ["<html>Welcome</html>", "[" * 100_000, "\x80", "[]", "null", '"text"']
+)
 def test_unparseable_response_is_a_retryable_error(text):
     page = lambda _: web.Response(body=text.encode("latin-1"))  # noqa: E731
     with pytest.raises(ApiError, match="cannot be parsed"):
@@ -50,7 +52,9 @@ def test_get_of_a_missing_object_returns_none():
     assert found is None
 
 
-@pytest.mark.parametrize(("reason", "error"), [("AlreadyExists", AlreadyExists), ("Conflict", Conflict)])
+@pytest.mark.parametrize(
+    ("reason", "error"), [("AlreadyExists", AlreadyExists), ("Conflict", Conflict)]
+)
 def test_409_is_already_exists_or_conflict_by_reason(reason, error):
     with pytest.raises(error):
         call(rejecting(409, reason), lambda api: api.create("/x", {}))
@@ -104,7 +108,9 @@ def test_cancelled_write_counts_until_the_server_has_given_up(monkeypatch):
 
 def test_429_pauses_for_retry_after_and_not_longer():
     async def scenario():
-        rejections = [web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "1"})]
+        rejections = [
+            web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "1"})
+        ]
 
         def respond(_):
             return rejections.pop() if rejections else web.json_response({})
@@ -123,7 +129,9 @@ def test_429_pauses_for_retry_after_and_not_longer():
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("3", 3), ("900", MAX_PAUSE_SECONDS), ("²", 1), ("soon", 1), ("", 1)])
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("3", 3), ("900", MAX_PAUSE_SECONDS), ("²", 1), ("soon", 1), ("", 1)]
+)
 def test_pause_is_retry_after_with_a_limit(header, seconds):
     async def scenario():
         async with client_of(rejecting(429, **{"Retry-After": header})) as api:
@@ -165,7 +173,9 @@ def test_write_ends_on_the_server_before_the_lease(seconds, timeout):
     queries = []
 
     def respond(request):
-        queries.append((request.method, request.query.get("timeout"), request.query.get("fieldValidation")))
+        queries.append(
+            (request.method, request.query.get("timeout"), request.query.get("fieldValidation"))
+        )
         return web.json_response({})
 
     async def scenario():
@@ -214,7 +224,10 @@ def test_silent_server_times_out():
         await asyncio.sleep(2)
         return web.json_response({})
 
-    with patch.object(module, "TIMEOUT_SECONDS", 0.2), pytest.raises(ApiError, match="does not answer"):
+    with (
+        patch.object(module, "TIMEOUT_SECONDS", 0.2),
+        pytest.raises(ApiError, match="does not answer"),
+    ):
         call(silent, lambda api: api.get("/x"))
 
 

@@ -65,12 +65,20 @@ def test_watch_asks_for_bookmarks_from_its_version_on():
         return web.Response()
 
     assert watched(respond) == ([], None)
-    expected = {"watch": "true", "resourceVersion": "7", "timeoutSeconds": "5", "allowWatchBookmarks": "true"}
+    expected = {
+        "watch": "true",
+        "resourceVersion": "7",
+        "timeoutSeconds": "5",
+        "allowWatchBookmarks": "true",
+    }
     assert queries == [{**expected, "labelSelector": "a=b"}]
 
 
 def test_expired_version_ends_the_watch_with_410():
-    status = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old resource version"}}
+    status = {
+        "type": "ERROR",
+        "object": {"code": 410, "reason": "Expired", "message": "too old resource version"},
+    }
     events, error = watched(streaming(event_line("ADDED", "8"), json.dumps(status) + "\n"))
     assert (len(events), error.status, error.reason) == (1, 410, "Expired")
 
@@ -87,6 +95,8 @@ def test_silent_watch_is_an_error_within_its_limit():
 
 @pytest.mark.parametrize("broken", [False, True], ids=["closed", "reset"])
 def test_watch_closed_within_a_line_yields_whole_events_only(broken):
-    events, error = watched(streaming(event_line("ADDED", "8"), event_line("ADDED", "9")[:12], broken=broken))
+    events, error = watched(
+        streaming(event_line("ADDED", "8"), event_line("ADDED", "9")[:12], broken=broken)
+    )
     assert len(events) <= 1
     assert isinstance(error, ApiError)

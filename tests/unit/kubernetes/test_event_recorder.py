@@ -43,7 +43,11 @@ def test_event_names_its_pipeline_by_uid():
     recorded([FAILED], api=api)
     [found] = [one for where, one in api.objects.items() if "/namespaces/team/events/" in where]
     assert found["involvedObject"]["uid"] == PIPELINE.uid
-    assert (found["type"], found["reason"], found["message"]) == (FAILED.type, FAILED.reason, FAILED.message)
+    assert (found["type"], found["reason"], found["message"]) == (
+        FAILED.type,
+        FAILED.reason,
+        FAILED.message,
+    )
 
 
 def test_event_that_is_recorded_twice_is_created_once(caplog):
@@ -136,4 +140,6 @@ def test_long_message_is_cut_and_keeps_its_link(character, link):
 def test_message_that_fits_with_its_link_is_whole():
     link = " (see page#anchor)"
     for length in (10, 1024 - len(link)):
-        assert recorded([Event("Warning", "AttemptFailed", "x" * length, link)]) == ["x" * length + link]
+        assert recorded([Event("Warning", "AttemptFailed", "x" * length, link)]) == [
+            "x" * length + link
+        ]

@@ -6,7 +6,15 @@ import json
 import pytest
 from pydantic import ValidationError
 from support.built_objects import UID, BuiltObjects, built_objects
-from support.hostile import VALUES, Object, full_spec, spec_schema, string_fields, trainers_spec, with_value
+from support.hostile import (
+    VALUES,
+    Object,
+    full_spec,
+    spec_schema,
+    string_fields,
+    trainers_spec,
+    with_value,
+)
 from support.pod_checker import expanded, pod_violations, received
 
 from finetune_operator.kubernetes.translate.api_errors import Blocked
@@ -26,7 +34,9 @@ def build(spec: Object) -> BuiltObjects | None:
 
 def violations(objects: BuiltObjects) -> list[str]:
     found = [
-        problem for one in objects.workloads.values() for problem in pod_violations(one["spec"]["template"]["spec"])
+        problem
+        for one in objects.workloads.values()
+        for problem in pod_violations(one["spec"]["template"]["spec"])
     ]
     for one in objects:
         meta = one["metadata"]
@@ -84,23 +94,43 @@ def pod() -> Object:
 
 BREAKS = {
     "unexpected field hostNetwork": lambda pod: pod.update(hostNetwork=True),
-    "a token of its service account is mounted": lambda pod: pod.update(automountServiceAccountToken=True),
-    "serviceAccountName 'victim/default'": lambda pod: pod.update(serviceAccountName="victim/default"),
+    "a token of its service account is mounted": lambda pod: pod.update(
+        automountServiceAccountToken=True
+    ),
+    "serviceAccountName 'victim/default'": lambda pod: pod.update(
+        serviceAccountName="victim/default"
+    ),
     "the pod may run as root": lambda pod: pod["securityContext"].update(runAsUser=0),
     "no seccomp profile": lambda pod: pod["securityContext"].pop("seccompProfile"),
-    "the claim 'victim/key'": lambda pod: pod["volumes"][0]["persistentVolumeClaim"].update(claimName="victim/key"),
-    "volume of the kind {'hostPath'}": lambda pod: pod["volumes"].append({"name": "x", "hostPath": {"path": "/"}}),
+    "the claim 'victim/key'": lambda pod: pod["volumes"][0]["persistentVolumeClaim"].update(
+        claimName="victim/key"
+    ),
+    "volume of the kind {'hostPath'}": lambda pod: pod["volumes"].append(
+        {"name": "x", "hostPath": {"path": "/"}}
+    ),
     "unexpected field volumeDevices": lambda pod: pod["containers"][0].update(volumeDevices=[]),
     "security context": lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
-    "termination message at /etc": lambda pod: pod["containers"][0].update(terminationMessagePath="/etc/x"),
-    "mount at /claims/../etc": lambda pod: pod["containers"][0]["volumeMounts"][0].update(mountPath="/claims/../etc"),
+    "termination message at /etc": lambda pod: pod["containers"][0].update(
+        terminationMessagePath="/etc/x"
+    ),
+    "mount at /claims/../etc": lambda pod: pod["containers"][0]["volumeMounts"][0].update(
+        mountPath="/claims/../etc"
+    ),
     "mount at /etc": lambda pod: pod["containers"][0]["volumeMounts"][0].update(mountPath="/etc"),
     "mount with": lambda pod: pod["containers"][0]["volumeMounts"][0].update(subPathExpr="$(X)"),
-    "variable X expands Y": lambda pod: pod["containers"][0]["env"].append({"name": "X", "value": "$(Y)"}),
+    "variable X expands Y": lambda pod: pod["containers"][0]["env"].append(
+        {"name": "X", "value": "$(Y)"}
+    ),
     "command expands NODE": lambda pod: pod["containers"][0].update(command=["$(NODE)"]),
-    "environment of": lambda pod: pod["containers"][0].update(envFrom=[{"secretRef": {"name": "victim/key"}}]),
-    "port of the node": lambda pod: pod["containers"][0].update(ports=[{"containerPort": 1, "hostPort": 1}]),
-    "request of the kubelet": lambda pod: pod["containers"][0].update(lifecycle={"preStop": {"httpGet": {"port": 1}}}),
+    "environment of": lambda pod: pod["containers"][0].update(
+        envFrom=[{"secretRef": {"name": "victim/key"}}]
+    ),
+    "port of the node": lambda pod: pod["containers"][0].update(
+        ports=[{"containerPort": 1, "hostPort": 1}]
+    ),
+    "request of the kubelet": lambda pod: pod["containers"][0].update(
+        lifecycle={"preStop": {"httpGet": {"port": 1}}}
+    ),
     "readinessProbe of another host": lambda pod: pod["containers"][0].update(
         readinessProbe={"httpGet": {"host": "kubernetes.default.svc", "port": 443}}
     ),
@@ -133,7 +163,20 @@ def test_checker_expands_as_the_kubelet_does(text, names):
 
 @pytest.mark.parametrize(
     "text",
-    ["$(A)", "$(A", "$A", "x$", "{$}", "$(A)$(B)", "$ (A)", "$$", "echo $$", "$$x^2$$", "$$(A)", "$$$(A)"],
+    [
+        "$(A)",
+        "$(A",
+        "$A",
+        "x$",
+        "{$}",
+        "$(A)$(B)",
+        "$ (A)",
+        "$$",
+        "echo $$",
+        "$$x^2$$",
+        "$$(A)",
+        "$$$(A)",
+    ],
 )
 def test_container_receives_each_text_unchanged(text):
     """A manifest means the same in a local run, where nothing is expanded."""

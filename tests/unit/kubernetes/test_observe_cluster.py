@@ -16,7 +16,15 @@ from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 
 JOB = "demo-train-a1"
-RESULT = {"stage": "train", "identity": "i", "digest": "d", "steps": 9, "loss": 1.0, "bestStep": 9, "tokens": 7}
+RESULT = {
+    "stage": "train",
+    "identity": "i",
+    "digest": "d",
+    "steps": 9,
+    "loss": 1.0,
+    "bestStep": 9,
+    "tokens": 7,
+}
 DONE = terminated(0, json.dumps({"result": RESULT}), "Completed")
 JOB_PATH = f"/apis/batch/v1/namespaces/team/jobs/{JOB}"
 POD_PATH = f"/api/v1/namespaces/team/pods/{JOB}-xyz"
@@ -95,16 +103,24 @@ def test_own_job_that_no_attempt_has_is_observed():
 
 
 def test_job_of_an_earlier_pipeline_of_the_same_name_is_not_own():
-    earlier = job_of("demo", "prepare", ownerReferences=[{"kind": "FineTunePipeline", "uid": "earlier"}])
+    earlier = job_of(
+        "demo", "prepare", ownerReferences=[{"kind": "FineTunePipeline", "uid": "earlier"}]
+    )
     assert set(Observed(jobs=[job_of(), earlier]).jobs()) == {JOB}
 
 
-@pytest.mark.parametrize(("kind", "name", "pods"), [("Job", JOB, []), ("Pod", f"{JOB}-xyz", [pod_of()])])
+@pytest.mark.parametrize(
+    ("kind", "name", "pods"), [("Job", JOB, []), ("Pod", f"{JOB}-xyz", [pod_of()])]
+)
 def test_warning_event_explains_a_process_that_does_not_start(kind, name, pods):
     observed = Observed(jobs=[job_of()], pods=pods)
     involved = {"namespace": "team", "kind": kind, "name": name}
     event = {"metadata": {}, "type": "Warning", "involvedObject": involved, "lastTimestamp": ENDED}
-    message = "pods is forbidden: exceeded quota" if kind == "Job" else "MountVolume.SetUp failed for volume pvc-1"
+    message = (
+        "pods is forbidden: exceeded quota"
+        if kind == "Job"
+        else "MountVolume.SetUp failed for volume pvc-1"
+    )
     observed.cache.update("events", event | {"message": message})
     expected = Reason.WAITING_FOR_QUOTA if kind == "Job" else Reason.VOLUME_NOT_READY
     assert observed.jobs()[JOB].blocker.reason is expected
@@ -112,7 +128,8 @@ def test_warning_event_explains_a_process_that_does_not_start(kind, name, pods):
 
 def test_pods_watch_behind_the_jobs_watch_loses_no_result():
     observed = Observed(
-        jobs=[job_of("demo", "train", job_condition("Complete"))], pods=[pod_of(state=running(), version=3)]
+        jobs=[job_of("demo", "train", job_condition("Complete"))],
+        pods=[pod_of(state=running(), version=3)],
     )
     observed.api.put(POD_PATH, succeeded())
     job = observed.jobs()[JOB]

@@ -4,7 +4,16 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.pods import a_job, a_pod, disrupted, job_condition, running, terminated, unschedulable, waiting
+from support.pods import (
+    a_job,
+    a_pod,
+    disrupted,
+    job_condition,
+    running,
+    terminated,
+    unschedulable,
+    waiting,
+)
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome
@@ -17,18 +26,37 @@ from finetune_trainer.contract import Progress
 NAME = "demo-train-a1"
 NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
 ATTEMPT = AttemptStatus(number=1, job=NAME, identity="i", execution="e")
-RESULT = {"stage": "train", "identity": "i", "digest": "d", "steps": 9, "loss": 1.0, "bestStep": 9, "tokens": 7}
+RESULT = {
+    "stage": "train",
+    "identity": "i",
+    "digest": "d",
+    "steps": 9,
+    "loss": 1.0,
+    "bestStep": 9,
+    "tokens": 7,
+}
 DONE = json.dumps({"result": RESULT})
 SAVED = json.dumps({"interruption": {"step": 40, "savedStep": 40}})
-FAILED = job_condition("Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+FAILED = job_condition(
+    "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+)
 BY_RULE = job_condition(
-    "Failed", "PodFailurePolicy", "Pod team/x has condition DisruptionTarget matching FailJob rule at index 0"
+    "Failed",
+    "PodFailurePolicy",
+    "Pod team/x has condition DisruptionTarget matching FailJob rule at index 0",
 )
 
 GONE = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
 
 ENDINGS = {
-    "complete with result": (job_condition("Complete"), terminated(0, DONE, "Completed"), {}, Outcome.SUCCEEDED, "", 0),
+    "complete with result": (
+        job_condition("Complete"),
+        terminated(0, DONE, "Completed"),
+        {},
+        Outcome.SUCCEEDED,
+        "",
+        0,
+    ),
     "complete, pod not observed": (
         job_condition("Complete"),
         None,
@@ -37,7 +65,14 @@ ENDINGS = {
         "before the result was read",
         None,
     ),
-    "evicted, saved": (BY_RULE, terminated(75, SAVED), {}, Outcome.INTERRUPTED, "saved at step 40", 75),
+    "evicted, saved": (
+        BY_RULE,
+        terminated(75, SAVED),
+        {},
+        Outcome.INTERRUPTED,
+        "saved at step 40",
+        75,
+    ),
     "evicted, killed": (BY_RULE, terminated(137), {}, Outcome.INTERRUPTED, "DisruptionTarget", 137),
     "evicted, pod not observed": (BY_RULE, None, {}, Outcome.INTERRUPTED, "DisruptionTarget", None),
     "out of memory": (
@@ -56,12 +91,31 @@ ENDINGS = {
         "oh",
         70,
     ),
-    "foreign termination message": (FAILED, terminated(1, "Traceback: boo"), {}, Outcome.FAILED, "Traceback: boo", 1),
-    "machine restarted": (FAILED, terminated(255, reason="Unknown"), {}, Outcome.INTERRUPTED, "lost track", 255),
+    "foreign termination message": (
+        FAILED,
+        terminated(1, "Traceback: boo"),
+        {},
+        Outcome.FAILED,
+        "Traceback: boo",
+        1,
+    ),
+    "machine restarted": (
+        FAILED,
+        terminated(255, reason="Unknown"),
+        {},
+        Outcome.INTERRUPTED,
+        "lost track",
+        255,
+    ),
     "node shutdown": (
         FAILED,
         terminated(143),
-        {"status": {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}},
+        {
+            "status": {
+                "reason": "Terminated",
+                "message": "Pod was terminated in response to imminent node shutdown.",
+            }
+        },
         Outcome.INTERRUPTED,
         "imminent node shutdown",
         143,
@@ -69,7 +123,12 @@ ENDINGS = {
     "rejected by the kubelet": (
         FAILED,
         terminated(137),
-        {"status": {"reason": "Evicted", "message": "Pod was rejected: The node had condition: [MemoryPressure]."}},
+        {
+            "status": {
+                "reason": "Evicted",
+                "message": "Pod was rejected: The node had condition: [MemoryPressure].",
+            }
+        },
         Outcome.INTERRUPTED,
         "MemoryPressure",
         137,
@@ -77,12 +136,24 @@ ENDINGS = {
     "evicted for ephemeral storage": (
         FAILED,
         terminated(137),
-        {"status": {"reason": "Evicted", "message": "Container stage exceeded its local ephemeral storage limit."}},
+        {
+            "status": {
+                "reason": "Evicted",
+                "message": "Container stage exceeded its local ephemeral storage limit.",
+            }
+        },
         Outcome.FAILED,
         "killed",
         137,
     ),
-    "pod deleted": (FAILED, terminated(143), GONE, Outcome.INTERRUPTED, "the pod was deleted on spot-1", 143),
+    "pod deleted": (
+        FAILED,
+        terminated(143),
+        GONE,
+        Outcome.INTERRUPTED,
+        "the pod was deleted on spot-1",
+        143,
+    ),
     "pod deleted after a failure": (FAILED, terminated(65), GONE, Outcome.FAILED, "", 65),
     "killed, cause unknown": (FAILED, terminated(137), {}, Outcome.FAILED, "cause unknown", 137),
 }
@@ -104,11 +175,20 @@ def test_out_of_memory_pod_names_its_own_limit():
     pod["metadata"]["labels"]["finetune.dev/stage"] = "train"
     pod["spec"]["containers"] = [{"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}]
     ending = classify_ending(ATTEMPT, observe_job(NAME, a_job(FAILED), [Pod(pod)], NOW))
-    assert ending.message == "killed at its limit 256Mi: raise train.pod.resources.limits.memory to 512Mi"
+    assert (
+        ending.message
+        == "killed at its limit 256Mi: raise train.pod.resources.limits.memory to 512Mi"
+    )
 
 
 def test_disruption_names_the_cause_and_the_node():
-    pod = Pod(a_pod(terminated(75), disrupted("EvictionByEvictionAPI", "Eviction API: evicting"), phase="Failed"))
+    pod = Pod(
+        a_pod(
+            terminated(75),
+            disrupted("EvictionByEvictionAPI", "Eviction API: evicting"),
+            phase="Failed",
+        )
+    )
     assert observe_job(NAME, a_job(FAILED), [pod], NOW).disruption == (
         "EvictionByEvictionAPI on spot-1: Eviction API: evicting"
     )
@@ -139,28 +219,48 @@ def test_deleted_job_without_evidence_is_none():
 
 
 BLOCKERS = {
-    "quota": (None, "pods is forbidden: exceeded quota: team", Reason.WAITING_FOR_QUOTA, "quota is raised"),
+    "quota": (
+        None,
+        "pods is forbidden: exceeded quota: team",
+        Reason.WAITING_FOR_QUOTA,
+        "quota is raised",
+    ),
     "policy": (
         None,
         'violates PodSecurity "restricted:latest"',
         Reason.POD_REFUSED,
         "Pod Security level does not admit",
     ),
-    "no account": (None, 'serviceaccount "x" not found', Reason.DEPENDENCY_NOT_READY, "serviceAccountName"),
+    "no account": (
+        None,
+        'serviceaccount "x" not found',
+        Reason.DEPENDENCY_NOT_READY,
+        "serviceAccountName",
+    ),
     "no node": (
-        a_pod(None, unschedulable("0/3 nodes are available: 3 node(s) had untolerated taint(s)."), phase="Pending"),
+        a_pod(
+            None,
+            unschedulable("0/3 nodes are available: 3 node(s) had untolerated taint(s)."),
+            phase="Pending",
+        ),
         "",
         Reason.WAITING_FOR_CAPACITY,
         "untolerated taint",
     ),
     "no gpu": (
-        a_pod(None, unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), phase="Pending"),
+        a_pod(
+            None,
+            unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+            phase="Pending",
+        ),
         "",
         Reason.WAITING_FOR_CAPACITY,
         "no node has nvidia.com/gpu available: wait for other pods, or check that its device plugin runs",
     ),
     "no volume": (
-        a_pod(None, unschedulable("pod has unbound immediate PersistentVolumeClaims"), phase="Pending"),
+        a_pod(
+            None, unschedulable("pod has unbound immediate PersistentVolumeClaims"), phase="Pending"
+        ),
         "",
         Reason.VOLUME_NOT_READY,
         "kubectl describe pvc",
@@ -201,14 +301,22 @@ def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
 
 
 def test_starting_pod_has_no_blocker():
-    assert observe_job(NAME, a_job(), [Pod(a_pod(waiting("ContainerCreating"), phase="Pending"))], NOW).blocker is None
+    assert (
+        observe_job(
+            NAME, a_job(), [Pod(a_pod(waiting("ContainerCreating"), phase="Pending"))], NOW
+        ).blocker
+        is None
+    )
     assert observe_job(NAME, a_job(), [], NOW).blocker is None
     assert observe_job(NAME, a_job(), [Pod(a_pod(running()))], NOW).blocker is None
 
 
 def test_terminating_pod_in_its_grace_period_has_no_blocker():
     soon = (NOW + timedelta(seconds=10)).isoformat()
-    assert observe_job(NAME, a_job(), [Pod(a_pod(running(), deletionTimestamp=soon))], NOW).blocker is None
+    assert (
+        observe_job(NAME, a_job(), [Pod(a_pod(running(), deletionTimestamp=soon))], NOW).blocker
+        is None
+    )
 
 
 def test_final_progress_wins_over_the_polled_progress():
@@ -224,6 +332,10 @@ def test_final_progress_wins_over_the_polled_progress():
     )
     assert (job.progress.step, job.progress.start_step) == (41, 7)
     without = observe_job(
-        NAME, a_job(job_condition("Failed")), [Pod(a_pod(terminated(75, SAVED), phase="Failed"))], NOW, progress=polled
+        NAME,
+        a_job(job_condition("Failed")),
+        [Pod(a_pod(terminated(75, SAVED), phase="Failed"))],
+        NOW,
+        progress=polled,
     )
     assert without.progress == polled

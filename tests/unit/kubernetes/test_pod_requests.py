@@ -14,7 +14,12 @@ from support.pods import a_pod, running
 from finetune_operator.api.stages.base import Serving
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.pods import probe as probe_module
-from finetune_operator.kubernetes.pods.http import MAX_RESPONSE_BYTES, NamespaceLimits, open_session, request
+from finetune_operator.kubernetes.pods.http import (
+    MAX_RESPONSE_BYTES,
+    NamespaceLimits,
+    open_session,
+    request,
+)
 from finetune_operator.kubernetes.pods.probe import REQUESTS_PER_NAMESPACE, ProbeResult, ServerProbe
 from finetune_operator.kubernetes.translate.pod import Pod
 
@@ -51,7 +56,9 @@ def responding(text: str, status: int = 200):
 
 
 def test_probe_result_is_the_text_of_the_first_choice():
-    assert probe_result(responding('{"choices": [{"text": " scenario"}]}')) == ProbeResult(" scenario")
+    assert probe_result(responding('{"choices": [{"text": " scenario"}]}')) == ProbeResult(
+        " scenario"
+    )
 
 
 def test_response_in_chunks_is_joined():
@@ -93,7 +100,9 @@ def test_long_response_is_truncated():
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "null", "{}", "", '{"choices": [{"text": "\\ud800"}]}'])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "null", "{}", "", '{"choices": [{"text": "\\ud800"}]}']
+)
 def test_malformed_response_raises_no_error(text):
     found = probe_result(responding(text))
     assert found.failure or found.text.encode()
@@ -181,7 +190,9 @@ def test_server_is_probed_once():
 def test_mute_server_fails_after_its_patience():
     async def scenario():
         async with serve_http(hang) as port, open_session() as session:
-            with patch.multiple(probe_module, PORT=port, FIRST_TOKEN_SECONDS=0.1, TOKEN_SECONDS=0.01):
+            with patch.multiple(
+                probe_module, PORT=port, FIRST_TOKEN_SECONDS=0.1, TOKEN_SECONDS=0.01
+            ):
                 return await wait_result(session)
 
     found = asyncio.run(asyncio.wait_for(scenario(), 20))
@@ -190,7 +201,10 @@ def test_mute_server_fails_after_its_patience():
 
 def test_patience_grows_with_the_length_of_the_answer():
     lengths = (1, 32, 4096)
-    assert [round(probe_module.patience_seconds(replace(SERVING, max_tokens=length))) for length in lengths] == [
+    assert [
+        round(probe_module.patience_seconds(replace(SERVING, max_tokens=length)))
+        for length in lengths
+    ] == [
         120,
         123,
         530,
@@ -222,14 +236,18 @@ def test_hundred_mute_servers_do_not_delay_another_namespace(namespaces, request
                 enqueued = asyncio.Queue()
                 probe = ServerProbe(session, enqueued.put_nowait)
                 for number in range(100):
-                    probe.start(server_pod(f"mute-{number % namespaces}", f"uid-{number}"), "mute", SERVING)
+                    probe.start(
+                        server_pod(f"mute-{number % namespaces}", f"uid-{number}"), "mute", SERVING
+                    )
                 while waiting < requests:  # noqa: ASYNC110  an HTTP server has no event to wait for
                     await asyncio.sleep(0.01)
                 healthy = server_pod("team", "healthy")
                 probe.start(healthy, "demo", SERVING)
                 await asyncio.wait_for(enqueued.get(), 2)
                 assert probe.result(healthy) == ProbeResult("healthy")
-                assert set(probe.requests.limits.limits) == {f"mute-{number}" for number in range(namespaces)}
+                assert set(probe.requests.limits.limits) == {
+                    f"mute-{number}" for number in range(namespaces)
+                }
                 await probe.close()
                 assert (probe.requests.tasks, probe.requests.limits.limits) == ({}, {})
 

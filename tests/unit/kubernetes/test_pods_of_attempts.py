@@ -4,7 +4,17 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from support.pods import ENDED, a_job, a_pod, disrupted, job_condition, running, terminated, unschedulable, waiting
+from support.pods import (
+    ENDED,
+    a_job,
+    a_pod,
+    disrupted,
+    job_condition,
+    running,
+    terminated,
+    unschedulable,
+    waiting,
+)
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome
@@ -16,7 +26,15 @@ from finetune_operator.kubernetes.translate.pod import Pod
 NAME = "demo-train-a1"
 NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
 ATTEMPT = AttemptStatus(number=1, job=NAME, identity="i", execution="e")
-RESULT = {"stage": "train", "identity": "i", "digest": "d", "steps": 9, "loss": 1.0, "bestStep": 9, "tokens": 7}
+RESULT = {
+    "stage": "train",
+    "identity": "i",
+    "digest": "d",
+    "steps": 9,
+    "loss": 1.0,
+    "bestStep": 9,
+    "tokens": 7,
+}
 DONE = terminated(0, json.dumps({"result": RESULT}), "Completed")
 QUIET = terminated(0, "", "Completed")
 SAVED = terminated(75, json.dumps({"interruption": {"step": 40, "savedStep": 40}}))
@@ -24,7 +42,9 @@ STOPPED = terminated(75, json.dumps({"interruption": {}}))
 BUG = terminated(70, json.dumps({"failure": {"message": "CUDA error"}}))
 OUT_OF_MEMORY = terminated(137, reason="OOMKilled")
 EVICTED = disrupted("EvictionByEvictionAPI", "evicting")
-FAILED = job_condition("Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+FAILED = job_condition(
+    "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+)
 BY_RULE = job_condition("Failed", "PodFailurePolicy", "Pod team/x has condition DisruptionTarget")
 DELETED = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
 FULL = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
@@ -36,8 +56,19 @@ def indexed_job(*conditions, pods=2):
 
 def pod(index, state=None, *conditions, phase="Failed", node="", gone=False, **meta):
     """Return the pod of an index; it runs on a node of the same number unless `node` is none."""
-    labels = {"batch.kubernetes.io/job-name": NAME, "batch.kubernetes.io/job-completion-index": str(index)}
-    found = a_pod(state, *conditions, phase=phase, name=f"{NAME}-{index}-x", uid=f"u{index}", labels=labels, **meta)
+    labels = {
+        "batch.kubernetes.io/job-name": NAME,
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    found = a_pod(
+        state,
+        *conditions,
+        phase=phase,
+        name=f"{NAME}-{index}-x",
+        uid=f"u{index}",
+        labels=labels,
+        **meta,
+    )
     found["spec"]["nodeName"] = "" if node is None else node or f"spot-{index}"
     return Pod(found, gone=gone)
 
@@ -67,13 +98,21 @@ ENDINGS = {
         Outcome.INTERRUPTED,
         "pod 1: EvictionByEvictionAPI",
     ),
-    "one out of memory": ((pod(0, SAVED), pod(1, OUT_OF_MEMORY)), Outcome.FAILED, "pod 1: killed for memory"),
+    "one out of memory": (
+        (pod(0, SAVED), pod(1, OUT_OF_MEMORY)),
+        Outcome.FAILED,
+        "pod 1: killed for memory",
+    ),
     "out of memory, another one evicted": (
         (pod(0, SAVED, EVICTED), pod(1, OUT_OF_MEMORY)),
         Outcome.FAILED,
         "pod 1: killed for memory",
     ),
-    "one crashes, the others are stopped": ((pod(0, SAVED), pod(1, BUG)), Outcome.FAILED, "pod 1: CUDA error"),
+    "one crashes, the others are stopped": (
+        (pod(0, SAVED), pod(1, BUG)),
+        Outcome.FAILED,
+        "pod 1: CUDA error",
+    ),
     "one crashes, the other is killed with its Job": (
         (pod(0, terminated(137), **DELETED), pod(1, BUG)),
         Outcome.FAILED,
@@ -89,13 +128,21 @@ ENDINGS = {
         Outcome.INTERRUPTED,
         "pod 1: the pod was deleted on spot-1; stopped at step 40",
     ),
-    "all stopped": ((pod(0, SAVED), pod(1, STOPPED)), Outcome.INTERRUPTED, "stopped at step 40, saved at step 40"),
+    "all stopped": (
+        (pod(0, SAVED), pod(1, STOPPED)),
+        Outcome.INTERRUPTED,
+        "stopped at step 40, saved at step 40",
+    ),
     "its own data": (
         (pod(0, STOPPED), pod(1, terminated(65, '{"failure": {"message": "a row is too long"}}'))),
         Outcome.FAILED,
         "pod 1: a row is too long",
     ),
-    "a worker fails after the result": ((pod(0, DONE, phase="Succeeded"), pod(1, BUG)), Outcome.SUCCEEDED, ""),
+    "a worker fails after the result": (
+        (pod(0, DONE, phase="Succeeded"), pod(1, BUG)),
+        Outcome.SUCCEEDED,
+        "",
+    ),
     "the machine of one restarts": (
         (pod(0, SAVED), pod(1, terminated(255, reason="Unknown"))),
         Outcome.INTERRUPTED,
@@ -122,7 +169,12 @@ def test_unseen_eviction_is_known_from_the_job():
 
 def test_steps_and_node_are_those_of_the_first_pod():
     message = {"interruption": {"step": 40, "savedStep": 40}}
-    message["progress"] = {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 40, "startStep": 7}
+    message["progress"] = {
+        "stage": "train",
+        "updatedAt": "2030-01-01T00:00:00Z",
+        "step": 40,
+        "startStep": 7,
+    }
     _, _, job = ended(pod(0, terminated(75, json.dumps(message))), pod(1, BUG))
     assert (job.message.interruption.saved_step, job.message.failure.message) == (40, "CUDA error")
     assert (job.progress.start_step, job.node, job.exit_code) == (7, "spot-0", 70)
@@ -132,7 +184,10 @@ def test_result_counts_when_no_other_process_is_left():
     """All others end in a moment, and a claim has one writer. The Job may be Complete a second later."""
     first = pod(0, DONE, phase="Succeeded")
     both = [first, pod(1, QUIET, phase="Succeeded")]
-    assert observe_job(NAME, indexed_job(), [first, pod(1, running(), phase="Running")], NOW).state is JobState.RUNNING
+    assert (
+        observe_job(NAME, indexed_job(), [first, pod(1, running(), phase="Running")], NOW).state
+        is JobState.RUNNING
+    )
     assert observe_job(NAME, indexed_job(), [first], NOW).state is not JobState.COMPLETE
     job = observe_job(NAME, indexed_job(), both, NOW)
     assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
@@ -152,11 +207,21 @@ def test_complete_job_without_its_first_pod_runs_again():
 def test_attempt_starts_with_its_last_pod():
     late = {"running": {"startedAt": "2030-01-01T00:03:00Z"}}
     first = pod(0, running(), phase="Running")
-    waits = observe_job(NAME, indexed_job(), [first, pod(1, waiting("ContainerCreating"), phase="Pending")], NOW)
+    waits = observe_job(
+        NAME, indexed_job(), [first, pod(1, waiting("ContainerCreating"), phase="Pending")], NOW
+    )
     assert (waits.state, waits.started_at) == (JobState.WAITING, None)
     runs = observe_job(NAME, indexed_job(), [first, pod(1, late, phase="Running")], NOW)
-    assert (runs.state, runs.started_at) == (JobState.RUNNING, datetime(2030, 1, 1, 0, 3, tzinfo=UTC))
-    assert observe_job(NAME, indexed_job(pods=3), [first, pod(1, late, phase="Running")], NOW).started_at is None
+    assert (runs.state, runs.started_at) == (
+        JobState.RUNNING,
+        datetime(2030, 1, 1, 0, 3, tzinfo=UTC),
+    )
+    assert (
+        observe_job(
+            NAME, indexed_job(pods=3), [first, pod(1, late, phase="Running")], NOW
+        ).started_at
+        is None
+    )
 
 
 def test_attempt_ends_with_its_last_pod():
@@ -167,7 +232,10 @@ def test_attempt_ends_with_its_last_pod():
 
 def test_deleted_job_runs_until_all_of_its_pods_are_gone():
     stopped = pod(0, SAVED, gone=True)
-    assert observe_job(NAME, None, [stopped, pod(1, running(), phase="Running")], NOW).state is JobState.RUNNING
+    assert (
+        observe_job(NAME, None, [stopped, pod(1, running(), phase="Running")], NOW).state
+        is JobState.RUNNING
+    )
     assert observe_job(NAME, None, [stopped, pod(1, STOPPED)], NOW).state is JobState.FAILED
 
 
@@ -180,7 +248,9 @@ def blocked(*pods, count=3, warnings=None):
 
 
 def test_blocker_names_the_pod_and_how_many_have_no_node():
-    first, *rest = (pod(index, None, scheduling(FULL), phase="Pending", node=None) for index in (0, 1, 2))
+    first, *rest = (
+        pod(index, None, scheduling(FULL), phase="Pending", node=None) for index in (0, 1, 2)
+    )
     job = blocked(pod(0, running(), phase="Running"), *rest)
     assert job.blocker.reason is Reason.WAITING_FOR_CAPACITY
     assert job.blocker.message.startswith(f"2 of 3 pods have no node; pod 1: {FULL}")
@@ -191,7 +261,10 @@ def test_blocker_names_the_pod_and_how_many_have_no_node():
 def test_blocker_that_needs_people_comes_first():
     full = pod(0, None, scheduling(FULL), phase="Pending", node=None)
     job = blocked(full, pod(1, waiting("ErrImagePull", "no such image"), phase="Pending"), count=2)
-    assert (job.blocker.reason, job.blocker.message[:20]) == (Reason.IMAGE_PULL_FAILED, "pod 1: no such image")
+    assert (job.blocker.reason, job.blocker.message[:20]) == (
+        Reason.IMAGE_PULL_FAILED,
+        "pod 1: no such image",
+    )
 
 
 def test_pods_that_do_not_exist_are_counted():
@@ -209,6 +282,9 @@ def test_lost_node_of_any_pod_is_told():
 
 
 def test_attempt_with_nodes_for_all_is_complete():
-    assert blocked(*(pod(index, running(), phase="Running") for index in range(3))).incomplete_since is None
+    assert (
+        blocked(*(pod(index, running(), phase="Running") for index in range(3))).incomplete_since
+        is None
+    )
     starting = [pod(index, waiting("ContainerCreating"), phase="Pending") for index in range(3)]
     assert blocked(*starting).incomplete_since is None

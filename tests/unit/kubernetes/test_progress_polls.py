@@ -16,14 +16,20 @@ from support.pods import a_pod, running
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.pods import progress as progress_module
 from finetune_operator.kubernetes.pods.http import open_session
-from finetune_operator.kubernetes.pods.progress import REQUESTS_PER_NAMESPACE, ProgressPoller, metrics_port
+from finetune_operator.kubernetes.pods.progress import (
+    REQUESTS_PER_NAMESPACE,
+    ProgressPoller,
+    metrics_port,
+)
 from finetune_operator.kubernetes.translate.pod import Pod
 
 
 @pytest.mark.parametrize(("text", "port"), [("9000", 9000), ("0", 0), ("²", 0), ("-1", 0), ("", 0)])
 def test_invalid_metrics_port_counts_as_none(text, port):
     pod = a_pod(running())
-    pod["spec"]["containers"] = [{"name": "stage", "env": [{"name": "FINETUNE_METRICS_PORT", "value": text}]}]
+    pod["spec"]["containers"] = [
+        {"name": "stage", "env": [{"name": "FINETUNE_METRICS_PORT", "value": text}]}
+    ]
     assert metrics_port(Pod(pod)) == port
 
 
@@ -71,7 +77,9 @@ def with_poller(handler, scenario, **settings):
         async with serve_http(handler) as port, open_session() as session:
             enqueued, pods = asyncio.Queue(), [training_pod(port)]
             poller = ProgressPoller(session, lambda: pods, enqueued.put_nowait)
-            with patch.multiple(progress_module, SCAN_SECONDS=0.01, _schedule=due_at_once, **settings):
+            with patch.multiple(
+                progress_module, SCAN_SECONDS=0.01, _schedule=due_at_once, **settings
+            ):
                 running_task = asyncio.create_task(poller.run())
                 try:
                     return await scenario(poller, pods, enqueued)
@@ -163,7 +171,9 @@ def test_cancelled_poller_has_no_request_in_flight():
     async def scenario():
         async with serve_http(hang) as port, open_session() as session:
             poller = ProgressPoller(session, lambda: [training_pod(port)])
-            with patch.multiple(progress_module, _schedule=due_at_once, PROGRESS_TIMEOUT_SECONDS=60.0):
+            with patch.multiple(
+                progress_module, _schedule=due_at_once, PROGRESS_TIMEOUT_SECONDS=60.0
+            ):
                 task = asyncio.create_task(poller.run())
                 await until(lambda: poller.requests.tasks)
                 task.cancel()
@@ -236,7 +246,8 @@ def test_unanswered_poll_keeps_the_last_progress():
 
 
 @pytest.mark.parametrize(
-    "text", [progress_json(3, note="x" * (64 << 10)), "[" * 10_000, "null", progress_json(2**70), ""]
+    "text",
+    [progress_json(3, note="x" * (64 << 10)), "[" * 10_000, "null", progress_json(2**70), ""],
 )
 def test_invalid_progress_is_none(text):
     async def scenario(poller, pods, enqueued):
@@ -263,7 +274,9 @@ def test_hundred_mute_pods_do_not_delay_another_namespace():
         await enqueued.get()
         healthy = training_pod(metrics_port(pods[0]), uid="healthy")
         async with serve_http(mute) as port:
-            pods[:] = [training_pod(port, namespace="mute", uid=f"uid-{number}") for number in range(100)]
+            pods[:] = [
+                training_pod(port, namespace="mute", uid=f"uid-{number}") for number in range(100)
+            ]
             await until(lambda: waiting == REQUESTS_PER_NAMESPACE)
             pods.append(healthy)
             assert await asyncio.wait_for(enqueued.get(), 2) == Key("team", "demo")
@@ -301,11 +314,15 @@ def request_times(pods: list[Pod], seconds: int) -> list[float]:
 
 def test_five_hundred_pods_cost_less_than_nine_requests_a_second():
     long_ago = datetime.now(UTC) - timedelta(hours=1)
-    times = request_times([training_pod(1, long_ago, uid=f"uid-{number}") for number in range(500)], 300)
+    times = request_times(
+        [training_pod(1, long_ago, uid=f"uid-{number}") for number in range(500)], 300
+    )
     for minute in range(5):
         in_minute = [time for time in times if minute * 60 <= time < (minute + 1) * 60]
         assert 350 < len(in_minute) < 9 * 60
-    for start in range(0, 300, 10):  # a replica that has just become the leader spreads its first requests, too
+    for start in range(
+        0, 300, 10
+    ):  # a replica that has just become the leader spreads its first requests, too
         assert len([time for time in times if start <= time < start + 10]) < 200
 
 

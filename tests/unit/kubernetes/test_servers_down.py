@@ -9,11 +9,17 @@ from finetune_operator.kubernetes.resources.server import build_deployment, buil
 
 FOUND = pipeline_object(status={"phase": "Running"})
 PIPELINE = parse_pipeline(FOUND)
-[TEMPLATE] = [one.template for one in Scenario().finish().cluster.jobs.values() if one.template.stage == "deploy"]
+[TEMPLATE] = [
+    one.template
+    for one in Scenario().finish().cluster.jobs.values()
+    if one.template.stage == "deploy"
+]
 
 
 def deployment(ready):
-    return build_deployment(PIPELINE, TEMPLATE, TEMPLATE.serving) | {"status": {"readyReplicas": ready}}
+    return build_deployment(PIPELINE, TEMPLATE, TEMPLATE.serving) | {
+        "status": {"readyReplicas": ready}
+    }
 
 
 def service(server=TEMPLATE.name, owner=PIPELINE.uid):

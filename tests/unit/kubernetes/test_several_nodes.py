@@ -3,7 +3,14 @@
 import asyncio
 
 import pytest
-from support.cluster_objects import PIPELINE_NAME, cache_of, job_of, pipeline_object, pod_of, running_status
+from support.cluster_objects import (
+    PIPELINE_NAME,
+    cache_of,
+    job_of,
+    pipeline_object,
+    pod_of,
+    running_status,
+)
 from support.fake_api import FakeApi
 from support.pods import running, terminated
 from support.scenario import Scenario, a_pipeline
@@ -72,24 +79,37 @@ def test_job_of_one_node_is_that_of_one_pod():
     assert {"completionMode", "successPolicy"}.isdisjoint(job["spec"])
     assert "subdomain" not in job["spec"]["template"]["spec"]
     assert {"FINETUNE_NODE_RANK", "FINETUNE_MASTER_ADDRESS"}.isdisjoint(env_of(job))
-    assert [volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]] == ["workspace", "tmp"]
+    assert [volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]] == [
+        "workspace",
+        "tmp",
+    ]
 
 
 def test_pods_know_their_index_and_the_first_one():
     pipeline = pipeline_of(nodes=2)
     job = build_job(pipeline, template_of(pipeline))
     env, service = env_of(job), build_headless_service(pipeline, "train")
-    assert env.pop("FINETUNE_NODE_RANK") == {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
-    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == "demo-train"
+    assert env.pop("FINETUNE_NODE_RANK") == {
+        "fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}
+    }
+    assert (
+        job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == "demo-train"
+    )
     environment = Environment.read({**env, "FINETUNE_NODE_RANK": "1"})
-    assert (environment.node_rank, environment.master_address) == (1, f"{job['metadata']['name']}-0.demo-train")
+    assert (environment.node_rank, environment.master_address) == (
+        1,
+        f"{job['metadata']['name']}-0.demo-train",
+    )
 
 
 def test_service_names_pods_before_they_are_ready():
     pipeline = pipeline_of(nodes=2)
     service = build_headless_service(pipeline, "train")
     labels = build_job(pipeline, template_of(pipeline))["spec"]["template"]["metadata"]["labels"]
-    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == (
+        "None",
+        True,
+    )
     assert service["spec"]["selector"].items() <= labels.items()
     assert service["spec"]["ports"] == [{"name": "rendezvous", "port": 29500}]
     assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == ["uid-1"]
@@ -101,7 +121,9 @@ def test_several_gpus_share_memory(count, has_memory):
     job = job_with(pod=gpus(count))
     memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}
     assert (memory in job["spec"]["template"]["spec"]["volumes"]) is has_memory
-    assert ({"name": "shm", "mountPath": "/dev/shm"} in container_of(job)["volumeMounts"]) is has_memory
+    assert (
+        {"name": "shm", "mountPath": "/dev/shm"} in container_of(job)["volumeMounts"]
+    ) is has_memory
     assert env_of(job)["FINETUNE_GPUS"] == str(count)
 
 
@@ -109,11 +131,17 @@ def test_several_gpus_share_memory(count, has_memory):
 def test_host_names_of_all_pods_have_at_most_63_characters(pods):
     name = job_name("p" * 100, "0f1e2d3c-4b5a", "train", 12, pods)
     assert len(f"{name}-{pods - 1}") == 63
-    assert job_name("demo", "0f1e2d3c-4b5a", "train", 1, pods) == job_name("demo", "0f1e2d3c-4b5a", "train", 1)
+    assert job_name("demo", "0f1e2d3c-4b5a", "train", 1, pods) == job_name(
+        "demo", "0f1e2d3c-4b5a", "train", 1
+    )
 
 
 def test_services_of_a_pipeline_have_their_own_names():
-    names = {service_name("a.b"), headless_service_name("a.b", "train"), headless_service_name("a-b", "train")}
+    names = {
+        service_name("a.b"),
+        headless_service_name("a.b", "train"),
+        headless_service_name("a-b", "train"),
+    }
     assert len(names) == 3
     assert max(map(len, (headless_service_name("x" * 253, "train"), *names))) <= 63
 
@@ -137,9 +165,13 @@ class EmptyCluster:
 def test_service_is_created_before_the_job_and_once():
     env = EmptyCluster()
     assert env.create() == {}
-    env.api.objects = {path: found for path, found in env.api.objects.items() if "/jobs/" not in path}
+    env.api.objects = {
+        path: found for path, found in env.api.objects.items() if "/jobs/" not in path
+    }
     assert env.create() == {}
-    created = [line.split()[1].rpartition("/")[2] for line in env.api.writes if line.startswith("create")]
+    created = [
+        line.split()[1].rpartition("/")[2] for line in env.api.writes if line.startswith("create")
+    ]
     assert created == ["demo-train", env.template.name, env.template.name]
 
 
@@ -165,14 +197,19 @@ def test_foreign_service_stops_the_attempt_and_stays():
 # The claim.
 
 
-@pytest.mark.parametrize(("mode", "nodes", "error"), [("ReadWriteOnce", 2, True), ("ReadWriteMany", 2, False)])
+@pytest.mark.parametrize(
+    ("mode", "nodes", "error"), [("ReadWriteOnce", 2, True), ("ReadWriteMany", 2, False)]
+)
 def test_claim_of_several_nodes_must_be_shared(mode, nodes, error):
     pipeline = pipeline_of(nodes=nodes)
     found = build_claim(pipeline)
     found["spec"]["accessModes"] = [mode]
     message = sharing_error(pipeline, found)
     assert (message is not None) is error
-    assert message is None or "has ReadWriteOnce, and train runs on 2 nodes, which need ReadWriteMany" in message
+    assert (
+        message is None
+        or "has ReadWriteOnce, and train runs on 2 nodes, which need ReadWriteMany" in message
+    )
     assert sharing_error(pipeline_of(), found) is None
 
 
@@ -187,7 +224,9 @@ def indexed_job(*conditions, version=2):
 
 def pod_with(index, state, phase, version, **more):
     labels = {"batch.kubernetes.io/job-name": JOB, INDEX: str(index)}
-    pod = pod_of(state=state, version=version, name=f"{JOB}-{index}", uid=f"u{index}", labels=labels, **more)
+    pod = pod_of(
+        state=state, version=version, name=f"{JOB}-{index}", uid=f"u{index}", labels=labels, **more
+    )
     pod["status"]["phase"] = phase
     return pod
 
@@ -240,11 +279,23 @@ def test_attempt_is_read_again_where_a_pod_is_missing():
     """The Job has failed, and the watch of pods has not shown one of them yet."""
     env = EmptyCluster()
     name, pipeline = env.template.name, env.pipeline
-    attempt = {"number": 1, "job": name, "identity": "i", "execution": "e", "createdAt": "2030-01-01T00:00:00Z"}
+    attempt = {
+        "number": 1,
+        "job": name,
+        "identity": "i",
+        "execution": "e",
+        "createdAt": "2030-01-01T00:00:00Z",
+    }
     status = {"stages": [{"name": "train", "attempts": [attempt | {"outcome": "Running"}]}]}
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": ""}
     owner = [{"kind": "FineTunePipeline", "name": "demo", "uid": "uid-1"}]
-    meta = {"namespace": "team", "name": name, "uid": "ju", "resourceVersion": "5", "ownerReferences": owner}
+    meta = {
+        "namespace": "team",
+        "name": name,
+        "uid": "ju",
+        "resourceVersion": "5",
+        "ownerReferences": owner,
+    }
     env.cluster.cache.update(
         JOBS,
         {
@@ -256,8 +307,16 @@ def test_attempt_is_read_again_where_a_pod_is_missing():
     for index in range(2):
         labels = {"batch.kubernetes.io/job-name": name, INDEX: str(index)}
         refs = [{"kind": "Job", "name": name, "uid": "ju", "controller": True}]
-        pod = pod_of(state=terminated(75), name=f"{name}-{index}", uid=f"u{index}", labels=labels, ownerReferences=refs)
+        pod = pod_of(
+            state=terminated(75),
+            name=f"{name}-{index}",
+            uid=f"u{index}",
+            labels=labels,
+            ownerReferences=refs,
+        )
         env.api.put(f"/api/v1/namespaces/team/pods/{name}-{index}", pod)
     known = pipeline.status.model_validate(status)
-    observed = asyncio.run(env.cluster.observe_children(Pipeline(pipeline.key, "uid-1", 1, pipeline.spec, known)))
+    observed = asyncio.run(
+        env.cluster.observe_children(Pipeline(pipeline.key, "uid-1", 1, pipeline.spec, known))
+    )
     assert (observed.jobs[name].state, observed.jobs[name].exit_code) == ("Failed", 75)

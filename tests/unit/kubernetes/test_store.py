@@ -11,7 +11,10 @@ NAME = ("team", "one")
 
 
 def an_object(version="", name="one", namespace="team", color="red"):
-    return {"metadata": {"namespace": namespace, "name": name, "uid": "u", "resourceVersion": version}, "color": color}
+    return {
+        "metadata": {"namespace": namespace, "name": name, "uid": "u", "resourceVersion": version},
+        "color": color,
+    }
 
 
 def a_store(*objects):
@@ -21,7 +24,9 @@ def a_store(*objects):
     return store
 
 
-@pytest.mark.parametrize(("version", "news"), [("6", False), ("7", False), ("8", True), ("10", True), ("", True)])
+@pytest.mark.parametrize(
+    ("version", "news"), [("6", False), ("7", False), ("8", True), ("10", True), ("", True)]
+)
 def test_only_a_newer_version_is_news(version, news):
     """Versions are numbers: 10 is newer than 7. An object without a version is always believed."""
     assert a_store(an_object("7")).is_news(an_object(version)) is news
@@ -56,10 +61,15 @@ def test_removal_of_an_unknown_object_returns_none():
 
 
 def test_index_follows_updates_and_removals():
-    store = a_store(an_object("1"), an_object("1", name="two"), an_object("1", name="other", color="blue"))
+    store = a_store(
+        an_object("1"), an_object("1", name="two"), an_object("1", name="other", color="blue")
+    )
     assert len(store.select("color", "red")) == 2
     store.update(an_object("2", color="blue"))
-    assert (store.select("color", "red"), store.select("color", "blue")) == (["red"], ["blue", "blue"])
+    assert (store.select("color", "red"), store.select("color", "blue")) == (
+        ["red"],
+        ["blue", "blue"],
+    )
     store.remove(NAME, 3)
     store.remove(("team", "other"), 3)
     assert store.select("color", "blue") == []
@@ -68,10 +78,16 @@ def test_index_follows_updates_and_removals():
 
 def test_only_objects_older_than_the_list_are_unlisted():
     store = a_store(
-        an_object("1", "listed"), an_object("1", "missing"), an_object("9", "new"), an_object("1", "x", "other")
+        an_object("1", "listed"),
+        an_object("1", "missing"),
+        an_object("9", "new"),
+        an_object("1", "x", "other"),
     )
     assert list(store.unlisted({("team", "listed")}, 5, "team")) == [("team", "missing")]
-    assert set(store.unlisted({("team", "listed")}, 5, None)) == {("team", "missing"), ("other", "x")}
+    assert set(store.unlisted({("team", "listed")}, 5, None)) == {
+        ("team", "missing"),
+        ("other", "x"),
+    }
 
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), (None, 0), ("abc", 0), ("²", 0)])

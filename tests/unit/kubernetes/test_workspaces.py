@@ -107,11 +107,19 @@ def test_matching_claim_is_not_written_or_read():
     own = OwnClaim({}, {"whenDeleted": "Delete"})
     for _ in range(4):
         own.reconcile()
-    assert (own.owners, own.api.reads.count(CLAIM), own.api.writes.count(f"patch {CLAIM}")) == (["uid-1"], 0, 1)
+    assert (own.owners, own.api.reads.count(CLAIM), own.api.writes.count(f"patch {CLAIM}")) == (
+        ["uid-1"],
+        0,
+        1,
+    )
     own.edit({"whenDeleted": "Retain"})
     for _ in range(4):
         own.reconcile()
-    assert (own.owners, own.api.reads.count(CLAIM), own.api.writes.count(f"patch {CLAIM}")) == ([], 0, 2)
+    assert (own.owners, own.api.reads.count(CLAIM), own.api.writes.count(f"patch {CLAIM}")) == (
+        [],
+        0,
+        2,
+    )
 
 
 def test_rejected_retention_is_reported_and_retried():
@@ -140,16 +148,26 @@ def size_of(own):
 
 
 def test_larger_size_grows_the_claim_only():
-    own = OwnClaim({"size": "10Gi", "storageClassName": "fast"}, {"size": "20Gi", "storageClassName": "fast"})
+    own = OwnClaim(
+        {"size": "10Gi", "storageClassName": "fast"}, {"size": "20Gi", "storageClassName": "fast"}
+    )
     own.reconcile()
     assert size_of(own) == "20Gi"
     assert own.api.objects[CLAIM]["spec"]["storageClassName"] == "fast"
-    assert own.ready["message"].startswith("suspended; it continues where it stopped when resumed (see ")
+    assert own.ready["message"].startswith(
+        "suspended; it continues where it stopped when resumed (see "
+    )
 
 
 @pytest.mark.parametrize(
     ("current", "desired"),
-    [("512Gi", "0.5Ti"), ("1Gi", "1073741824"), ("1500M", "1.5G"), ("1e9", "1G"), ("1048576Ki", "1Gi")],
+    [
+        ("512Gi", "0.5Ti"),
+        ("1Gi", "1073741824"),
+        ("1500M", "1.5G"),
+        ("1e9", "1G"),
+        ("1048576Ki", "1Gi"),
+    ],
 )
 def test_equal_size_in_another_unit_changes_nothing(current, desired):
     own = OwnClaim({}, {"size": desired})
@@ -228,7 +246,9 @@ def test_refused_claim_is_told_and_no_job_is_created():
     own = OwnClaim()
     del own.api.objects[CLAIM]
     own.edit({}, suspend=False)
-    own.api.rejected_creates["persistentvolumeclaims"] = ApiError(403, "exceeded quota: storage", "Forbidden")
+    own.api.rejected_creates["persistentvolumeclaims"] = ApiError(
+        403, "exceeded quota: storage", "Forbidden"
+    )
     own.reconcile()
     assert "exceeded quota: storage" in own.ready["message"]
     assert not [where for where in own.api.objects if where.startswith(JOBS_PATH)]

@@ -56,9 +56,17 @@ def test_eviction_by_another_process_loses_no_step(workspace: CliWorkspace) -> N
     report = json.loads(done.stdout)
     assert (report["outcome"], report["lostSteps"], report["complete"]) == ("Interrupted", 0, True)
     assert report["savedStep"] == report["lastStep"] == report["resumedAtStep"] >= 10
-    assert 0 <= report["seconds"]["durable"] <= report["seconds"]["nextJob"] <= report["seconds"]["nextStep"]
+    assert (
+        0
+        <= report["seconds"]["durable"]
+        <= report["seconds"]["nextJob"]
+        <= report["seconds"]["nextStep"]
+    )
     first, second = workspace.status["stages"]["train"]["attempts"]
-    assert (first["exitCode"], first["message"].partition(";")[0]) == (75, "evicted on purpose (finetune drill)")
+    assert (first["exitCode"], first["message"].partition(";")[0]) == (
+        75,
+        "evicted on purpose (finetune drill)",
+    )
     assert second["startStep"] == report["resumedAtStep"]
     assert list(workspace.run_folder.glob(f"jobs/*/{COMMANDS}")) == []
 
@@ -96,7 +104,10 @@ def test_finished_run_is_refused_with_its_state(workspace: CliWorkspace) -> None
     assert workspace.finetune("run").returncode == 0
     refused = drill(workspace, "--yes")
     assert refused.returncode == 1
-    assert "nothing of default/demo runs, so there is nothing to evict; it is Succeeded" in refused.stderr
+    assert (
+        "nothing of default/demo runs, so there is nothing to evict; it is Succeeded"
+        in refused.stderr
+    )
 
 
 def test_runner_without_a_pipe_is_refused(workspace: CliWorkspace) -> None:

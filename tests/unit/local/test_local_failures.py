@@ -24,8 +24,14 @@ def workspace(tmp_path: Path) -> CliWorkspace:
     ("spec", "folder"),
     [
         ({"model": {"uri": "."}}, "the work folder, "),
-        ({"push": {"targets": [{"uri": "pvc://demo/base/tuned"}]}}, "push.targets pvc://demo/base/tuned, "),
-        ({"workspace": {"existingClaim": "demo"}, "model": {"uri": "pvc://demo/"}}, "the workspace, "),
+        (
+            {"push": {"targets": [{"uri": "pvc://demo/base/tuned"}]}},
+            "push.targets pvc://demo/base/tuned, ",
+        ),
+        (
+            {"workspace": {"existingClaim": "demo"}, "model": {"uri": "pvc://demo/"}},
+            "the workspace, ",
+        ),
     ],
 )
 def test_run_that_writes_into_its_source_is_rejected(
@@ -42,7 +48,10 @@ def test_run_that_writes_into_its_source_is_rejected(
 def test_suspended_pipeline_starts_nothing_and_run_exits(workspace: CliWorkspace) -> None:
     assert workspace.finetune("run", "--until", "prepare").returncode == 0
     workspace.manifest["spec"]["suspend"] = True
-    planned = {s["stage"]: s["action"] for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]}
+    planned = {
+        s["stage"]: s["action"]
+        for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
+    }
     assert planned == {
         "prepare": "reuse",
         "train": "blocked",
@@ -59,7 +68,10 @@ def test_suspended_pipeline_starts_nothing_and_run_exits(workspace: CliWorkspace
 
 
 def test_missing_command_is_named(workspace: CliWorkspace) -> None:
-    workspace.manifest["spec"]["prepare"] = {"pod": {"command": ["no-such-program"]}, "maxFailures": 0}
+    workspace.manifest["spec"]["prepare"] = {
+        "pod": {"command": ["no-such-program"]},
+        "maxFailures": 0,
+    }
     assert workspace.finetune("run").returncode == 1
     assert "cannot start no-such-program" in workspace.finetune("get").stdout
 
@@ -71,14 +83,18 @@ def test_runner_that_cannot_start_is_a_failure(
     monkeypatch.chdir(workspace.folder)
     workspace.manifest["spec"]["prepare"]["maxFailures"] = 0
     assert main(workspace.command("run")[3:]) == 1
-    assert "its runner ended with exit code 3 before it started the process" in capsys.readouterr().out
+    assert (
+        "its runner ended with exit code 3 before it started the process" in capsys.readouterr().out
+    )
 
 
 def test_files_in_current_folder_do_not_shadow_libraries(workspace: CliWorkspace) -> None:
     (workspace.folder / "select.py").write_text("raise SystemExit(3)")
     finetune = Path(sys.executable).with_name("finetune")
     arguments = workspace.command("run", "--until", "prepare")[3:]
-    done = subprocess.run([finetune, *arguments], cwd=workspace.folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [finetune, *arguments], cwd=workspace.folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -100,10 +116,24 @@ def test_names_with_markup_and_spaces_are_printed_verbatim(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("workdir", ["p.yaml", "/proc/nowhere"])
-def test_unusable_work_folder_is_reported_in_one_line(workspace: CliWorkspace, workdir: str) -> None:
+def test_unusable_work_folder_is_reported_in_one_line(
+    workspace: CliWorkspace, workdir: str
+) -> None:
     workspace.command("run")
-    command = [sys.executable, "-m", "finetune_cli", "run", "p.yaml", "--claim", "demo=material", "--workdir", workdir]
-    failed = subprocess.run(command, cwd=workspace.folder, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "finetune_cli",
+        "run",
+        "p.yaml",
+        "--claim",
+        "demo=material",
+        "--workdir",
+        workdir,
+    ]
+    failed = subprocess.run(
+        command, cwd=workspace.folder, capture_output=True, text=True, check=False
+    )
     assert failed.returncode == 1
     assert failed.stderr.startswith("finetune: [Errno ")
     assert failed.stderr.count("\n") == 1
@@ -131,7 +161,12 @@ def test_closed_stdout_evicts_running_stages(workspace: CliWorkspace) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     ended = subprocess.run(
-        workspace.command("run"), cwd=workspace.folder, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        workspace.command("run"),
+        cwd=workspace.folder,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, "")
@@ -160,7 +195,9 @@ def test_unwritable_work_folder_is_reported_once_and_retried(workspace: CliWorks
 def servers(workspace: CliWorkspace) -> list[str]:
     """Return the ids of all processes that serve the published model."""
     model = str(workspace.folder / "material" / "out").encode()
-    return [file.parent.name for file in Path("/proc").glob("[0-9]*/cmdline") if model in _read(file)]
+    return [
+        file.parent.name for file in Path("/proc").glob("[0-9]*/cmdline") if model in _read(file)
+    ]
 
 
 def _read(file: Path) -> bytes:
@@ -199,7 +236,9 @@ def test_plan_resumes_only_from_a_complete_checkpoint(workspace: CliWorkspace) -
     assert workspace.finetune("run", "--until", "prepare").returncode == 0
 
     def train() -> dict[str, str]:
-        stages: list[dict[str, str]] = json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
+        stages: list[dict[str, str]] = json.loads(workspace.finetune("plan", "--json").stdout)[
+            "stages"
+        ]
         return stages[1]
 
     folder = workspace.run_folder / "volumes/workspace/train" / train()["identity"]

@@ -29,9 +29,9 @@ def set_pod(workspace: CliWorkspace, stage: str, **fields: object) -> None:
 def test_second_run_of_finished_pipeline_starts_nothing(workspace: CliWorkspace) -> None:
     first = workspace.finetune("run")
     assert first.returncode == 0, first.stdout + first.stderr
-    assert {name: stage["state"] for name, stage in workspace.status["stages"].items()} == dict.fromkeys(
-        STAGES, "Succeeded"
-    )
+    assert {
+        name: stage["state"] for name, stage in workspace.status["stages"].items()
+    } == dict.fromkeys(STAGES, "Succeeded")
     again = workspace.finetune("run", "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout)["phase"] == "Succeeded"
@@ -44,7 +44,11 @@ def test_evictions_are_interruptions_with_reported_lost_steps(workspace: CliWork
     done = workspace.finetune("run", "--evict", "train@15", "--kill", "train@40")
     assert done.returncode == 0, done.stdout + done.stderr
     train = workspace.status["stages"]["train"]
-    assert [attempt["outcome"] for attempt in train["attempts"]] == ["Interrupted", "Interrupted", "Succeeded"]
+    assert [attempt["outcome"] for attempt in train["attempts"]] == [
+        "Interrupted",
+        "Interrupted",
+        "Succeeded",
+    ]
     assert [attempt.get("exitCode") for attempt in train["attempts"]] == [75, 137, 0]
     assert train["failures"] == 0
     evicted, killed, last = train["attempts"]
@@ -57,9 +61,9 @@ def test_evictions_are_interruptions_with_reported_lost_steps(workspace: CliWork
 def test_run_continues_after_ctrl_c(workspace: CliWorkspace) -> None:
     workspace.set_env("train", STEPS="80", STEP_SECONDS="0.05")
     running = workspace.start_run()
-    while "train" not in (workspace.status["stages"] if (workspace.run_folder / "pipeline.json").exists() else {}) or (
-        workspace.status["stages"]["train"].get("progress", {}).get("step", 0) < 5
-    ):
+    while "train" not in (
+        workspace.status["stages"] if (workspace.run_folder / "pipeline.json").exists() else {}
+    ) or (workspace.status["stages"]["train"].get("progress", {}).get("step", 0) < 5):
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     output, _ = running.communicate(timeout=60)
@@ -67,7 +71,10 @@ def test_run_continues_after_ctrl_c(workspace: CliWorkspace) -> None:
     assert "To continue: finetune run" in output
     assert workspace.processes() == []
     train = workspace.status["stages"]["train"]
-    assert (train["interruptions"], train["failures"]) == (0, 0)  # requested by the user: counts against no budget
+    assert (train["interruptions"], train["failures"]) == (
+        0,
+        0,
+    )  # requested by the user: counts against no budget
     assert train["attempts"][-1]["outcome"] == "Stopped"
     workspace.set_env("train", STEPS="80", STEP_SECONDS="0.05")
     assert workspace.finetune("run").returncode == 0
@@ -81,11 +88,16 @@ def test_permanent_failure_runs_again_only_on_retry(workspace: CliWorkspace) -> 
     assert "made to fail at step 3" in failed.stdout
     train = workspace.status["stages"]["train"]
     assert (train["state"], train["reason"], len(train["attempts"])) == ("Failed", "DataInvalid", 1)
-    assert workspace.finetune("run").returncode == 1  # nothing has changed, so no attempt is started
+    assert (
+        workspace.finetune("run").returncode == 1
+    )  # nothing has changed, so no attempt is started
     assert len(workspace.status["stages"]["train"]["attempts"]) == 1
     retried = workspace.finetune("retry")
     assert retried.returncode == 0, retried.stdout + retried.stderr
-    assert workspace.starts("prepare") == ["work", "again"]  # `retry` runs it again, and it finds its result
+    assert workspace.starts("prepare") == [
+        "work",
+        "again",
+    ]  # `retry` runs it again, and it finds its result
 
 
 def test_score_below_gate_skips_deploy_and_exits_3(workspace: CliWorkspace) -> None:
@@ -105,12 +117,23 @@ def test_edit_reruns_the_stages_that_plan_named(workspace: CliWorkspace) -> None
     assert workspace.finetune("run").returncode == 0
     spec = workspace.manifest["spec"]
     spec["evaluate"]["tasks"][0]["fewShot"] = 2
-    planned = {s["stage"]: s["action"] for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]}
-    assert planned == {"prepare": "reuse", "train": "reuse", "evaluate": "run", "push": "run", "deploy": "run"}
+    planned = {
+        s["stage"]: s["action"]
+        for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
+    }
+    assert planned == {
+        "prepare": "reuse",
+        "train": "reuse",
+        "evaluate": "run",
+        "push": "run",
+        "deploy": "run",
+    }
     assert workspace.finetune("run").returncode == 0
     assert [len(workspace.starts(stage)) for stage in STAGES] == [1, 1, 2, 2, 2]
     spec["train"]["lora"] = {"rank": 4}
-    planned = {s["stage"]: s for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]}
+    planned = {
+        s["stage"]: s for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
+    }
     assert planned["prepare"]["action"] == "reuse"
     assert planned["train"]["action"] == "run"
     assert "spec.train.lora.rank: 16 → 4" in planned["train"]["why"]
@@ -124,7 +147,9 @@ def test_edited_resources_resume_the_stage(workspace: CliWorkspace) -> None:
     assert workspace.finetune("run").returncode == 1
     before = workspace.status["stages"]["train"]
     set_pod(workspace, "train", resources={"limits": {"memory": "8Gi"}})
-    planned = {s["stage"]: s for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]}
+    planned = {
+        s["stage"]: s for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
+    }
     assert planned["train"]["action"] == "resume"
     assert "spec.train.pod.resources.limits.memory: absent → 8Gi" in planned["train"]["why"]
     assert workspace.finetune("run").returncode == 0
@@ -170,7 +195,9 @@ def test_second_run_in_same_work_folder_is_rejected(workspace: CliWorkspace) -> 
 def test_random_kills_of_the_command_lose_nothing(workspace: CliWorkspace) -> None:
     for stage in STAGES:
         workspace.set_env(stage, STEPS="25", STEP_SECONDS="0.04", SAVE_EVERY="2")
-    rng = random.Random(20)  # a fixed seed: the kills must differ, but the exact moments do not matter
+    rng = random.Random(
+        20
+    )  # a fixed seed: the kills must differ, but the exact moments do not matter
     kills = 0
     while kills < 20:
         running = workspace.start_run()
@@ -182,7 +209,9 @@ def test_random_kills_of_the_command_lose_nothing(workspace: CliWorkspace) -> No
             kills += 1
         else:
             assert_succeeded_once(workspace)
-            shutil.rmtree(workspace.run_folder)  # the pipeline has finished: the next kills hit a new one
+            shutil.rmtree(
+                workspace.run_folder
+            )  # the pipeline has finished: the next kills hit a new one
         if rng.random() < 0.5:
             workspace.wait_for_processes()  # else the next run finds runners of the previous one
     workspace.wait_for_processes()
@@ -214,7 +243,10 @@ def test_damaged_pipeline_file_is_named_and_results_are_reused(workspace: CliWor
         assert rejected.returncode == 1, verb
         assert re.search(r"cannot read \S*pipeline\.json: ", rejected.stderr)
     file.unlink()
-    planned = {s["stage"]: s["action"] for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]}
+    planned = {
+        s["stage"]: s["action"]
+        for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
+    }
     assert planned == dict.fromkeys(STAGES, "reuse")
     assert workspace.finetune("run").returncode == 0
     assert [workspace.starts(stage) for stage in STAGES] == [["work", "again"]] * 5
@@ -238,7 +270,10 @@ def test_run_continues_after_until(workspace: CliWorkspace) -> None:
 def test_usage_error_is_explained_and_writes_nothing(workspace: CliWorkspace) -> None:
     workspace.command("run")
     for arguments, message in (
-        (["run", "p.yaml", "--workdir", "run"], "claim demo has no folder on this machine; add --claim demo=FOLDER"),
+        (
+            ["run", "p.yaml", "--workdir", "run"],
+            "claim demo has no folder on this machine; add --claim demo=FOLDER",
+        ),
         (["run", "p.yaml", "--claim", "demo=nowhere"], "nowhere is not a folder"),
         (["run", "p.yaml", "--claim", "demo"], "must be NAME=FOLDER"),
         (["run", "p.yaml", "--evict", "train"], "is not STAGE@STEP"),
@@ -264,14 +299,22 @@ def test_usage_error_is_explained_and_writes_nothing(workspace: CliWorkspace) ->
 
 def test_result_that_violates_the_contract_is_a_failure(workspace: CliWorkspace) -> None:
     code = "import os; open(os.environ['FINETUNE_TERMINATION_LOG'],'w').write('{\"result\": {\"stage\": \"train\"}}')"
-    workspace.manifest["spec"]["train"] = {"pod": {"command": [sys.executable, "-c", code]}, "maxFailures": 0}
+    workspace.manifest["spec"]["train"] = {
+        "pod": {"command": [sys.executable, "-c", code]},
+        "maxFailures": 0,
+    }
     failed = workspace.finetune("run")
     assert failed.returncode == 1
-    assert "the process exited with code 0, but its termination message violates the stage contract" in failed.stdout
+    assert (
+        "the process exited with code 0, but its termination message violates the stage contract"
+        in failed.stdout
+    )
 
 
 def test_logs_name_the_attempt(workspace: CliWorkspace) -> None:
-    set_pod(workspace, "prepare", command=[sys.executable, "-c", "print('hello'); raise SystemExit(64)"])
+    set_pod(
+        workspace, "prepare", command=[sys.executable, "-c", "print('hello'); raise SystemExit(64)"]
+    )
     assert workspace.finetune("run").returncode == 1
     logs = workspace.finetune("logs", "prepare")
     assert logs.stdout == "hello\n"

@@ -32,7 +32,13 @@ MANIFEST = yaml.safe_load(FILE.read_text())
 EVALUATE = MANIFEST["spec"]["evaluate"]
 POD = EVALUATE["pod"]
 TRAINED = TrainResult(
-    identity="trained", digest="sha256:0", steps=40, loss=2.0, validation_loss=1.5, best_step=40, tokens=1
+    identity="trained",
+    digest="sha256:0",
+    steps=40,
+    loss=2.0,
+    validation_loss=1.5,
+    best_step=40,
+    tokens=1,
 )
 EVALUATE_CONFIG = EvaluateConfig(
     identity="0123456789abcdef",
@@ -62,7 +68,9 @@ class StageRun:
         self.training_result.write_text(training.model_dump_json(by_alias=True))
 
     def start(self, config: str = "") -> subprocess.Popen[bytes]:
-        config_variable = {CONFIG: config or EVALUATE_CONFIG.model_dump_json(by_alias=True, exclude_none=True)}
+        config_variable = {
+            CONFIG: config or EVALUATE_CONFIG.model_dump_json(by_alias=True, exclude_none=True)
+        }
         variables = {**self.environment.variables(), **config_variable, "PATH": os.environ["PATH"]}
         command = [sys.executable, *POD["command"][1:], *POD["args"]]
         return subprocess.Popen(command, env=variables, cwd=self.environment.workspace)
@@ -79,14 +87,19 @@ class StageRun:
 @pytest.fixture
 def stage(tmp_path):
     (tmp_path / "workspace").mkdir()
-    stage = StageRun(Environment(workspace=tmp_path / "workspace", termination_log=tmp_path / "termination-log"))
+    stage = StageRun(
+        Environment(workspace=tmp_path / "workspace", termination_log=tmp_path / "termination-log")
+    )
     stage.write_training(TRAINED)
     return stage
 
 
 def test_manifest_is_valid():
     done = subprocess.run(
-        [sys.executable, "-m", "finetune_cli", "validate", str(FILE)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "finetune_cli", "validate", str(FILE)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -114,7 +127,9 @@ def test_sigterm_interrupts_and_next_attempt_succeeds(stage: StageRun):
     stage.training_result.unlink()
     os.mkfifo(stage.training_result)
     running = stage.start()
-    with stage.training_result.open("w"):  # a FIFO: opens once the script has opened it, which then waits for data
+    with stage.training_result.open(
+        "w"
+    ):  # a FIFO: opens once the script has opened it, which then waits for data
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 75
     assert stage.termination_message.interruption is not None

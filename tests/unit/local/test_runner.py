@@ -29,11 +29,18 @@ class Job:
 
     def start_runner(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "finetune_operator.local.runner", str(self.folder)], stdin=subprocess.PIPE
+            [sys.executable, "-m", "finetune_operator.local.runner", str(self.folder)],
+            stdin=subprocess.PIPE,
         )
 
     def wait_until_up(self) -> None:
-        wait_for(lambda: "up" in (self.folder / "log").read_text() if (self.folder / "log").exists() else False)
+        wait_for(
+            lambda: (
+                "up" in (self.folder / "log").read_text()
+                if (self.folder / "log").exists()
+                else False
+            )
+        )
 
     def send(self, command: str) -> None:
         assert self.runner.stdin
@@ -114,15 +121,18 @@ def test_killed_runner_ends_its_process_as_a_disruption(tmp_path: Path) -> None:
     wait_for(lambda: not is_alive(pid))
     observed = observe_job(job.folder)
     assert observed
-    assert (observed.state, observed.disruption, observed.exit_code) == (JobState.FAILED, RUNNER_LOST, None)
+    assert (observed.state, observed.disruption, observed.exit_code) == (
+        JobState.FAILED,
+        RUNNER_LOST,
+        None,
+    )
     assert job.start_runner().wait(30) == 0  # a second runner does not start it again
     assert not (job.folder / ENDED).exists()
 
 
 def test_leftover_child_processes_are_killed(tmp_path: Path) -> None:
-    code = (
-        "import subprocess,sys; p=subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']); print(p.pid)"
-    )
+    sleeper = "[sys.executable,'-c','import time; time.sleep(60)']"
+    code = f"import subprocess,sys; p=subprocess.Popen({sleeper}); print(p.pid)"
     job = Job(tmp_path, *python(code))
     assert job.ended()["code"] == 0
     wait_for(lambda: not is_alive(int((job.folder / "log").read_text())))

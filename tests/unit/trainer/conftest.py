@@ -58,7 +58,9 @@ def new_training(
 
 
 @pytest.fixture
-def datasets_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def datasets_cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A cache of the library `datasets` for this session; torch uses one thread."""
     import datasets  # noqa: PLC0415  datasets reads its cache folder at import
     import torch  # noqa: PLC0415

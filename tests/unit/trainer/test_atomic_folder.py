@@ -11,7 +11,13 @@ import pytest
 from finetune_trainer import files
 from finetune_trainer.publishing import published_model
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.artifacts import CorruptArtifact, atomic_folder, is_present, seal, verify
+from finetune_trainer.runtime.artifacts import (
+    CorruptArtifact,
+    atomic_folder,
+    is_present,
+    seal,
+    verify,
+)
 from finetune_trainer.runtime.errors import ServiceUnavailable, SourceNotFound
 from finetune_trainer.serving.verify import verify_model
 
@@ -191,5 +197,9 @@ def test_unsealed_model_is_served_from_a_custom_push_only(tmp_path, name, is_ref
     model = tmp_path / name
     model.mkdir()
     (model / "config.json").write_text("{}")
-    with pytest.raises(SourceNotFound, match=r"has no manifest\.json") if is_refused else nullcontext():
+    with (
+        pytest.raises(SourceNotFound, match=r"has no manifest\.json")
+        if is_refused
+        else nullcontext()
+    ):
         assert verify_model(model, f"sha256:{64 * '0'}") is None

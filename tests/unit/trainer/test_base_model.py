@@ -49,7 +49,9 @@ def replace_weights(model: Path) -> None:
     """Replace the weights by others of the same size and with the same modification time."""
     file = model / "model.safetensors"
     before = file.stat()
-    save_file({name: -tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    save_file(
+        {name: -tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"}
+    )
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
 
@@ -98,7 +100,9 @@ def test_resume_on_replaced_weights_is_refused_with_both_digests(model, workspac
     with pytest.raises(ConfigInvalid) as refused:
         run_train(config, workspace)
     assert before != after
-    assert f"has the digest {after}, but checkpoint step-00000010 was made with {before}" in str(refused.value)
+    assert f"has the digest {after}, but checkpoint step-00000010 was made with {before}" in str(
+        refused.value
+    )
     assert not (stage_folder(workspace) / "output").exists()
 
 
@@ -117,7 +121,9 @@ def test_resume_with_restored_weights_gives_the_same_adapter(tiny_model, model, 
 
 def test_training_on_another_model_than_prepare_is_refused(model, workspace):
     config = train_config(model).model_copy(update={"model_digest": "sha256:prepared"})
-    with pytest.raises(ConfigInvalid, match=r"but prepare/p+ was made with sha256:prepared: restore that model"):
+    with pytest.raises(
+        ConfigInvalid, match=r"but prepare/p+ was made with sha256:prepared: restore that model"
+    ):
         run_train(config, workspace)
 
 
@@ -126,7 +132,12 @@ def test_adapter_of_another_model_is_refused(stage, model, tmp_path):
     environment = environment_in(tmp_path)
     adapter = make_adapter(environment.stage_dir("train", "first") / "output", model)
     seal(adapter, {"model": "sha256:trained"})
-    common = {"identity": "i", "train": "first", "prepare": "p", "model": {"uri": f"file://{model}"}}
+    common = {
+        "identity": "i",
+        "train": "first",
+        "prepare": "p",
+        "model": {"uri": f"file://{model}"},
+    }
     if stage == "push":
         more = {
             "datasets": [{"uri": "d"}],
@@ -156,9 +167,9 @@ def test_hub_model_is_downloaded_once_and_stays_at_its_commit(tiny_model, tmp_pa
     write_jsonl(environment.manifest_dir / "data.jsonl", prompt_records(40))
     source = ModelSource(uri="hf://people/tiny")
     prepare = prepare_config(tiny_model).model_copy(update={"model": source})
-    train = train_config(tiny_model, max_steps=2, micro_batch_size=1, gradient_accumulation_steps=1).model_copy(
-        update={"model": source, "prepare": prepare.identity}
-    )
+    train = train_config(
+        tiny_model, max_steps=2, micro_batch_size=1, gradient_accumulation_steps=1
+    ).model_copy(update={"model": source, "prepare": prepare.identity})
     hub = Hub(tmp_path / "hub")
     repository = hub.add_repository("people/tiny", model_files(tiny_model))
     with serve_hub(hub):
@@ -169,13 +180,19 @@ def test_hub_model_is_downloaded_once_and_stays_at_its_commit(tiny_model, tmp_pa
             process = start_stage(config.model_copy(update=pinned), environment, **variables)
             output, _ = process.communicate(timeout=120)
             assert process.returncode == ExitCode.DONE, output
-            repository.push({"config.json": repository.files()["config.json"] + b"\n"})  # main moves
+            repository.push(
+                {"config.json": repository.files()["config.json"] + b"\n"}
+            )  # main moves
         assert set(hub.downloads().values()) == {1}
         assert hub.downloads().keys() == {path.name for path in tiny_model.iterdir()}
     assert not list(environment.workspace.rglob("*.bin.incomplete"))
 
 
 def test_missing_shard_is_a_permanent_error(model, tmp_path):
-    (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
-    with pytest.raises(ConfigInvalid, match=r"names model-00001-of-00002.safetensors, which does not exist"):
+    (model / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
+    )
+    with pytest.raises(
+        ConfigInvalid, match=r"names model-00001-of-00002.safetensors, which does not exist"
+    ):
         model_digest(model, tmp_path / "record.json")

@@ -5,11 +5,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.evaluation import evaluate_config, evaluate_environment, read_samples, run_evaluate, with_recipe
+from support.evaluation import (
+    evaluate_config,
+    evaluate_environment,
+    read_samples,
+    run_evaluate,
+    with_recipe,
+)
 
 from finetune_trainer.contract import Task
 from finetune_trainer.evaluation import batch_size
-from finetune_trainer.evaluation.batch_size import available_memory, fitting_batch_size, largest_batch_size
+from finetune_trainer.evaluation.batch_size import (
+    available_memory,
+    fitting_batch_size,
+    largest_batch_size,
+)
 
 GIB = 2**30
 
@@ -25,7 +35,9 @@ GIB = 2**30
         (0, GIB, 1),
     ],
 )
-def test_batch_is_a_power_of_two_in_a_quarter_of_memory(memory: int, request_bytes: int, expected: int) -> None:
+def test_batch_is_a_power_of_two_in_a_quarter_of_memory(
+    memory: int, request_bytes: int, expected: int
+) -> None:
     assert fitting_batch_size(memory, request_bytes) == expected
 
 
@@ -94,7 +106,9 @@ class FakeLM:
         ("generate_until", [("x" * 20, {})], 3),
     ],
 )
-def test_gpu_tries_the_longest_request_of_a_kind(kind: str, arguments: list[Any], expected: int) -> None:
+def test_gpu_tries_the_longest_request_of_a_kind(
+    kind: str, arguments: list[Any], expected: int
+) -> None:
     requests = [SimpleNamespace(args=each) for each in arguments]
     assert largest_batch_size(FakeLM(), kind, requests) == expected
 
@@ -112,7 +126,9 @@ def test_evaluation_without_batch_size_fits_the_memory(
     expected = run_evaluate(of_four, environment).scores
     samples = read_samples(of_four, environment)
     texts = ["".join(arguments) for sample in samples for arguments in sample["arguments"]]
-    longest = max(len(tokens) for tokens in AutoTokenizer.from_pretrained(tiny_model)(texts).input_ids)
+    longest = max(
+        len(tokens) for tokens in AutoTokenizer.from_pretrained(tiny_model)(texts).input_ids
+    )
 
     rows: list[int] = []
     call = HFLM._model_call
@@ -122,12 +138,16 @@ def test_evaluation_without_batch_size_fits_the_memory(
         return call(self, inps)
 
     monkeypatch.setattr(HFLM, "_model_call", count_rows)
-    monkeypatch.setattr(batch_size, "available_memory", lambda: 4 * 7 * longest * 320 * 4)  # room for seven
+    monkeypatch.setattr(
+        batch_size, "available_memory", lambda: 4 * 7 * longest * 320 * 4
+    )  # room for seven
     assert run_evaluate(with_recipe(of_four, batch_size=None), environment).scores == expected
     assert max(rows) == 4
 
 
-def test_lm_eval_tries_batches_of_the_longest_request(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_eval_tries_batches_of_the_longest_request(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a GPU, lm-eval's `auto` is called with one request, as here on a CPU: 64 rows of 7 tokens, five times."""
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
@@ -137,7 +157,9 @@ def test_lm_eval_tries_batches_of_the_longest_request(tiny_model: Path, monkeypa
 
     model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
     tokenizer = model.load_tokenizer(apply_chat_template=False)
-    lm = load_lm(model, tokenizer, (2,), torch.device("cpu"), batch_size=1, apply_chat_template=False)
+    lm = load_lm(
+        model, tokenizer, (2,), torch.device("cpu"), batch_size=1, apply_chat_template=False
+    )
     shapes: list[tuple[int, ...]] = []
     call = HFLM._model_call
 

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.training import adapter_digest, documents, run_train, stage_folder, train_config, write_rows
+from support.training import (
+    adapter_digest,
+    documents,
+    run_train,
+    stage_folder,
+    train_config,
+    write_rows,
+)
 
 from finetune_trainer.contract.metric_rows import METRICS, read_rows
 from finetune_trainer.runtime import artifacts
@@ -134,16 +141,28 @@ def first_as(make):
 WEIGHTS, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    **{f"{name} truncated": (truncate(name), rf"{name} (has \d+ bytes|cannot be read)") for name in FILES},
-    **{f"{name} empty": (empty(name), rf"{name} (has 0 bytes|cannot be read)") for name in FILES},
-    **{f"{name} missing": (missing(name), f"{name} is missing|there is no {name}") for name in FILES},
     **{
-        f"one bit of {name}": (flip(name), f"{name} does not match the|manifest.json|belongs to another run")
+        f"{name} truncated": (truncate(name), rf"{name} (has \d+ bytes|cannot be read)")
+        for name in FILES
+    },
+    **{f"{name} empty": (empty(name), rf"{name} (has 0 bytes|cannot be read)") for name in FILES},
+    **{
+        f"{name} missing": (missing(name), f"{name} is missing|there is no {name}")
+        for name in FILES
+    },
+    **{
+        f"one bit of {name}": (
+            flip(name),
+            f"{name} does not match the|manifest.json|belongs to another run",
+        )
         for name in FILES
     },
     "an empty folder": (emptied, "there is no manifest.json"),
     "a file in place of the folder": (replaced_by_file, "is not a folder"),
-    "an unexpected file": (lambda folder: (folder / "core.123").write_text("x"), "core.123 is not in its manifest"),
+    "an unexpected file": (
+        lambda folder: (folder / "core.123").write_text("x"),
+        "core.123 is not in its manifest",
+    ),
     "a folder in place of a file": (
         lambda folder: ((folder / "state.json").unlink(), (folder / "state.json").mkdir()),
         "state.json is missing",
@@ -152,14 +171,22 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()),
         "directory",
     ),
-    "a manifest that is not JSON": (lambda folder: (folder / "manifest.json").write_text("{]"), "cannot be read"),
-    "a manifest of another shape": (lambda folder: (folder / "manifest.json").write_text("[]"), "cannot be read"),
+    "a manifest that is not JSON": (
+        lambda folder: (folder / "manifest.json").write_text("{]"),
+        "cannot be read",
+    ),
+    "a manifest of another shape": (
+        lambda folder: (folder / "manifest.json").write_text("[]"),
+        "cannot be read",
+    ),
     "a manifest nested too deeply": (
         lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
         "recursion|cannot be read",
     ),
     "a manifest that names a file outside": (
-        with_manifest(lambda manifest: manifest["files"].update({"/etc/hostname": {"size": 1, "sha256": ""}})),
+        with_manifest(
+            lambda manifest: manifest["files"].update({"/etc/hostname": {"size": 1, "sha256": ""}})
+        ),
         "does not match its own digest",
     ),
     "a manifest of another run": (
@@ -177,12 +204,27 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a state of another step": (with_state(step=8), "holds step 8, not the step in its name"),
     "a state after the last step": (with_state(step=99), "at step 99, this run has steps 1 to 9"),
     "a state with an unknown counter": (with_state(epoch=1), "state.json cannot be read"),
-    "a state with a loss that is not finite": (with_state(best_loss="NaN"), "state.json cannot be read"),
-    "weights of another shape": (with_tensors(WEIGHTS, first_as(lambda t: t[:, :-1].contiguous())), "this run's is"),
+    "a state with a loss that is not finite": (
+        with_state(best_loss="NaN"),
+        "state.json cannot be read",
+    ),
+    "weights of another shape": (
+        with_tensors(WEIGHTS, first_as(lambda t: t[:, :-1].contiguous())),
+        "this run's is",
+    ),
     "weights of another dtype": (with_tensors(WEIGHTS, first_as(torch.Tensor.double)), "float64"),
-    "weights under another name": (with_tensors(WEIGHTS, first_renamed), "has an unexpected tensor another"),
-    "weights that are not finite": (with_tensors(WEIGHTS, first_as(lambda t: t * float("nan"))), "is not finite"),
-    "weights that are text": (resealed(lambda folder: (folder / WEIGHTS).write_text("x" * 99)), "cannot be read"),
+    "weights under another name": (
+        with_tensors(WEIGHTS, first_renamed),
+        "has an unexpected tensor another",
+    ),
+    "weights that are not finite": (
+        with_tensors(WEIGHTS, first_as(lambda t: t * float("nan"))),
+        "is not finite",
+    ),
+    "weights that are text": (
+        resealed(lambda folder: (folder / WEIGHTS).write_text("x" * 99)),
+        "cannot be read",
+    ),
     "best weights of another shape": (
         with_tensors("best.safetensors", first_as(lambda t: t[:1].contiguous())),
         "best.safetensors: .* this run's is",
@@ -196,7 +238,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "this run's is",
     ),
     "one tensor of the optimizer state missing": (
-        with_tensors(OPTIMIZER, lambda tensors: {k: v for k, v in tensors.items() if k != min(tensors)}),
+        with_tensors(
+            OPTIMIZER, lambda tensors: {k: v for k, v in tensors.items() if k != min(tensors)}
+        ),
         "lacks the tensor",
     ),
     "no optimizer state": (with_tensors(OPTIMIZER, lambda _tensors: {}), "has no optimizer state"),
@@ -220,7 +264,9 @@ def test_corrupt_checkpoint_falls_back_to_previous(tiny_model, stopped, copy, ca
 
 
 def test_intact_checkpoint_is_loaded(tiny_model, stopped, copy, capsys):
-    assert sorted(file.name for file in (stage_folder(copy) / "checkpoints" / NEWEST).iterdir()) == list(FILES)
+    assert sorted(
+        file.name for file in (stage_folder(copy) / "checkpoints" / NEWEST).iterdir()
+    ) == list(FILES)
     run_train(config_for(tiny_model), copy)
     log = capsys.readouterr().out
     assert "resumed from step 7 of 9" in log
@@ -243,7 +289,11 @@ def test_corrupt_checkpoint_is_kept_until_a_newer_one_exists(tiny_model, copy):
     flip(WEIGHTS)(checkpoints / NEWEST)
     with pytest.raises(Interrupted):
         run_train(config_for(tiny_model), copy, stop_at=5)
-    assert sorted(folder.name for folder in checkpoints.iterdir()) == [BEFORE, "step-00000005", NEWEST]
+    assert sorted(folder.name for folder in checkpoints.iterdir()) == [
+        BEFORE,
+        "step-00000005",
+        NEWEST,
+    ]
     artifacts.verify(checkpoints / "step-00000005")
     run_train(config_for(tiny_model), copy)
     for folder in checkpoints.iterdir():
@@ -268,7 +318,9 @@ def test_metrics_of_a_step_are_durable_before_its_checkpoint(tiny_model, tmp_pat
         run_train(config_for(tiny_model), tmp_path, stop_at=7)
     for folder in (stage_folder(tmp_path) / "checkpoints").iterdir():
         step = int(folder.name.removeprefix("step-"))
-        assert any(last >= step and folder.name not in complete for last, complete in durable.items())
+        assert any(
+            last >= step and folder.name not in complete for last, complete in durable.items()
+        )
 
 
 def test_checkpoint_whose_name_has_another_step_is_skipped(tiny_model, stopped, copy, capsys):
@@ -322,4 +374,7 @@ def test_resume_with_other_omp_num_threads_logs_warning(tiny_model, copy, capsys
         run_train(config_for(tiny_model), copy)
     finally:
         torch.set_num_threads(1)
-    assert "saved with threads 1, this process has 2: the result may differ in its last bits" in capsys.readouterr().out
+    assert (
+        "saved with threads 1, this process has 2: the result may differ in its last bits"
+        in capsys.readouterr().out
+    )

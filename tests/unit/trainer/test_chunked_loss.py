@@ -21,7 +21,9 @@ CPU = torch.device("cpu")
 
 def trained_model(folder, **changes):
     config = train_config(folder, **changes)
-    model = TrainedModel(load_trainable(BaseModel("m", folder, ""), config, CPU), CPU, config.recipe)
+    model = TrainedModel(
+        load_trainable(BaseModel("m", folder, ""), config, CPU), CPU, config.recipe
+    )
     torch.manual_seed(0)
     for parameter in model.trainable.values():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -34,7 +36,9 @@ def loss_and_gradients(model, batch):
         parameter.grad = None
     found = model.loss_sum(batch)
     found.backward()
-    return found.item(), {name: parameter.grad.clone() for name, parameter in model.trainable.items()}
+    return found.item(), {
+        name: parameter.grad.clone() for name, parameter in model.trainable.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,9 @@ def test_chunked_loss_and_gradients_are_those_of_all_logits(tiny_model, tmp_path
     model = trained_model(tiny_model, **changes)
     model.model.train()
     dropout = changes.get("lora") or {}
-    if dropout.get("dropout"):  # the order of random numbers differs between one call of the head and several
+    if dropout.get(
+        "dropout"
+    ):  # the order of random numbers differs between one call of the head and several
         model.model.eval()
     model.largest_loss = math.inf
     expected, gradients = loss_and_gradients(model, batch)
@@ -63,7 +69,9 @@ def test_chunked_loss_and_gradients_are_those_of_all_logits(tiny_model, tmp_path
     found, found_gradients = loss_and_gradients(model, batch)
     assert found == pytest.approx(expected, rel=1e-6)
     for name, gradient in gradients.items():
-        assert torch.allclose(found_gradients[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
+        assert torch.allclose(
+            found_gradients[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max())
+        )
 
 
 def test_only_one_chunk_of_logits_exists_at_a_time():
@@ -86,7 +94,9 @@ def test_chunk_of_a_large_vocabulary_takes_a_gibibyte():
 def test_model_that_changes_its_logits_is_not_chunked(tmp_path):
     capped = FAMILIES["gemma3"]
     options = capped.options | {"final_logit_softcapping": 2.0}
-    folder = make_family_model(type(capped)(capped.config, options, capped.targets), tmp_path / "model")
+    folder = make_family_model(
+        type(capped)(capped.config, options, capped.targets), tmp_path / "model"
+    )
     assert trained_model(folder, dtype="FP32").largest_loss == math.inf
     plain = make_family_model(capped, tmp_path / "plain")
     assert trained_model(plain, dtype="FP32").largest_loss == chunk_size(320)

@@ -21,7 +21,9 @@ torch.set_num_threads(1)
 def traced(monkeypatch):
     """The eager backend traces the layers without the C++ compiler, which would run for half a minute."""
     compile_module = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda each, **how: compile_module(each, backend="eager", **how))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda each, **how: compile_module(each, backend="eager", **how)
+    )
     torch.compiler.reset()
     counters.clear()
 
@@ -33,7 +35,9 @@ def assert_compiling_changes_no_loss(model, workspace, recipe):
     compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), workspace)
     assert 2 <= counters["stats"]["unique_graphs"] <= 3
     assert not counters["graph_break"]
-    rounding = 1e-3 if recipe.get("dtype") == "BF16" else 1e-4  # of 5.8, and bf16 has a precision of 4e-3
+    rounding = (
+        1e-3 if recipe.get("dtype") == "BF16" else 1e-4
+    )  # of 5.8, and bf16 has a precision of 4e-3
     assert compiled.loss == pytest.approx(plain.loss, abs=rounding)
     assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=rounding)
 
@@ -69,7 +73,10 @@ def test_last_batch_of_one_row_compiles_no_layer_again(tmp_path):
     assert_compiling_changes_no_loss(model, tmp_path, recipe | {"micro_batch_size": 4})
 
 
-@pytest.mark.skipif(os.environ.get("TRAINING") != "all", reason="TRAINING=all runs it: the C++ compiler's half minute")
+@pytest.mark.skipif(
+    os.environ.get("TRAINING") != "all",
+    reason="TRAINING=all runs it: the C++ compiler's half minute",
+)
 def test_compiled_kernels_change_no_loss(tmp_path, monkeypatch):
     monkeypatch.undo()  # the default backend, as users have it
     model = make_tiny_model(tmp_path / "model", layers=4)
@@ -85,7 +92,12 @@ def test_flat_batches_compile_no_layer_again(tmp_path, monkeypatch):
     model = make_tiny_model(tmp_path / "model", layers=4)
     filling = [document(start, 32) for start in range(0, 40, 4)]
     write_rows(tmp_path, [*documents(40, longest=28), *filling], documents(8, seed=5, longest=28))
-    recipe = {"max_steps": 12, "eval_steps": 6, "micro_batch_size": 1, "lora": {"rank": 4, "dropout": 0.0}}
+    recipe = {
+        "max_steps": 12,
+        "eval_steps": 6,
+        "micro_batch_size": 1,
+        "lora": {"rank": 4, "dropout": 0.0},
+    }
     assert_compiling_changes_no_loss(model, tmp_path, recipe)
 
 
@@ -108,7 +120,9 @@ def test_samples_compile_nothing(tmp_path):
     torch.compiler.reset()
     counters.clear()
     samples = Samples(prompts=("w1 w2",), max_new_tokens=4)
-    config = train_config(model, **recipe, identity="b" * 16).model_copy(update={"samples": samples})
+    config = train_config(model, **recipe, identity="b" * 16).model_copy(
+        update={"samples": samples}
+    )
     run_train(config, tmp_path)
     assert counters["stats"]["unique_graphs"] == graphs
     assert (stage_folder(tmp_path, "b" * 16) / SAMPLES).read_text().count("\n") == 2

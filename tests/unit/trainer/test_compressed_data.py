@@ -22,7 +22,9 @@ from finetune_trainer.runtime.artifacts import digest_file
 def zstd(content: bytes) -> bytes:
     """Return the content as two frames, as `zstd` writes files that were joined."""
     half = len(content) // 2
-    return b"".join(pa.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:]))
+    return b"".join(
+        pa.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:])
+    )
 
 
 def gzipped(content: bytes) -> bytes:
@@ -37,7 +39,12 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzipped, ".zst": zstd}
 @pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("extension", ["jsonl", "json", "csv"])
 def test_compressed_file_gives_the_same_rows(
-    *, tokenizer_folder: Path, environment: Environment, manifest_dir: Path, compression: str, extension: str
+    *,
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    compression: str,
+    extension: str,
 ) -> None:
     plain = manifest_dir / f"data.{extension}"
     packed = manifest_dir / f"data.{extension}{compression}"
@@ -54,10 +61,14 @@ def test_compressed_file_gives_the_same_rows(
 def test_truncated_compressed_file_is_refused(
     tokenizer_folder: Path, environment: Environment, manifest_dir: Path, compression: str
 ) -> None:
-    content = COMPRESS[compression](b"".join(json.dumps(row).encode() + b"\n" for row in prompt_records(300)))
+    content = COMPRESS[compression](
+        b"".join(json.dumps(row).encode() + b"\n" for row in prompt_records(300))
+    )
     (manifest_dir / f"data.jsonl{compression}").write_bytes(content[:-20])
 
-    message, code = run_to_failure(prepare_config(tokenizer_folder, f"data.jsonl{compression}"), environment)
+    message, code = run_to_failure(
+        prepare_config(tokenizer_folder, f"data.jsonl{compression}"), environment
+    )
     assert code == ExitCode.DATA
     assert f"data.jsonl{compression}: not " in message
     assert "or damaged: Truncated compressed stream" in message
@@ -68,13 +79,17 @@ def test_compressed_file_is_streamed(tmp_path: Path, compression: str) -> None:
     """Neither Python nor Arrow holds the content, which is many times larger than the file."""
     path = tmp_path / f"data.jsonl{compression}"
     content = b"".join(
-        json.dumps({"text": f"{number} " + "the file " * 500}).encode() + b"\n" for number in range(5000)
+        json.dumps({"text": f"{number} " + "the file " * 500}).encode() + b"\n"
+        for number in range(5000)
     )
     path.write_bytes(COMPRESS[compression](content))
     arrow_before = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        peaks = [pa.total_allocated_bytes() - arrow_before for _ in read_records(Source(path), "JSONLines")]
+        peaks = [
+            pa.total_allocated_bytes() - arrow_before
+            for _ in read_records(Source(path), "JSONLines")
+        ]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -96,8 +96,12 @@ def greedy_completion(folder: Path, prompt: str, tokens: int) -> str:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(prompt, return_tensors="pt")
-    output = AutoModelForCausalLM.from_pretrained(folder).generate(**inputs, max_new_tokens=tokens, do_sample=False)
-    text: str = tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    output = AutoModelForCausalLM.from_pretrained(folder).generate(
+        **inputs, max_new_tokens=tokens, do_sample=False
+    )
+    text: str = tokenizer.decode(
+        output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True
+    )
     return text
 
 
@@ -114,7 +118,9 @@ def test_pushed_model_answers_and_its_server_is_stopped(
     folder = environment.stage_dir("deploy", "s1")
     verify(folder / "output")
     assert json.loads((folder / "output" / "answer.json").read_text())["prompt"] == "The parser"
-    assert run_in_process(config, environment)[0].result == result  # reused, without starting a server
+    assert (
+        run_in_process(config, environment)[0].result == result
+    )  # reused, without starting a server
 
 
 @pytest.fixture
@@ -129,7 +135,10 @@ def restored_signal_handlers() -> Iterator[None]:
 @pytest.mark.usefixtures("restored_signal_handlers")
 @pytest.mark.parametrize("behavior", ["answers", "never ready"])
 def test_interrupted_foreground_server_exits_with_0(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], behavior: str
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    behavior: str,
 ) -> None:
     monkeypatch.setitem(ENGINES, "Transformers", fake_engine(behavior))
     monkeypatch.setattr(sys, "argv", ["serving", str(tiny_model)])
@@ -144,12 +153,18 @@ def test_interrupted_foreground_server_exits_with_0(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_server_ends_with_its_stage(environment: Environment, config: DeployConfig, number: int) -> None:
+def test_server_ends_with_its_stage(
+    environment: Environment, config: DeployConfig, number: int
+) -> None:
     process = start_stage(config, environment)
     wait_until(lambda: process.poll() is not None or children_of(process.pid))
     (server,) = children_of(process.pid)
-    if number == signal.SIGKILL:  # parent_death.py must have called prctl, so wait until it runs the command
-        wait_until(lambda: any(b"transformers" in argument for argument in arguments_of(server)[3:4]))
+    if (
+        number == signal.SIGKILL
+    ):  # parent_death.py must have called prctl, so wait until it runs the command
+        wait_until(
+            lambda: any(b"transformers" in argument for argument in arguments_of(server)[3:4])
+        )
     process.send_signal(number)  # only to the stage, not to its process group
     code = process.wait(20)
     wait_until(lambda: not is_alive(server), seconds=10)
@@ -167,7 +182,11 @@ def test_server_ends_with_its_stage(environment: Environment, config: DeployConf
     ],
 )
 def test_failure_of_the_server_is_reported_with_its_output(
-    environment: Environment, config: DeployConfig, monkeypatch: pytest.MonkeyPatch, behavior: str, expected: str
+    environment: Environment,
+    config: DeployConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    expected: str,
 ) -> None:
     monkeypatch.setitem(ENGINES, "Transformers", fake_engine(behavior))
     timeout = 0.5 if behavior == "never ready" else 5.0
@@ -216,17 +235,25 @@ def test_long_answer_is_truncated(
 
 
 @pytest.mark.parametrize("character", ["a", "字", "🙂", "\x00"])
-def test_answer_of_any_characters_fits_the_termination_message(tmp_path: Path, character: str) -> None:
+def test_answer_of_any_characters_fits_the_termination_message(
+    tmp_path: Path, character: str
+) -> None:
     environment = Environment(tmp_path, termination_log=tmp_path / "log")
     result = DeployResult(
-        identity="d" * 16, digest="sha256:0", url="", answer=truncate_answer(character * 4096), seconds_to_ready=1.0
+        identity="d" * 16,
+        digest="sha256:0",
+        url="",
+        answer=truncate_answer(character * 4096),
+        seconds_to_ready=1.0,
     )
     write_termination_message(environment, TerminationMessage(result=result))
     assert environment.termination_log.stat().st_size <= 4096
     assert character in result.answer
 
 
-def test_corrupt_model_is_not_served(environment: Environment, config: DeployConfig, tmp_path: Path) -> None:
+def test_corrupt_model_is_not_served(
+    environment: Environment, config: DeployConfig, tmp_path: Path
+) -> None:
     weights = tmp_path / "manifest" / "names@v1" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     message, code = run_in_process(config, environment)

@@ -16,7 +16,12 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.training import document_attention
 from finetune_trainer.training.batches import Documents, load_batch
 from finetune_trainer.training.methods import load_trainable
-from finetune_trainer.training.model import ISOLATION_TOLERANCE, TrainedModel, check_isolation, probe
+from finetune_trainer.training.model import (
+    ISOLATION_TOLERANCE,
+    TrainedModel,
+    check_isolation,
+    probe,
+)
 from finetune_trainer.training.samples import SampleGenerator
 
 torch.set_num_threads(1)
@@ -33,7 +38,9 @@ def trained_model(folder, **changes):
     config = train_config(folder, lora=LORA, **changes)
     torch.manual_seed(0)
     model = TrainedModel(
-        load_trainable(BaseModel("m", folder, ""), config, torch.device("cpu")), torch.device("cpu"), config.recipe
+        load_trainable(BaseModel("m", folder, ""), config, torch.device("cpu")),
+        torch.device("cpu"),
+        config.recipe,
     )
     for parameter in model.trainable.values():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -46,17 +53,23 @@ def loss_and_gradients(model, batch):
         parameter.grad = None
     loss = model.loss_sum(batch)
     loss.backward()
-    return loss.item(), {name: parameter.grad.clone() for name, parameter in model.trainable.items()}
+    return loss.item(), {
+        name: parameter.grad.clone() for name, parameter in model.trainable.items()
+    }
 
 
 @pytest.fixture(scope="module", params=["llama-untied", "qwen2.5", "gemma3", "mistral"])
 def folder(request, tmp_path_factory):
-    return make_family_model(FAMILIES[request.param], tmp_path_factory.mktemp("models") / request.param)
+    return make_family_model(
+        FAMILIES[request.param], tmp_path_factory.mktemp("models") / request.param
+    )
 
 
 def test_packed_documents_train_as_one_document_a_row(folder, tmp_path, kernel):
     packed = PackedRows(write_rows(tmp_path, documents(24, longest=30)), "train")
-    alone = PackedRows(write_rows(tmp_path, documents(24, longest=30), prepared="q" * 16, packing=False), "train")
+    alone = PackedRows(
+        write_rows(tmp_path, documents(24, longest=30), prepared="q" * 16, packing=False), "train"
+    )
     assert len(packed) < len(alone) == 24
     model = trained_model(folder)
     expected, gradients = loss_and_gradients(model, load_batch(alone, range(24)))
@@ -66,7 +79,9 @@ def test_packed_documents_train_as_one_document_a_row(folder, tmp_path, kernel):
     found, found_gradients = loss_and_gradients(model, batch)
     assert found == pytest.approx(expected, rel=1e-6)
     for name, gradient in gradients.items():
-        assert torch.allclose(found_gradients[name], gradient, rtol=0, atol=1e-5 * float(gradient.abs().max()))
+        assert torch.allclose(
+            found_gradients[name], gradient, rtol=0, atol=1e-5 * float(gradient.abs().max())
+        )
 
 
 def test_sliding_window_is_that_of_the_mask(tmp_path, kernel):
@@ -81,7 +96,11 @@ def test_sliding_window_is_that_of_the_mask(tmp_path, kernel):
 
 def test_boundaries_are_where_positions_restart():
     found = Documents.at(torch.tensor([[0, 1, 2, 0, 0, 1]]).numpy())
-    assert (found.boundaries.tolist(), found.boundaries.dtype, found.longest) == ([0, 3, 4, 6], torch.int32, 3)
+    assert (found.boundaries.tolist(), found.boundaries.dtype, found.longest) == (
+        [0, 3, 4, 6],
+        torch.int32,
+        3,
+    )
 
 
 def test_flat_batch_leaves_out_padding(tmp_path):
@@ -106,7 +125,9 @@ def test_model_with_other_attention_keeps_its_mask(tmp_path, kernel, capsys):
 
 def test_model_with_dropout_in_its_attention_keeps_its_mask(tmp_path, kernel, capsys):
     family = FAMILIES["llama-untied"]
-    folder = make_family_model(type(family)(family.config, family.options | {"attention_dropout": 0.1}), tmp_path / "m")
+    folder = make_family_model(
+        type(family)(family.config, family.options | {"attention_dropout": 0.1}), tmp_path / "m"
+    )
     model = trained_model(folder)
     before = torch.get_rng_state()
     assert not document_attention.enable(model, "FP32")
@@ -134,7 +155,9 @@ def test_kernel_that_rounds_otherwise_replaces_the_mask(tmp_path, kernel, monkey
 def test_documents_that_attend_to_each_other_leave_the_mask(tmp_path, kernel, monkeypatch, capsys):
     def without_boundaries(query, key, value, starts, _starts, longest, _longest, **options):
         ends = starts[[0, -1]]
-        return attention_of_each_document(query, key, value, ends, ends, int(ends[-1]), int(ends[-1]), **options)
+        return attention_of_each_document(
+            query, key, value, ends, ends, int(ends[-1]), int(ends[-1]), **options
+        )
 
     folder = make_family_model(FAMILIES["llama-untied"], tmp_path / "model")
     monkeypatch.setattr(document_attention, "varlen_attn", without_boundaries)
@@ -154,7 +177,10 @@ def test_attention_that_only_a_mask_describes_keeps_it(tiny_model, kernel, monke
     model = trained_model(tiny_model)
     monkeypatch.setattr(type(model.base), "_supports_flash_attn", False)
     assert not document_attention.enable(model, "BF16")
-    assert "keeps attention with a mask: only its mask describes its attention" in capsys.readouterr().out
+    assert (
+        "keeps attention with a mask: only its mask describes its attention"
+        in capsys.readouterr().out
+    )
 
 
 def test_kernel_that_fails_leaves_the_mask(tiny_model, kernel, monkeypatch, capsys):
@@ -165,7 +191,10 @@ def test_kernel_that_fails_leaves_the_mask(tiny_model, kernel, monkeypatch, caps
     model = trained_model(tiny_model)
     assert not document_attention.enable(model, "BF16")
     check_isolation(model, "m")
-    assert "LlamaForCausalLM keeps attention with a mask: no kernel image is available\n" in capsys.readouterr().out
+    assert (
+        "LlamaForCausalLM keeps attention with a mask: no kernel image is available\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_error_without_a_text_leaves_the_mask(tiny_model, kernel, monkeypatch, capsys):
@@ -177,14 +206,19 @@ def test_error_without_a_text_leaves_the_mask(tiny_model, kernel, monkeypatch, c
     assert "keeps attention with a mask: NotImplementedError\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change", [lambda found: found * float("nan"), lambda found: found * 2], ids=["nan", "other"])
+@pytest.mark.parametrize(
+    "change", [lambda found: found * float("nan"), lambda found: found * 2], ids=["nan", "other"]
+)
 def test_kernel_with_other_results_leaves_the_mask(tiny_model, kernel, monkeypatch, capsys, change):
     def wrong(*arguments, **options):
         return change(attention_of_each_document(*arguments, **options))
 
     monkeypatch.setattr(document_attention, "varlen_attn", wrong)
     assert not document_attention.enable(trained_model(tiny_model), "BF16")
-    assert "keeps attention with a mask: its logits differ from those with a mask" in capsys.readouterr().out
+    assert (
+        "keeps attention with a mask: its logits differ from those with a mask"
+        in capsys.readouterr().out
+    )
 
 
 def test_kernel_is_not_asked_for_on_a_cpu(tiny_model, monkeypatch):
@@ -204,7 +238,9 @@ def test_training_with_the_kernel_ends_as_without_it(tiny_model, tmp_path, monke
 
 def test_samples_are_those_of_a_model_with_a_mask(tiny_model, kernel):
     model = trained_model(tiny_model)
-    generator = SampleGenerator(Samples(prompts=("w1 w2",), max_new_tokens=8), tiny_model, conversations=False)
+    generator = SampleGenerator(
+        Samples(prompts=("w1 w2",), max_new_tokens=8), tiny_model, conversations=False
+    )
     expected = generator.texts(model, lambda: None)
     assert document_attention.enable(model, "FP32")
     assert generator.texts(model, lambda: None) == expected

@@ -21,10 +21,14 @@ def test_share_of_zeros_and_mean_are_those_of_the_probability(probability, dtype
     torch.manual_seed(0)
     output = Dropout(probability)(torch.ones(ELEMENTS, dtype=dtype))
     deviation = math.sqrt(probability * (1 - probability) / ELEMENTS)
-    assert float((output == 0).double().mean()) == pytest.approx(probability, abs=5 * deviation + 2**-16)
+    assert float((output == 0).double().mean()) == pytest.approx(
+        probability, abs=5 * deviation + 2**-16
+    )
     [factor] = output[output != 0].unique().tolist() or [1.0]
     if probability < 0.99:
-        assert factor == pytest.approx(1 / (1 - probability), rel=0.01 if dtype is torch.bfloat16 else 1e-4)
+        assert factor == pytest.approx(
+            1 / (1 - probability), rel=0.01 if dtype is torch.bfloat16 else 1e-4
+        )
 
 
 def test_neighbours_are_dropped_independently():
@@ -65,6 +69,8 @@ def test_lora_layers_of_a_trained_model_have_it(tiny_model):
     config = train_config(tiny_model, lora={"rank": 4, "dropout": 0.25})
     trainable = load_trainable(BaseModel("model", tiny_model, ""), config, torch.device("cpu"))
     model = TrainedModel(trainable, torch.device("cpu"), config.recipe).model
-    found = [module for module in model.modules() if isinstance(module, torch.nn.Dropout) and module.p]
+    found = [
+        module for module in model.modules() if isinstance(module, torch.nn.Dropout) and module.p
+    ]
     assert found
     assert {(type(module), module.p) for module in found} == {(Dropout, 0.25)}

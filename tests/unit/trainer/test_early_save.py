@@ -67,20 +67,26 @@ class RequestingProgress(StoppingProgress):
 class InlineExecutor(Executor):
     """Writes a checkpoint before `submit` returns, so that no later step finds it being written."""
 
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+    def submit(
+        self, function: Callable[..., Any], /, *arguments: Any, **options: Any
+    ) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_result(function(*arguments, **options))
         return future
 
 
-def run_with(progress: ProgressReporter, config: TrainConfig, workspace: Path, variables: Environment) -> None:
+def run_with(
+    progress: ProgressReporter, config: TrainConfig, workspace: Path, variables: Environment
+) -> None:
     folder = stage_folder(workspace)
     folder.mkdir(parents=True, exist_ok=True)
     train.run(config, Context(variables, folder, progress, StopSignal()))
 
 
 def checkpoints(workspace: Path) -> list[str]:
-    return sorted(folder.name for folder in (stage_folder(workspace) / "checkpoints").glob("step-*"))
+    return sorted(
+        folder.name for folder in (stage_folder(workspace) / "checkpoints").glob("step-*")
+    )
 
 
 def test_early_saves_are_durable_and_change_no_byte(
@@ -97,7 +103,9 @@ def test_early_saves_are_durable_and_change_no_byte(
     assert adapter_digest(workspace) == undisturbed
 
 
-def test_run_resumes_exactly_from_an_early_save(tiny_model: Path, workspace: Path, undisturbed: str) -> None:
+def test_run_resumes_exactly_from_an_early_save(
+    tiny_model: Path, workspace: Path, undisturbed: str
+) -> None:
     variables = environment(workspace)
     run_with(RequestingProgress(variables, {3}), config_for(tiny_model), workspace, variables)
     assert checkpoints(workspace) == ["step-00000003"]
@@ -135,7 +143,9 @@ def answer(port: int, method: str, path: str) -> tuple[int, bytes]:
     return response.status, response.read()
 
 
-def test_post_to_save_is_accepted_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_post_to_save_is_accepted_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -143,7 +153,10 @@ def test_post_to_save_is_accepted_and_reported(tmp_path: Path, capsys: pytest.Ca
     assert answer(port, "GET", "/save")[0] == 405
     assert not reporter.early_save.take()
     assert [answer(port, "POST", "/save") for _ in range(3)] == [(202, b"")] * 3
-    assert json.loads(answer(port, "GET", "/progress")[1])["notice"] == "the operator announces the end of this node"
+    assert (
+        json.loads(answer(port, "GET", "/progress")[1])["notice"]
+        == "the operator announces the end of this node"
+    )
     assert answer(port, "GET", "/metrics")[0] == 200
     assert reporter.early_save.take()
     assert capsys.readouterr().out.count("the next step boundary is saved") == 1
@@ -156,7 +169,9 @@ def test_notice_of_the_metadata_endpoint_saves_once(
     monkeypatch.setattr(notices, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(early_save, "MIN_SECONDS", 0.0)
     with metadata_server("EC2") as (served, base):
-        variables = Environment(workspace, manifest_dir=workspace, interruption_notices="EC2", metadata_endpoint=base)
+        variables = Environment(
+            workspace, manifest_dir=workspace, interruption_notices="EC2", metadata_endpoint=base
+        )
 
         class Announced(ProgressReporter):
             def update(self, **fields: Any) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.evaluation import VERBS, evaluate_config, evaluate_environment, read_samples, run_evaluate, with_recipe
+from support.evaluation import (
+    VERBS,
+    evaluate_config,
+    evaluate_environment,
+    read_samples,
+    run_evaluate,
+    with_recipe,
+)
 from support.lm_eval_tasks import write_verbs_task
 from support.models import SENTENCES
 from support.stages import read_progress, read_termination_message, run_to_failure, start_stage
@@ -27,20 +34,31 @@ def config(tiny_model: Path) -> EvaluateConfig:
 
 
 def log_likelihoods(config: EvaluateConfig, environment: Environment) -> list[float]:
-    return [float(response[0][0]) for sample in read_samples(config, environment) for response in sample["resps"]]
+    return [
+        float(response[0][0])
+        for sample in read_samples(config, environment)
+        for response in sample["resps"]
+    ]
 
 
-def test_task_file_yields_a_score_and_its_standard_error(environment: Environment, config: EvaluateConfig) -> None:
+def test_task_file_yields_a_score_and_its_standard_error(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     score = run_evaluate(config, environment).scores["verbs"]["acc"]
     assert 0 <= score.value <= 1
     # Standard error of a mean of zeros and ones, with Bessel's correction.
     assert score.stderr == pytest.approx((score.value * (1 - score.value) / 39) ** 0.5)
     output = environment.stage_dir("evaluate", "e1") / "output"
-    assert json.loads((output / "results.json").read_text())["results"]["verbs"]["acc,none"] == score.value
+    assert (
+        json.loads((output / "results.json").read_text())["results"]["verbs"]["acc,none"]
+        == score.value
+    )
     assert read_progress(environment)["step"] == read_progress(environment)["total"] == 160
 
 
-def test_result_is_reused_until_its_output_is_corrupt(environment: Environment, config: EvaluateConfig) -> None:
+def test_result_is_reused_until_its_output_is_corrupt(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     first = run_evaluate(config, environment)
     results = environment.stage_dir("evaluate", "e1") / "output" / "results.json"
     modified = results.stat().st_mtime_ns
@@ -51,7 +69,9 @@ def test_result_is_reused_until_its_output_is_corrupt(environment: Environment, 
     assert results.stat().st_mtime_ns != modified
 
 
-def test_responses_of_another_adapter_are_not_reused(environment: Environment, config: EvaluateConfig) -> None:
+def test_responses_of_another_adapter_are_not_reused(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     # Both runs use one stage folder, as if the identity did not depend on the adapter. So the cache must.
     run_evaluate(config, environment)
     of_first = log_likelihoods(config, environment)
@@ -61,11 +81,16 @@ def test_responses_of_another_adapter_are_not_reused(environment: Environment, c
     assert max(abs(a - b) for a, b in zip(of_first, of_second, strict=True)) > 0.1
 
 
-def test_merged_model_responds_like_base_model_with_adapter(environment: Environment, config: EvaluateConfig) -> None:
+def test_merged_model_responds_like_base_model_with_adapter(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     with_adapter = run_evaluate(config, environment)
     of_adapter = log_likelihoods(config, environment)
     merged = with_recipe(config, weights="Merged")
-    assert run_evaluate(merged, environment).scores["verbs"].keys() == with_adapter.scores["verbs"].keys()
+    assert (
+        run_evaluate(merged, environment).scores["verbs"].keys()
+        == with_adapter.scores["verbs"].keys()
+    )
     assert log_likelihoods(merged, environment) == pytest.approx(of_adapter, abs=1e-3)
     assert log_likelihoods(merged, environment) != of_adapter
 
@@ -89,8 +114,12 @@ def test_base_model_is_evaluated_without_an_adapter(
     assert max(abs(a - b) for a, b in zip(of_base, of_adapter, strict=True)) > 0.1
 
 
-def test_limit_and_few_shot_change_the_requests(environment: Environment, config: EvaluateConfig) -> None:
-    few = with_recipe(config, tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=5, few_shot=2),))
+def test_limit_and_few_shot_change_the_requests(
+    environment: Environment, config: EvaluateConfig
+) -> None:
+    few = with_recipe(
+        config, tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=5, few_shot=2),)
+    )
     run_evaluate(few, environment)
     samples = read_samples(few, environment)
     assert len(samples) == 5
@@ -101,7 +130,9 @@ def questions_of(config: EvaluateConfig, environment: Environment) -> list[int]:
     return [sample["doc_id"] for sample in read_samples(config, environment)]
 
 
-def test_limit_draws_a_sample_that_depends_on_the_seed(environment: Environment, config: EvaluateConfig) -> None:
+def test_limit_draws_a_sample_that_depends_on_the_seed(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     asked = []
     for seed, limit in ((0, 5), (0, 8), (1, 5)):
         few = with_recipe(config, tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=limit),))
@@ -114,20 +145,27 @@ def test_limit_draws_a_sample_that_depends_on_the_seed(environment: Environment,
     assert asked[2] != asked[0]
 
 
-def test_perplexity_and_generation_responses_are_cached(environment: Environment, config: EvaluateConfig) -> None:
+def test_perplexity_and_generation_responses_are_cached(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     tasks = environment.manifest_dir / "tasks"  # type: ignore[operator]  # set in local runs
     verbs = (tasks / "verbs.yaml").read_text()
     head = verbs[: verbs.index("output_type")].replace("task: verbs", "task: {}")
     (tasks / "rolling.yaml").write_text(
-        head.format("rolling") + 'output_type: loglikelihood_rolling\ndoc_to_text: ""\ndoc_to_target: "{{sentence}}"\n'
+        head.format("rolling")
+        + 'output_type: loglikelihood_rolling\ndoc_to_text: ""\ndoc_to_target: "{{sentence}}"\n'
         "metric_list:\n  - metric: word_perplexity\n"
     )
     (tasks / "writing.yaml").write_text(
-        head.format("writing") + 'output_type: generate_until\ndoc_to_text: "{{sentence}}"\ndoc_to_target: "opens"\n'
+        head.format("writing")
+        + 'output_type: generate_until\ndoc_to_text: "{{sentence}}"\ndoc_to_target: "opens"\n'
         'generation_kwargs: {until: ["\\n"], max_gen_toks: 3}\nmetric_list:\n  - metric: exact_match\n'
     )
     both = with_recipe(
-        config, tasks=tuple(Task(name=name, file=f"tasks/{name}.yaml", limit=6) for name in ("rolling", "writing"))
+        config,
+        tasks=tuple(
+            Task(name=name, file=f"tasks/{name}.yaml", limit=6) for name in ("rolling", "writing")
+        ),
     )
     first = run_evaluate(both, environment)
     assert first.scores["rolling"]["word_perplexity"].value > 1
@@ -137,7 +175,9 @@ def test_perplexity_and_generation_responses_are_cached(environment: Environment
     assert read_progress(environment)["startStep"] == 12
 
 
-def test_texts_in_several_windows_form_the_same_batches(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_in_several_windows_form_the_same_batches(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """lm-eval gets the texts in parts, so that each part is cached; its batches are those of one call."""
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
@@ -148,7 +188,9 @@ def test_texts_in_several_windows_form_the_same_batches(tiny_model: Path, monkey
 
     model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
     tokenizer = model.load_tokenizer(apply_chat_template=False)
-    lm = load_lm(model, tokenizer, (2,), torch.device("cpu"), batch_size=4, apply_chat_template=False)
+    lm = load_lm(
+        model, tokenizer, (2,), torch.device("cpu"), batch_size=4, apply_chat_template=False
+    )
     lm._max_length = 16
     batches: list[list[list[int]]] = []
     call = HFLM._model_call
@@ -158,12 +200,17 @@ def test_texts_in_several_windows_form_the_same_batches(tiny_model: Path, monkey
         return call(self, inps)
 
     monkeypatch.setattr(HFLM, "_model_call", record)
-    texts = [" ".join(SENTENCES[start : start + count]) for start, count in ((0, 1), (1, 7), (9, 2), (20, 1), (30, 9))]
+    texts = [
+        " ".join(SENTENCES[start : start + count])
+        for start, count in ((0, 1), (1, 7), (9, 2), (20, 1), (30, 9))
+    ]
     requests = [SimpleNamespace(args=(text,)) for text in texts]
     expected = lm.loglikelihood_rolling(requests)
     of_one_call, batches = batches, []
     durable: list[tuple[int, int]] = []
-    caching = CachingLM(lm, ResponseCache(), lambda done, _total, _cached: durable.append((done, len(batches))))
+    caching = CachingLM(
+        lm, ResponseCache(), lambda done, _total, _cached: durable.append((done, len(batches)))
+    )
     assert caching.loglikelihood_rolling(requests) == expected
     assert batches == of_one_call
     assert durable[1][1] < len(batches)  # the first response is cached before the last batch
@@ -180,12 +227,20 @@ def test_texts_in_several_windows_form_the_same_batches(tiny_model: Path, monkey
             "evaluate.tasks[lost]: its data does not exist",
             ExitCode.NOT_FOUND,
         ),
-        ((Task(name="torn", file="tasks/torn.yaml"),), "evaluate.tasks[torn]: its data cannot be read", ExitCode.DATA),
+        (
+            (Task(name="torn", file="tasks/torn.yaml"),),
+            "evaluate.tasks[torn]: its data cannot be read",
+            ExitCode.DATA,
+        ),
         ((Task(name="empty", file="tasks/empty.yaml"),), "evaluate.tasks[empty]", ExitCode.DATA),
     ],
 )
 def test_task_that_cannot_be_loaded_is_reported_with_the_reason(
-    environment: Environment, config: EvaluateConfig, tasks: dict[str, Task], expected: str, code: ExitCode
+    environment: Environment,
+    config: EvaluateConfig,
+    tasks: dict[str, Task],
+    expected: str,
+    code: ExitCode,
 ) -> None:
     folder = Path(str(environment.manifest_dir)) / "tasks"
     text = (folder / "verbs.yaml").read_text()
@@ -216,14 +271,24 @@ def built_in_arc_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "expected", "code"),
     [
         ("arc_esay", "did you mean arc_easy", ExitCode.CONFIG),
-        ("ai2_arc", "evaluate.tasks[ai2_arc]: this is a tag for several lm-eval tasks", ExitCode.CONFIG),
-        ("arc_easy", "evaluate.tasks[arc_easy]: its data cannot be downloaded", ExitCode.UNAVAILABLE),
+        (
+            "ai2_arc",
+            "evaluate.tasks[ai2_arc]: this is a tag for several lm-eval tasks",
+            ExitCode.CONFIG,
+        ),
+        (
+            "arc_easy",
+            "evaluate.tasks[arc_easy]: its data cannot be downloaded",
+            ExitCode.UNAVAILABLE,
+        ),
     ],
 )
 def test_built_in_task_that_cannot_be_loaded_is_reported(
     environment: Environment, config: EvaluateConfig, name: str, expected: str, code: ExitCode
 ) -> None:
-    message, exit_code = run_to_failure(with_recipe(config, tasks=(Task(name=name), *VERBS)), environment)
+    message, exit_code = run_to_failure(
+        with_recipe(config, tasks=(Task(name=name), *VERBS)), environment
+    )
     assert expected in message
     assert exit_code == code
 
@@ -236,7 +301,9 @@ def test_corrupt_adapter_is_not_evaluated(environment: Environment, config: Eval
     assert code == ExitCode.NOT_FOUND
 
 
-def test_requests_answered_before_a_kill_are_not_repeated(environment: Environment, config: EvaluateConfig) -> None:
+def test_requests_answered_before_a_kill_are_not_repeated(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     write_verbs_task(Path(str(environment.manifest_dir)) / "tasks", questions=96)
     slow = with_recipe(config, batch_size=1)
     folder = environment.stage_dir("evaluate", slow.identity)
@@ -259,7 +326,9 @@ def test_requests_answered_before_a_kill_are_not_repeated(environment: Environme
 
 
 def cached_responses(folder: Path) -> list[bytes]:
-    return [line for file in folder.glob("answers-*") for line in file.read_bytes().splitlines() if line]
+    return [
+        line for file in folder.glob("answers-*") for line in file.read_bytes().splitlines() if line
+    ]
 
 
 def truncate_last_line(folder: Path) -> None:

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.evaluation import evaluate_config, evaluate_environment, read_samples, run_evaluate, with_recipe
+from support.evaluation import (
+    evaluate_config,
+    evaluate_environment,
+    read_samples,
+    run_evaluate,
+    with_recipe,
+)
 from support.stages import read_progress
 
 from finetune_trainer.contract import Environment, EvaluateConfig, Task
@@ -48,46 +54,73 @@ def write_task(environment: Environment, name: str, text: str, data: str = "verb
 
 
 def values(
-    config: EvaluateConfig, environment: Environment, metric: str, *, prefix: str = "", task: str = "verbs"
+    config: EvaluateConfig,
+    environment: Environment,
+    metric: str,
+    *,
+    prefix: str = "",
+    task: str = "verbs",
 ) -> Any:
     """Return the metric of each question, in the order of the questions."""
-    samples = sorted(read_samples(config, environment, task, prefix), key=lambda sample: int(sample["doc_id"]))
+    samples = sorted(
+        read_samples(config, environment, task, prefix), key=lambda sample: int(sample["doc_id"])
+    )
     return np.array([sample[metric] for sample in samples])
 
 
-def test_difference_has_the_paired_standard_error(environment: Environment, config: EvaluateConfig) -> None:
+def test_difference_has_the_paired_standard_error(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     score = run_evaluate(config, environment).scores["verbs"]["acc"]
-    of_model, of_base = (values(config, environment, "acc", prefix=prefix) for prefix in ("", "base-"))
+    of_model, of_base = (
+        values(config, environment, "acc", prefix=prefix) for prefix in ("", "base-")
+    )
     differences = of_model - of_base
     assert score.value == pytest.approx(of_model.mean(), rel=1e-5)
     assert score.base == pytest.approx(of_base.mean(), rel=1e-5)
-    assert score.difference_stderr == pytest.approx(differences.std(ddof=1) / np.sqrt(len(differences)), rel=1e-5)
+    assert score.difference_stderr == pytest.approx(
+        differences.std(ddof=1) / np.sqrt(len(differences)), rel=1e-5
+    )
     assert differences.std() > 0
     unpaired = np.hypot(of_model.std(ddof=1), of_base.std(ddof=1)) / np.sqrt(len(differences))
     assert score.difference_stderr != pytest.approx(unpaired, rel=1e-3)
 
 
-def test_output_of_the_base_is_kept_beside_the_other(environment: Environment, config: EvaluateConfig) -> None:
+def test_output_of_the_base_is_kept_beside_the_other(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     score = run_evaluate(config, environment).scores["verbs"]["acc"]
     output = environment.stage_dir("evaluate", "e1") / "output"
     of_base = json.loads((output / "base-results.json").read_text())["results"]["verbs"]["acc,none"]
     assert score.base == of_base
-    asked, asked_of_base = (read_samples(config, environment, prefix=prefix) for prefix in ("", "base-"))
-    assert [sample["arguments"] for sample in asked] == [sample["arguments"] for sample in asked_of_base]
+    asked, asked_of_base = (
+        read_samples(config, environment, prefix=prefix) for prefix in ("", "base-")
+    )
+    assert [sample["arguments"] for sample in asked] == [
+        sample["arguments"] for sample in asked_of_base
+    ]
     assert [sample["resps"] for sample in asked] != [sample["resps"] for sample in asked_of_base]
     assert len(list(environment.stage_dir("evaluate", "e1").glob("answers-*"))) == 2
 
 
-def test_base_sees_the_same_examples_and_questions(environment: Environment, config: EvaluateConfig) -> None:
+def test_base_sees_the_same_examples_and_questions(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     tasks = (Task(name="verbs", file="tasks/verbs.yaml", limit=7, few_shot=3),)
     few = with_recipe(config, tasks=tasks, apply_chat_template=True)
     run_evaluate(few, environment)
-    asked, asked_of_base = (read_samples(few, environment, prefix=prefix) for prefix in ("", "base-"))
+    asked, asked_of_base = (
+        read_samples(few, environment, prefix=prefix) for prefix in ("", "base-")
+    )
     assert len(asked) == 7
-    assert [sample["arguments"] for sample in asked] == [sample["arguments"] for sample in asked_of_base]
+    assert [sample["arguments"] for sample in asked] == [
+        sample["arguments"] for sample in asked_of_base
+    ]
 
 
-def test_requests_to_both_models_count_as_one_total(environment: Environment, config: EvaluateConfig) -> None:
+def test_requests_to_both_models_count_as_one_total(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     run_evaluate(config, environment)
     progress = read_progress(environment)
     assert (progress["step"], progress["total"], progress["startStep"]) == (320, 320, 0)
@@ -119,9 +152,13 @@ def test_models_are_in_memory_one_after_the_other(
     assert alive == [0, 0]
 
 
-def test_only_means_over_questions_have_a_difference_error(environment: Environment, config: EvaluateConfig) -> None:
+def test_only_means_over_questions_have_a_difference_error(
+    environment: Environment, config: EvaluateConfig
+) -> None:
     mixed = write_task(
-        environment, "mixed", CHOICE + "metric_list: [{metric: acc}, {metric: acc_norm}, {metric: mcc}]\n"
+        environment,
+        "mixed",
+        CHOICE + "metric_list: [{metric: acc}, {metric: acc_norm}, {metric: mcc}]\n",
     )
     rolling = write_task(
         environment,
@@ -129,7 +166,9 @@ def test_only_means_over_questions_have_a_difference_error(environment: Environm
         'output_type: loglikelihood_rolling\ndoc_to_text: ""\ndoc_to_target: "{{sentence}}"\n'
         "metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]\n",
     )
-    median = write_task(environment, "median", CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n")
+    median = write_task(
+        environment, "median", CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n"
+    )
     both = with_recipe(config, tasks=(mixed, rolling, median))
     scores = run_evaluate(both, environment).scores
     has_error = {
@@ -154,20 +193,35 @@ def add_group(monkeypatch: pytest.MonkeyPatch, *members: str, weight_by_size: bo
     from lm_eval.config.group import AggMetricConfig  # noqa: PLC0415
 
     def load_with_group(tasks: Any, environment: Environment, seed: int) -> Any:
-        loaded, questions = load_tasks([task for task in tasks if task.name in members], environment, seed)
-        group = Group("both", aggregate_metric_list=[AggMetricConfig(metric="acc", weight_by_size=weight_by_size)])
+        loaded, questions = load_tasks(
+            [task for task in tasks if task.name in members], environment, seed
+        )
+        group = Group(
+            "both",
+            aggregate_metric_list=[AggMetricConfig(metric="acc", weight_by_size=weight_by_size)],
+        )
         for name in members:
             group.add(loaded["tasks"][name])
-        return {**loaded, "groups": {"both": group}, "group_map": {"both": list(members)}}, questions
+        return {
+            **loaded,
+            "groups": {"both": group},
+            "group_map": {"both": list(members)},
+        }, questions
 
     monkeypatch.setattr("finetune_trainer.stages.evaluate.load_tasks", load_with_group)
 
 
 @pytest.mark.parametrize("weight_by_size", [True, False])
 def test_group_has_the_error_of_its_own_weights(
-    environment: Environment, config: EvaluateConfig, monkeypatch: pytest.MonkeyPatch, *, weight_by_size: bool
+    environment: Environment,
+    config: EvaluateConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    weight_by_size: bool,
 ) -> None:
-    few = write_task(environment, "few", CHOICE + "metric_list: [{metric: acc}]\n").model_copy(update={"limit": 12})
+    few = write_task(environment, "few", CHOICE + "metric_list: [{metric: acc}]\n").model_copy(
+        update={"limit": 12}
+    )
     tasks = (Task(name="verbs", file="tasks/verbs.yaml"), few)
     grouped = with_recipe(config, tasks=(*tasks, Task(name="both")))
     add_group(monkeypatch, *(task.name for task in tasks), weight_by_size=weight_by_size)
@@ -193,10 +247,14 @@ def test_group_has_the_error_of_its_own_weights(
 def test_group_with_another_aggregation_has_no_error(
     environment: Environment, config: EvaluateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    median = write_task(environment, "median", CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n")
+    median = write_task(
+        environment, "median", CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n"
+    )
     tasks = (Task(name="verbs", file="tasks/verbs.yaml"), median)
     add_group(monkeypatch, *(task.name for task in tasks), weight_by_size=True)
-    scores = run_evaluate(with_recipe(config, tasks=(*tasks, Task(name="both"))), environment).scores
+    scores = run_evaluate(
+        with_recipe(config, tasks=(*tasks, Task(name="both"))), environment
+    ).scores
     assert scores["verbs"]["acc"].difference_stderr is not None
     assert scores["both"]["acc"].base is not None
     assert scores["both"]["acc"].difference_stderr is None

@@ -6,7 +6,14 @@ import pytest
 import torch
 import torch._inductor.config
 from support.stages import run_in_process, run_to_failure
-from support.training import PREPARED, adapter_digest, documents, environment, train_config, write_rows
+from support.training import (
+    PREPARED,
+    adapter_digest,
+    documents,
+    environment,
+    train_config,
+    write_rows,
+)
 
 from finetune_trainer.contract import EvaluateConfig, EvaluateRecipe, ExitCode, PrepareConfig, Task
 from finetune_trainer.runtime import device_errors
@@ -31,7 +38,9 @@ def workspace(tmp_path):
 
 
 def config_for(model, **changes):
-    return train_config(model, **{"max_steps": 6, "eval_steps": 4, "checkpoint": {"every_steps": 2}} | changes)
+    return train_config(
+        model, **{"max_steps": 6, "eval_steps": 4, "checkpoint": {"every_steps": 2}} | changes
+    )
 
 
 class LossSums:
@@ -73,8 +82,12 @@ def test_step_that_is_not_finite_twice_is_permanent(tiny_model, workspace, monke
     assert "lower train.optimizer.learningRate" in message
 
 
-@pytest.mark.parametrize(("losses", "code"), [([math.nan] * 2, ExitCode.CONFIG), ([math.nan, 2.5], ExitCode.BUG)])
-def test_non_finite_validation_loss_is_computed_again(tiny_model, workspace, monkeypatch, losses, code):
+@pytest.mark.parametrize(
+    ("losses", "code"), [([math.nan] * 2, ExitCode.CONFIG), ([math.nan, 2.5], ExitCode.BUG)]
+)
+def test_non_finite_validation_loss_is_computed_again(
+    tiny_model, workspace, monkeypatch, losses, code
+):
     monkeypatch.setattr(Validator, "means", lambda *_: {"loss": losses.pop(0)})
     message, found = run_to_failure(config_for(tiny_model), environment(workspace))
     assert "step 4: the validation loss is nan" in message
@@ -123,10 +136,19 @@ def gpu_memory(monkeypatch):
     ],
     ids=str,
 )
-def test_gpu_out_of_memory_is_permanent_and_names_the_fix(train_with, gpu_memory, workspace, recipe, fix):
+def test_gpu_out_of_memory_is_permanent_and_names_the_fix(
+    train_with, gpu_memory, workspace, recipe, fix
+):
     rows = {"context_length": 1024}
-    prepare = {"identity": PREPARED, "model": {"uri": "m"}, "datasets": [{"uri": "d"}], "recipe": rows}
-    write_config(environment(workspace).stage_dir("prepare", PREPARED), PrepareConfig.model_validate(prepare))
+    prepare = {
+        "identity": PREPARED,
+        "model": {"uri": "m"},
+        "datasets": [{"uri": "d"}],
+        "recipe": rows,
+    }
+    write_config(
+        environment(workspace).stage_dir("prepare", PREPARED), PrepareConfig.model_validate(prepare)
+    )
     gpu_memory(reserved=132, free=1)
     message, code = train_with(torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), **recipe)
     assert code == ExitCode.CONFIG
@@ -151,17 +173,23 @@ def test_gpu_memory_taken_by_other_processes_is_retried(train_with, gpu_memory):
             ExitCode.CONFIG,
         ),
         (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried"),
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried"
+            ),
             "raise train.pod.resources.limits.memory",
             ExitCode.CONFIG,
         ),
         (
-            RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set 'torch.use_det"),
+            RuntimeError(
+                "cumsum_cuda_kernel does not have a deterministic implementation, but you set 'torch.use_det"
+            ),
             "cumsum_cuda_kernel does not have a deterministic implementation",
             ExitCode.CONFIG,
         ),
         (
-            torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be"),
+            torch.AcceleratorError(
+                "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be"
+            ),
             "CUDA error: uncorrectable ECC error encountered: the next attempt resumes",
             ExitCode.BUG,
         ),
@@ -187,7 +215,9 @@ def test_error_of_a_step_is_permanent_only_if_deterministic(train_with, error, e
 def test_evaluation_out_of_gpu_memory_names_the_batch_size(tmp_path, size, fix):
     recipe = EvaluateRecipe(tasks=(Task(name="a"),), batch_size=size)
     config = EvaluateConfig(identity="e", prepare="p", train="t", model={"uri": "m"}, recipe=recipe)
-    found = device_errors.translate(torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), config, environment(tmp_path))
+    found = device_errors.translate(
+        torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), config, environment(tmp_path)
+    )
     assert isinstance(found, ConfigInvalid)
     assert fix in str(found)
 
@@ -204,4 +234,6 @@ def test_compile_without_a_compiler_names_the_fix(tiny_model, workspace):
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         message, code = run_to_failure(config_for(tiny_model, compile=True), environment(workspace))
     assert code == ExitCode.CONFIG
-    assert message.startswith("train.compile needs a C compiler, and this image has none: set train.pod.image")
+    assert message.startswith(
+        "train.compile needs a C compiler, and this image has none: set train.pod.image"
+    )

@@ -17,7 +17,10 @@ from finetune_trainer.runtime.errors import Replaced
 from finetune_trainer.runtime.fence import Attempt, Fence, SilentHolder, take_token
 from finetune_trainer.runtime.stage_folder import exclusive
 
-FAST = {"finetune_trainer.runtime.fence.SILENT_SECONDS": 0.5, "finetune_trainer.runtime.fence.HEARTBEAT_SECONDS": 0.1}
+FAST = {
+    "finetune_trainer.runtime.fence.SILENT_SECONDS": 0.5,
+    "finetune_trainer.runtime.fence.HEARTBEAT_SECONDS": 0.1,
+}
 OUTPUT_ONLY = {"every_steps": 1000}
 CHECKPOINTS = {"every_steps": 2}
 
@@ -37,7 +40,9 @@ def test_later_attempt_takes_over_and_the_earlier_one_is_told(tmp_path: Path) ->
     first.check()
     second = take_token(tmp_path, SECOND)
     second.check()
-    with pytest.raises(Replaced, match=r"^attempt 1 was replaced by attempt 2: it ends and publishes nothing$"):
+    with pytest.raises(
+        Replaced, match=r"^attempt 1 was replaced by attempt 2: it ends and publishes nothing$"
+    ):
         first.check()
     assert Replaced.exit_code == ExitCode.INTERRUPTED
     assert tokens_in(tmp_path) == ["00000002"]
@@ -102,7 +107,9 @@ def test_token_taken_after_a_look_at_its_owner_is_seen(
         take_token(tmp_path, Attempt("p", number)).check()
 
 
-def test_token_that_others_have_passed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_that_others_have_passed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The attempt sleeps before it creates its token, while two newer ones take theirs and one writes."""
     create = fence._create
 
@@ -182,7 +189,10 @@ def test_rename_after_the_check_fails_too(
         move(temporary, folder)
 
     monkeypatch.setattr(artifacts, "move_into_place", sleep_before)
-    with pytest.raises(Replaced), artifacts.atomic_folder(tmp_path / "output", fence=first) as temporary:
+    with (
+        pytest.raises(Replaced),
+        artifacts.atomic_folder(tmp_path / "output", fence=first) as temporary,
+    ):
         (temporary / "file").touch()
     assert (tmp_path / "output").is_dir() == exists
     assert [path.name for path in (tmp_path / "output").glob("*")] == (["of"] if exists else [])
@@ -206,7 +216,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_holder_without_heartbeats_is_silent_after_30_seconds(tmp_path: Path, clock: list[float]) -> None:
+def test_holder_without_heartbeats_is_silent_after_30_seconds(
+    tmp_path: Path, clock: list[float]
+) -> None:
     lock = tmp_path / "lock"
     lock.touch()
     holder = SilentHolder(tmp_path, lock, SECOND)
@@ -233,7 +245,9 @@ def test_earlier_attempt_does_not_wait_for_a_later_one(tmp_path: Path) -> None:
         pass
 
 
-def test_live_holder_beats_and_is_told_when_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_holder_beats_and_is_told_when_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fence, "HEARTBEAT_SECONDS", 0.01)
     told, errors = threading.Event(), []
 
@@ -281,28 +295,46 @@ def start(fork_server: ForkServer, tiny_model: Path, workspace: Path) -> Start:
             progress_file=None,
         )
         config = config_for(tiny_model, rule)
-        return fork_server.start(config, variables, workspace / f"log-{number}", constants=FAST, **options)
+        return fork_server.start(
+            config, variables, workspace / f"log-{number}", constants=FAST, **options
+        )
 
     return start
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 FREEZES = {
     "before the lock": (f"{TRAINER}.runtime.locks.try_lock", 1, CHECKPOINTS),
     "after the lock": (f"{TRAINER}.runtime.stage_folder.take_token", 1, CHECKPOINTS),
     "before its token": (f"{TRAINER}.runtime.fence._create", 1, CHECKPOINTS),
-    "before it cleans up": (f"{TRAINER}.training.checkpoint_manager._prepare_folder", 1, CHECKPOINTS),
-    "before it resumes metrics": (f"{TRAINER}.tracking.appended_file.write_durably", 1, CHECKPOINTS),
+    "before it cleans up": (
+        f"{TRAINER}.training.checkpoint_manager._prepare_folder",
+        1,
+        CHECKPOINTS,
+    ),
+    "before it resumes metrics": (
+        f"{TRAINER}.tracking.appended_file.write_durably",
+        1,
+        CHECKPOINTS,
+    ),
     "in a step": (f"{TRAINER}.training.loop.clip_gradients", 3, CHECKPOINTS),
     "before a save": (f"{TRAINER}.training.checkpoint_manager.write_files", 1, CHECKPOINTS),
     "in a save": (f"{TRAINER}.training.checkpoint_format.save_tensors", 2, CHECKPOINTS),
     "before the rename of a save": (f"{TRAINER}.runtime.artifacts.move_into_place", 1, CHECKPOINTS),
     "after the rename of a save": (f"{TRAINER}.runtime.artifacts.sync_folder", 1, CHECKPOINTS),
     "in its output": (f"{TRAINER}.training.trainable.save_tensors", 1, OUTPUT_ONLY),
-    "before the rename of its output": (f"{TRAINER}.runtime.artifacts.move_into_place", 1, OUTPUT_ONLY),
+    "before the rename of its output": (
+        f"{TRAINER}.runtime.artifacts.move_into_place",
+        1,
+        OUTPUT_ONLY,
+    ),
     "before its result": (f"{TRAINER}.runtime.entrypoint.write_result", 1, OUTPUT_ONLY),
     "in its result": (f"{TRAINER}.files.temporary_name", 4, OUTPUT_ONLY),
 }
@@ -316,28 +348,49 @@ def test_frozen_attempt_publishes_nothing_when_it_wakes_up(
     check_zombie(workspace, undisturbed, start, rule, freeze=(function, number))
 
 
-@pytest.mark.parametrize("moment", ["before a save", "before the rename of a save", "before its result"])
-def test_fence_holds_without_locks(moment: str, workspace: Path, undisturbed: str, start: Start) -> None:
+@pytest.mark.parametrize(
+    "moment", ["before a save", "before the rename of a save", "before its result"]
+)
+def test_fence_holds_without_locks(
+    moment: str, workspace: Path, undisturbed: str, start: Start
+) -> None:
     function, number, rule = FREEZES[moment]
     check_zombie(workspace, undisturbed, start, rule, freeze=(function, number), locks=False)
 
 
 def check_zombie(
-    workspace: Path, undisturbed: str, start: Start, rule: dict[str, object], *, locks: bool = True, **freeze: object
+    workspace: Path,
+    undisturbed: str,
+    start: Start,
+    rule: dict[str, object],
+    *,
+    locks: bool = True,
+    **freeze: object,
 ) -> None:
     """Freeze attempt 1, let attempt 2 finish, wake attempt 1: it ends with 75 and has changed no byte."""
     zombie = start(1, rule, locks=locks, **freeze)
     try:
         assert zombie.until(zombie.is_frozen)
-        assert start(2, rule, locks=locks).wait() == ExitCode.DONE, (workspace / "log-2").read_text()
+        assert start(2, rule, locks=locks).wait() == ExitCode.DONE, (
+            workspace / "log-2"
+        ).read_text()
         before = content_of(stage_folder(workspace))
         assert adapter_digest(workspace) == undisturbed
     finally:
         zombie.kill(signal.SIGCONT)
     assert zombie.wait() == ExitCode.INTERRUPTED, (workspace / "log-1").read_text()
     assert content_of(stage_folder(workspace)) == before
-    message = TerminationMessage.model_validate_json((workspace / "termination-1.json").read_bytes())
+    message = TerminationMessage.model_validate_json(
+        (workspace / "termination-1.json").read_bytes()
+    )
     assert message.interruption
-    assert message.interruption.message == "attempt 1 was replaced by attempt 2: it ends and publishes nothing"
-    unfinished = [path for path in stage_folder(workspace).rglob(".*") if path.name not in {".attempts", ".lock"}]
+    assert (
+        message.interruption.message
+        == "attempt 1 was replaced by attempt 2: it ends and publishes nothing"
+    )
+    unfinished = [
+        path
+        for path in stage_folder(workspace).rglob(".*")
+        if path.name not in {".attempts", ".lock"}
+    ]
     assert unfinished == []

@@ -7,7 +7,12 @@ import stat
 import pytest
 
 from finetune_trainer import files
-from finetune_trainer.files import remove_temporary_files, sync_folder, temporary_name, write_durably
+from finetune_trainer.files import (
+    remove_temporary_files,
+    sync_folder,
+    temporary_name,
+    write_durably,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +38,9 @@ def folder_fsync_fails(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_folder_flush_unknown_to_the_file_system_is_logged_once(tmp_path, folder_fsync_fails, capsys, number):
+def test_folder_flush_unknown_to_the_file_system_is_logged_once(
+    tmp_path, folder_fsync_fails, capsys, number
+):
     folder_fsync_fails(number)
     for name in ("a", "b"):
         write_durably(tmp_path / name, b"text")
@@ -47,7 +54,9 @@ def test_failing_folder_flush_is_an_error(tmp_path, folder_fsync_fails):
         write_durably(tmp_path / "a", b"text")
 
 
-@pytest.mark.parametrize(("number", "tolerated"), [(errno.EACCES, True), (errno.EISDIR, True), (errno.ENOENT, False)])
+@pytest.mark.parametrize(
+    ("number", "tolerated"), [(errno.EACCES, True), (errno.EISDIR, True), (errno.ENOENT, False)]
+)
 def test_folder_that_cannot_be_opened_is_tolerated(tmp_path, monkeypatch, number, tolerated):
     def refuse(*_):
         raise OSError(number, os.strerror(number))

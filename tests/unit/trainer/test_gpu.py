@@ -57,7 +57,11 @@ def test_container_without_device_is_named(node):
 @pytest.mark.parametrize(
     ("cuda", "version", "expected"),
     [
-        ("13.0", PROPRIETARY, "the driver 535.129.03 is too old for this PyTorch, which has CUDA 13.0 and needs 580"),
+        (
+            "13.0",
+            PROPRIETARY,
+            "the driver 535.129.03 is too old for this PyTorch, which has CUDA 13.0 and needs 580",
+        ),
         ("12.8", PROPRIETARY.replace("535", "470"), "the driver 470.129.03 is too old"),
         ("12.8", PROPRIETARY, "PyTorch cannot use it: CUDA driver initialization failed"),
         ("13.0", OPEN, "PyTorch cannot use it: CUDA driver initialization failed"),
@@ -73,7 +77,9 @@ def test_driver_too_old_is_named_with_both_versions(node, monkeypatch, cuda, ver
 
 def test_old_driver_without_a_version_file_is_named(node, monkeypatch):
     (node / "version").unlink()
-    set_cuda_error(monkeypatch, "The NVIDIA driver on your system is too old (found version 12020).")
+    set_cuda_error(
+        monkeypatch, "The NVIDIA driver on your system is too old (found version 12020)."
+    )
     assert "the driver of this node is too old" in cause(node)
     assert "found version 12020" in cause(node)
 

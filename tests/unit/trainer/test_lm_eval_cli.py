@@ -83,9 +83,16 @@ def write_tasks(folder: Path) -> None:
     write_verbs_task(folder, questions=16)
     for name, text in TASKS.items():
         (folder / f"{name}.yaml").write_text(text)
-    sentences = [json.loads(line)["sentence"] for line in (folder / "questions" / "verbs.jsonl").open()]
-    texts = [" ".join(sentences * repeats)[shift:] for repeats, shift in ((3, 0), (8, 5), (1, 100), (5, 40), (1, 200))]
-    (folder / "questions" / "long.jsonl").write_text("".join(json.dumps({"sentence": text}) + "\n" for text in texts))
+    sentences = [
+        json.loads(line)["sentence"] for line in (folder / "questions" / "verbs.jsonl").open()
+    ]
+    texts = [
+        " ".join(sentences * repeats)[shift:]
+        for repeats, shift in ((3, 0), (8, 5), (1, 100), (5, 40), (1, 200))
+    ]
+    (folder / "questions" / "long.jsonl").write_text(
+        "".join(json.dumps({"sentence": text}) + "\n" for text in texts)
+    )
 
 
 def write_merged(folder: Path, base: Path, environment: Environment) -> Path:
@@ -120,7 +127,18 @@ def run_command_line(
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     """Run `python -m lm_eval`; return the results and the samples by task."""
     command = [
-        *(sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu", "--seed", "5"),
+        *(
+            sys.executable,
+            "-m",
+            "lm_eval",
+            "run",
+            "--model",
+            "hf",
+            "--device",
+            "cpu",
+            "--seed",
+            "5",
+        ),
         *("--model_args", f"pretrained={merged},dtype=float32", "--batch_size", str(BATCH_SIZE)),
         *("--tasks", ",".join(str(tasks / f"{name}.yaml") for name in TASKS)),
         *("--output_path", str(output), "--log_samples", *options),
@@ -134,7 +152,12 @@ def run_command_line(
         "HF_HOME": str(output / "home"),
     }
     done = subprocess.run(
-        command, cwd=tasks, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+        command,
+        cwd=tasks,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (results,) = output.rglob("results_*.json")
@@ -144,13 +167,19 @@ def run_command_line(
 
 
 def metrics_of(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {task: {key: value for key, value in numbers.items() if "," in key} for task, numbers in results.items()}
+    return {
+        task: {key: value for key, value in numbers.items() if "," in key}
+        for task, numbers in results.items()
+    }
 
 
 def answers_of(samples: list[dict[str, Any]]) -> dict[int, Any]:
     """Return prompts and responses by question; generation arguments are left out, which list the end of a turn."""
     return {
-        sample["doc_id"]: ([_texts(arguments) for arguments in _arguments(sample)], _as_texts(sample["resps"]))
+        sample["doc_id"]: (
+            [_texts(arguments) for arguments in _arguments(sample)],
+            _as_texts(sample["resps"]),
+        )
         for sample in samples
     }
 
@@ -196,7 +225,9 @@ def test_scores_equal_those_of_the_command_line(  # noqa: PLR0917  fixtures
     tasks = tmp_path / "manifest" / "tasks"
     write_tasks(tasks)
     merged = write_merged(tmp_path / "merged", base, environment)
-    expected, expected_samples = run_command_line(merged, tasks, tmp_path / "lm_eval", datasets_cache, options)
+    expected, expected_samples = run_command_line(
+        merged, tasks, tmp_path / "lm_eval", datasets_cache, options
+    )
 
     write_prepare_result(environment, conversations=True)
     names = tuple(Task(name=name, file=f"tasks/{name}.yaml") for name in TASKS)
@@ -207,9 +238,14 @@ def test_scores_equal_those_of_the_command_line(  # noqa: PLR0917  fixtures
 
     assert metrics_of(read_results(config, environment)) == metrics_of(expected)
     for name in TASKS:
-        assert answers_of(read_samples(config, environment, name)) == answers_of(expected_samples[name]), name
+        assert answers_of(read_samples(config, environment, name)) == answers_of(
+            expected_samples[name]
+        ), name
     stderrs = [
-        value for numbers in metrics_of(expected).values() for key, value in numbers.items() if "_stderr," in key
+        value
+        for numbers in metrics_of(expected).values()
+        for key, value in numbers.items()
+        if "_stderr," in key
     ]
     assert sum(isinstance(value, float) for value in stderrs) >= 6  # not all are "N/A"
 

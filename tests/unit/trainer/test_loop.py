@@ -30,23 +30,31 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def uninterrupted(tiny_model, packed):
     """The result and the adapter digest of ten steps without a checkpoint in between."""
-    result = run_train(config_for(tiny_model, checkpoint={"every_steps": 1000}, identity="w" * 16), packed)
+    result = run_train(
+        config_for(tiny_model, checkpoint={"every_steps": 1000}, identity="w" * 16), packed
+    )
     return result, adapter_digest(packed, "w" * 16)
 
 
 def config_for(model, **changes):
-    return train_config(model, **{"max_steps": 10, "eval_steps": 4, "checkpoint": {"every_steps": 3}} | changes)
+    return train_config(
+        model, **{"max_steps": 10, "eval_steps": 4, "checkpoint": {"every_steps": 3}} | changes
+    )
 
 
 def checkpoint_names(workspace):
     return sorted(folder.name for folder in (stage_folder(workspace) / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("rule", [{"every_steps": 1}, {"every_steps": 3, "keep": 3}, {"every_seconds": 1}], ids=str)
-def test_checkpoint_schedule_does_not_change_the_adapter(tiny_model, workspace, uninterrupted, rule):
-    assert run_train(config_for(tiny_model, checkpoint=rule), workspace) == uninterrupted[0].model_copy(
-        update={"identity": "a" * 16}
-    )
+@pytest.mark.parametrize(
+    "rule", [{"every_steps": 1}, {"every_steps": 3, "keep": 3}, {"every_seconds": 1}], ids=str
+)
+def test_checkpoint_schedule_does_not_change_the_adapter(
+    tiny_model, workspace, uninterrupted, rule
+):
+    assert run_train(config_for(tiny_model, checkpoint=rule), workspace) == uninterrupted[
+        0
+    ].model_copy(update={"identity": "a" * 16})
     assert adapter_digest(workspace) == uninterrupted[1]
 
 
@@ -94,7 +102,8 @@ def test_stop_at_a_saved_step_does_not_save_it_again(tiny_model, workspace):
 
 def checkpoint_inodes(workspace):
     return {
-        name: (stage_folder(workspace) / "checkpoints" / name).stat().st_ino for name in checkpoint_names(workspace)
+        name: (stage_folder(workspace) / "checkpoints" / name).stat().st_ino
+        for name in checkpoint_names(workspace)
     }
 
 
@@ -107,7 +116,9 @@ def run_train_with_stop_requested(model, workspace):
 
 def test_only_the_newest_checkpoints_are_kept(tiny_model, workspace):
     with pytest.raises(Interrupted):
-        run_train(config_for(tiny_model, checkpoint={"every_steps": 1, "keep": 2}), workspace, stop_at=9)
+        run_train(
+            config_for(tiny_model, checkpoint={"every_steps": 1, "keep": 2}), workspace, stop_at=9
+        )
     assert len(checkpoint_names(workspace)) == 2
     assert checkpoint_names(workspace)[-1] == "step-00000009"
 
@@ -117,9 +128,19 @@ def test_gradient_accumulation_does_not_change_the_loss(tiny_model, tmp_path):
     uneven = [document(9 * i, 32, prompt=2 if i % 2 else 29) for i in range(16)]
     write_rows(tmp_path, uneven, [document(4, 32)])
     recipe = {"max_steps": 4, "eval_steps": None, "lora": {"rank": 4, "dropout": 0.0}}
-    without = run_train(config_for(tiny_model, **recipe, micro_batch_size=4, gradient_accumulation_steps=1), tmp_path)
+    without = run_train(
+        config_for(tiny_model, **recipe, micro_batch_size=4, gradient_accumulation_steps=1),
+        tmp_path,
+    )
     accumulated = run_train(
-        config_for(tiny_model, **recipe, micro_batch_size=1, gradient_accumulation_steps=4, identity="b" * 16), tmp_path
+        config_for(
+            tiny_model,
+            **recipe,
+            micro_batch_size=1,
+            gradient_accumulation_steps=4,
+            identity="b" * 16,
+        ),
+        tmp_path,
     )
     assert accumulated.loss == pytest.approx(without.loss, abs=1e-5)
     assert accumulated.validation_loss == pytest.approx(without.validation_loss, abs=1e-5)
@@ -157,7 +178,9 @@ def test_checkpoint_write_error_is_logged_and_training_continues(
     assert checkpoint_names(workspace) == []
 
 
-def test_write_error_of_checkpoint_on_stop_fails_the_stage(tiny_model, workspace, uninterrupted, monkeypatch):
+def test_write_error_of_checkpoint_on_stop_fails_the_stage(
+    tiny_model, workspace, uninterrupted, monkeypatch
+):
     with pytest.raises(Interrupted):
         run_train(config_for(tiny_model), workspace, stop_at=4)
 
@@ -166,7 +189,9 @@ def test_write_error_of_checkpoint_on_stop_fails_the_stage(tiny_model, workspace
 
     with monkeypatch.context() as patch:
         patch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
-        with pytest.raises(ServiceUnavailable, match=r"stop requested at step 8.*No space left.*resume from step 4"):
+        with pytest.raises(
+            ServiceUnavailable, match=r"stop requested at step 8.*No space left.*resume from step 4"
+        ):
             run_train(config_for(tiny_model), workspace, stop_at=8)
     run_train(config_for(tiny_model), workspace)
     assert adapter_digest(workspace) == uninterrupted[1]
@@ -184,7 +209,9 @@ def test_stop_raises_the_error_of_a_write_not_tried_again(tmp_path, monkeypatch)
     ) as checkpoints:
         assert checkpoints.lacks(8)
         checkpoints.save(Snapshot(State(step=8), {}, {}, None))
-        with pytest.raises(ServiceUnavailable, match=r"stop requested at step 8.*No space left.*from the beginning"):
+        with pytest.raises(
+            ServiceUnavailable, match=r"stop requested at step 8.*No space left.*from the beginning"
+        ):
             checkpoints.save_blocking(8, None)
         assert checkpoints.lacks(8)
 
@@ -201,7 +228,9 @@ def test_bug_in_checkpoint_writer_is_raised(tiny_model, workspace, monkeypatch):
 
 def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        "finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0]
+    )
     rule = train_config("m", checkpoint={"every_steps": 500, "every_seconds": 30}).checkpoint
     with CheckpointManager(
         tmp_path / "checkpoints", rule, BaseModel("m", tmp_path, "sha256:0"), {}, b""
@@ -216,7 +245,9 @@ def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
 
 def test_kill_costs_three_minutes_by_default(tmp_path, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        "finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0]
+    )
     with CheckpointManager(
         tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, b""
     ) as checkpoints:
@@ -240,7 +271,9 @@ def test_learning_rate_warms_up_then_follows_the_scheduler(scheduler):
 
 
 def test_stable_schedule_decays_in_the_last_steps_only():
-    recipe = Optimizer(learning_rate=1.0, scheduler="WarmupStableDecay", warmup_fraction=0.2, decay_fraction=0.25)
+    recipe = Optimizer(
+        learning_rate=1.0, scheduler="WarmupStableDecay", warmup_fraction=0.2, decay_fraction=0.25
+    )
     rates = [learning_rate(recipe, step, 20) for step in range(20)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[4:16] == [1.0] * 12
@@ -248,7 +281,9 @@ def test_stable_schedule_decays_in_the_last_steps_only():
 
 
 def test_stable_schedule_decays_from_a_long_warm_up():
-    recipe = Optimizer(learning_rate=1.0, scheduler="WarmupStableDecay", warmup_fraction=0.5, decay_fraction=0.9)
+    recipe = Optimizer(
+        learning_rate=1.0, scheduler="WarmupStableDecay", warmup_fraction=0.5, decay_fraction=0.9
+    )
     rates = [learning_rate(recipe, step, 20) for step in range(20)]
     assert rates[10:] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
 

@@ -52,7 +52,9 @@ def transposed(wide: int, high: int) -> torch.nn.Module:
 
 def quantized(wide: int, high: int, *, bias: bool = False) -> torch.nn.Module:
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    layer = bitsandbytes.nn.Linear4bit(wide, high, bias=bias, quant_type="nf4", compute_dtype=torch.float32)
+    layer = bitsandbytes.nn.Linear4bit(
+        wide, high, bias=bias, quant_type="nf4", compute_dtype=torch.float32
+    )
     return layer.to("cpu")
 
 
@@ -75,11 +77,15 @@ def pair(layer, **changes) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Return PEFT's model and one with the same weights and the faster forward pass."""
     torch.manual_seed(0)
     model = Model(layer(WIDTH, HEIGHT), layer(HEIGHT, WIDTH))
-    config = LoraConfig(target_modules=["first", "second"], r=4, lora_alpha=6, init_lora_weights=False, **changes)
+    config = LoraConfig(
+        target_modules=["first", "second"], r=4, lora_alpha=6, init_lora_weights=False, **changes
+    )
     of_peft = get_peft_model(model, config)
     ours = copy.deepcopy(of_peft)
     speed_up_lora(ours)
-    assert [isinstance(each, AddsInPlace) for each in ours.modules() if isinstance(each, LoraLayer)] == [True, True]
+    assert [
+        isinstance(each, AddsInPlace) for each in ours.modules() if isinstance(each, LoraLayer)
+    ] == [True, True]
     return of_peft, ours
 
 
@@ -89,12 +95,18 @@ def gradients(model: torch.nn.Module, run=lambda model, x: model(x)) -> dict[str
     x = torch.randn(2, 7, WIDTH, requires_grad=True)
     output = run(model, x)
     (output.float() * torch.linspace(-1, 1, WIDTH)).sum().backward()
-    trained = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
     assert len(trained) == 4
     return {"output": output.detach(), "x": x.grad, **trained}
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+def assert_close(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float
+) -> None:
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         assert float((found[name] - tensor).norm()) <= tolerance * float(tensor.norm()), name
@@ -121,7 +133,9 @@ def test_output_and_gradients_with_autocast_are_those_of_peft(layer):
 def test_output_computed_again_for_the_gradient_is_the_same(layer):
     _, ours = pair(layer, lora_dropout=0.4)
     again = gradients(ours, lambda model, x: checkpoint(model, x, use_reentrant=False))
-    assert all(torch.equal(again[name], tensor) for name, tensor in gradients(ours).items() if name != "x")
+    assert all(
+        torch.equal(again[name], tensor) for name, tensor in gradients(ours).items() if name != "x"
+    )
 
 
 def test_output_that_is_not_contiguous_is_added_to():

@@ -6,14 +6,33 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
-SHAPE = ("--hidden", "1024", "--intermediate", "2816", "--vocabulary", "4096", "--rank", "2", "--shard", "40MB")
+SHAPE = (
+    "--hidden",
+    "1024",
+    "--intermediate",
+    "2816",
+    "--vocabulary",
+    "4096",
+    "--rank",
+    "2",
+    "--shard",
+    "40MB",
+)
 LAYER_BYTES = 2 * (1024 * (2 * 1024 + 2 * 128) + 3 * 1024 * 2816)
 
 
 def peak_bytes(layers: int, folder: Path) -> float:
     """Merge a model of that many layers in a new process and return its peak memory."""
-    command = [sys.executable, str(REPOSITORY / "bench" / "merge.py"), "--layers", str(layers), *SHAPE]
-    done = subprocess.run([*command, "--folder", str(folder)], capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        str(REPOSITORY / "bench" / "merge.py"),
+        "--layers",
+        str(layers),
+        *SHAPE,
+    ]
+    done = subprocess.run(
+        [*command, "--folder", str(folder)], capture_output=True, text=True, check=True
+    )
     return float(re.search(r"peak memory ([0-9.]+) GiB", done.stdout)[1]) * 2**30
 
 

@@ -58,13 +58,26 @@ def tokens():
 
 
 def test_full_training_lowers_the_loss_and_transformers_loads_it(tiny_model, packed, tokens):
-    result = run_train(train_config(tiny_model, identity="full", max_steps=40, eval_steps=10, **FULL), packed)
+    result = run_train(
+        train_config(tiny_model, identity="full", max_steps=40, eval_steps=10, **FULL), packed
+    )
     folder = output(packed, "full")
-    assert {path.name for path in folder.iterdir()} == {"config.json", "manifest.json", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+    }
     assert result.validation_loss < 5.0  # ln 320 = 5.77 before training
-    trained, base = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (folder, tiny_model))
-    assert all(not torch.equal(*pair) for pair in zip(trained.parameters(), base.parameters(), strict=True))
-    assert torch.equal(logits(trained, tokens), logits(load_merged(tiny_model, folder, torch.float32), tokens))
+    trained, base = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for path in (folder, tiny_model)
+    )
+    assert all(
+        not torch.equal(*pair) for pair in zip(trained.parameters(), base.parameters(), strict=True)
+    )
+    assert torch.equal(
+        logits(trained, tokens), logits(load_merged(tiny_model, folder, torch.float32), tokens)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -72,16 +85,26 @@ def test_full_model_is_published_as_it_is_evaluated(tiny_model, packed, tokens, 
     run_train(train_config(tiny_model, identity="published", **SHORT, **FULL), packed)
     save_merged(tiny_model, output(packed, "published"), dtype, tmp_path)
     published = load_base(tmp_path, dtype)
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
-    assert load_file(tmp_path / "model.safetensors").keys() == load_file(tiny_model / "model.safetensors").keys()
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == str(dtype).removeprefix(
+        "torch."
+    )
+    assert (
+        load_file(tmp_path / "model.safetensors").keys()
+        == load_file(tiny_model / "model.safetensors").keys()
+    )
     assert torch.equal(
-        logits(published, tokens), logits(load_merged(tiny_model, output(packed, "published"), dtype), tokens)
+        logits(published, tokens),
+        logits(load_merged(tiny_model, output(packed, "published"), dtype), tokens),
     )
 
 
 def test_full_training_of_tied_weights_keeps_them_tied(tied_model, packed, tmp_path):
     run_train(train_config(tied_model, identity="tied", **SHORT, **FULL), packed)
-    assert not [name for name in load_file(output(packed, "tied") / "model.safetensors") if "lm_head" in name]
+    assert not [
+        name
+        for name in load_file(output(packed, "tied") / "model.safetensors")
+        if "lm_head" in name
+    ]
     save_merged(tied_model, output(packed, "tied"), torch.float32, tmp_path)
     published = load_base(tmp_path, torch.float32)
     assert published.lm_head.weight is published.model.embed_tokens.weight
@@ -95,7 +118,9 @@ def test_full_training_keeps_fp32_weights_under_bf16(tiny_model):
 
 def test_qlora_stores_every_layer_but_the_head_in_4_bits(tiny_model):
     model = loaded(tiny_model, method="QLoRA", dtype="BF16").module
-    layers = {name: module for name, module in model.named_modules() if hasattr(module, "quant_state")}
+    layers = {
+        name: module for name, module in model.named_modules() if hasattr(module, "quant_state")
+    }
     assert {module.weight.dtype for module in layers.values()} == {torch.uint8}
     assert len(layers) == 7 * model.config.num_hidden_layers
     assert model.get_output_embeddings().weight.dtype == torch.bfloat16
@@ -109,15 +134,22 @@ def test_qlora_validation_does_not_change_its_weights(tiny_model, tokens):
 
 
 def test_qlora_adapter_merges_into_the_stored_model(tiny_model, packed, tokens):
-    run_train(train_config(tiny_model, identity="qlora", method="QLoRA", dtype="BF16", **SHORT), packed)
+    run_train(
+        train_config(tiny_model, identity="qlora", method="QLoRA", dtype="BF16", **SHORT), packed
+    )
     folder = output(packed, "qlora")
-    attached, merged = with_adapter(tiny_model, folder, torch.float32), load_merged(tiny_model, folder, torch.float32)
+    attached, merged = (
+        with_adapter(tiny_model, folder, torch.float32),
+        load_merged(tiny_model, folder, torch.float32),
+    )
     assert torch.allclose(logits(attached, tokens), logits(merged, tokens), atol=1e-4)
 
 
 def test_qlora_without_bitsandbytes_names_the_package(tiny_model, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ConfigInvalid, match=r"QLoRA needs bitsandbytes: pip install 'finetune-operator\[qlora\]'"):
+    with pytest.raises(
+        ConfigInvalid, match=r"QLoRA needs bitsandbytes: pip install 'finetune-operator\[qlora\]'"
+    ):
         loaded(tiny_model, method="QLoRA")
 
 
@@ -132,7 +164,9 @@ def test_quantized_module_to_save_is_refused(tiny_model):
 def test_modules_to_save_are_trained_whole_and_merged(untied_model, packed, tokens, modules):
     identity = "-".join(modules)
     lora = {"rank": 4, "modules_to_save": modules}
-    run_train(train_config(untied_model, identity=identity, lora=lora, dtype="BF16", **SHORT), packed)
+    run_train(
+        train_config(untied_model, identity=identity, lora=lora, dtype="BF16", **SHORT), packed
+    )
     folder = output(packed, identity)
     saved = load_file(folder / "adapter_model.safetensors")
     stored = load_file(untied_model / "model.safetensors")
@@ -147,7 +181,9 @@ def test_modules_to_save_are_trained_whole_and_merged(untied_model, packed, toke
     assert torch.allclose(logits(attached, tokens), logits(merged, tokens), atol=1e-4)
 
 
-@pytest.mark.parametrize("modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids="-".join)
+@pytest.mark.parametrize(
+    "modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids="-".join
+)
 def test_tied_modules_to_save_stay_tied(tied_model, packed, tokens, modules):
     identity = f"tied-{'-'.join(modules)}"
     lora = {"rank": 4, "modules_to_save": modules}
@@ -156,7 +192,9 @@ def test_tied_modules_to_save_stay_tied(tied_model, packed, tokens, modules):
     merged = load_merged(tied_model, folder, torch.float32)
     assert merged.lm_head.weight is merged.model.embed_tokens.weight
     assert torch.allclose(
-        logits(with_adapter(tied_model, folder, torch.float32), tokens), logits(merged, tokens), atol=1e-4
+        logits(with_adapter(tied_model, folder, torch.float32), tokens),
+        logits(merged, tokens),
+        atol=1e-4,
     )
 
 
@@ -192,7 +230,14 @@ def test_noise_changes_training_and_not_validation(tiny_model, packed):
     """With a learning rate of 0 the weights stay, and with them the validation loss."""
     found = {}
     for alpha in (None, 5.0):
-        recipe = {"max_steps": 1, "eval_steps": 1, "neftune_noise_alpha": alpha, "optimizer": {"learning_rate": 1e-30}}
-        found[alpha] = run_train(train_config(tiny_model, identity=f"noise-{alpha}", **recipe), packed)
+        recipe = {
+            "max_steps": 1,
+            "eval_steps": 1,
+            "neftune_noise_alpha": alpha,
+            "optimizer": {"learning_rate": 1e-30},
+        }
+        found[alpha] = run_train(
+            train_config(tiny_model, identity=f"noise-{alpha}", **recipe), packed
+        )
     assert found[None].loss != found[5.0].loss
     assert found[None].validation_loss == found[5.0].validation_loss

@@ -48,7 +48,10 @@ def prepared(family, tmp_path_factory) -> Environment:
     """A model of the family, and packed conversations."""
     environment = environment_in(tmp_path_factory.mktemp("family"))
     make_family_model(family, environment.manifest_dir / "model")
-    messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": SENTENCES[0]}]
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": SENTENCES[0]},
+    ]
     write_jsonl(environment.manifest_dir / "data.jsonl", [{"messages": messages}] * 8)
     config = PrepareConfig.model_validate(
         {
@@ -76,7 +79,12 @@ def trained(family, prepared, request) -> str:
                 "max_steps": 60,
                 "micro_batch_size": 2,
                 "dtype": "FP32",
-                "lora": {"rank": 8, "alpha": 16, "target_modules": family.targets, "variant": request.param},
+                "lora": {
+                    "rank": 8,
+                    "alpha": 16,
+                    "target_modules": family.targets,
+                    "variant": request.param,
+                },
                 "optimizer": {"learning_rate": 2e-2},
             },
         }
@@ -110,13 +118,21 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 def test_published_model_computes_and_stops_as_trained(prepared, trained, tmp_path):
     published = push(prepared, trained)
     base, adapter = prepared.manifest_dir / "model", prepared.stage_dir("train", trained) / "output"
-    tokenizer, model = AutoTokenizer.from_pretrained(published), AutoModelForCausalLM.from_pretrained(published)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(published),
+        AutoModelForCausalLM.from_pretrained(published),
+    )
 
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt", return_dict=False
+        [{"role": "user", "content": QUESTION}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=False,
     )
     expected = logits(with_adapter(base, adapter, torch.float32), prompt)
-    assert (logits(AutoModelForCausalLM.from_pretrained(base), prompt) - expected).abs().max() > 0.5 * expected.std()
+    assert (
+        logits(AutoModelForCausalLM.from_pretrained(base), prompt) - expected
+    ).abs().max() > 0.5 * expected.std()
     assert (logits(model, prompt) - expected).abs().max() < 1e-4 * expected.std()
 
     answer = model.generate(prompt, max_new_tokens=60, do_sample=False)[0, prompt.shape[1] :]
@@ -133,13 +149,18 @@ def test_published_model_computes_and_stops_as_trained(prepared, trained, tmp_pa
 def adapted_layers(folder: Path, *names: str) -> set[str]:
     base = load_base(folder, torch.float32)
     model = attach_adapter(base, Lora(target_modules=names), ModelSource(uri="m"), seed=1)
-    return {name.split(".lora_")[0].removeprefix("base_model.model.") for name in get_peft_model_state_dict(model)}
+    return {
+        name.split(".lora_")[0].removeprefix("base_model.model.")
+        for name in get_peft_model_state_dict(model)
+    }
 
 
 def test_all_linear_of_a_moe_model_adapts_attention_only(tmp_path):
     folder = make_family_model(FAMILIES["qwen3-moe"], tmp_path)
     layers = adapted_layers(folder, "all-linear")
-    assert layers == {f"model.layers.{number}.self_attn.{name}" for number in range(2) for name in ATTENTION}
+    assert layers == {
+        f"model.layers.{number}.self_attn.{name}" for number in range(2) for name in ATTENTION
+    }
 
 
 def test_all_linear_of_a_hybrid_model_adapts_its_mixers(tmp_path):
@@ -157,11 +178,16 @@ def test_experts_are_adapted_by_name_and_merged_with_the_model(tmp_path):
     published.mkdir()
     tokens = torch.arange(5, 40)[None]
     expected = logits(model, tokens)
-    assert (logits(load_base(folder, torch.float32), tokens) - expected).abs().max() > 0.1 * expected.std()
+    assert (
+        logits(load_base(folder, torch.float32), tokens) - expected
+    ).abs().max() > 0.1 * expected.std()
     save_merged(folder, adapter, torch.float32, published)
-    assert (logits(load_base(published, torch.float32), tokens) - expected).abs().max() < 1e-4 * expected.std()
+    assert (
+        logits(load_base(published, torch.float32), tokens) - expected
+    ).abs().max() < 1e-4 * expected.std()
     assert torch.equal(
-        logits(load_merged(folder, adapter, torch.float32), tokens), logits(load_base(published, torch.float32), tokens)
+        logits(load_merged(folder, adapter, torch.float32), tokens),
+        logits(load_base(published, torch.float32), tokens),
     )
 
 
@@ -170,7 +196,9 @@ def test_merged_model_in_memory_has_the_published_bytes(prepared, trained, tmp_p
     save_merged(base, adapter, torch.bfloat16, tmp_path)
     published = AutoModelForCausalLM.from_pretrained(tmp_path)
     in_memory = load_merged(base, adapter, torch.bfloat16).state_dict()
-    assert all(torch.equal(in_memory[name], weight) for name, weight in published.state_dict().items())
+    assert all(
+        torch.equal(in_memory[name], weight) for name, weight in published.state_dict().items()
+    )
 
 
 def test_merge_writes_files_that_hold_every_tensor_once(tmp_path, monkeypatch):
@@ -195,7 +223,9 @@ def test_merge_writes_files_that_hold_every_tensor_once(tmp_path, monkeypatch):
     ],
 )
 def test_generation_config_ends_where_training_data_ends(tmp_path, stored, expected):
-    (tmp_path / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "rope": {}}')
+    (tmp_path / "config.json").write_text(
+        '{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "rope": {}}'
+    )
     if stored:
         (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     assert generation_config(tmp_path, (4, 2)) == expected
@@ -215,7 +245,10 @@ def save_adapter(model: Any, folder: Path) -> Path:
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.05)
     folder.mkdir()
-    save_file(get_peft_model_state_dict(model, save_embedding_layers=False), folder / "adapter_model.safetensors")
+    save_file(
+        get_peft_model_state_dict(model, save_embedding_layers=False),
+        folder / "adapter_model.safetensors",
+    )
     (folder / "adapter_config.json").write_bytes(adapter_config(model))
     return folder
 
@@ -232,7 +265,9 @@ def test_stored_head_of_a_model_that_claims_to_tie_it_is_kept(tmp_path, target):
     expected = logits(model, tokens)
     (tmp_path / "published").mkdir()
     save_merged(folder, adapter, torch.float32, tmp_path / "published")
-    assert (logits(load_base(tmp_path / "published", torch.float32), tokens) - expected).abs().max() < 1e-4
+    assert (
+        logits(load_base(tmp_path / "published", torch.float32), tokens) - expected
+    ).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(("main", "exception"), [("bfloat16", "float32"), ("float32", "bfloat16")])
@@ -250,7 +285,10 @@ def test_adapted_layer_of_another_dtype_gets_the_published_one(tmp_path, main, e
     published = logits(load_base(tmp_path / "published", dtype), tokens)
     assert torch.equal(published, logits(load_merged(folder, adapter, dtype), tokens))
     assert (
-        load_file(tmp_path / "published" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"].dtype == dtype
+        load_file(tmp_path / "published" / "model.safetensors")[
+            "model.layers.0.self_attn.q_proj.weight"
+        ].dtype
+        == dtype
     )
 
 
@@ -262,7 +300,9 @@ def test_turn_end_is_only_a_special_token_directly_after_content(tmp_path):
     assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
     tokenizer.chat_template = turn.replace("ENDING", "\n\n### End")
     assert end_tokens(tokenizer, conversations=True) == (2,)
-    needs_system = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    needs_system = (
+        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    )
     tokenizer.chat_template = needs_system + turn.replace("ENDING", "<|im_end|>")
     assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
     tokenizer.chat_template = "{{ raise_exception('never') }}"

@@ -112,7 +112,9 @@ def test_azure_event_of_this_machine_is_a_notice(azure: Served, kind: str) -> No
 
 
 @pytest.mark.parametrize("change", [{"Resources": ["trainer_1"]}, {"EventType": "Other"}], ids=str)
-def test_azure_event_of_another_kind_or_machine_is_none(azure: Served, change: dict[str, object]) -> None:
+def test_azure_event_of_another_kind_or_machine_is_none(
+    azure: Served, change: dict[str, object]
+) -> None:
     azure[0].set("/metadata/scheduledevents", {"Events": [{**PREEMPT, **change}]})
     assert texts(Azure(azure[1])) == []
 
@@ -127,7 +129,9 @@ def test_azure_event_counts_where_the_own_name_is_unknown(azure: Served) -> None
 def watched(cloud: str, base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Watch an endpoint every 10 ms; yield the list to which its notices are appended."""
     monkeypatch.setattr(notices, "POLL_SECONDS", 0.01)
-    environment = Environment(Path("/workspace"), interruption_notices=cloud, metadata_endpoint=base)
+    environment = Environment(
+        Path("/workspace"), interruption_notices=cloud, metadata_endpoint=base
+    )
     found: list[str] = []
     with watch_notices(environment, found.append):
         yield found
@@ -219,5 +223,7 @@ def test_no_cloud_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_cloud_is_refused() -> None:
-    with pytest.raises(ValueError, match="FINETUNE_INTERRUPTION_NOTICES must be one of EC2, GCE, Azure, or empty"):
+    with pytest.raises(
+        ValueError, match="FINETUNE_INTERRUPTION_NOTICES must be one of EC2, GCE, Azure, or empty"
+    ):
         Environment.read({"FINETUNE_WORKSPACE": "/w", "FINETUNE_INTERRUPTION_NOTICES": "ec2"})

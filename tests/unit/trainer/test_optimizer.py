@@ -15,14 +15,19 @@ torch.set_num_threads(1)
 def parameters():
     generator = torch.Generator().manual_seed(1)
     shapes = {"large": (96, 64), "small": (8, 4), "vector": (5000,), "unused": (3, 3)}
-    return {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+    return {
+        name: torch.nn.Parameter(torch.randn(shape, generator=generator))
+        for name, shape in shapes.items()
+    }
 
 
 def take_steps(optimizer, found, steps):
     for step in steps:
         for name, parameter in found.items():
             if name != "unused":
-                parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step))
+                parameter.grad = torch.randn(
+                    parameter.shape, generator=torch.Generator().manual_seed(step)
+                )
         optimizer.step(1e-2)
 
 
@@ -40,7 +45,9 @@ def test_restored_optimizer_takes_the_same_steps(name):
     for one, others in ((optimizer, whole), (restored, found)):
         take_steps(one, others, range(3, 6))
     assert all(torch.equal(whole[key], found[key]) for key in whole)
-    assert all(torch.equal(tensor, restored.tensors()[key]) for key, tensor in optimizer.tensors().items())
+    assert all(
+        torch.equal(tensor, restored.tensors()[key]) for key, tensor in optimizer.tensors().items()
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -59,8 +66,14 @@ def test_moments_of_large_parameters_take_8_bits():
     found = parameters()
     optimizer = create_optimizer(Optimizer(name="AdamW8Bit"), found)
     take_steps(optimizer, found, range(1))
-    dtypes = {key: tensor.dtype for key, tensor in optimizer.tensors().items() if key.endswith("state1")}
-    assert dtypes == {"large.state1": torch.uint8, "vector.state1": torch.uint8, "small.state1": torch.float32}
+    dtypes = {
+        key: tensor.dtype for key, tensor in optimizer.tensors().items() if key.endswith("state1")
+    }
+    assert dtypes == {
+        "large.state1": torch.uint8,
+        "vector.state1": torch.uint8,
+        "small.state1": torch.float32,
+    }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -77,5 +90,8 @@ def test_vectors_get_no_weight_decay(name):
 
 def test_missing_bitsandbytes_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ConfigInvalid, match=r"AdamW8Bit needs bitsandbytes: pip install 'finetune-operator\[qlora\]'"):
+    with pytest.raises(
+        ConfigInvalid,
+        match=r"AdamW8Bit needs bitsandbytes: pip install 'finetune-operator\[qlora\]'",
+    ):
         create_optimizer(Optimizer(name="AdamW8Bit"), parameters())

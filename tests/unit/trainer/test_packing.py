@@ -13,7 +13,9 @@ from finetune_trainer.data.packing import SPLITS, Document, PackedRows, PackedWr
 CONTEXT = 16
 PAD = 9
 lengths = st.lists(st.integers(2, CONTEXT), max_size=300)
-property_test = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+property_test = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def document(number: int, length: int) -> Document:
@@ -34,7 +36,9 @@ def documents_in(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
     """Return tokens and loss mask of every document, including padding: rows are split where positions restart."""
     found = []
     read = rows.read(range(len(rows)))
-    for tokens, positions, loss_mask in zip(read.tokens, read.positions, read.loss_mask, strict=True):
+    for tokens, positions, loss_mask in zip(
+        read.tokens, read.positions, read.loss_mask, strict=True
+    ):
         starts = [*np.flatnonzero(positions == 0), len(tokens)]
         for start, end in pairwise(starts):
             assert positions[start:end].tolist() == list(range(end - start))
@@ -52,7 +56,9 @@ def test_every_document_is_undivided_in_exactly_one_row(tmp_path: Path, lengths:
     paddings = [found for found in documents_in(rows) if found[0][0] == PAD]
     others = [found for found in documents_in(rows) if found[0][0] != PAD]
 
-    assert sorted(others) == sorted((each.tokens.tolist(), each.loss_mask.tolist()) for each in documents)
+    assert sorted(others) == sorted(
+        (each.tokens.tolist(), each.loss_mask.tolist()) for each in documents
+    )
     assert all(set(tokens) == {PAD} and not any(loss_mask) for tokens, loss_mask in paddings)
     assert rows.token_count == sum(lengths)
     assert len(rows) * CONTEXT == rows.token_count + sum(len(tokens) for tokens, _ in paddings)

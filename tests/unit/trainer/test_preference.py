@@ -55,7 +55,11 @@ def metric_rows(workspace, identity="a" * 16):
 def preference_records():
     """Return pairs of texts; the completions have several tokens and different lengths."""
     return [
-        {"prompt": f"{sentence}\nNext:", "chosen": f" {SENTENCES[i + 1]}", "rejected": f" {SENTENCES[-i][:20]}"}
+        {
+            "prompt": f"{sentence}\nNext:",
+            "chosen": f" {SENTENCES[i + 1]}",
+            "rejected": f" {SENTENCES[-i][:20]}",
+        }
         for i, sentence in enumerate(SENTENCES[:20])
     ]
 
@@ -102,12 +106,18 @@ def trl_steps(model_folder, config, records, output, loss_type):
     )
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     trainer = InOrder(
-        trainable.module, args=settings, train_dataset=Dataset.from_list(records), processing_class=tokenizer
+        trainable.module,
+        args=settings,
+        train_dataset=Dataset.from_list(records),
+        processing_class=tokenizer,
     )
     trainer.losses = []
     trainer.train()
     accumulated = recipe.gradient_accumulation_steps
-    losses = [sum(trainer.losses[i * accumulated : (i + 1) * accumulated]) / accumulated for i in range(STEPS)]
+    losses = [
+        sum(trainer.losses[i * accumulated : (i + 1) * accumulated]) / accumulated
+        for i in range(STEPS)
+    ]
     logged = [row for row in trainer.state.log_history if "grad_norm" in row]
     return losses, logged, trainer, trainable.weights
 
@@ -116,9 +126,16 @@ def trl_steps(model_folder, config, records, output, loss_type):
     ("recipe", "loss_type"),
     [
         ({"micro_batch_size": 2, "gradient_accumulation_steps": 2}, "sigmoid"),
-        ({"micro_batch_size": 4, "gradient_accumulation_steps": 1, "dpo": {"beta": 0.6}}, "sigmoid"),
         (
-            {"micro_batch_size": 1, "gradient_accumulation_steps": 4, "dpo": {"beta": 0.3, "label_smoothing": 0.2}},
+            {"micro_batch_size": 4, "gradient_accumulation_steps": 1, "dpo": {"beta": 0.6}},
+            "sigmoid",
+        ),
+        (
+            {
+                "micro_batch_size": 1,
+                "gradient_accumulation_steps": 4,
+                "dpo": {"beta": 0.3, "label_smoothing": 0.2},
+            },
             "aot",
         ),
     ],
@@ -144,7 +161,9 @@ def test_steps_are_those_of_trl(tiny_model, tmp_path, datasets_cache, recipe, lo
     rows = PackedRows(variables.stage_dir("prepare", result.identity) / "output", "train")
     for pair, index in zip(trainer.train_dataset, order, strict=True):
         read = rows.read([2 * index, 2 * index + 1])
-        for tokens, length, name in zip(read.tokens, read.lengths, ("chosen_ids", "rejected_ids"), strict=True):
+        for tokens, length, name in zip(
+            read.tokens, read.lengths, ("chosen_ids", "rejected_ids"), strict=True
+        ):
             assert tokens[:length].tolist() == pair["prompt_ids"] + pair[name]
     ours = metric_rows(tmp_path)
     assert len(ours) == len(logged) == STEPS
@@ -170,7 +189,12 @@ def test_loss_before_training_is_that_of_equal_rewards(tiny_model, workspace):
 
 @pytest.mark.parametrize(
     "method",
-    [{}, {"method": "QLoRA", "dtype": "BF16"}, {"method": "Full", "lora": None}, {"neftune_noise_alpha": 1.0}],
+    [
+        {},
+        {"method": "QLoRA", "dtype": "BF16"},
+        {"method": "Full", "lora": None},
+        {"neftune_noise_alpha": 1.0},
+    ],
     ids=["LoRA", "QLoRA", "Full", "noise"],
 )
 def test_every_method_learns_the_preference(tiny_model, workspace, method):
@@ -186,11 +210,18 @@ def test_every_method_learns_the_preference(tiny_model, workspace, method):
 def test_gradient_accumulation_does_not_change_the_loss_of_pairs(tiny_model, workspace):
     recipe = {"max_steps": 4, "eval_steps": None} | DPO
     whole = run_train(
-        train_config(tiny_model, **recipe, micro_batch_size=4, gradient_accumulation_steps=1, identity="b" * 16),
+        train_config(
+            tiny_model,
+            **recipe,
+            micro_batch_size=4,
+            gradient_accumulation_steps=1,
+            identity="b" * 16,
+        ),
         workspace,
     )
     accumulated = run_train(
-        train_config(tiny_model, **recipe, micro_batch_size=1, gradient_accumulation_steps=4), workspace
+        train_config(tiny_model, **recipe, micro_batch_size=1, gradient_accumulation_steps=4),
+        workspace,
     )
     assert accumulated.loss == pytest.approx(whole.loss, abs=1e-5)
     assert accumulated.validation_loss == pytest.approx(whole.validation_loss, abs=1e-5)
@@ -228,7 +259,9 @@ def test_log_probability_is_the_sum_over_the_completion(tiny_model, workspace, m
         tokens = torch.from_numpy(read.tokens[:, : read.lengths[0]].astype("int64"))
         logits = model.logits(tokens, torch.arange(tokens.shape[1])[None]).log_softmax(-1)
         targets = logits[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0]
-        assert value == pytest.approx(float(targets[2:].sum()), abs=1e-4)  # the prompt has three tokens
+        assert value == pytest.approx(
+            float(targets[2:].sum()), abs=1e-4
+        )  # the prompt has three tokens
 
 
 def test_flat_batch_has_the_targets_of_each_row(workspace):
@@ -252,7 +285,9 @@ def counted_computations(monkeypatch):
 
 
 def part_bytes(workspace):
-    return {path.name: path.read_bytes() for path in (stage_folder(workspace) / "reference").iterdir()}
+    return {
+        path.name: path.read_bytes() for path in (stage_folder(workspace) / "reference").iterdir()
+    }
 
 
 def test_reference_is_computed_once_and_a_lost_part_again(tiny_model, workspace, monkeypatch):
@@ -260,7 +295,9 @@ def test_reference_is_computed_once_and_a_lost_part_again(tiny_model, workspace,
     config = train_config(tiny_model, max_steps=3, **DPO)
     first = run_train(config, workspace)
     assert [split for split, _ in computed] == ["train"] * 3 + ["validation"]
-    assert sorted(row for split, rows in computed if split == "train" for row in rows) == list(range(48))
+    assert sorted(row for split, rows in computed if split == "train" for row in rows) == list(
+        range(48)
+    )
     parts = part_bytes(workspace)
     computed.clear()
     assert run_train(config, workspace) == first
@@ -277,7 +314,9 @@ def test_reference_is_computed_once_and_a_lost_part_again(tiny_model, workspace,
     assert part_bytes(workspace) == parts
 
 
-def test_reference_of_another_model_or_of_other_rows_is_not_used(tiny_model, workspace, monkeypatch):
+def test_reference_of_another_model_or_of_other_rows_is_not_used(
+    tiny_model, workspace, monkeypatch
+):
     computed = counted_computations(monkeypatch)
     run_train(train_config(tiny_model, max_steps=3, **DPO), workspace)
     computed.clear()
@@ -292,12 +331,16 @@ def test_reference_that_is_not_finite_ends_training(tiny_model, workspace, monke
         return torch.full((4,), float("nan")).numpy()
 
     monkeypatch.setattr(reference, "_computed", broken)
-    with pytest.raises(Exception, match="before the first step: the reference's log-probability is nan"):
+    with pytest.raises(
+        Exception, match="before the first step: the reference's log-probability is nan"
+    ):
         run_train(train_config(tiny_model, max_steps=3, **DPO), workspace)
 
 
 @pytest.mark.parametrize(("objective", "kind"), [("DPO", "no pairs"), ("SFT", "pairs")])
 def test_rows_of_another_objective_are_refused(tiny_model, tmp_path, objective, kind):
     write_rows(tmp_path, [document(1, 9), document(2, 8)], pairs=kind == "pairs")
-    with pytest.raises(ConfigInvalid, match=f"objective is {objective}, but the rows of prepare are {kind}"):
+    with pytest.raises(
+        ConfigInvalid, match=f"objective is {objective}, but the rows of prepare are {kind}"
+    ):
         run_train(train_config(tiny_model, objective=objective), tmp_path)

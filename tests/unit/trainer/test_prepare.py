@@ -35,7 +35,9 @@ def data(manifest_dir: Path) -> Path:
     return manifest_dir / "data.jsonl"
 
 
-def test_rows_contain_all_records_and_result_counts_them(model: Path, environment: Environment, data: Path) -> None:
+def test_rows_contain_all_records_and_result_counts_them(
+    model: Path, environment: Environment, data: Path
+) -> None:
     write_jsonl(data, prompt_records(500))
     result = prepare(prepare_config(model, validation_fraction=0.2), environment)
 
@@ -59,12 +61,18 @@ def test_rows_are_determined_by_config_and_seed(
     for run, seed in enumerate((1, 1, 2)):
         run_environment = environment_in(tmp_path / f"run-{run}")
         write_jsonl(tmp_path / f"run-{run}" / "manifest" / "data.jsonl", prompt_records(300))
-        digests.append(prepare(prepare_config(model, seed=seed, validation_fraction=0.3), run_environment).digest)
+        digests.append(
+            prepare(
+                prepare_config(model, seed=seed, validation_fraction=0.3), run_environment
+            ).digest
+        )
 
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_record_stays_in_its_split_when_others_are_appended(model: Path, environment: Environment, data: Path) -> None:
+def test_record_stays_in_its_split_when_others_are_appended(
+    model: Path, environment: Environment, data: Path
+) -> None:
     records: list[dict[str, object]] = [{"text": f"line {number}"} for number in range(200)]
     config = prepare_config(model, validation_fraction=0.3)
     write_jsonl(data, records[:100])
@@ -79,7 +87,9 @@ def test_record_stays_in_its_split_when_others_are_appended(model: Path, environ
     assert before < after
 
 
-def test_loss_covers_completion_and_eos_but_not_the_prompt(model: Path, environment: Environment, data: Path) -> None:
+def test_loss_covers_completion_and_eos_but_not_the_prompt(
+    model: Path, environment: Environment, data: Path
+) -> None:
     tokenizer = make_tokenizer(model)
     write_jsonl(data, [{"prompt": "A reader opens\nVerb:", "completion": " opens the file"}])
     prepare(prepare_config(model), environment)
@@ -89,7 +99,9 @@ def test_loss_covers_completion_and_eos_but_not_the_prompt(model: Path, environm
     assert tokenizer.decode(tokens) == "A reader opens\nVerb: opens the file<eos>"
 
 
-def test_loss_covers_all_of_a_text_but_its_first_token(model: Path, environment: Environment, data: Path) -> None:
+def test_loss_covers_all_of_a_text_but_its_first_token(
+    model: Path, environment: Environment, data: Path
+) -> None:
     write_jsonl(data, [{"text": "A reader opens the file"}])
     prepare(prepare_config(model), environment)
 
@@ -110,7 +122,9 @@ def test_bos_and_eos_are_written_once(tmp_path: Path, environment: Environment, 
         assert tokens[-1] == 2
 
 
-def test_long_record_is_truncated_to_context_length(model: Path, environment: Environment, data: Path) -> None:
+def test_long_record_is_truncated_to_context_length(
+    model: Path, environment: Environment, data: Path
+) -> None:
     write_jsonl(data, [{"text": "the file " * 100}, {"text": "short"}])
     result = prepare(prepare_config(model), environment)
 
@@ -118,7 +132,9 @@ def test_long_record_is_truncated_to_context_length(model: Path, environment: En
     assert max(len(tokens) for tokens, _ in packed_documents(environment)) == 64
 
 
-def test_long_record_is_dropped_with_too_long_drop(model: Path, environment: Environment, data: Path) -> None:
+def test_long_record_is_dropped_with_too_long_drop(
+    model: Path, environment: Environment, data: Path
+) -> None:
     write_jsonl(data, [{"text": "the file " * 100}, {"text": "short"}])
     result = prepare(prepare_config(model, too_long="Drop"), environment)
 
@@ -149,7 +165,10 @@ def test_small_data_set_may_have_no_validation_rows(
 def test_space_at_the_end_of_a_prompt_is_reported(
     model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_jsonl(data, [{"prompt": "Verb: ", "completion": "opens"}, {"prompt": "Verb:", "completion": " opens"}])
+    write_jsonl(
+        data,
+        [{"prompt": "Verb: ", "completion": "opens"}, {"prompt": "Verb:", "completion": " opens"}],
+    )
     prepare(prepare_config(model), environment)
 
     assert "in 1 records a token spans prompt and completion" in capsys.readouterr().out
@@ -172,10 +191,17 @@ def test_result_is_reused_until_its_output_is_corrupt(
     artifacts.verify(output_folder(environment))
 
 
-def test_leftovers_of_killed_attempts_are_removed(model: Path, environment: Environment, data: Path) -> None:
+def test_leftovers_of_killed_attempts_are_removed(
+    model: Path, environment: Environment, data: Path
+) -> None:
     folder = environment.stage_dir("prepare", IDENTITY)
     (folder / "partial" / "rows").mkdir(parents=True)
-    for leftover in (".part-00000.json.4711", "part-00000.json", "rows/train-00007.rows", "rows/manifest.json"):
+    for leftover in (
+        ".part-00000.json.4711",
+        "part-00000.json",
+        "rows/train-00007.rows",
+        "rows/manifest.json",
+    ):
         (folder / "partial" / leftover).write_bytes(b"half a row")
     write_jsonl(data, prompt_records(5))
     prepare(prepare_config(model), environment)
@@ -218,7 +244,9 @@ def test_total_is_estimated_from_the_bytes_read(tmp_path: Path) -> None:
     assert reader.estimated_total(1000) is None
 
 
-def test_full_disk_is_reported_with_the_folder(model: Path, environment: Environment, data: Path) -> None:
+def test_full_disk_is_reported_with_the_folder(
+    model: Path, environment: Environment, data: Path
+) -> None:
     write_jsonl(data, [{"text": "the file"}])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, limits[1]))
@@ -233,7 +261,9 @@ def test_full_disk_is_reported_with_the_folder(model: Path, environment: Environ
     assert not output_folder(environment).exists()
 
 
-def test_model_without_a_tokenizer_is_rejected(tmp_path: Path, environment: Environment, data: Path) -> None:
+def test_model_without_a_tokenizer_is_rejected(
+    tmp_path: Path, environment: Environment, data: Path
+) -> None:
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     write_jsonl(data, [{"text": "the file"}])

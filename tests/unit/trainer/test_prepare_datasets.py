@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from support.formats import FORMATS, write_parquet
 from support.models import prompt_records, write_jsonl
-from support.prepared import IDENTITY, make_tokenizer, packed_documents, prepare, prepare_again, prepare_config
+from support.prepared import (
+    IDENTITY,
+    make_tokenizer,
+    packed_documents,
+    prepare,
+    prepare_again,
+    prepare_config,
+)
 from support.stages import run_to_failure
 from support.stores.hub_environment import hub_in
 
@@ -56,14 +63,19 @@ def test_one_data_set_gives_the_rows_of_a_small_model(
     expected: dict[Split, list[list[int]]] = {"train": [], "validation": []}
     for number, record in enumerate(prompt_records(300)):
         drawn = int(hashlib.sha256(f"7:{number}".encode()).hexdigest()[:16], 16) < 0.05 * 2**64
-        tokens = [*tokenizer(record["prompt"] + record["completion"]).input_ids, tokenizer.eos_token_id]
+        tokens = [
+            *tokenizer(record["prompt"] + record["completion"]).input_ids,
+            tokenizer.eos_token_id,
+        ]
         expected["validation" if drawn else "train"].append(tokens)
     assert 5 < len(expected["validation"]) < 30
     for split, rows in expected.items():
         assert [tokens for tokens, _ in packed_documents(environment, split)] == rows
 
 
-def test_files_and_data_sets_are_read_in_order(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_files_and_data_sets_are_read_in_order(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "b-2.jsonl", texts(3))
     write_jsonl(manifest_dir / "b-1.jsonl", texts(1, 2))
     write_jsonl(manifest_dir / "a.jsonl", texts(4))
@@ -73,7 +85,9 @@ def test_files_and_data_sets_are_read_in_order(model: Path, environment: Environ
     rows = packed_documents(environment)
 
     assert result.records == 4
-    digests = "".join(f"{digest_file(manifest_dir / f'{name}.jsonl')}\n" for name in ("b-1", "b-2", "a"))
+    digests = "".join(
+        f"{digest_file(manifest_dir / f'{name}.jsonl')}\n" for name in ("b-1", "b-2", "a")
+    )
     assert result.data_digest == "sha256:" + hashlib.sha256(digests.encode()).hexdigest()
     prepare_again(prepare_config(model, "all.jsonl"), environment)
     assert packed_documents(environment) == rows
@@ -85,7 +99,9 @@ def test_records_of_every_file_are_named_by_file_and_line(
     for name in ("a/x-1.jsonl", "a/x-2.jsonl", "b/x-1.jsonl"):
         (manifest_dir / name).parent.mkdir(exist_ok=True)
         write_jsonl(manifest_dir / name, [*texts(1), {"words": 1}])
-    message, _ = run_to_failure(prepare_config(model, datasets=[{"uri": "a/x-*.jsonl"}]), environment)
+    message, _ = run_to_failure(
+        prepare_config(model, datasets=[{"uri": "a/x-*.jsonl"}]), environment
+    )
     assert "\nx-1.jsonl:2: text is missing\nx-2.jsonl:2: text is missing" in message
 
     datasets = [{"uri": "a/x-*.jsonl"}, {"uri": "b/x-1.jsonl"}, {"uri": "b/x-1.jsonl"}]
@@ -95,7 +111,9 @@ def test_records_of_every_file_are_named_by_file_and_line(
     ]  # fmt: skip
 
 
-def test_data_set_without_records_is_named(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_data_set_without_records_is_named(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "data.jsonl", texts(1))
     (manifest_dir / "empty-1.jsonl").touch()
     (manifest_dir / "empty-2.jsonl").touch()
@@ -116,7 +134,9 @@ def test_validation_records_are_drawn_from_each_data_set(
     drawn = {}
     for name in ("a", "b", "ab"):
         datasets = [{"uri": f"{part}.jsonl"} for part in name]
-        prepare_again(prepare_config(model, datasets=datasets, validation_fraction=0.1), environment)
+        prepare_again(
+            prepare_config(model, datasets=datasets, validation_fraction=0.1), environment
+        )
         drawn[name] = uses(environment, "validation")
         assert not drawn[name] & uses(environment)
 
@@ -137,7 +157,9 @@ def test_own_validation_set_validates_and_never_trains(
     assert result.records == 5
 
 
-@pytest.mark.parametrize(("weight", "least", "most", "average"), [(0.3, 0, 1, 0.3), (2, 2, 2, 2), (2.5, 2, 3, 2.5)])
+@pytest.mark.parametrize(
+    ("weight", "least", "most", "average"), [(0.3, 0, 1, 0.3), (2, 2, 2, 2), (2.5, 2, 3, 2.5)]
+)
 def test_weight_is_how_often_each_record_is_used(
     *,
     model: Path,
@@ -188,23 +210,32 @@ def test_validation_records_are_sampled_and_not_repeated(
     assert 100 < uses(environment, "validation").total() < 200
 
 
-def test_uses_of_a_record_are_in_different_rows(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_uses_of_a_record_are_in_different_rows(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "data.jsonl", texts(*range(1000)))
     prepare(prepare_config(model, weight=2), environment)
 
     documents = [tuple(tokens) for tokens, _ in packed_documents(environment)]
-    positions = {document: [at for at, one in enumerate(documents) if one == document] for document in documents[:50]}
+    positions = {
+        document: [at for at, one in enumerate(documents) if one == document]
+        for document in documents[:50]
+    }
     assert all(second - first > 100 for first, second in positions.values())
 
 
-def test_unused_invalid_record_does_not_count(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_unused_invalid_record_does_not_count(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [{"words": 1}] * 200)
     message, _ = run_to_failure(prepare_config(model, weight=0.1), environment)
     invalid, used = (int(message.split()[position]) for position in (0, 2))
     assert 5 < invalid == used < 50
 
 
-def test_weights_that_leave_nothing_are_refused(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_weights_that_leave_nothing_are_refused(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "data.jsonl", texts(1))
     message, code = run_to_failure(prepare_config(model, weight=1e-9), environment)
     assert code == ExitCode.DATA
@@ -216,27 +247,40 @@ def test_data_sets_of_different_shapes_train_together(
 ) -> None:
     """A batch ends with its data set."""
     monkeypatch.setattr(record_batches, "BATCH_RECORDS", 7)
-    kinds = {"chat": [{"messages": CHAT}] * 5, "prompts": prompt_records(10), "texts": texts(*range(5))}
+    kinds = {
+        "chat": [{"messages": CHAT}] * 5,
+        "prompts": prompt_records(10),
+        "texts": texts(*range(5)),
+    }
     together: Counter[tuple[int, ...]] = Counter()
     for name, rows in kinds.items():
         write_jsonl(manifest_dir / f"{name}.jsonl", rows)
         alone = prepare_again(prepare_config(model, f"{name}.jsonl"), environment)
         assert alone.conversations == (name == "chat")
         together += uses(environment)
-    result = prepare_again(prepare_config(model, datasets=[{"uri": f"{name}.jsonl"} for name in kinds]), environment)
+    result = prepare_again(
+        prepare_config(model, datasets=[{"uri": f"{name}.jsonl"} for name in kinds]), environment
+    )
 
     assert uses(environment) == together
     assert result.conversations
     assert (result.records, result.invalid) == (20, 0)
 
 
-def test_shape_may_change_between_data_sets_only(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_shape_may_change_between_data_sets_only(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "a-1.jsonl", texts(1))
     write_jsonl(manifest_dir / "a-2.jsonl", prompt_records(1))
 
     message, _ = run_to_failure(prepare_config(model, "a-?.jsonl"), environment)
-    assert prepare(prepare_config(model, datasets=[{"uri": "a-1.jsonl"}, {"uri": "a-2.jsonl"}]), environment)
-    assert "a-2.jsonl:1: has prompt and completion where earlier records have text: use one shape per data" in message
+    assert prepare(
+        prepare_config(model, datasets=[{"uri": "a-1.jsonl"}, {"uri": "a-2.jsonl"}]), environment
+    )
+    assert (
+        "a-2.jsonl:1: has prompt and completion where earlier records have text: use one shape per data"
+        in message
+    )
 
 
 @pytest.mark.parametrize("extension", FORMATS)
@@ -248,7 +292,11 @@ def test_shape_may_change_between_data_sets_only(model: Path, environment: Envir
             {"instruction": "a", "output": " b", "text": "c", "prompt": "d"},
             {"prompt": "a", "completion": " b"},
         ),
-        ({"completion": "answer"}, {"prompt": "a", "answer": " b"}, {"prompt": "a", "completion": " b"}),
+        (
+            {"completion": "answer"},
+            {"prompt": "a", "answer": " b"},
+            {"prompt": "a", "completion": " b"},
+        ),
         ({"text": "body text"}, {"body text": "a", "messages": "x"}, {"text": "a"}),
         ({"messages": "chat"}, {"chat": CHAT, "text": "x"}, {"messages": CHAT}),
     ],
@@ -276,9 +324,14 @@ def test_columns_are_read_as_the_fields(
 def test_dot_leads_into_an_object_unless_a_column_has_it(
     model: Path, environment: Environment, manifest_dir: Path, extension: str
 ) -> None:
-    for row in ({"answer": {"text": "a socket", "more": 1}}, {"answer.text": "a socket", "answer": {"text": "x"}}):
+    for row in (
+        {"answer": {"text": "a socket", "more": 1}},
+        {"answer.text": "a socket", "answer": {"text": "x"}},
+    ):
         FORMATS[extension](manifest_dir / f"data.{extension}", [row])
-        prepare_again(prepare_config(model, f"data.{extension}", columns={"text": "answer.text"}), environment)
+        prepare_again(
+            prepare_config(model, f"data.{extension}", columns={"text": "answer.text"}), environment
+        )
         found = packed_documents(environment)
         write_jsonl(manifest_dir / "plain.jsonl", [{"text": "a socket"}])
         prepare_again(prepare_config(model, "plain.jsonl"), environment)
@@ -288,10 +341,19 @@ def test_dot_leads_into_an_object_unless_a_column_has_it(
 @pytest.mark.parametrize(
     ("extension", "expected"),
     [
-        ("jsonl", "data.jsonl:1: has no column label for completion; its columns are prompt, answer"),
+        (
+            "jsonl",
+            "data.jsonl:1: has no column label for completion; its columns are prompt, answer",
+        ),
         ("json", "data.json:2: has no column label for completion; its columns are prompt, answer"),
-        ("csv", "it has no column label, which the manifest names under columns; found prompt,answer"),
-        ("parquet", "data.parquet: has no column label, which the manifest names under columns; it has prompt, answer"),
+        (
+            "csv",
+            "it has no column label, which the manifest names under columns; found prompt,answer",
+        ),
+        (
+            "parquet",
+            "data.parquet: has no column label, which the manifest names under columns; it has prompt, answer",
+        ),
     ],
 )
 def test_missing_column_is_named_with_those_there_are(
@@ -305,28 +367,48 @@ def test_missing_column_is_named_with_those_there_are(
     assert expected in message
 
 
-def test_tools_have_a_column_of_their_own(tmp_path: Path, environment: Environment, manifest_dir: Path) -> None:
-    make_tokenizer(tmp_path / "model", chat_template="{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
+def test_tools_have_a_column_of_their_own(
+    tmp_path: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    make_tokenizer(
+        tmp_path / "model",
+        chat_template="{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    )
     tools = [{"type": "function", "function": {"name": "add"}}]
     write_jsonl(manifest_dir / "named.jsonl", [{"chat": CHAT, "functions": tools}, {"chat": CHAT}])
-    write_jsonl(manifest_dir / "plain.jsonl", [{"messages": CHAT, "tools": tools}, {"messages": CHAT}])
+    write_jsonl(
+        manifest_dir / "plain.jsonl", [{"messages": CHAT, "tools": tools}, {"messages": CHAT}]
+    )
     columns = {"messages": "chat", "tools": "functions"}
     write_parquet(manifest_dir / "data.parquet", [{"chat": CHAT}])
-    message, _ = run_to_failure(prepare_config(tmp_path / "model", "data.parquet", columns=columns), environment)
+    message, _ = run_to_failure(
+        prepare_config(tmp_path / "model", "data.parquet", columns=columns), environment
+    )
     assert "has no column functions" in message
 
-    prepare(prepare_config(tmp_path / "model", "named.jsonl", columns=columns, context_length=256), environment)
+    prepare(
+        prepare_config(tmp_path / "model", "named.jsonl", columns=columns, context_length=256),
+        environment,
+    )
     found = packed_documents(environment)
-    prepare_again(prepare_config(tmp_path / "model", "plain.jsonl", context_length=256), environment)
+    prepare_again(
+        prepare_config(tmp_path / "model", "plain.jsonl", context_length=256), environment
+    )
     assert found == packed_documents(environment)
     assert len(uses(environment)) == 2
 
 
 def test_result_has_the_commit_of_each_data_set_of_a_hub(
-    model: Path, environment: Environment, manifest_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", texts(1, 2))
     with hub_in(tmp_path / "hub", monkeypatch) as hub:
-        data = hub.add_repository("people/held-out", {"rows.jsonl": b'{"text": "a lock"}\n'}, kind="datasets")
+        data = hub.add_repository(
+            "people/held-out", {"rows.jsonl": b'{"text": "a lock"}\n'}, kind="datasets"
+        )
         config = prepare_config(model, validation={"uri": "hf://people/held-out/rows.jsonl"})
         assert prepare(config, environment).data_pins == (None, data.head)

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.models import write_jsonl
-from support.prepared import make_tokenizer, packed_documents, prepare, prepare_config, trained_texts
+from support.prepared import (
+    make_tokenizer,
+    packed_documents,
+    prepare,
+    prepare_config,
+    trained_texts,
+)
 from support.stages import environment_in, run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
@@ -17,8 +23,12 @@ from finetune_trainer.data.conversations import Conversation
 from finetune_trainer.data.encoding import Encoder, RecordFormatter
 from finetune_trainer.data.records import InvalidRecord
 
-many_examples = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-texts = st.text(st.sampled_from(" \nabenops the.,éß漢🙂<"), max_size=30)  # no ">", so no special tokens
+many_examples = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+texts = st.text(
+    st.sampled_from(" \nabenops the.,éß漢🙂<"), max_size=30
+)  # no ">", so no special tokens
 
 
 @pytest.fixture(scope="module", params=["plain", "trimmed offsets", "BOS"])
@@ -36,21 +46,33 @@ def test_tokens_are_those_of_the_evaluation(tokenizer: Any, prompt: str, complet
     from lm_eval.api.model import TemplateLM  # noqa: PLC0415  the import takes seconds
 
     assume(prompt.strip() and completion.strip())
-    (example,) = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
+    (example,) = RecordFormatter(ChatTemplate(tokenizer)).format(
+        {"prompt": prompt, "completion": completion}
+    )
     [document] = Encoder(tokenizer).encode([example])
 
     evaluation = SimpleNamespace(backend="causal", tok_encode=tokenizer.encode)
     context, continuation = TemplateLM._encode_pair(evaluation, prompt, completion)
     assert document.tokens.tolist()[:-1] == tokenizer.encode(prompt + completion)
-    if tokenizer.encode(prompt + completion)[: len(context)] == context and prompt == prompt.rstrip():
-        assert document.tokens[document.loss_mask == 1].tolist() == [*continuation, tokenizer.eos_token_id]
+    if (
+        tokenizer.encode(prompt + completion)[: len(context)] == context
+        and prompt == prompt.rstrip()
+    ):
+        assert document.tokens[document.loss_mask == 1].tolist() == [
+            *continuation,
+            tokenizer.eos_token_id,
+        ]
 
 
 @many_examples
 @given(prompt=texts, completion=texts)
-def test_loss_covers_tokens_with_a_character_of_the_completion(tokenizer: Any, prompt: str, completion: str) -> None:
+def test_loss_covers_tokens_with_a_character_of_the_completion(
+    tokenizer: Any, prompt: str, completion: str
+) -> None:
     assume(completion.strip())
-    (example,) = RecordFormatter(ChatTemplate(tokenizer)).format({"prompt": prompt, "completion": completion})
+    (example,) = RecordFormatter(ChatTemplate(tokenizer)).format(
+        {"prompt": prompt, "completion": completion}
+    )
     [document] = Encoder(tokenizer).encode([example])
 
     # With a byte-level tokenizer, each character of a token's name is one byte of the text.
@@ -66,7 +88,9 @@ CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-EOS_ONCE = CHATML.replace("{% endfor %}", "{% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}")
+EOS_ONCE = CHATML.replace(
+    "{% endfor %}", "{% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
+)
 THINKING = (
     "{% for m in messages %}<|{{ m.role }}|>\n"
     "{% if m.role == 'assistant' and loop.last and '</think>' not in m.content %}<think>\n</think>\n{% endif %}"
@@ -79,7 +103,10 @@ MARKED = (
     "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 DATED = "{{ strftime_now('%d %b %Y') }} " + CHATML
-ALTERNATING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    + CHATML
+)
 
 TWO_TURNS = [
     {"role": "user", "content": "yes"},
@@ -145,7 +172,9 @@ def test_template_that_prints_the_date_gets_a_fixed_one() -> None:
 
 def test_template_that_drops_an_assistants_turn_is_rejected() -> None:
     with pytest.raises(InvalidRecord, match=r"messages\[1\]: the chat template drops this turn"):
-        assistant_turns("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TWO_TURNS)
+        assistant_turns(
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TWO_TURNS
+        )
 
 
 @pytest.fixture
@@ -155,7 +184,10 @@ def environment(tmp_path: Path) -> Environment:
 
 def write_conversations(environment: Environment, *conversations: list[dict[str, str]]) -> None:
     assert environment.manifest_dir
-    write_jsonl(environment.manifest_dir / "data.jsonl", [{"messages": messages} for messages in conversations])
+    write_jsonl(
+        environment.manifest_dir / "data.jsonl",
+        [{"messages": messages} for messages in conversations],
+    )
 
 
 def test_loss_covers_only_the_assistants_turns(tmp_path: Path, environment: Environment) -> None:
@@ -167,7 +199,9 @@ def test_loss_covers_only_the_assistants_turns(tmp_path: Path, environment: Envi
 
 
 @pytest.mark.parametrize("bos", ["", "<bos>"])
-def test_without_a_chat_template_turns_are_role_and_content(tmp_path: Path, environment: Environment, bos: str) -> None:
+def test_without_a_chat_template_turns_are_role_and_content(
+    tmp_path: Path, environment: Environment, bos: str
+) -> None:
     tokenizer = make_tokenizer(tmp_path / "base", writes_bos=bool(bos))
     write_conversations(environment, [{"role": "system", "content": "be"}, *TWO_TURNS])
     prepare(prepare_config(tmp_path / "base", context_length=128), environment)
@@ -179,7 +213,9 @@ def test_without_a_chat_template_turns_are_role_and_content(tmp_path: Path, envi
     assert trained_texts(environment, tokenizer) == [" yes<eos>| yes<eos>"]
 
 
-def test_conversation_rejected_by_the_template_is_invalid(tmp_path: Path, environment: Environment) -> None:
+def test_conversation_rejected_by_the_template_is_invalid(
+    tmp_path: Path, environment: Environment
+) -> None:
     make_tokenizer(tmp_path / "chat", chat_template=ALTERNATING)
     write_conversations(environment, TWO_TURNS, [{"role": "system", "content": "be"}, *TWO_TURNS])
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from support.formats import FORMATS
 from support.models import write_jsonl
-from support.prepared import make_tokenizer, output_folder, packed_documents, prepare, prepare_config
+from support.prepared import (
+    make_tokenizer,
+    output_folder,
+    packed_documents,
+    prepare,
+    prepare_config,
+)
 from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
@@ -44,7 +50,9 @@ def rows_of(environment: Environment, tokenizer: Any) -> list[tuple[str, str]]:
     return [
         (
             tokenizer.decode(tokens),
-            tokenizer.decode([token for token, is_target in zip(tokens, mask, strict=True) if is_target]),
+            tokenizer.decode(
+                [token for token, is_target in zip(tokens, mask, strict=True) if is_target]
+            ),
         )
         for tokens, mask in packed_documents(environment)
     ]
@@ -63,7 +71,12 @@ def prepared_rows(
     [
         TEXTS,
         {"chosen": "Some writer opens the file", "rejected": "Some writer closes a socket"},
-        {**TEXTS, "prompt": None, "chosen": "Some writer opens the file", "rejected": "Some writer closes a socket"},
+        {
+            **TEXTS,
+            "prompt": None,
+            "chosen": "Some writer opens the file",
+            "rejected": "Some writer closes a socket",
+        },
     ],
     ids=["prompt", "common beginning", "null prompt"],
 )
@@ -79,8 +92,12 @@ def test_texts_become_a_chosen_and_a_rejected_row(
     assert not rows.packed
 
 
-def test_common_beginning_is_cut_before_its_last_space(environment: Environment, tokenizer: Any) -> None:
-    found = prepared_rows(environment, tokenizer, {"chosen": "A reader opens", "rejected": "A reader opts"})
+def test_common_beginning_is_cut_before_its_last_space(
+    environment: Environment, tokenizer: Any
+) -> None:
+    found = prepared_rows(
+        environment, tokenizer, {"chosen": "A reader opens", "rejected": "A reader opts"}
+    )
     assert [trained for _, trained in found] == [" opens<eos>", " opts<eos>"]
 
 
@@ -104,11 +121,15 @@ def test_messages_become_a_chosen_and_a_rejected_row(
 
 
 @pytest.mark.parametrize("template", [None, TAGGED], ids=["located", "tagged"])
-def test_turns_of_the_prompt_are_not_trained(environment: Environment, tmp_path: Path, template: str | None) -> None:
+def test_turns_of_the_prompt_are_not_trained(
+    environment: Environment, tmp_path: Path, template: str | None
+) -> None:
     tokenizer = make_tokenizer(tmp_path / "tagged", chat_template=template)
     record = {"prompt": [USER, SOCKET, USER], "chosen": [FILE], "rejected": [SOCKET, USER, FILE]}
     space = "" if template else " "
-    assert [trained for _, trained in prepared_rows(environment, tokenizer, record, context_length=128)] == [
+    assert [
+        trained for _, trained in prepared_rows(environment, tokenizer, record, context_length=128)
+    ] == [
         f"{space}the file<eos>",
         f"{space}the socket<eos>{space}the file<eos>",
     ]
@@ -116,13 +137,19 @@ def test_turns_of_the_prompt_are_not_trained(environment: Environment, tmp_path:
 
 FORMATS_OF_PAIRS = [
     *((extension, TEXTS) for extension in FORMATS),
-    *((extension, MESSAGES) for extension in FORMATS if extension != "csv"),  # a cell of CSV is text
+    *(
+        (extension, MESSAGES) for extension in FORMATS if extension != "csv"
+    ),  # a cell of CSV is text
 ]
 
 
 @pytest.mark.parametrize(("extension", "record"), FORMATS_OF_PAIRS)
 def test_every_format_yields_the_same_pairs(
-    environment: Environment, manifest_dir: Path, tokenizer: Any, extension: str, record: dict[str, Any]
+    environment: Environment,
+    manifest_dir: Path,
+    tokenizer: Any,
+    extension: str,
+    record: dict[str, Any],
 ) -> None:
     expected = prepared_rows(environment, tokenizer, record)
     (environment.stage_dir("prepare", "b" * 16) / "result.json").unlink()
@@ -149,27 +176,55 @@ DEFECTS: list[tuple[dict[str, Any], str]] = [
     ({**TEXTS, "chosen": " "}, "chosen is empty"),
     ({**TEXTS, "rejected": 3}, "rejected must be a string, it is a number"),
     ({**TEXTS, "prompt": ["a"]}, "prompt must be a string, it is a list"),
-    ({**TEXTS, "rejected": TEXTS["chosen"]}, "chosen and rejected are equal: there is nothing to prefer"),
-    ({**TEXTS, "rejected": [SOCKET]}, "chosen is a string and rejected is a list: write both as text or as messages"),
-    (MESSAGES, "has chosen and rejected messages where earlier records have chosen and rejected texts"),
+    (
+        {**TEXTS, "rejected": TEXTS["chosen"]},
+        "chosen and rejected are equal: there is nothing to prefer",
+    ),
+    (
+        {**TEXTS, "rejected": [SOCKET]},
+        "chosen is a string and rejected is a list: write both as text or as messages",
+    ),
+    (
+        MESSAGES,
+        "has chosen and rejected messages where earlier records have chosen and rejected texts",
+    ),
 ]
 DEFECTS_OF_MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({**MESSAGES, "rejected": [USER]}, "no message of rejected behind the prompt has the role assistant (roles: user)"),
-    ({"chosen": [USER, FILE], "rejected": [USER]}, "no message of rejected behind the prompt has the role assistant"),
-    ({**MESSAGES, "prompt": "another"}, "prompt is a string beside messages, and not the last message that chosen"),
+    (
+        {**MESSAGES, "rejected": [USER]},
+        "no message of rejected behind the prompt has the role assistant (roles: user)",
+    ),
+    (
+        {"chosen": [USER, FILE], "rejected": [USER]},
+        "no message of rejected behind the prompt has the role assistant",
+    ),
+    (
+        {**MESSAGES, "prompt": "another"},
+        "prompt is a string beside messages, and not the last message that chosen",
+    ),
     ({**MESSAGES, "chosen": [{"role": "assistant"}]}, "chosen[0].content is missing"),
     ({**MESSAGES, "rejected": [FILE]}, "chosen and rejected are equal"),
-    (TEXTS, "has chosen and rejected texts where earlier records have chosen and rejected messages"),
+    (
+        TEXTS,
+        "has chosen and rejected texts where earlier records have chosen and rejected messages",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("first", "record", "expected"),
-    [*((TEXTS, *defect) for defect in DEFECTS), *((MESSAGES, *defect) for defect in DEFECTS_OF_MESSAGES)],
+    [
+        *((TEXTS, *defect) for defect in DEFECTS),
+        *((MESSAGES, *defect) for defect in DEFECTS_OF_MESSAGES),
+    ],
     ids=[expected[:40] for _, expected in (*DEFECTS, *DEFECTS_OF_MESSAGES)],
 )
 def test_invalid_pair_is_reported_with_its_reason(
-    model: Path, environment: Environment, first: dict[str, Any], record: dict[str, Any], expected: str
+    model: Path,
+    environment: Environment,
+    first: dict[str, Any],
+    record: dict[str, Any],
+    expected: str,
 ) -> None:
     write(environment, [first, record])
     message, code = run_to_failure(prepare_config(model, objective="DPO"), environment)
@@ -186,7 +241,9 @@ def test_invalid_pairs_within_the_fraction_are_left_out(
     assert (result.records, result.invalid, result.train_rows) == (3, 1, 4)
 
 
-def test_pair_without_the_objective_names_it(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_pair_without_the_objective_names_it(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [TEXTS])
     message, code = run_to_failure(prepare_config(model), environment)
     assert code == ExitCode.DATA
@@ -196,15 +253,25 @@ def test_pair_without_the_objective_names_it(model: Path, environment: Environme
 @pytest.mark.parametrize(
     ("objective", "columns", "expected"),
     [
-        ("DPO", {"messages": "a"}, "datasets[0].columns names messages, but train.objective DPO reads chosen and"),
-        ("SFT", {"chosen": "a"}, "datasets[0].columns names chosen, but train.objective SFT reads messages, prompt"),
+        (
+            "DPO",
+            {"messages": "a"},
+            "datasets[0].columns names messages, but train.objective DPO reads chosen and",
+        ),
+        (
+            "SFT",
+            {"chosen": "a"},
+            "datasets[0].columns names chosen, but train.objective SFT reads messages, prompt",
+        ),
     ],
 )
 def test_columns_of_another_objective_are_refused(
     model: Path, environment: Environment, objective: str, columns: dict[str, str], expected: str
 ) -> None:
     write(environment, [TEXTS])
-    message, code = run_to_failure(prepare_config(model, objective=objective, columns=columns), environment)
+    message, code = run_to_failure(
+        prepare_config(model, objective=objective, columns=columns), environment
+    )
     assert code == ExitCode.CONFIG
     assert expected in message
 
@@ -223,7 +290,11 @@ LONG = " ".join(["opens the file"] * 40)
     ids=["long completion", "dropped", "prompt fills the row", "equal when truncated"],
 )
 def test_long_pair_is_truncated_or_dropped_as_one(
-    model: Path, environment: Environment, record: dict[str, Any], too_long: str, counts: tuple[int, int]
+    model: Path,
+    environment: Environment,
+    record: dict[str, Any],
+    too_long: str,
+    counts: tuple[int, int],
 ) -> None:
     write(environment, [TEXTS, record])
     result = prepare(prepare_config(model, objective="DPO", too_long=too_long), environment)
@@ -246,7 +317,9 @@ def test_processes_and_parts_do_not_change_the_rows(
     assert one.validation_rows + one.train_rows == 6000
 
 
-def test_conversations_of_pairs_need_the_chat_template(environment: Environment, tokenizer: Any) -> None:
+def test_conversations_of_pairs_need_the_chat_template(
+    environment: Environment, tokenizer: Any
+) -> None:
     prepared_rows(environment, tokenizer, MESSAGES)
     result = json.loads((environment.stage_dir("prepare", "b" * 16) / "result.json").read_text())
     assert result["conversations"]

@@ -25,7 +25,11 @@ from finetune_trainer.data.worker_pool import WorkerPool
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.stages.prepare import load_tokenizer
 
-SMALL = {"record_batches.BATCH_RECORDS": 20, "record_packer.PART_TOKENS": 400, "record_packer.PART_ROWS": 1}
+SMALL = {
+    "record_batches.BATCH_RECORDS": 20,
+    "record_packer.PART_TOKENS": 400,
+    "record_packer.PART_ROWS": 1,
+}
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -48,7 +52,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The batches that other processes received."""
     found: list[bytes] = []
     submit = WorkerPool.submit
-    monkeypatch.setattr(WorkerPool, "submit", lambda pool, records: submit(pool, found.append(records) or records))
+    monkeypatch.setattr(
+        WorkerPool, "submit", lambda pool, records: submit(pool, found.append(records) or records)
+    )
     return found
 
 
@@ -94,7 +100,12 @@ def test_bytes_do_not_depend_on_the_number_of_processes(
 ) -> None:
     make_tokenizer(tmp_path / "model", chat_template=CHATML, writes_bos=True)
     config = prepare_config(
-        tmp_path / "model", datasets=MIXED, packing=packing, validation_fraction=0.2, context_length=64, **INVALID
+        tmp_path / "model",
+        datasets=MIXED,
+        packing=packing,
+        validation_fraction=0.2,
+        context_length=64,
+        **INVALID,
     )
     found = []
     for count in (1, 2, 4):
@@ -169,7 +180,10 @@ def test_messages_do_not_depend_on_the_number_of_processes(
         assert environment.manifest_dir
         write(environment.manifest_dir)
         message, code = run_in_process(config, environment)
-        parts = sorted(path.name for path in environment.stage_dir("prepare", IDENTITY).glob("partial/part-*.json"))
+        parts = sorted(
+            path.name
+            for path in environment.stage_dir("prepare", IDENTITY).glob("partial/part-*.json")
+        )
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data.")]
         found.append((message.failure, code, parts, lines))
 
@@ -181,11 +195,19 @@ def test_messages_do_not_depend_on_the_number_of_processes(
 
 @pytest.mark.usefixtures("in_processes")
 def test_error_in_a_process_is_raised_in_the_parent(
-    tokenizer_folder: Path, environment: Environment, manifest_dir: Path, in_processes: Callable[[int], None]
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    in_processes: Callable[[int], None],
 ) -> None:
     """The template divides by zero, which is no error of a template."""
-    make_tokenizer(manifest_dir / "model", chat_template="{{ 1 / (messages | length - 1) }}{{ messages[0].content }}")
-    rows: list[dict[str, object]] = [{"messages": [{"role": "assistant", "content": f"line {n}"}]} for n in range(100)]
+    make_tokenizer(
+        manifest_dir / "model",
+        chat_template="{{ 1 / (messages | length - 1) }}{{ messages[0].content }}",
+    )
+    rows: list[dict[str, object]] = [
+        {"messages": [{"role": "assistant", "content": f"line {n}"}]} for n in range(100)
+    ]
     write_jsonl(manifest_dir / "data.jsonl", rows)
     in_processes(2)
     message, code = run_in_process(prepare_config(manifest_dir / "model"), environment)
@@ -206,7 +228,10 @@ def test_killed_process_is_retried_from_its_last_part(
     once, killed = environment_in(tmp_path / "once"), environment_in(tmp_path / "killed")
     for environment in (once, killed):
         assert environment.manifest_dir
-        write_jsonl(environment.manifest_dir / "data.jsonl", [{"text": f"{n} opens the file"} for n in range(2000)])
+        write_jsonl(
+            environment.manifest_dir / "data.jsonl",
+            [{"text": f"{n} opens the file"} for n in range(2000)],
+        )
     in_processes(1)
     expected = prepare(config, once)
 
@@ -287,11 +312,16 @@ def test_no_process_outlives_a_killed_stage(
     once, killed = environment_in(tmp_path / "once"), environment_in(tmp_path / "killed")
     for environment in (once, killed):
         assert environment.manifest_dir
-        write_jsonl(environment.manifest_dir / "data.jsonl", [{"text": f"{n} opens the file"} for n in range(6000)])
+        write_jsonl(
+            environment.manifest_dir / "data.jsonl",
+            [{"text": f"{n} opens the file"} for n in range(6000)],
+        )
     constants = {f"finetune_trainer.data.{name}": value for name, value in SMALL.items()}
 
     def start(environment: Environment) -> ForkedStage:
-        return fork_server.start(config, environment, tmp_path / "log", constants=constants, processes=2)
+        return fork_server.start(
+            config, environment, tmp_path / "log", constants=constants, processes=2
+        )
 
     parts = killed.stage_dir("prepare", IDENTITY) / "partial"
     stage = start(killed)

@@ -18,7 +18,10 @@ from finetune_trainer.data import formats
 from finetune_trainer.data.formats import read_records
 from finetune_trainer.data.source import Source
 
-CONVERSATION = [{"role": "user", "content": 'the "file",\nor?'}, {"role": "assistant", "content": "a socket"}]
+CONVERSATION = [
+    {"role": "user", "content": 'the "file",\nor?'},
+    {"role": "assistant", "content": "a socket"},
+]
 
 
 @pytest.fixture
@@ -53,7 +56,9 @@ def test_same_records_yield_the_same_rows_in_every_format(
     assert len(packed["jsonl"]) == 2
 
 
-def test_format_can_be_set_for_an_unknown_extension(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_format_can_be_set_for_an_unknown_extension(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_csv(manifest_dir / "data.txt", [{"text": "the file"}])
 
     assert prepare(prepare_config(model, "data.txt", format="CSV"), environment).records == 1
@@ -62,7 +67,9 @@ def test_format_can_be_set_for_an_unknown_extension(model: Path, environment: En
 def test_bom_blank_lines_and_carriage_returns_are_ignored(
     model: Path, environment: Environment, manifest_dir: Path
 ) -> None:
-    (manifest_dir / "data.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "the file"}\r\n\r\n  \n{"text": "a socket"}\r\n')
+    (manifest_dir / "data.jsonl").write_bytes(
+        b'\xef\xbb\xbf{"text": "the file"}\r\n\r\n  \n{"text": "a socket"}\r\n'
+    )
 
     result = prepare(prepare_config(model), environment)
     assert (result.records, result.invalid) == (2, 0)
@@ -91,7 +98,9 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "expected"), BAD_LINES, ids=[expected[14:40] for _, expected in BAD_LINES])
+@pytest.mark.parametrize(
+    ("line", "expected"), BAD_LINES, ids=[expected[14:40] for _, expected in BAD_LINES]
+)
 def test_invalid_line_is_reported_with_its_reason(
     model: Path, environment: Environment, manifest_dir: Path, line: bytes, expected: str
 ) -> None:
@@ -110,14 +119,23 @@ def test_invalid_line_is_reported_with_its_reason(
         ({"prompt": "a", "completion": None}, "completion is null"),
         ({"prompt": "a", "completion": ""}, "completion is empty: there is nothing to learn"),
         ({"prompt": ["a"], "completion": "b"}, "prompt must be a string, it is a list"),
-        ({"input": "a", "output": "b"}, "needs messages, prompt and completion, or text; it has input, output"),
+        (
+            {"input": "a", "output": "b"},
+            "needs messages, prompt and completion, or text; it has input, output",
+        ),
         ({}, "needs messages, prompt and completion, or text; it has nothing"),
         ({"messages": "hello"}, "messages must be a list of {role, content}, it is a string"),
         ({"messages": []}, "no message has the role assistant (roles: none)"),
-        ({"messages": ["hello"]}, "messages[0] must be an object with role and content, it is a string"),
+        (
+            {"messages": ["hello"]},
+            "messages[0] must be an object with role and content, it is a string",
+        ),
         ({"messages": [{"from": "gpt", "value": "a"}]}, "messages[0].role is missing"),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content is missing"),
-        ({"messages": [{"role": "assistant", "content": [1]}]}, "messages[0].content must be a string, it is a list"),
+        (
+            {"messages": [{"role": "assistant", "content": [1]}]},
+            "messages[0].content must be a string, it is a list",
+        ),
         ({"messages": [{"role": "assistant", "content": ""}]}, "messages[0].content is empty"),
         ({"messages": CONVERSATION[:1]}, "no message has the role assistant (roles: user)"),
     ],
@@ -151,11 +169,27 @@ BAD_FILES = [
     ("data.csv", b"messages\n[oops\n", "data.csv:2: messages is not JSON"),
     ("data.json", b'{"text": "a"}', "data.json:1: the file begins with {, not with ["),
     ("data.json", b'[\n{"text": "a"},\n{"text": }\n]', "data.json:3: not JSON: Expecting value"),
-    ("data.json", b'[{"text": "a"}\n{"text": "b"}]', "data.json:2: not JSON: expected , and found {"),
+    (
+        "data.json",
+        b'[{"text": "a"}\n{"text": "b"}]',
+        "data.json:2: not JSON: expected , and found {",
+    ),
     ("data.json", b'[{"text": "a"},\n', "data.json:2: not JSON: Expecting value"),
-    ("data.json", b'[{"text": "a"}]\n[{"text": "b"}]', "data.json:2: not JSON: found [ after the end of the array"),
-    ("data.json", b'[\n{"text": "a"},\n12,\n"b"]', "data.json:3: a record is a JSON object {…}, this is a number"),
-    ("data.json", b'[{"text": "a"},\n{"text": "\xff"}]', "data.json:2: text: character 1 is byte 0xff, not UTF-8"),
+    (
+        "data.json",
+        b'[{"text": "a"}]\n[{"text": "b"}]',
+        "data.json:2: not JSON: found [ after the end of the array",
+    ),
+    (
+        "data.json",
+        b'[\n{"text": "a"},\n12,\n"b"]',
+        "data.json:3: a record is a JSON object {…}, this is a number",
+    ),
+    (
+        "data.json",
+        b'[{"text": "a"},\n{"text": "\xff"}]',
+        "data.json:2: text: character 1 is byte 0xff, not UTF-8",
+    ),
     ("data.parquet", b"PAR?", "data.parquet: not Parquet"),
     (
         "data.xlsx",
@@ -170,7 +204,9 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "expected"), BAD_FILES, ids=[message[:45] for _, _, message in BAD_FILES])
+@pytest.mark.parametrize(
+    ("name", "content", "expected"), BAD_FILES, ids=[message[:45] for _, _, message in BAD_FILES]
+)
 def test_invalid_file_is_reported_with_the_location(
     model: Path, environment: Environment, name: str, content: bytes, expected: str
 ) -> None:
@@ -178,7 +214,9 @@ def test_invalid_file_is_reported_with_the_location(
     (environment.manifest_dir / name).write_bytes(content)
 
     message, code = run_to_failure(prepare_config(model, name), environment)
-    assert code == (ExitCode.CONFIG if "extension" in expected or "unpacked" in expected else ExitCode.DATA)
+    assert code == (
+        ExitCode.CONFIG if "extension" in expected or "unpacked" in expected else ExitCode.DATA
+    )
     assert expected in message
 
 
@@ -202,20 +240,31 @@ def test_invalid_parquet_row_is_reported_with_its_number(
     assert "data.parquet:2: holds bytes that are not UTF-8\ndata.parquet:4: text is null" in message
 
 
-def test_folder_is_rejected_as_a_data_set(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_folder_is_rejected_as_a_data_set(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     (manifest_dir / "data").mkdir()
 
     message, code = run_to_failure(prepare_config(model, "data"), environment)
     assert code == ExitCode.CONFIG
-    assert "data is a folder: name a file in it, or several by a pattern such as data/*.jsonl" in message
+    assert (
+        "data is a folder: name a file in it, or several by a pattern such as data/*.jsonl"
+        in message
+    )
 
 
-def test_failure_names_at_most_ten_invalid_records(model: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_failure_names_at_most_ten_invalid_records(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [{"text": "good"}] + [{"x" * 300: 1}] * 50)
 
     message, _ = run_to_failure(prepare_config(model), environment)
-    assert message.splitlines()[0].startswith("50 of 51 records are invalid, more than prepare.maxInvalidFraction (0)")
-    assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [f"data.jsonl:{n}" for n in range(2, 12)]
+    assert message.splitlines()[0].startswith(
+        "50 of 51 records are invalid, more than prepare.maxInvalidFraction (0)"
+    )
+    assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [
+        f"data.jsonl:{n}" for n in range(2, 12)
+    ]
     assert len(message.encode()) < 2048
 
 
@@ -233,12 +282,19 @@ def test_invalid_records_within_limit_are_counted_and_skipped(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"too_long": "Drop", "context_length": 16}, "2 records are longer than prepare.contextLength (16); raise it"),
+        (
+            {"too_long": "Drop", "context_length": 16},
+            "2 records are longer than prepare.contextLength (16); raise it",
+        ),
         ({"validation_fraction": 0.5, "seed": 10}, "all valid records are in the validation split"),
     ],
 )
 def test_data_set_without_training_rows_is_rejected(
-    model: Path, environment: Environment, manifest_dir: Path, changes: dict[str, Any], expected: str
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    changes: dict[str, Any],
+    expected: str,
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [{"text": "the file number " * 20}] * 2)
 
@@ -276,7 +332,9 @@ def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, name: str) ->
     assert peak < 1_000_000
 
 
-def test_json_records_do_not_depend_on_the_chunk_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_records_do_not_depend_on_the_chunk_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"text": "é\n" * length, "n": 10**length} for length in range(12)]
     (tmp_path / "data.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False))
     in_one_chunk = list(read_records(Source(tmp_path / "data.json"), "JSON"))
@@ -294,10 +352,14 @@ def bytes_read() -> int:
 
 
 @pytest.mark.parametrize("name", ["jsonl", "json", "csv"])
-def test_source_is_read_once(tokenizer_folder: Path, environment: Environment, manifest_dir: Path, name: str) -> None:
+def test_source_is_read_once(
+    tokenizer_folder: Path, environment: Environment, manifest_dir: Path, name: str
+) -> None:
     """Most bytes are in a column that is not used, so that tokenizing takes no time."""
     data = manifest_dir / f"data.{name}"
-    rows: list[dict[str, object]] = [{"text": "the file", "more": "x" * 200_000} for _ in range(100)]
+    rows: list[dict[str, object]] = [
+        {"text": "the file", "more": "x" * 200_000} for _ in range(100)
+    ]
     if name == "csv":
         data.write_text("text,more\n" + "".join(f"{row['text']},{row['more']}\n" for row in rows))
     else:

@@ -22,14 +22,20 @@ from finetune_trainer.contract import Environment, ExitCode, PrepareConfig, Prep
 from finetune_trainer.data.encoding import Encoder
 from finetune_trainer.data.parts import PartFolder
 
-SMALL = {"record_batches.BATCH_RECORDS": 20, "record_packer.PART_TOKENS": 400, "record_packer.PART_ROWS": 1}
+SMALL = {
+    "record_batches.BATCH_RECORDS": 20,
+    "record_packer.PART_TOKENS": 400,
+    "record_packer.PART_ROWS": 1,
+}
 RECORDS = 3000
 INVALID = {"max_invalid_fraction": 0.5}
 
 
 def records(count: int = RECORDS) -> list[dict[str, object]]:
     """Return numbered records; every tenth is invalid."""
-    return [{"text": f"{number} opens the file" if number % 10 else None} for number in range(count)]
+    return [
+        {"text": f"{number} opens the file" if number % 10 else None} for number in range(count)
+    ]
 
 
 def state_folder(environment: Environment) -> Path:
@@ -69,11 +75,15 @@ class Attempts:
         (self._folder / "tokenized").unlink(missing_ok=True)
         constants = {f"finetune_trainer.data.{name}": value for name, value in SMALL.items()}
         log, tokenized = self._folder / "log", self._folder / "tokenized"
-        return self._server.start(self._config, self.environment, log, constants=constants, tokenized=str(tokenized))
+        return self._server.start(
+            self._config, self.environment, log, constants=constants, tokenized=str(tokenized)
+        )
 
     def wait(self, process: Any) -> int:
         code = process.wait()
-        self.tokenized.append([int(number[0]) for line in self.lines() if (number := re.search(r"\d+", line))])
+        self.tokenized.append(
+            [int(number[0]) for line in self.lines() if (number := re.search(r"\d+", line))]
+        )
         return code
 
     def lines(self) -> list[str]:
@@ -113,7 +123,10 @@ def lines(rows: list[dict[str, Any]]) -> bytes:
 
 @pytest.mark.parametrize("datasets", [None, SEVERAL], ids=["one", "several"])
 def test_random_kills_change_neither_bytes_nor_result(
-    server: ForkServer, tokenizer_folder: Path, tmp_path: Path, datasets: list[dict[str, Any]] | None
+    server: ForkServer,
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    datasets: list[dict[str, Any]] | None,
 ) -> None:
     config = prepare_config(tokenizer_folder, datasets=datasets, validation_fraction=0.2, **INVALID)
     once, killed = (Attempts(server, config, tmp_path / name) for name in ("once", "killed"))
@@ -235,7 +248,9 @@ def fail_after(batches: int, config: Any, environment: Environment) -> int:
     return complete
 
 
-def fresh(config: Any, rows: list[dict[str, Any]], folder: Path) -> tuple[PrepareResult, dict[str, bytes]]:
+def fresh(
+    config: Any, rows: list[dict[str, Any]], folder: Path
+) -> tuple[PrepareResult, dict[str, bytes]]:
     """Return the result and the output of an attempt that nothing disturbs."""
     environment = environment_in(folder)
     assert environment.manifest_dir
@@ -248,7 +263,13 @@ def fresh(config: Any, rows: list[dict[str, Any]], folder: Path) -> tuple[Prepar
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("packing", [True, False])
 def test_every_format_resumes_with_the_same_bytes(
-    *, tokenizer_folder: Path, environment: Environment, manifest_dir: Path, tmp_path: Path, name: str, packing: bool
+    *,
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    tmp_path: Path,
+    name: str,
+    packing: bool,
 ) -> None:
     config = prepare_config(tokenizer_folder, f"data.{name}", packing=packing, **INVALID)
     FORMATS[name](manifest_dir / f"data.{name}", records(400))
@@ -320,7 +341,11 @@ def test_changed_tokenizer_begins_anew(
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("damage", ["missing", "torn"])
 def test_parts_behind_a_damaged_one_are_repeated(
-    tokenizer_folder: Path, environment: Environment, manifest_dir: Path, tmp_path: Path, damage: str
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    tmp_path: Path,
+    damage: str,
 ) -> None:
     config = prepare_config(tokenizer_folder, **INVALID)
     write_jsonl(manifest_dir / "data.jsonl", records(400))
@@ -358,7 +383,9 @@ def test_rows_without_a_result_are_not_tokenized_again(
     tokenized: list[str] = []
     encode = Encoder.encode
     monkeypatch.setattr(
-        Encoder, "encode", lambda self, texts: encode(self, tokenized.extend(each.text for each in texts) or texts)
+        Encoder,
+        "encode",
+        lambda self, texts: encode(self, tokenized.extend(each.text for each in texts) or texts),
     )
     result = prepare(config, environment)
     assert min((int(text.split()[0]) for text in tokenized), default=complete) >= complete > 300
@@ -367,7 +394,10 @@ def test_rows_without_a_result_are_not_tokenized_again(
 
 @pytest.mark.usefixtures("small_parts")
 def test_kill_while_parts_are_deleted_keeps_the_first_ones(
-    tokenizer_folder: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = prepare_config(tokenizer_folder, **INVALID)
     write_jsonl(manifest_dir / "data.jsonl", records(400))
@@ -384,11 +414,15 @@ def test_kill_while_parts_are_deleted_keeps_the_first_ones(
     monkeypatch.setattr(Path, "unlink", killed)
     with pytest.raises(KeyboardInterrupt):
         folder.delete()
-    assert sorted(path.name for path in state_folder(environment).glob("part-*.json")) == states[:-3]
+    assert (
+        sorted(path.name for path in state_folder(environment).glob("part-*.json")) == states[:-3]
+    )
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_unusable_data_leaves_no_parts(tokenizer_folder: Path, environment: Environment, manifest_dir: Path) -> None:
+def test_unusable_data_leaves_no_parts(
+    tokenizer_folder: Path, environment: Environment, manifest_dir: Path
+) -> None:
     write_jsonl(manifest_dir / "data.jsonl", records(400))
     _, code = run_in_process(prepare_config(tokenizer_folder), environment)
 

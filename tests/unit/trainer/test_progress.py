@@ -22,8 +22,12 @@ class FullDiskStream:
         return False
 
 
-def test_failing_progress_writes_do_not_end_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reporter = ProgressReporter("train", Environment(tmp_path, progress_file=tmp_path / "missing" / "progress.json"))
+def test_failing_progress_writes_do_not_end_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter = ProgressReporter(
+        "train", Environment(tmp_path, progress_file=tmp_path / "missing" / "progress.json")
+    )
     monkeypatch.setattr("sys.stdout", FullDiskStream())
     reporter.update(step=3, note="training")
     reporter.flush()
@@ -40,7 +44,9 @@ def test_metrics_and_progress_are_served_on_the_metrics_port(tmp_path: Path) -> 
         assert 'finetune_stage_step{stage="train"} 7.0' in response.read().decode()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress") as response:
         assert json.load(response)["loss"] == 1.5
-    with pytest.raises(ServiceUnavailable, match=f"FINETUNE_METRICS_PORT: cannot listen on port {port}"):
+    with pytest.raises(
+        ServiceUnavailable, match=f"FINETUNE_METRICS_PORT: cannot listen on port {port}"
+    ):
         ProgressReporter("train", Environment(tmp_path, metrics_port=port))
 
 

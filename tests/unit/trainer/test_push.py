@@ -48,7 +48,9 @@ def latest(tmp_path: Path) -> Path:
 def read_files(folder: Path) -> dict[str, bytes]:
     """Return the contents of a model's files by name, without its card and its manifest, which are of the run."""
     of_the_run = {"README.md", "manifest.json"}
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in of_the_run}
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name not in of_the_run
+    }
 
 
 def logits(model: Any, folder: Path) -> Any:
@@ -84,15 +86,21 @@ def test_pushed_model_computes_like_base_model_with_adapter(
     assert (logits(load_model(tiny_model), latest) - expected).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("variant", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["lora", "rslora", "dora"])
-def test_every_lora_variant_is_merged_correctly(tmp_path: Path, tiny_model: Path, variant: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "variant", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["lora", "rslora", "dora"]
+)
+def test_every_lora_variant_is_merged_correctly(
+    tmp_path: Path, tiny_model: Path, variant: dict[str, bool]
+) -> None:
     import torch  # noqa: PLC0415
 
     from finetune_trainer.models.merge import load_merged, with_adapter  # noqa: PLC0415
 
     adapter = make_adapter(tmp_path / "adapter", tiny_model, **variant)
     expected = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
-    assert (logits(load_merged(tiny_model, adapter, torch.float32), tiny_model) - expected).abs().max() < 1e-4
+    assert (
+        logits(load_merged(tiny_model, adapter, torch.float32), tiny_model) - expected
+    ).abs().max() < 1e-4
 
 
 def test_merged_model_in_memory_equals_the_pushed_model(
@@ -103,7 +111,9 @@ def test_merged_model_in_memory_equals_the_pushed_model(
     from finetune_trainer.models.merge import load_merged  # noqa: PLC0415
 
     push(config, environment)
-    in_memory = load_merged(tiny_model, environment.stage_dir("train", "first") / "output", torch.bfloat16)
+    in_memory = load_merged(
+        tiny_model, environment.stage_dir("train", "first") / "output", torch.bfloat16
+    )
     assert torch.equal(logits(in_memory, latest), logits(load_model(latest), latest))
 
 
@@ -125,7 +135,8 @@ def test_adapter_target_computes_like_the_trained_adapter(
     verify(latest.resolve())
     verify(folder.resolve())
     expected = logits(
-        with_adapter(tiny_model, environment.stage_dir("train", "first") / "output", torch.float32), tiny_model
+        with_adapter(tiny_model, environment.stage_dir("train", "first") / "output", torch.float32),
+        tiny_model,
     )
     loaded = PeftModel.from_pretrained(load_model(tiny_model), str(folder))
     assert torch.equal(logits(loaded, folder), expected)
@@ -134,7 +145,9 @@ def test_adapter_target_computes_like_the_trained_adapter(
     assert "A LoRA adapter for its base model." in card.text
 
 
-def test_same_adapter_yields_the_same_files(environment: Environment, config: PushConfig, latest: Path) -> None:
+def test_same_adapter_yields_the_same_files(
+    environment: Environment, config: PushConfig, latest: Path
+) -> None:
     one = push(config, environment)
     two = push(with_targets(config, "pvc://models/again"), environment)
     assert one.digest == two.digest
@@ -153,7 +166,9 @@ def test_large_model_is_written_in_shards(
     assert (logits(load_model(shards), shards) == expected).all()
 
 
-def test_files_are_readable_by_all_users(environment: Environment, config: PushConfig, latest: Path) -> None:
+def test_files_are_readable_by_all_users(
+    environment: Environment, config: PushConfig, latest: Path
+) -> None:
     push(config, environment)
     assert {path.stat().st_mode & 0o044 for path in latest.iterdir()} == {0o044}
 
@@ -178,7 +193,11 @@ def test_model_card_has_the_base_model_where_it_was_measured(
 
 
 def test_model_card_contains_origin_scores_and_hyperparameters(
-    environment: Environment, config: PushConfig, latest: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+    environment: Environment,
+    config: PushConfig,
+    latest: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path,
 ) -> None:
     from huggingface_hub import ModelCard  # noqa: PLC0415
 
@@ -216,16 +235,24 @@ def test_model_card_has_the_objective_and_where_training_started(
     trained = read_config(train)
     assert isinstance(trained, TrainConfig)
     recipe = {"objective": "DPO", "start_from": {"uri": "hf://people/sft", "revision": "v2"}}
-    changes = {"recipe": TrainRecipe.model_validate(recipe), "start_pin": "4711", "start_digest": "sha256:ada"}
+    changes = {
+        "recipe": TrainRecipe.model_validate(recipe),
+        "start_pin": "4711",
+        "start_digest": "sha256:ada",
+    }
     write_config(train, trained.model_copy(update=changes))
     push(config, environment)
     card = (latest / "README.md").read_text()
     assert "\n- dpo\n" in card
     assert (
-        "| Objective | DPO: [Direct Preference Optimization](https://arxiv.org/abs/2305.18290), loss per pair" in card
+        "| Objective | DPO: [Direct Preference Optimization](https://arxiv.org/abs/2305.18290), loss per pair"
+        in card
     )
     assert "| dpo.beta | 0.1 |" in card
-    assert "| Adapter that training started from | `hf://people/sft` at `v2` (`4711`), digest `sha256:ada` |" in card
+    assert (
+        "| Adapter that training started from | `hf://people/sft` at `v2` (`4711`), digest `sha256:ada` |"
+        in card
+    )
 
 
 def write_results_and_configs(environment: Environment, model: Path) -> None:
@@ -250,11 +277,20 @@ def write_results_and_configs(environment: Environment, model: Path) -> None:
     write_result(
         train,
         TrainResult(
-            identity="first", digest="sha256:1", steps=120, loss=0.5, validation_loss=0.6, best_step=100, tokens=900
+            identity="first",
+            digest="sha256:1",
+            steps=120,
+            loss=0.5,
+            validation_loss=0.6,
+            best_step=100,
+            tokens=900,
         ),
     )
     evaluate = environment.stage_dir("evaluate", "e1")
     recipe = EvaluateRecipe(tasks=(Task(name="verbs", file="verbs.yaml"),))
-    write_config(evaluate, EvaluateConfig(identity="e1", prepare="d1", train="first", model=source, recipe=recipe))
+    write_config(
+        evaluate,
+        EvaluateConfig(identity="e1", prepare="d1", train="first", model=source, recipe=recipe),
+    )
     scores = {"verbs": {"acc": Score(value=0.75, stderr=0.043)}}
     write_result(evaluate, EvaluateResult(identity="e1", digest="sha256:2", scores=scores))

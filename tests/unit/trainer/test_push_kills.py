@@ -34,7 +34,9 @@ class Publisher:
     folder: Path
 
     def start(self, **options: object) -> ForkedStage:
-        (self.environment.stage_dir("push", self.config.identity) / "result.json").unlink(missing_ok=True)
+        (self.environment.stage_dir("push", self.config.identity) / "result.json").unlink(
+            missing_ok=True
+        )
         return self.server.start(self.config, self.environment, self.folder / "log", **options)
 
     def result(self) -> PushResult:
@@ -52,7 +54,9 @@ def target(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def publishers(fork_server: ForkServer, tmp_path: Path, tiny_model: Path, target: Path) -> list[Publisher]:
+def publishers(
+    fork_server: ForkServer, tmp_path: Path, tiny_model: Path, target: Path
+) -> list[Publisher]:
     """Three pipelines with different adapters."""
     target.parent.mkdir(parents=True)
     found = []
@@ -120,7 +124,9 @@ def test_killed_pushes_never_leave_half_a_model(publishers, target):
         before, latest = unfinished_in(target), latest_in(target)
         pushing = [index for index in range(3) if folders[index].name != latest][:2]
         for index in pushing:
-            shutil.rmtree(folders[index], ignore_errors=True)  # else there would be nothing to write
+            shutil.rmtree(
+                folders[index], ignore_errors=True
+            )  # else there would be nothing to write
         processes = [publishers[index].start(**options) for index in pushing]
         if generator.random() < 0.8:
             processes[0].until(lambda old=before: bool(set(unfinished_in(target)) - set(old)), 30)

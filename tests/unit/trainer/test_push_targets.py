@@ -61,7 +61,10 @@ def target(tmp_path: Path) -> Path:
 def state_of(folder: Path) -> dict[str, FileState]:
     """Return inode, modification time in ns and content of all files below a folder."""
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes()) for name, path in files.items()}
+    return {
+        name: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
+        for name, path in files.items()
+    }
 
 
 def forget_result(config: PushConfig, environment: Environment) -> None:
@@ -78,9 +81,16 @@ def test_model_lies_under_its_digest_and_is_the_latest(
     assert second.published[0].uri == f"{TARGET.uri}/{folder_of(target, second).name}"
 
 
-def test_workspace_has_no_copy_of_the_model_at_the_end(environment: Environment, config: PushConfig) -> None:
+def test_workspace_has_no_copy_of_the_model_at_the_end(
+    environment: Environment, config: PushConfig
+) -> None:
     push(config, environment)
-    assert names_in(environment.stage_dir("push", "p1")) == [".attempts", ".lock", "config.json", "result.json"]
+    assert names_in(environment.stage_dir("push", "p1")) == [
+        ".attempts",
+        ".lock",
+        "config.json",
+        "result.json",
+    ]
 
 
 def test_same_model_is_not_written_twice(
@@ -91,12 +101,21 @@ def test_same_model_is_not_written_twice(
     forget_result(config, environment)
     assert push(config, environment) == first
     lineage = Lineage(pipeline="default/names", interruptions=9)
-    assert push(config.model_copy(update={"identity": "p2", "lineage": lineage}), environment).digest == first.digest
+    assert (
+        push(config.model_copy(update={"identity": "p2", "lineage": lineage}), environment).digest
+        == first.digest
+    )
     assert state_of(target) == before
-    assert re.findall(r"sent ([\d,]+) of", capfd.readouterr().out) == [f"{first.published[0].size:,}", "0", "0"]
+    assert re.findall(r"sent ([\d,]+) of", capfd.readouterr().out) == [
+        f"{first.published[0].size:,}",
+        "0",
+        "0",
+    ]
 
 
-def test_corrupt_or_missing_model_is_pushed_again(environment: Environment, config: PushConfig, target: Path) -> None:
+def test_corrupt_or_missing_model_is_pushed_again(
+    environment: Environment, config: PushConfig, target: Path
+) -> None:
     first = push(config, environment)
     before = contents(target)
     weights = target / "latest" / "model.safetensors"
@@ -216,14 +235,18 @@ def test_foreign_file_in_a_pushed_model_is_not_deleted(
     assert notes.read_text() == "mine"
 
 
-def test_trained_adapter_is_not_replaced_by_a_push(environment: Environment, config: PushConfig) -> None:
+def test_trained_adapter_is_not_replaced_by_a_push(
+    environment: Environment, config: PushConfig
+) -> None:
     adapter = environment.stage_dir("train", "second") / "output"
     _, code = run_to_failure(with_targets(config, f"file://{adapter}"), environment)
     assert code == ExitCode.CONFIG
     verify(adapter)
 
 
-def test_empty_folder_is_accepted_as_a_target(environment: Environment, config: PushConfig, target: Path) -> None:
+def test_empty_folder_is_accepted_as_a_target(
+    environment: Environment, config: PushConfig, target: Path
+) -> None:
     target.mkdir()
     result = push(config, environment)
     assert verify_target(target) == {folder_of(target, result).name}
@@ -244,9 +267,16 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finetune_trainer.stages.push.shutil.disk_usage", lambda _path: full)
 
 
-@pytest.mark.parametrize(("disk", "expected"), [("small_files_only", "cannot write"), ("full_disk", "30,000 are free")])
+@pytest.mark.parametrize(
+    ("disk", "expected"), [("small_files_only", "cannot write"), ("full_disk", "30,000 are free")]
+)
 def test_full_workspace_is_reported_and_no_target_changes(  # noqa: PLR0917  fixtures
-    environment: Environment, config: PushConfig, target: Path, request: pytest.FixtureRequest, disk: str, expected: str
+    environment: Environment,
+    config: PushConfig,
+    target: Path,
+    request: pytest.FixtureRequest,
+    disk: str,
+    expected: str,
 ) -> None:
     """The adapter would fit, but nothing is published before all of it is built."""
     push(config, environment)
@@ -264,7 +294,11 @@ def test_full_workspace_is_reported_and_no_target_changes(  # noqa: PLR0917  fix
 
 
 def test_stop_between_two_files_leaves_the_target_as_it_was(
-    environment: Environment, config: PushConfig, other: PushConfig, target: Path, monkeypatch: pytest.MonkeyPatch
+    environment: Environment,
+    config: PushConfig,
+    other: PushConfig,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = push(config, environment)
     monkeypatch.setattr(stop, "requested", True)
@@ -278,7 +312,11 @@ def test_stop_between_two_files_leaves_the_target_as_it_was(
 
 @pytest.fixture
 def killed(
-    fork_server: ForkServer, environment: Environment, config: PushConfig, target: Path, tmp_path: Path
+    fork_server: ForkServer,
+    environment: Environment,
+    config: PushConfig,
+    target: Path,
+    tmp_path: Path,
 ) -> dict[str, FileState]:
     """Kill a push while it publishes; return the files that it had built."""
     process = fork_server.start(config, environment, tmp_path / "log", slow_disk=0.05)
@@ -303,7 +341,9 @@ def test_model_is_not_built_again_after_a_kill_in_publishing(
 def test_built_model_that_is_spoilt_is_built_again(
     killed: dict[str, FileState], environment: Environment, config: PushConfig, target: Path
 ) -> None:
-    flip_last_byte(environment.stage_dir("push", config.identity) / "models" / "merged" / "model.safetensors")
+    flip_last_byte(
+        environment.stage_dir("push", config.identity) / "models" / "merged" / "model.safetensors"
+    )
     result = push(config, environment)
     assert verify_target(target) == {folder_of(target, result).name}
     # Another file with the same content. Its inode alone may be the deleted file's.

@@ -53,17 +53,24 @@ class ProcessesWithLoss:
 
 @pytest.mark.parametrize(
     ("failure", "code"),
-    [(ServiceUnavailable("process 1 of 2 was killed"), ExitCode.UNAVAILABLE), (None, ExitCode.INTERRUPTED)],
+    [
+        (ServiceUnavailable("process 1 of 2 was killed"), ExitCode.UNAVAILABLE),
+        (None, ExitCode.INTERRUPTED),
+    ],
     ids=["killed", "stopped"],
 )
 def test_process_that_hears_nothing_ends_with_the_lost_one(tmp_path, monkeypatch, failure, code):
     """The main thread waits for the GPU, which waits for the lost process. Here it waits for the thread."""
     monkeypatch.setattr(rank_processes, "HANG_SECONDS", 0.1)
-    place = replace(environment(tmp_path), termination_log=tmp_path / "termination.json", progress_file=None)
+    place = replace(
+        environment(tmp_path), termination_log=tmp_path / "termination.json", progress_file=None
+    )
     if (child := os.fork()) == 0:
         progress = ProgressReporter("train", place)
         progress.update(step=7, saved_step=5)
-        rank_processes.end_in_hang(ProcessesWithLoss(failure), Context(place, tmp_path, progress, StopSignal()))
+        rank_processes.end_in_hang(
+            ProcessesWithLoss(failure), Context(place, tmp_path, progress, StopSignal())
+        )
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
     message = TerminationMessage.model_validate_json(place.termination_log.read_bytes())

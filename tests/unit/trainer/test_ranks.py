@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from support.rank_trainings import DPO, METHODS, PLAIN, PROCESSES, STEPS
-from support.training import STEPS_OF_KILLED, documents, random_kills, stage_folder, stop_code, write_rows
+from support.training import (
+    STEPS_OF_KILLED,
+    documents,
+    random_kills,
+    stage_folder,
+    stop_code,
+    write_rows,
+)
 
 from finetune_trainer.contract import ExitCode, Samples
 from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
@@ -42,7 +49,9 @@ def test_losses_of_several_processes_equal_those_of_one(new_training, one_proces
     several = new_training(**PLAIN, **processes).run()
     assert several.losses == pytest.approx(one_process.losses, abs=1e-6)
     assert len(several.losses) == STEPS
-    assert several.message.result.validation_loss == pytest.approx(one_process.message.result.validation_loss, abs=1e-6)
+    assert several.message.result.validation_loss == pytest.approx(
+        one_process.message.result.validation_loss, abs=1e-6
+    )
     assert several.message.result.tokens == one_process.message.result.tokens
 
 
@@ -54,7 +63,9 @@ def test_losses_of_other_methods_equal_those_of_one_process(new_training, recipe
     one = new_training(gradient_accumulation_steps=2, **recipe).run()
     two = new_training(gradient_accumulation_steps=1, processes_per_node=2, **recipe).run()
     assert two.losses == pytest.approx(one.losses, abs=1e-6)
-    assert two.message.result.validation_loss == pytest.approx(one.message.result.validation_loss, abs=1e-6)
+    assert two.message.result.validation_loss == pytest.approx(
+        one.message.result.validation_loss, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("parallelism", ["DDP", "FSDP"])
@@ -63,18 +74,28 @@ def test_preference_losses_of_two_processes_equal_those_of_one(new_training, par
     options = {"constants": {"finetune_trainer.training.reference.PART_ROWS": 2}}
     one = new_training(gradient_accumulation_steps=2, **DPO, **PLAIN).run()
     two = new_training(
-        options, gradient_accumulation_steps=1, processes_per_node=2, parallelism=parallelism, **DPO, **PLAIN
+        options,
+        gradient_accumulation_steps=1,
+        processes_per_node=2,
+        parallelism=parallelism,
+        **DPO,
+        **PLAIN,
     ).run()
     assert two.losses == pytest.approx(one.losses, abs=1e-6)
     assert two.losses[0] == pytest.approx(math.log(2), abs=1e-6)
     assert two.losses[-1] < 0.69
-    assert two.message.result.validation_loss == pytest.approx(one.message.result.validation_loss, abs=1e-6)
+    assert two.message.result.validation_loss == pytest.approx(
+        one.message.result.validation_loss, abs=1e-6
+    )
 
 
 SHARDED = [FULL, {"lora": {"rank": 4, "alpha": 8}, "dtype": "BF16"}]
 if ALL:
     SHARDED += [FULL | {"gradient_checkpointing": True}, FULL | {"dtype": "BF16"}]
-    SHARDED += [{"lora": {"rank": 4, "variant": "DoRA"}}, {"lora": {"rank": 4, "modules_to_save": ["lm_head"]}}]
+    SHARDED += [
+        {"lora": {"rank": 4, "variant": "DoRA"}},
+        {"lora": {"rank": 4, "modules_to_save": ["lm_head"]}},
+    ]
 
 
 @pytest.mark.parametrize("recipe", SHARDED, ids=str)
@@ -88,13 +109,23 @@ def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
     whole = new_training(options, processes_per_node=2, **common).run()
     sharded = new_training(options, processes_per_node=2, parallelism="FSDP", **common).run()
     assert sharded.losses == pytest.approx(whole.losses, abs=1e-3 if recipe.get("dtype") else 1e-6)
-    files = [next((stage_folder(each.workspace) / "output").glob("*.safetensors")) for each in (whole, sharded)]
+    files = [
+        next((stage_folder(each.workspace) / "output").glob("*.safetensors"))
+        for each in (whole, sharded)
+    ]
     expected, found = map(load_file, files)
     assert found.keys() == expected.keys()
     assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-3
 
 
-RUNS = [("LoRA", 2), ("QLoRA", 2), ("Full", 2), ("DPO", 2), ("LoRA, sharded", 2), ("Full, sharded", 2)]
+RUNS = [
+    ("LoRA", 2),
+    ("QLoRA", 2),
+    ("Full", 2),
+    ("DPO", 2),
+    ("LoRA, sharded", 2),
+    ("Full, sharded", 2),
+]
 if ALL:
     RUNS += [("DPO, sharded", 2)]
     RUNS += [(method, 4) for method in METHODS]
@@ -150,7 +181,9 @@ def test_killed_process_costs_no_finished_step(new_training):
 
 def test_frozen_process_is_given_up_after_sigterm(new_training):
     options = {"constants": {"finetune_trainer.training.ranks.ABANDON_SECONDS": 0.5}}
-    training = new_training(options, processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000})
+    training = new_training(
+        options, processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000}
+    )
     process = training.start()
     process.until(lambda: training.step() > 5)
     os.kill(process.other_ranks()[0], signal.SIGSTOP)
@@ -161,7 +194,10 @@ def test_frozen_process_is_given_up_after_sigterm(new_training):
 
 
 SHARDED_PAIR = {"processes_per_node": 2, "parallelism": "FSDP", "max_steps": 400}
-SOON_ENDED = {"constants": {f"{PROCESSES}.HANG_SECONDS": 0.1, f"{PROCESSES}.WATCH_SECONDS": 0.05}, "slow_disk": 0.3}
+SOON_ENDED = {
+    "constants": {f"{PROCESSES}.HANG_SECONDS": 0.1, f"{PROCESSES}.WATCH_SECONDS": 0.05},
+    "slow_disk": 0.3,
+}
 """A process that waits for a lost one is ended long before it could write a checkpoint."""
 
 
@@ -180,12 +216,16 @@ def test_sharded_checkpoint_is_written_after_the_others_end(new_training):
 def test_end_of_a_process_leaves_the_sharded_write_whole(new_training, number):
     # The first process is then nearly always in a sum, where it finds that another one is lost.
     constants = SOON_ENDED["constants"] | {"finetune_trainer.training.ranks.POLL_SECONDS": 0.05}
-    training = new_training(SOON_ENDED | {"constants": constants}, **SHARDED_PAIR, checkpoint={"every_steps": 5})
+    training = new_training(
+        SOON_ENDED | {"constants": constants}, **SHARDED_PAIR, checkpoint={"every_steps": 5}
+    )
     checkpoints = stage_folder(training.workspace) / "checkpoints"
     process = training.start()
     process.until(lambda: list(checkpoints.glob(".step-*")))
     os.kill(process.other_ranks()[0], number)
-    assert process.wait() == (ExitCode.UNAVAILABLE if number == signal.SIGKILL else ExitCode.INTERRUPTED)
+    assert process.wait() == (
+        ExitCode.UNAVAILABLE if number == signal.SIGKILL else ExitCode.INTERRUPTED
+    )
     steps = sorted(int(folder.name.removeprefix("step-")) for folder in checkpoints.glob("step-*"))
     assert steps[0] == 5
     if number == signal.SIGTERM:
@@ -208,7 +248,9 @@ def test_failure_of_another_process_is_that_of_the_stage(new_training):
     path = write_rows(training.workspace, documents(60)) / "train-00000.rows"
     recipe, rows = training.config.recipe, PackedRows(path.parent, "train")
     # The first step's second micro-batch is that of process 1.
-    number = StepSampler.of(recipe, len(rows), training.config.seed).rows_for_step(0)[recipe.micro_batch_size]
+    number = StepSampler.of(recipe, len(rows), training.config.seed).rows_for_step(0)[
+        recipe.micro_batch_size
+    ]
     content = bytearray(path.read_bytes())
     content[int(number) * record_size(rows.context_length)] ^= 1
     path.write_bytes(content)
@@ -220,7 +262,10 @@ def test_failure_of_another_process_is_that_of_the_stage(new_training):
 
 
 def test_other_processes_write_nothing_to_the_workspace(new_training):
-    one, two = new_training(gradient_accumulation_steps=2).run(), new_training(processes_per_node=2).run()
+    one, two = (
+        new_training(gradient_accumulation_steps=2).run(),
+        new_training(processes_per_node=2).run(),
+    )
 
     def files(training):
         paths = (path.relative_to(training.workspace) for path in training.workspace.rglob("*"))

@@ -32,7 +32,9 @@ def training(monkeypatch):
 
     monkeypatch.setattr(sharding, "pinned_like", pinned_like)
     monkeypatch.setattr(loop.TrainingRun, "reserve_snapshot", reserve_as_on_gpu)
-    monkeypatch.setattr(loop, "save", lambda run, _checkpoints: found.snapshots.append(run.snapshot()))
+    monkeypatch.setattr(
+        loop, "save", lambda run, _checkpoints: found.snapshots.append(run.snapshot())
+    )
     return found
 
 
@@ -42,9 +44,15 @@ def kinds(tensors):
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamW8Bit"])
 @pytest.mark.parametrize("validation", [(), documents(4)])
-def test_reserved_memory_is_that_of_a_snapshot(tiny_model, tmp_path, training, optimizer, validation):
+def test_reserved_memory_is_that_of_a_snapshot(
+    tiny_model, tmp_path, training, optimizer, validation
+):
     write_rows(tmp_path, documents(24), validation)
-    changes = {"method": "Full", "lora": None, "optimizer": {"name": optimizer}}  # large enough for moments of 8 bits
+    changes = {
+        "method": "Full",
+        "lora": None,
+        "optimizer": {"name": optimizer},
+    }  # large enough for moments of 8 bits
     run_train(train_config(tiny_model, max_steps=12, eval_steps=2, **changes), tmp_path)
     last = training.snapshots[-1]
     expected = kinds(last.weights) + kinds(last.optimizer) + kinds(last.best or {})

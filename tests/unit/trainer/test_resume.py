@@ -100,7 +100,9 @@ class KilledTraining:
     def start(self):
         (self.workspace / "progress.json").unlink(missing_ok=True)
         options = {"slow_disk": SLOW_DISK, "constants": self.constants}
-        return self.server.start(self.config, environment(self.workspace), self.workspace / "log", **options)
+        return self.server.start(
+            self.config, environment(self.workspace), self.workspace / "log", **options
+        )
 
     def kill(self, moment: str, after: float, number: int) -> int:
         """Start the stage, wait for a moment and `after` seconds more, send the signal; return the exit code.
@@ -165,7 +167,11 @@ METHODS = {
     "LoRA-whole-layers-noise": lora(modules_to_save=["lm_head"]) | {"neftune_noise_alpha": 5},
     "QLoRA": {"method": "QLoRA", "dtype": "BF16"} | lora(),
     "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
-    "Full-8-bit": {"method": "Full", "lora": None, "optimizer": {"name": "AdamW8Bit", "learning_rate": 1e-3}},
+    "Full-8-bit": {
+        "method": "Full",
+        "lora": None,
+        "optimizer": {"name": "AdamW8Bit", "learning_rate": 1e-3},
+    },
     "DPO-LoRA-noise": DPO | lora() | {"neftune_noise_alpha": 5},
     "DPO-QLoRA": DPO | {"method": "QLoRA", "dtype": "BF16"} | lora(),
     "DPO-from-adapter": DPO,
@@ -177,7 +183,10 @@ METHODS = {
 @pytest.fixture(scope="module")
 def start(packed, uninterrupted):
     """Settings to start from the adapter of the uninterrupted training."""
-    return {"start_from": {"uri": f"file://{stage_folder(packed, 'w' * 16) / 'output'}"}, "lora": None}
+    return {
+        "start_from": {"uri": f"file://{stage_folder(packed, 'w' * 16) / 'output'}"},
+        "lora": None,
+    }
 
 
 @pytest.fixture(scope="module", params=METHODS if ALL else DEFAULTS)
@@ -206,8 +215,12 @@ def test_random_kills_do_not_change_the_weights(new_training, method):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_kills_in_the_reference_do_not_change_the_weights(tiny_model, new_training, train_uninterrupted, number):
-    config = train_config(tiny_model, max_steps=6, **DPO, **lora()).model_copy(update={"prepare": PAIRS})
+def test_kills_in_the_reference_do_not_change_the_weights(
+    tiny_model, new_training, train_uninterrupted, number
+):
+    config = train_config(tiny_model, max_steps=6, **DPO, **lora()).model_copy(
+        update={"prepare": PAIRS}
+    )
     training = new_training(config)
     training.constants = {"finetune_trainer.training.reference.PART_ROWS": 8}
     reference, counts = stage_folder(training.workspace) / "reference", [0]
@@ -227,7 +240,9 @@ def test_twelve_consecutive_kills_do_not_change_the_adapter(new_training, uninte
     training = new_training()
     for attempt in range(12):
         moment = ("saving", "training")[attempt % 2]
-        training.kill(moment, 0.004 * attempt, (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM)[attempt % 3])
+        training.kill(
+            moment, 0.004 * attempt, (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM)[attempt % 3]
+        )
         if training.codes[-1] == ExitCode.DONE:
             break
     assert len(training.codes) >= 10
@@ -238,9 +253,13 @@ def test_twelve_consecutive_kills_do_not_change_the_adapter(new_training, uninte
 def test_sigterm_during_a_save_waits_for_the_checkpoint(new_training, uninterrupted):
     training = new_training()
     assert training.kill("saving", 0, signal.SIGTERM) == ExitCode.INTERRUPTED
-    message = TerminationMessage.model_validate_json((training.workspace / "termination.json").read_text())
+    message = TerminationMessage.model_validate_json(
+        (training.workspace / "termination.json").read_text()
+    )
     assert message.interruption.step == message.interruption.saved_step >= 3
-    folders = sorted(folder.name for folder in (stage_folder(training.workspace) / "checkpoints").iterdir())
+    folders = sorted(
+        folder.name for folder in (stage_folder(training.workspace) / "checkpoints").iterdir()
+    )
     assert folders[-1] == f"step-{message.interruption.step:08d}"
     assert "step-00000003" in folders
     assert training.finish() == uninterrupted
@@ -258,22 +277,32 @@ def test_repeated_sigterm_does_not_corrupt_anything(new_training, uninterrupted)
     assert training.finish() == uninterrupted
 
 
-def test_disk_too_small_for_checkpoints_does_not_stop_training(fork_server, config, uninterrupted, workspace):
-    process = fork_server.start(config, environment(workspace), workspace / "log", largest_file=30_000)
+def test_disk_too_small_for_checkpoints_does_not_stop_training(
+    fork_server, config, uninterrupted, workspace
+):
+    process = fork_server.start(
+        config, environment(workspace), workspace / "log", largest_file=30_000
+    )
     assert process.wait() == ExitCode.DONE
     assert (
-        "optimizer.safetensors: Error while serializing: I/O error: File too large" in (workspace / "log").read_text()
+        "optimizer.safetensors: Error while serializing: I/O error: File too large"
+        in (workspace / "log").read_text()
     )
     assert adapter_digest(workspace) == uninterrupted
 
 
 def test_disk_too_small_for_the_last_checkpoint_is_a_failure(fork_server, config, workspace):
-    process = fork_server.start(config, environment(workspace), workspace / "log", largest_file=30_000)
+    process = fork_server.start(
+        config, environment(workspace), workspace / "log", largest_file=30_000
+    )
     process.until(lambda: reported_step(workspace) > 2)
     process.kill(signal.SIGTERM)
     assert process.wait() == ExitCode.UNAVAILABLE
     message = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
-    assert "enlarge spec.workspace.size; training will start from the beginning" in message.failure.message
+    assert (
+        "enlarge spec.workspace.size; training will start from the beginning"
+        in message.failure.message
+    )
 
 
 def start_program(config, workspace: Path) -> subprocess.Popen:
@@ -284,10 +313,14 @@ def start_program(config, workspace: Path) -> subprocess.Popen:
         "PYTHONPATH": str(REPOSITORY / "trainer"),
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.Popen([sys.executable, "-m", "finetune_trainer", "train"], env=os.environ | variables)
+    return subprocess.Popen(
+        [sys.executable, "-m", "finetune_trainer", "train"], env=os.environ | variables
+    )
 
 
-def test_program_stops_on_sigterm_during_import_and_training(fork_server, config, uninterrupted, workspace):
+def test_program_stops_on_sigterm_during_import_and_training(
+    fork_server, config, uninterrupted, workspace
+):
     importing = start_program(config, workspace)
     while b"finetune_trainer" not in Path(f"/proc/{importing.pid}/cmdline").read_bytes():
         time.sleep(0.01)
@@ -297,7 +330,9 @@ def test_program_stops_on_sigterm_during_import_and_training(fork_server, config
     importing.terminate()
     assert importing.wait(20) == ExitCode.INTERRUPTED
     assert time.monotonic() - signalled < 5
-    assert TerminationMessage.model_validate_json((workspace / "termination.json").read_text()).interruption
+    assert TerminationMessage.model_validate_json(
+        (workspace / "termination.json").read_text()
+    ).interruption
 
     training = start_program(config, workspace)
     while reported_step(workspace) < 2:

@@ -29,11 +29,15 @@ def assert_corrupt(folder: Path, row: int) -> None:
     """Check that the other rows can be read and this one cannot."""
     rows = PackedRows(folder, "train")
     rows.read(index for index in range(len(rows)) if index != row)
-    with pytest.raises(DataInvalid, match=rf"train-00000.rows.*row {row}.*: delete .* and run prepare again"):
+    with pytest.raises(
+        DataInvalid, match=rf"train-00000.rows.*row {row}.*: delete .* and run prepare again"
+    ):
         rows.read([row])
 
 
-@pytest.mark.parametrize("position", [0, 4 * CONTEXT + 1, SIZE - 1], ids=["token", "flag", "checksum"])
+@pytest.mark.parametrize(
+    "position", [0, 4 * CONTEXT + 1, SIZE - 1], ids=["token", "flag", "checksum"]
+)
 def test_flipped_bit_is_found_when_the_row_is_read(folder, position):
     file = folder / "train-00000.rows"
     data = bytearray(file.read_bytes())
@@ -124,7 +128,9 @@ def test_start_of_training_reads_two_percent_of_the_rows(tmp_path):
         folder = write_rows(tmp_path, repeat(document(0, context), count), context_length=context)
         size = sum(file.stat().st_size for file in folder.iterdir())
         before = bytes_read()
-        config = train_config(tmp_path / "no-model", micro_batch_size=8, gradient_accumulation_steps=4)
+        config = train_config(
+            tmp_path / "no-model", micro_batch_size=8, gradient_accumulation_steps=4
+        )
         rows, validation_rows, _ = open_rows(config, environment(tmp_path))
         check_tokens((rows, validation_rows), vocabulary=320)
         wanted = StepSampler.of(config.recipe, len(rows), config.seed).rows_for_step(0)

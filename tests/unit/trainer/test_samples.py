@@ -81,11 +81,15 @@ def test_samples_of_every_validation_do_not_change_the_adapter(undisturbed):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kills_leave_the_same_adapter_and_each_sample_once(fork_server, config, undisturbed, workspace, seed):
+def test_kills_leave_the_same_adapter_and_each_sample_once(
+    fork_server, config, undisturbed, workspace, seed
+):
     generator, codes = random.Random(seed), []
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         (workspace / "progress.json").unlink(missing_ok=True)
-        process = fork_server.start(config, environment(workspace), workspace / "log", slow_disk=0.01)
+        process = fork_server.start(
+            config, environment(workspace), workspace / "log", slow_disk=0.01
+        )
         reached = process.until(lambda: "generating samples" in progress_of(workspace))
         if reached:
             time.sleep(generator.uniform(0, 0.06))
@@ -106,7 +110,9 @@ def progress_of(workspace):
         return ""
 
 
-def test_failing_generation_is_logged_once_and_training_goes_on(config, undisturbed, workspace, monkeypatch, capsys):
+def test_failing_generation_is_logged_once_and_training_goes_on(
+    config, undisturbed, workspace, monkeypatch, capsys
+):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel for this")
 
@@ -122,7 +128,9 @@ def test_samples_end_at_the_last_position_of_the_model(config, undisturbed, work
     positions = json.loads((tiny_model / "config.json").read_text())["max_position_embeddings"]
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     texts = ("w " * count for count in range(1, 2 * positions))
-    prompt = next(text for text in texts if positions - 4 <= len(tokenizer(text)["input_ids"]) < positions)
+    prompt = next(
+        text for text in texts if positions - 4 <= len(tokenizer(text)["input_ids"]) < positions
+    )
     samples = Samples(prompts=(prompt,), max_new_tokens=6)
     run_train(config.model_copy(update={"samples": samples}), workspace)
     assert adapter_digest(workspace) == undisturbed[1]
@@ -137,7 +145,9 @@ def test_prompt_that_is_too_long_ends_the_samples_only(config, undisturbed, work
     assert re.search(message, capsys.readouterr().out)
 
 
-def test_prompts_are_conversations_where_the_records_are(config, packed, workspace, tiny_model, monkeypatch):
+def test_prompts_are_conversations_where_the_records_are(
+    config, packed, workspace, tiny_model, monkeypatch
+):
     """The tiny model has no chat template, so that the default one shows."""
     seen = []
     folder = workspace / "prepare" / config.prepare
@@ -157,7 +167,9 @@ def test_prompts_are_conversations_where_the_records_are(config, packed, workspa
         return encoded(self, prompt)
 
     monkeypatch.setattr(samples.SampleGenerator, "_encoded", record)
-    run_train(config.model_copy(update={"samples": Samples(prompts=("Hi",), max_new_tokens=2)}), workspace)
+    run_train(
+        config.model_copy(update={"samples": Samples(prompts=("Hi",), max_new_tokens=2)}), workspace
+    )
     assert seen == ["user: Hi\n\nassistant:"]
     assert rows_of(workspace) == [(step, "Hi") for step in VALIDATED]
 
@@ -193,9 +205,13 @@ def test_samples_are_appended_again_after_a_full_disk(tmp_path, monkeypatch):
     assert [row.step for row in read_samples(tmp_path / SAMPLES)] == [1, 3]
 
 
-@pytest.mark.parametrize("line", ["", "[]", "{}", "null", '{"step": "x", "prompt": "a", "text": "b"}', '{"step": 1, '])
+@pytest.mark.parametrize(
+    "line", ["", "[]", "{}", "null", '{"step": "x", "prompt": "a", "text": "b"}', '{"step": 1, ']
+)
 def test_line_that_is_no_sample_is_left_out(line):
-    assert parse_samples([line, '{"step": 2, "prompt": "a", "text": "b"}', line]) == [SampleRow(2, "a", "b")]
+    assert parse_samples([line, '{"step": 2, "prompt": "a", "text": "b"}', line]) == [
+        SampleRow(2, "a", "b")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +219,9 @@ def test_line_that_is_no_sample_is_left_out(line):
 )
 def test_samples_do_not_change_the_adapter_of_other_recipes(workspace, tiny_model, changes):
     plain = train_config(tiny_model, max_steps=4, eval_steps=2, **changes)
-    sampling = plain.model_copy(update={"identity": "s" * 16, "samples": Samples(prompts=PROMPTS, max_new_tokens=4)})
+    sampling = plain.model_copy(
+        update={"identity": "s" * 16, "samples": Samples(prompts=PROMPTS, max_new_tokens=4)}
+    )
     for config in (plain, sampling):
         run_train(config, workspace)
     assert len(read_samples(stage_folder(workspace, "s" * 16) / SAMPLES)) == 2 * len(PROMPTS)

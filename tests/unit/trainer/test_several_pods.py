@@ -53,7 +53,9 @@ def test_kills_of_any_pod_do_not_change_the_weights(new_training, method):
         time.sleep(after)
         pods[lost].kill(number)
         codes = [pod.wait() for pod in pods]
-        assert (codes[lost], codes[1 - lost]) == (stop_code(number), ExitCode.INTERRUPTED), disturbed.log_of(1 - lost)
+        assert (codes[lost], codes[1 - lost]) == (stop_code(number), ExitCode.INTERRUPTED), (
+            disturbed.log_of(1 - lost)
+        )
     assert [pod.wait() for pod in disturbed.start_pods()] == [ExitCode.DONE] * 2
     assert disturbed.digest == calm.digest
 
@@ -71,15 +73,21 @@ def test_lost_pod_does_not_change_the_weights(new_training, undisturbed, paralle
     if number == SIGTERM:  # both stop at one step, and the first saves it
         first, second = (training.message_of(rank).interruption for rank in range(2))
         assert first.saved_step == first.step == second.step > 8
-    elif lost == 1:  # the first saves the last finished step, unless that needs what the lost one had
+    elif (
+        lost == 1
+    ):  # the first saves the last finished step, unless that needs what the lost one had
         stopped = training.message_of(0).interruption
-        assert stopped.step >= stopped.saved_step >= (6 if parallelism == "FSDP" else stopped.step) > 0
+        assert (
+            stopped.step >= stopped.saved_step >= (6 if parallelism == "FSDP" else stopped.step) > 0
+        )
     assert [pod.wait() for pod in training.start_pods()] == [ExitCode.DONE] * 2
     assert training.digest == undisturbed(parallelism)
 
 
 @pytest.mark.parametrize("parallelism", BOTH)
-def test_resumed_pods_train_as_one_process_and_the_first_writes(new_training, one_process, parallelism):
+def test_resumed_pods_train_as_one_process_and_the_first_writes(
+    new_training, one_process, parallelism
+):
     """They resume from a checkpoint with the best weights so far."""
     training = of_two_pods(new_training, parallelism)
     pods = training.start_pods()
@@ -99,7 +107,9 @@ def test_notice_on_another_node_saves_the_next_step(new_training):
         served.set(Ec2.ACTION, {"action": "terminate", "time": "2030-01-01T08:22:00Z"})
         noticed = {"interruption_notices": "EC2", "metadata_endpoint": base, "progress_file": None}
         pods = training.start_pods(second=noticed)
-        assert pods[0].until(lambda: list((stage_folder(training.workspace) / "checkpoints").glob("step-*")), 60)
+        assert pods[0].until(
+            lambda: list((stage_folder(training.workspace) / "checkpoints").glob("step-*")), 60
+        )
         pods[0].kill()
         assert [pod.wait() for pod in pods] == [ExitCode.INTERRUPTED] * 2
     assert "EC2 announces terminate" in training.log_of(1)
@@ -117,6 +127,9 @@ def test_pod_that_waits_for_another_in_vain_can_be_retried(new_training):
 @pytest.mark.parametrize("version", [peft.__version__, "0.1"])
 def test_pods_log_that_their_numeric_environments_differ(new_training, version):
     training, port = new_training(nodes=2, max_steps=2), free_port()
-    pods = [training.start_pod(0, port, {}), training.start_pod(1, port, {}, **{"peft.__version__": version})]
+    pods = [
+        training.start_pod(0, port, {}),
+        training.start_pod(1, port, {}, **{"peft.__version__": version}),
+    ]
     assert [pod.wait() for pod in pods] == [ExitCode.DONE] * 2
     assert [UNLIKE in training.log_of(rank) for rank in range(2)] == [version == "0.1"] * 2

@@ -18,7 +18,10 @@ def environment(tmp_path: Path) -> Environment:
 
 
 def paths(uri: str, environment: Environment) -> list[Path]:
-    return [file.path for file in fetch_dataset(DatasetSource(uri=uri, revision="main"), environment).files]
+    return [
+        file.path
+        for file in fetch_dataset(DatasetSource(uri=uri, revision="main"), environment).files
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +67,12 @@ def test_unsupported_scheme_is_rejected(environment: Environment) -> None:
         locate("ftp://host/rows.jsonl", environment)
 
 
-def test_missing_file_is_reported_with_its_resolved_path(tmp_path: Path, environment: Environment) -> None:
-    with pytest.raises(SourceNotFound, match=rf"rows\.jsonl: {tmp_path}/manifest/rows\.jsonl does not exist"):
+def test_missing_file_is_reported_with_its_resolved_path(
+    tmp_path: Path, environment: Environment
+) -> None:
+    with pytest.raises(
+        SourceNotFound, match=rf"rows\.jsonl: {tmp_path}/manifest/rows\.jsonl does not exist"
+    ):
         locate_existing("rows.jsonl", environment)
 
 
@@ -113,7 +120,8 @@ def test_pattern_works_for_every_kind_of_path(tmp_path: Path, environment: Envir
 @pytest.mark.usefixtures("folder")
 def test_pattern_without_a_match_names_what_there_is(environment: Environment) -> None:
     with pytest.raises(
-        SourceNotFound, match=r"no file matches \*\.parquet; .*/day holds \.rows-0\.jsonl, other\.csv, "
+        SourceNotFound,
+        match=r"no file matches \*\.parquet; .*/day holds \.rows-0\.jsonl, other\.csv, ",
     ):
         paths("pvc://data/day/*.parquet", environment)
     with pytest.raises(SourceNotFound, match=r"/night cannot be listed: No such file or directory"):
@@ -130,7 +138,9 @@ def test_file_of_a_pattern_that_leaves_its_claim_is_rejected(
         paths("pvc://data/day/rows-*.jsonl", environment)
 
 
-def test_folder_without_config_json_is_not_a_model(tmp_path: Path, environment: Environment) -> None:
+def test_folder_without_config_json_is_not_a_model(
+    tmp_path: Path, environment: Environment
+) -> None:
     (tmp_path / "manifest" / "model").mkdir()
 
     with pytest.raises(SourceNotFound, match=r"has no config\.json"):
@@ -139,7 +149,9 @@ def test_folder_without_config_json_is_not_a_model(tmp_path: Path, environment: 
     assert fetch_model("model", environment).folder == tmp_path / "manifest" / "model"
 
 
-def test_unreachable_hub_is_a_temporary_failure(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_a_temporary_failure(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ServiceUnavailable, match="hf://organisation/name"):
         paths("hf://organisation/name/rows.jsonl", environment)

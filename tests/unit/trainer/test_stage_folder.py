@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer.contract import Environment, EvaluateResult, ExitCode, Failure, Score, TerminationMessage
+from finetune_trainer.contract import (
+    Environment,
+    EvaluateResult,
+    ExitCode,
+    Failure,
+    Score,
+    TerminationMessage,
+)
 from finetune_trainer.runtime import locks
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.runtime.stage_folder import exclusive, write_termination_message
@@ -26,7 +33,10 @@ def test_folder_has_one_writer_until_it_is_killed(tmp_path, monkeypatch):
     other = context.Process(target=hold_lock, args=(tmp_path / "x", locked, release))
     other.start()
     assert locked.wait(60)
-    with pytest.raises(ServiceUnavailable, match="is locked by another process"), exclusive(tmp_path / "x"):
+    with (
+        pytest.raises(ServiceUnavailable, match="is locked by another process"),
+        exclusive(tmp_path / "x"),
+    ):
         pass
     other.kill()
     other.join()
@@ -64,11 +74,15 @@ def test_termination_message_is_shrunk_to_4096_bytes(tmp_path):
     write_termination_message(environment, TerminationMessage(failure=Failure(message="ü" * 9000)))
     assert len(log.read_bytes()) <= 4096
     assert json.loads(log.read_bytes())["failure"]["message"].endswith("…")
-    score = Score(value=-0.123456, stderr=0.0123456, base=-1.23456e-07, difference_stderr=1.23456e-07)
+    score = Score(
+        value=-0.123456, stderr=0.0123456, base=-1.23456e-07, difference_stderr=1.23456e-07
+    )
     metrics = {f"metric_{number}": score for number in range(9)}
     # The longest names that the API allows for a task.
     tasks = [f"{n:02}" + "t" * 126 for n in range(16)]
-    result = EvaluateResult(identity="i" * 16, digest="sha256:" + "0" * 64, scores=dict.fromkeys(tasks, metrics))
+    result = EvaluateResult(
+        identity="i" * 16, digest="sha256:" + "0" * 64, scores=dict.fromkeys(tasks, metrics)
+    )
     write_termination_message(environment, TerminationMessage(result=result))
     assert len(log.read_bytes()) <= 4096
     scores = json.loads(log.read_bytes())["result"]["scores"]

@@ -9,7 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models import write_jsonl
 from support.prepared import prepare, prepare_config
-from support.training import documents, environment, pairs, run_train, stage_folder, train_config, write_rows
+from support.training import (
+    documents,
+    environment,
+    pairs,
+    run_train,
+    stage_folder,
+    train_config,
+    write_rows,
+)
 
 from finetune_trainer.contract import AdapterSource
 from finetune_trainer.models.base_model import BaseModel
@@ -35,7 +43,10 @@ def trained(tiny_model, tmp_path_factory):
     for name, more in VARIANTS.items():
         variant = name if name in {"RsLoRA", "DoRA"} else "LoRA"
         lora = LORA | {"variant": variant} | more
-        run_train(train_config(tiny_model, identity=name, lora=lora, max_steps=20, eval_steps=None), workspace)
+        run_train(
+            train_config(tiny_model, identity=name, lora=lora, max_steps=20, eval_steps=None),
+            workspace,
+        )
     return workspace
 
 
@@ -55,7 +66,9 @@ def started(model, folder, **changes):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("method", [{}, {"method": "QLoRA", "dtype": "BF16"}], ids=["LoRA", "QLoRA"])
+@pytest.mark.parametrize(
+    "method", [{}, {"method": "QLoRA", "dtype": "BF16"}], ids=["LoRA", "QLoRA"]
+)
 def test_weights_and_settings_are_those_of_the_adapter(tiny_model, trained, name, method):
     trainable = started(tiny_model, output(trained, name), **method)
     found = load_file(output(trained, name) / "adapter_model.safetensors")
@@ -77,7 +90,9 @@ def test_weights_and_settings_are_those_of_the_adapter(tiny_model, trained, name
 def test_started_adapter_merges_as_the_first_one(tiny_model, trained, tmp_path, name):
     trainable = started(tiny_model, output(trained, name))
     trainable.format.write(copy_to_cpu(trainable.weights), tmp_path)  # tied layers share a tensor
-    first, second = (load_merged(tiny_model, path, torch.float32) for path in (output(trained, name), tmp_path))
+    first, second = (
+        load_merged(tiny_model, path, torch.float32) for path in (output(trained, name), tmp_path)
+    )
     others = dict(second.named_parameters())
     assert all(torch.equal(parameter, others[key]) for key, parameter in first.named_parameters())
 
@@ -93,7 +108,9 @@ def test_training_goes_on_from_the_adapter(tiny_model, trained):
 
 
 def test_reference_of_dpo_is_the_starting_adapter(tiny_model, trained):
-    config = from_adapter(tiny_model, output(trained), objective="DPO", max_steps=1, optimizer={"learning_rate": 1e-6})
+    config = from_adapter(
+        tiny_model, output(trained), objective="DPO", max_steps=1, optimizer={"learning_rate": 1e-6}
+    )
     result = run_train(config.model_copy(update={"prepare": PAIRS, "identity": "h" * 16}), trained)
     assert result.loss == pytest.approx(math.log(2), abs=1e-5)
 
@@ -182,7 +199,9 @@ def test_full_training_has_no_adapter_to_start_from(tiny_model, adapter):
 def test_prepare_finds_the_digest_that_train_requires(tiny_model, trained, adapter, tmp_path):
     write_jsonl(tmp_path / "data.jsonl", [{"text": "the file"}] * 20)
     source = AdapterSource(uri=f"file://{adapter}")
-    config = prepare_config(tiny_model, validation_fraction=0.2).model_copy(update={"start_from": source})
+    config = prepare_config(tiny_model, validation_fraction=0.2).model_copy(
+        update={"start_from": source}
+    )
     result = prepare(config, environment(tmp_path))
     assert result.start_digest == open_adapter(source, environment(tmp_path)).digest
     training = from_adapter(tiny_model, adapter).model_copy(
@@ -190,5 +209,7 @@ def test_prepare_finds_the_digest_that_train_requires(tiny_model, trained, adapt
     )
     run_train(training, tmp_path)
     edit(adapter, lora_dropout=0.3)
-    with pytest.raises(ConfigInvalid, match=r"has the digest sha256:.*, but prepare/b+ has found sha256:"):
+    with pytest.raises(
+        ConfigInvalid, match=r"has the digest sha256:.*, but prepare/b+ has found sha256:"
+    ):
         run_train(training.model_copy(update={"identity": "i" * 16}), tmp_path)

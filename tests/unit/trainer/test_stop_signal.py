@@ -46,7 +46,9 @@ write("done")
 )
 def test_last_file_is_that_of_the_thread_that_ends_first(tmp_path, first, text, code):
     message = tmp_path / "message"
-    done = subprocess.run([sys.executable, "-c", TWO_THREADS, message, first], check=False, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_THREADS, message, first], check=False, timeout=30
+    )
     assert (message.read_text(), done.returncode) == (text, code)
 
 

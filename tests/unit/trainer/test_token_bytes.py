@@ -9,14 +9,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.models import SENTENCES
 from support.prepared import make_tokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from finetune_trainer.data.encoding import Encoder, TextExample
 from finetune_trainer.data.token_bytes import TokenBytes
 
-many_examples = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many_examples = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 texts = st.lists(
-    st.sampled_from([*" \nabenops the.,éß漢🙂<", "e\u0301", "<eos>", "<bos>", " <tool> ", "ﬁ"]), max_size=20
+    st.sampled_from([*" \nabenops the.,éß漢🙂<", "e\u0301", "<eos>", "<bos>", " <tool> ", "ﬁ"]),
+    max_size=20,
 )
 
 
@@ -43,20 +54,28 @@ CHANGES: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=CHANGES)
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"), writes_bos=request.param == "BOS")
+    tokenizer = make_tokenizer(
+        tmp_path_factory.mktemp("tokenizer"), writes_bos=request.param == "BOS"
+    )
     if change := CHANGES[request.param]:
         change(tokenizer.backend_tokenizer)
     return tokenizer
 
 
 @many_examples
-@given(pieces=texts, bounds=st.lists(st.integers(0, 30), min_size=4, max_size=4), is_chat=st.booleans())
-def test_masks_are_those_of_offsets(*, tokenizer: Any, pieces: list[str], bounds: list[int], is_chat: bool) -> None:
+@given(
+    pieces=texts, bounds=st.lists(st.integers(0, 30), min_size=4, max_size=4), is_chat=st.booleans()
+)
+def test_masks_are_those_of_offsets(
+    *, tokenizer: Any, pieces: list[str], bounds: list[int], is_chat: bool
+) -> None:
     text = "".join(pieces)
     first, second, third, last = sorted(min(bound, len(text) + 1) for bound in bounds)
     example = TextExample(text, ((first, second), (third, last)), has_special_tokens=is_chat)
     by_bytes, by_offsets = Encoder(tokenizer), Encoder(tokenizer)
-    by_bytes._token_bytes = TokenBytes(tokenizer.backend_tokenizer)  # also where it is of no use: only slower
+    by_bytes._token_bytes = TokenBytes(
+        tokenizer.backend_tokenizer
+    )  # also where it is of no use: only slower
     by_offsets._token_bytes = None
 
     [found], [expected] = by_bytes.encode([example]), by_offsets.encode([example])
@@ -70,7 +89,9 @@ def sentence_pieces() -> Tokenizer:
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
-    backend.train_from_iterator(SENTENCES, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<eos>"]))
+    backend.train_from_iterator(
+        SENTENCES, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<eos>"])
+    )
     return backend
 
 
@@ -90,6 +111,10 @@ def test_tokenizer_without_bytes_uses_offsets() -> None:
         bos_token_id=None,
         eos_token_id=backend.token_to_id("<eos>"),
     )
-    [document] = Encoder(settings).encode([TextExample("the file opens", ((8, 15),), has_special_tokens=False)])
-    trained = backend.decode(document.tokens[document.loss_mask == 1].tolist(), skip_special_tokens=False)
+    [document] = Encoder(settings).encode(
+        [TextExample("the file opens", ((8, 15),), has_special_tokens=False)]
+    )
+    trained = backend.decode(
+        document.tokens[document.loss_mask == 1].tolist(), skip_special_tokens=False
+    )
     assert trained.replace(" ", "") == "opens<eos>"

@@ -23,7 +23,13 @@ from transformers import AutoModelForCausalLM
 from finetune_trainer.data.packing import PackedRows
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, Diverged, Interrupted, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    DataInvalid,
+    Diverged,
+    Interrupted,
+    SourceNotFound,
+)
 from finetune_trainer.stages import train
 from finetune_trainer.training.batches import StepSampler
 from finetune_trainer.training.lora import trainable_adapter
@@ -44,7 +50,9 @@ def workspace(tmp_path):
 def test_training_lowers_the_loss_and_peft_loads_the_adapter(tiny_model, tmp_path):
     write_rows(tmp_path, [document(0, 32)] * 4, [document(0, 32)])
     recipe = {"max_steps": 12, "gradient_accumulation_steps": 1, "eval_steps": None}
-    result = run_train(train_config(tiny_model, optimizer={"learning_rate": 1e-2}, **recipe), tmp_path)
+    result = run_train(
+        train_config(tiny_model, optimizer={"learning_rate": 1e-2}, **recipe), tmp_path
+    )
     assert result.steps == 12
     output = stage_folder(tmp_path) / "output"
     assert sorted(file.name for file in output.iterdir()) == [
@@ -52,7 +60,9 @@ def test_training_lowers_the_loss_and_peft_loads_the_adapter(tiny_model, tmp_pat
         "adapter_model.safetensors",
         "manifest.json",
     ]
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), output)
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), output
+    )
     tokens = torch.from_numpy(document(0, 32).tokens.astype("int64"))[None]
     labels = tokens.masked_fill(torch.arange(32) < 3, -100)
     with torch.no_grad(), model.disable_adapter():
@@ -68,7 +78,9 @@ def test_output_is_valid_until_a_byte_of_it_changes(tiny_model, workspace):
     result = run_train(config, workspace)
     assert result.digest == artifacts.digest_of(stage_folder(workspace) / "output")
     assert train.is_output_valid(result, config, environment(workspace))
-    assert not train.is_output_valid(result.model_copy(update={"digest": "sha256:0"}), config, environment(workspace))
+    assert not train.is_output_valid(
+        result.model_copy(update={"digest": "sha256:0"}), config, environment(workspace)
+    )
     weights = stage_folder(workspace) / "output" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
     assert not train.is_output_valid(result, config, environment(workspace))
@@ -100,7 +112,10 @@ def test_different_seed_gives_different_adapter(tiny_model, workspace):
     [
         {"dtype": "BF16"},
         {"lora": {"rank": 4, "variant": "DoRA"}},
-        {"lora": {"rank": 4, "variant": "RsLoRA"}, "optimizer": {"weight_decay": 0.1, "scheduler": "Linear"}},
+        {
+            "lora": {"rank": 4, "variant": "RsLoRA"},
+            "optimizer": {"weight_decay": 0.1, "scheduler": "Linear"},
+        },
         {"optimizer": {"max_grad_norm": 0, "scheduler": "Constant", "warmup_fraction": 0.5}},
     ],
     ids=str,
@@ -121,7 +136,10 @@ def test_every_recipe_option_resumes_exactly(tiny_model, workspace, recipe):
 def test_activation_checkpointing_does_not_change_the_adapter(tiny_model, workspace):
     run_train(train_config(tiny_model, max_steps=3), workspace)
     first = adapter_digest(workspace)
-    run_train(train_config(tiny_model, max_steps=3, gradient_checkpointing=True, identity="b" * 16), workspace)
+    run_train(
+        train_config(tiny_model, max_steps=3, gradient_checkpointing=True, identity="b" * 16),
+        workspace,
+    )
     assert adapter_digest(workspace, "b" * 16) == first
 
 
@@ -135,7 +153,9 @@ def test_without_validation_rows_last_adapter_is_the_result(tiny_model, tmp_path
 @pytest.mark.parametrize("count", [1, 3])
 def test_fewer_rows_than_a_batch_can_be_trained_on(tiny_model, tmp_path, count):
     write_rows(tmp_path, [document(9 * i, 30) for i in range(count)], [document(1, 20)])
-    config = train_config(tiny_model, max_steps=None, epochs=8, micro_batch_size=4, gradient_accumulation_steps=1)
+    config = train_config(
+        tiny_model, max_steps=None, epochs=8, micro_batch_size=4, gradient_accumulation_steps=1
+    )
     result = run_train(config, tmp_path)
     assert result.steps == 8 * count // 4
     assert result.tokens == 8 * count * 30
@@ -144,7 +164,9 @@ def test_fewer_rows_than_a_batch_can_be_trained_on(tiny_model, tmp_path, count):
 
 def test_fractional_epoch_sees_that_fraction_of_the_rows(tiny_model, tmp_path):
     write_rows(tmp_path, [document(i, 30) for i in range(10)])
-    config = train_config(tiny_model, max_steps=None, epochs=0.5, micro_batch_size=2, gradient_accumulation_steps=1)
+    config = train_config(
+        tiny_model, max_steps=None, epochs=0.5, micro_batch_size=2, gradient_accumulation_steps=1
+    )
     result = run_train(config, tmp_path)
     assert (result.steps, result.tokens) == (3, 5 * 30)
 
@@ -166,7 +188,9 @@ def test_adapter_with_lowest_validation_loss_is_the_result(tiny_model, tmp_path)
     assert result.best_step < result.steps == 24
     base = load_base(tiny_model, torch.float32)
     model = TrainedModel(
-        trainable_adapter(base, config.recipe.lora, config.model, 0), torch.device("cpu"), config.recipe
+        trainable_adapter(base, config.recipe.lora, config.model, 0),
+        torch.device("cpu"),
+        config.recipe,
     )
     model.load(load_file(stage_folder(tmp_path) / "output" / "adapter_model.safetensors"))
     rows = PackedRows(tmp_path / "prepare" / PREPARED / "output", "validation")
@@ -183,7 +207,9 @@ def test_early_stopping_ends_training(tiny_model, tmp_path):
 def test_tokens_outside_the_vocabulary_are_rejected(tmp_path):
     smaller = make_tiny_model(tmp_path / "model", vocabulary=290)
     write_rows(tmp_path, documents(20))
-    with pytest.raises(DataInvalid, match=r"the model's vocabulary is 0 to 289: .* another model's tokenizer"):
+    with pytest.raises(
+        DataInvalid, match=r"the model's vocabulary is 0 to 289: .* another model's tokenizer"
+    ):
         run_train(train_config(smaller), tmp_path)
 
 
@@ -196,8 +222,18 @@ def test_loss_that_is_nan_fails_the_stage_naming_the_step(tmp_path):
     poisoned.tokens[10] = 300
     write_rows(tmp_path, [document(0, 32)] * 7 + [poisoned])
     config = train_config(model, max_steps=4)
-    step = next(step for step in range(4) if 7 in StepSampler.of(config.recipe, 8, config.seed).rows_for_step(step)) + 1
-    with pytest.raises(Diverged, match=rf"step {step}: the loss sum is nan.*again.*lower train.optimizer.learningRate"):
+    step = (
+        next(
+            step
+            for step in range(4)
+            if 7 in StepSampler.of(config.recipe, 8, config.seed).rows_for_step(step)
+        )
+        + 1
+    )
+    with pytest.raises(
+        Diverged,
+        match=rf"step {step}: the loss sum is nan.*again.*lower train.optimizer.learningRate",
+    ):
         run_train(config, tmp_path)
 
 
@@ -209,7 +245,9 @@ def test_missing_packed_rows_are_rejected(tiny_model, tmp_path):
 def test_corrupt_packed_rows_are_rejected(tiny_model, workspace):
     rows = workspace / "prepare" / ("p" * 16) / "output" / "train-00000.rows"
     rows.write_bytes(b"\x07" + rows.read_bytes()[1:])
-    with pytest.raises(DataInvalid, match=r"train-00000.rows: row 0 does not match its checksum.*run prepare again"):
+    with pytest.raises(
+        DataInvalid, match=r"train-00000.rows: row 0 does not match its checksum.*run prepare again"
+    ):
         run_train(train_config(tiny_model), workspace)
 
 

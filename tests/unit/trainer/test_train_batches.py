@@ -20,13 +20,18 @@ from finetune_trainer.training.batches import StepSampler, load_batch
     seed=st.integers(-(2**63), 2**64),
 )
 def test_every_row_is_sampled_once_per_epoch(rows, epochs, batch_size, accumulation, seed):
-    recipe = TrainRecipe(epochs=epochs, micro_batch_size=batch_size, gradient_accumulation_steps=accumulation)
+    recipe = TrainRecipe(
+        epochs=epochs, micro_batch_size=batch_size, gradient_accumulation_steps=accumulation
+    )
     sampler = StepSampler.of(recipe, rows, seed)
     sampled = np.concatenate([sampler.rows_for_step(step) for step in range(sampler.steps)])
     assert len(sampled) == max(1, round(epochs * rows))
     counts = np.bincount(sampled, minlength=rows)
     assert counts.max() - counts.min() <= 1
-    assert all(len(sampler.rows_for_step(step)) == batch_size * accumulation for step in range(sampler.steps - 1))
+    assert all(
+        len(sampler.rows_for_step(step)) == batch_size * accumulation
+        for step in range(sampler.steps - 1)
+    )
 
 
 def test_all_steps_are_full_with_max_steps():
@@ -58,7 +63,9 @@ def test_targets_are_exactly_the_tokens_of_the_loss_mask(rows):
     positions = batch.target_positions.tolist()
     # Position t - 1 predicts token t: tokens 4 to 9 of the first document, 2 to 5 of the second.
     assert positions == [3, 4, 5, 6, 7, 8, 11, 12, 13, 14]
-    assert batch.targets.tolist() == [rows.read([0]).tokens[0, position + 1] for position in positions]
+    assert batch.targets.tolist() == [
+        rows.read([0]).tokens[0, position + 1] for position in positions
+    ]
 
 
 def test_batch_size_excludes_padding(rows):

@@ -26,7 +26,9 @@ def adapted(tiny_model, *, seed=3, noise=True, **recipe):
     config = train_config(tiny_model, **recipe)
     base = load_base(tiny_model, dtype_of(config.recipe.dtype, tiny_model))
     model = TrainedModel(
-        trainable_adapter(base, config.recipe.lora, config.model, seed), torch.device("cpu"), config.recipe
+        trainable_adapter(base, config.recipe.lora, config.model, seed),
+        torch.device("cpu"),
+        config.recipe,
     )
     if noise:  # a new adapter does not change the output; a trained one does
         for parameter in model.trainable.values():
@@ -48,13 +50,19 @@ def packed(tmp_path, pair):
 def test_packed_document_has_the_logits_it_has_alone(tiny_model, packed, pair, batch_size):
     model = adapted(tiny_model).model.eval()
     batch = load_batch(packed, np.zeros(batch_size, dtype=int))
-    starts = {int(tokens[0]): index for index, tokens in enumerate([pair[0].tokens, pair[1].tokens])}
+    starts = {
+        int(tokens[0]): index for index, tokens in enumerate([pair[0].tokens, pair[1].tokens])
+    }
     first = starts[int(packed.read([0]).tokens[0, 0])]
     order = [pair[first], pair[1 - first]]
     second = slice(len(order[0].tokens), len(order[0].tokens) + len(order[1].tokens))
     with torch.no_grad():
-        together = model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False).logits
-        alone = model(input_ids=torch.from_numpy(order[1].tokens.astype(np.int64))[None], use_cache=False).logits
+        together = model(
+            input_ids=batch.tokens, position_ids=batch.positions, use_cache=False
+        ).logits
+        alone = model(
+            input_ids=torch.from_numpy(order[1].tokens.astype(np.int64))[None], use_cache=False
+        ).logits
         leaking = model(input_ids=batch.tokens, use_cache=False).logits
     for row in together:
         torch.testing.assert_close(row[second], alone[0], atol=2e-6, rtol=0)
@@ -65,8 +73,12 @@ def test_packed_document_has_the_logits_it_has_alone(tiny_model, packed, pair, b
 def test_model_without_document_isolation_is_rejected(tiny_model, dtype, monkeypatch):
     model = adapted(tiny_model, dtype=dtype)
     check_isolation(model, "m")
-    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None)
-    with pytest.raises(ConfigInvalid, match=r"attend to each other in this architecture \(LlamaForCausalLM\)"):
+    monkeypatch.setattr(
+        "transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None
+    )
+    with pytest.raises(
+        ConfigInvalid, match=r"attend to each other in this architecture \(LlamaForCausalLM\)"
+    ):
         check_isolation(model, "m")
 
 
@@ -78,8 +90,12 @@ def test_packed_loss_and_gradients_equal_those_unpacked(tiny_model, packed, pair
     model.model.zero_grad()
     theirs = torch.zeros(())
     for each in pair:
-        labels = torch.from_numpy(np.where(each.loss_mask, each.tokens, -100).astype(np.int64))[None]
-        output = model.model(input_ids=torch.from_numpy(each.tokens.astype(np.int64))[None], labels=labels)
+        labels = torch.from_numpy(np.where(each.loss_mask, each.tokens, -100).astype(np.int64))[
+            None
+        ]
+        output = model.model(
+            input_ids=torch.from_numpy(each.tokens.astype(np.int64))[None], labels=labels
+        )
         theirs = theirs + output.loss * int(each.loss_mask[1:].sum())
     theirs.backward()
     torch.testing.assert_close(ours, theirs)
@@ -97,7 +113,12 @@ class InOrder(Trainer):
 def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
     rows_folder = write_rows(tmp_path, [document(17 * i, 14) for i in range(40)])
     plain = {"lora": {"rank": 4, "dropout": 0.0}, "max_steps": 5, "eval_steps": None}
-    optimizer = {"learning_rate": 1e-2, "scheduler": "Constant", "warmup_fraction": 0.0, "max_grad_norm": 0.5}
+    optimizer = {
+        "learning_rate": 1e-2,
+        "scheduler": "Constant",
+        "warmup_fraction": 0.0,
+        "max_grad_norm": 0.5,
+    }
     config = train_config(tiny_model, **plain, optimizer=optimizer)
     run_train(config, tmp_path)
     ours = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -157,10 +178,15 @@ def test_head_is_computed_only_at_target_positions(tiny_model, packed):
     batch = load_batch(packed, np.array([0]))
     computed = []
     head = model.model.get_output_embeddings()
-    head.register_forward_hook(lambda _module, _inputs, output: computed.append(output.shape[:-1].numel()))
+    head.register_forward_hook(
+        lambda _module, _inputs, output: computed.append(output.shape[:-1].numel())
+    )
     model.loss_sum(batch)
     model.model(input_ids=batch.tokens)
-    assert computed == [len(batch.targets), 24]  # the second call, outside of the loss, computes all positions
+    assert computed == [
+        len(batch.targets),
+        24,
+    ]  # the second call, outside of the loss, computes all positions
 
 
 def test_target_module_matches_by_suffix_or_pattern(tiny_model):
@@ -178,7 +204,9 @@ def test_target_module_matches_by_suffix_or_pattern(tiny_model):
     assert len(adapted_layers("all-linear")) == 14
 
 
-@pytest.mark.parametrize("names", [("query",), ("q_proj", "query"), ("all-linear", "q_proj"), ("self_attn",)])
+@pytest.mark.parametrize(
+    "names", [("query",), ("q_proj", "query"), ("all-linear", "q_proj"), ("self_attn",)]
+)
 def test_unknown_target_module_is_rejected_listing_layers(tiny_model, names):
     with pytest.raises(ConfigInvalid, match=r"down_proj.*q_proj"):
         adapted(tiny_model, lora={"target_modules": names})
@@ -199,7 +227,10 @@ def copy_of(tiny_model, folder):
 def test_model_with_remote_code_is_rejected(tiny_model, tmp_path):
     folder = copy_of(tiny_model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    config |= {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
     with pytest.raises(ConfigInvalid, match="cannot be loaded"):
@@ -249,15 +280,22 @@ def test_gradients_do_not_depend_on_copies_of_inputs_in_fp32(tiny_model, packed,
 
 
 def test_untrained_dora_on_a_bf16_base_changes_no_logit(tiny_model):
-    model = adapted(tiny_model, dtype="BF16", lora={"variant": "DoRA", "rank": 4}, noise=False).model.eval()
+    model = adapted(
+        tiny_model, dtype="BF16", lora={"variant": "DoRA", "rank": 4}, noise=False
+    ).model.eval()
     tokens = torch.arange(3, 40)[None]
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         with_adapter = model(input_ids=tokens).logits
         with model.disable_adapter():
             assert torch.equal(with_adapter, model(input_ids=tokens).logits)
-    assert (model.base_model.model.model.layers[0].mlp.up_proj.lora_magnitude_vector["default"].weight > 0).all()
+    assert (
+        model.base_model.model.model.layers[0].mlp.up_proj.lora_magnitude_vector["default"].weight
+        > 0
+    ).all()
 
 
 def test_dora_on_a_layer_with_zero_rows_is_rejected(tiny_model):
-    with pytest.raises(ConfigInvalid, match=r"1 rows of .*lm_head are zero.*remove this layer from targetModules"):
+    with pytest.raises(
+        ConfigInvalid, match=r"1 rows of .*lm_head are zero.*remove this layer from targetModules"
+    ):
         adapted(tiny_model, lora={"variant": "DoRA", "target_modules": ("lm_head",)})

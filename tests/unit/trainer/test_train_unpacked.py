@@ -22,7 +22,9 @@ def trained(tiny_model):
     config = train_config(tiny_model, lora={"rank": 4, "dropout": 0.0})
     base = load_base(tiny_model, torch.float32)
     model = TrainedModel(
-        trainable_adapter(base, config.recipe.lora, config.model, 3), torch.device("cpu"), config.recipe
+        trainable_adapter(base, config.recipe.lora, config.model, 3),
+        torch.device("cpu"),
+        config.recipe,
     )
     for parameter in model.trainable.values():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -49,7 +51,9 @@ def test_unpacked_loss_and_gradients_equal_the_packed_ones(tiny_model, tmp_path,
     assert len(PackedRows(packed, "train")) < len(PackedRows(unpacked, "train")) == 12
 
     loss, gradients, tokens = loss_and_gradients(model, packed, batch_size)
-    unpacked_loss, unpacked_gradients, unpacked_tokens = loss_and_gradients(model, unpacked, batch_size)
+    unpacked_loss, unpacked_gradients, unpacked_tokens = loss_and_gradients(
+        model, unpacked, batch_size
+    )
     assert tokens == unpacked_tokens == sum(len(each.tokens) for each in documents(12))
     torch.testing.assert_close(unpacked_loss, loss)
     for name, gradient in gradients.items():
@@ -57,7 +61,9 @@ def test_unpacked_loss_and_gradients_equal_the_packed_ones(tiny_model, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("lengths", "expected"), [((10, 17), 24), ((16, 3), 16), ((59, 4), 60)], ids=["rounded", "multiple", "at most"]
+    ("lengths", "expected"),
+    [((10, 17), 24), ((16, 3), 16), ((59, 4), 60)],
+    ids=["rounded", "multiple", "at most"],
 )
 def test_batch_is_cut_to_its_longest_document(tmp_path, lengths, expected):
     pair = [document(number, length) for number, length in enumerate(lengths)]
@@ -73,7 +79,9 @@ def test_batch_is_cut_to_its_longest_document(tmp_path, lengths, expected):
 
 
 def test_unpacked_rows_need_no_isolation(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None)
+    monkeypatch.setattr(
+        "transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None
+    )
     write_rows(tmp_path, documents(20), documents(4, seed=5))
     with pytest.raises(ConfigInvalid, match="attend to each other"):
         run_train(train_config(tiny_model), tmp_path)

@@ -17,7 +17,10 @@ SIGNED = "https://user:PASSWORD@host/rows.jsonl?X-Amz-Signature=5e5516"
         (SIGNED, "https://host/rows.jsonl"),
         ("http://host:80/a%20b?x#y", "http://host:80/a%20b"),
         ("http://user@host/a@b", "http://host/a@b"),
-        (f"{SIGNED} and {SIGNED}: lost", "https://host/rows.jsonl and https://host/rows.jsonl: lost"),
+        (
+            f"{SIGNED} and {SIGNED}: lost",
+            "https://host/rows.jsonl and https://host/rows.jsonl: lost",
+        ),
         (
             "Max retries exceeded with url: /v2/a?_state=5e5516 (refused)",
             "Max retries exceeded with url: /v2/a (refused)",
@@ -32,14 +35,22 @@ def test_secrets_of_web_addresses_are_not_shown(text, shown):
 
 
 @pytest.mark.parametrize(
-    "uri", ["https://user:PASSWORD@host/rows.jsonl", "http://user@host/a", "https://u:p?x@host/a", "https://u#@host/a"]
+    "uri",
+    [
+        "https://user:PASSWORD@host/rows.jsonl",
+        "http://user@host/a",
+        "https://u:p?x@host/a",
+        "https://u#@host/a",
+    ],
 )
 def test_user_name_in_a_web_address_is_refused(uri):
     with pytest.raises(ValidationError, match="string_pattern_mismatch"):
         TypeAdapter(DataUri).validate_python(uri)
 
 
-@pytest.mark.parametrize("uri", ["https://host/a@b/rows.jsonl?x=y@z", "http://host:80/rows.jsonl?signature=5e5516"])
+@pytest.mark.parametrize(
+    "uri", ["https://host/a@b/rows.jsonl?x=y@z", "http://host:80/rows.jsonl?signature=5e5516"]
+)
 def test_query_and_at_sign_in_a_path_are_accepted(uri):
     assert TypeAdapter(DataUri).validate_python(uri) == uri
 

@@ -16,7 +16,13 @@ from finetune_trainer.contract.configs import (
     TrainConfig,
     parse_config,
 )
-from finetune_trainer.contract.datasets import Columns, DataFormat, DatasetSource, DataSource, Validation
+from finetune_trainer.contract.datasets import (
+    Columns,
+    DataFormat,
+    DatasetSource,
+    DataSource,
+    Validation,
+)
 from finetune_trainer.contract.engines import served_name
 from finetune_trainer.contract.environment import Environment
 from finetune_trainer.contract.loss_curve import LossCurve, MaybeLossCurve, ValidationPoint

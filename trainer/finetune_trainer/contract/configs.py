@@ -195,7 +195,8 @@ class DeployConfig(StageConfig):
 
 
 AnyConfig = Annotated[
-    PrepareConfig | TrainConfig | EvaluateConfig | PushConfig | DeployConfig, Field(discriminator="stage")
+    PrepareConfig | TrainConfig | EvaluateConfig | PushConfig | DeployConfig,
+    Field(discriminator="stage"),
 ]
 
 _any_config: TypeAdapter[AnyConfig] = TypeAdapter(AnyConfig)

@@ -11,7 +11,9 @@ from finetune_trainer.contract.uris import DataUri
 DataFormat = Literal["Auto", "JSONLines", "JSON", "CSV", "Parquet"]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ConfigName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")]
-SplitName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+SplitName = Annotated[
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+]
 
 
 class Columns(ContractModel):

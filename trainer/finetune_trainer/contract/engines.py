@@ -11,7 +11,11 @@ from pathlib import Path, PurePosixPath
 
 DIGEST_FOLDER = re.compile(r"sha256-[0-9a-f]{64}")
 """Name of the folder of one model in a target; beside it are earlier ones and `latest`."""
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
 VLLM_OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
 
 
@@ -60,7 +64,9 @@ def served_name(folder: str) -> str:
 
 def _transformers_container(model: PurePosixPath, host: str, port: int) -> LaunchSpec:
     program = ("python", "-P", "-m", "finetune_trainer.serving", str(model))
-    return LaunchSpec((*program, "--host", host, "--port", str(port)), served_name(model_name(str(model))))
+    return LaunchSpec(
+        (*program, "--host", host, "--port", str(port)), served_name(model_name(str(model)))
+    )
 
 
 def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
@@ -73,11 +79,20 @@ def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
 
 def _vllm_container(model: PurePosixPath, host: str, port: int) -> LaunchSpec:
     program = ("vllm", "serve", str(model), "--served-model-name", model_name(str(model)))
-    return LaunchSpec((*program, "--host", host, "--port", str(port)), model_name(str(model)), VLLM_OFFLINE)
+    return LaunchSpec(
+        (*program, "--host", host, "--port", str(port)), model_name(str(model)), VLLM_OFFLINE
+    )
 
 
 def _vllm_process(model: Path, host: str, port: int) -> LaunchSpec:
-    program = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
+    program = (
+        sys.executable,
+        "-P",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+    )
     options = ("--host", host, "--port", str(port), "--served-model-name", model_name(str(model)))
     return LaunchSpec((*program, *options), model_name(str(model)), OFFLINE, model.parent)
 

@@ -93,10 +93,14 @@ class Environment:
 
         workspace = path(WORKSPACE)
         if workspace is None:
-            raise ValueError(f"{WORKSPACE} is not set; set it to the folder of the pipeline's workspace")
+            raise ValueError(
+                f"{WORKSPACE} is not set; set it to the folder of the pipeline's workspace"
+            )
         cloud = variables.get(INTERRUPTION_NOTICES) or ""
         if cloud and cloud not in CLOUDS:
-            raise ValueError(f"{INTERRUPTION_NOTICES} must be one of {', '.join(CLOUDS)}, or empty (got {cloud!r})")
+            raise ValueError(
+                f"{INTERRUPTION_NOTICES} must be one of {', '.join(CLOUDS)}, or empty (got {cloud!r})"
+            )
         return cls(
             workspace=workspace,
             claims=path(CLAIMS),
@@ -129,7 +133,9 @@ class Environment:
             METRICS_PORT: self.metrics_port or None,
             GPUS: self.gpus or None,
             INTERRUPTION_NOTICES: self.interruption_notices or None,
-            METADATA_ENDPOINT: None if self.metadata_endpoint == LINK_LOCAL_ENDPOINT else self.metadata_endpoint,
+            METADATA_ENDPOINT: None
+            if self.metadata_endpoint == LINK_LOCAL_ENDPOINT
+            else self.metadata_endpoint,
             PIPELINE_UID: self.pipeline_uid or None,
             ATTEMPT: self.attempt or None,
             NODE_RANK: self.node_rank or None,
@@ -164,7 +170,9 @@ class Environment:
                 claim, _, path = rest.partition("/")
                 return self._in_claim(uri, claim, path)
             case _:
-                raise InvalidLocation(f"{uri}: {scheme}:// cannot be used here; use pvc://CLAIM/PATH")
+                raise InvalidLocation(
+                    f"{uri}: {scheme}:// cannot be used here; use pvc://CLAIM/PATH"
+                )
 
     def matches(self, uri: str) -> list[str]:
         """Return the URIs of the files that a URI names, sorted: itself, or all that match its last segment.
@@ -177,17 +185,25 @@ class Environment:
             return [uri]
         folder = uri.removesuffix(pattern)
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
-        return [folder + name for name in names if fnmatchcase(name, pattern) and _is_shown(name, pattern)]
+        return [
+            folder + name
+            for name in names
+            if fnmatchcase(name, pattern) and _is_shown(name, pattern)
+        ]
 
     def _relative_to_manifest(self, path: str) -> Path:
         if self.manifest_dir is None:
-            raise InvalidLocation(f"{path}: relative paths work in local runs only; use pvc://CLAIM/PATH")
+            raise InvalidLocation(
+                f"{path}: relative paths work in local runs only; use pvc://CLAIM/PATH"
+            )
         return self.manifest_dir / path
 
     def _in_claim(self, uri: str, claim: str, path: str) -> Path:
         root = self.claims / claim if self.claims else None
         if root is None or not root.is_dir():
-            raise NotMounted(f"{uri}: the claim {claim} is not mounted; in a local run add --claim {claim}=FOLDER")
+            raise NotMounted(
+                f"{uri}: the claim {claim} is not mounted; in a local run add --claim {claim}=FOLDER"
+            )
         target = Path(os.path.realpath(root / path))
         if not target.is_relative_to(os.path.realpath(root)):
             raise InvalidLocation(f"{uri}: leaves the claim {claim}; use a path inside it")

@@ -39,7 +39,9 @@ class LossCurve(ContractModel):
     @model_validator(mode="after")
     def _check_points(self) -> Self:
         if len(self.losses) != math.ceil(self.step / self.every_steps):
-            raise ValueError(f"{len(self.losses)} losses of {self.every_steps} steps each do not end at {self.step}")
+            raise ValueError(
+                f"{len(self.losses)} losses of {self.every_steps} steps each do not end at {self.step}"
+            )
         return self
 
     @property

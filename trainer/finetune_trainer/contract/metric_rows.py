@@ -46,7 +46,11 @@ def _parsed(path: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
             step, recorded = int(values.pop("step")), float(values.pop("time"))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        yield step, recorded, {name: float(value) for name, value in values.items() if _is_finite(value)}
+        yield (
+            step,
+            recorded,
+            {name: float(value) for name, value in values.items() if _is_finite(value)},
+        )
 
 
 def _is_finite(value: Any) -> bool:

@@ -61,11 +61,18 @@ class ListMap:
         """Take the names of the fields in JSON."""
         self.keys = keys
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return handler(core) | {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(self.keys)}
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(core) | {
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": list(self.keys),
+        }
 
     def _check(self, entries: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:
         seen = set()
@@ -73,7 +80,9 @@ class ListMap:
             data = entry.model_dump(mode="json", by_alias=True)
             key = tuple(data.get(name) for name in self.keys)
             if key in seen:
-                shown = ", ".join(f"{name} {value}" for name, value in zip(self.keys, key, strict=True))
+                shown = ", ".join(
+                    f"{name} {value}" for name, value in zip(self.keys, key, strict=True)
+                )
                 raise ValueError(f"two entries have the same {shown}: remove or rename one")
             seen.add(key)
         return entries

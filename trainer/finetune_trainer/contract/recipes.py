@@ -12,10 +12,14 @@ from finetune_trainer.contract.models import ContractModel, ListMap, one_of
 from finetune_trainer.contract.uris import ModelUri, TargetUri, TaskUri
 
 Revision = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")]
-TaskName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+TaskName = Annotated[
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+]
 Weights = Literal["Merged", "Adapter"]
 Objective = Literal["SFT", "DPO"]
-ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.*-]+$")]
+ModuleName = Annotated[
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.*-]+$")
+]
 
 
 class ModelSource(ContractModel):
@@ -59,7 +63,9 @@ class Lora(ContractModel):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability before the first factor; applied in training only. Experts of a MoE model need 0."""
 
-    target_modules: tuple[ModuleName, ...] = Field(default=("all-linear",), min_length=1, max_length=64)
+    target_modules: tuple[ModuleName, ...] = Field(
+        default=("all-linear",), min_length=1, max_length=64
+    )
     """Names of the layers to adapt; all-linear selects every linear layer except output head and routers. Experts that
     the model holds in one tensor are selected by their names only."""
 
@@ -285,7 +291,9 @@ class EvaluateRecipe(ContractModel):
     """Write each few-shot example as a turn of the user and one of the assistant, instead of all in one turn. Absent:
     the same as applyChatTemplate."""
 
-    system_instruction: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = None
+    system_instruction: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = (
+        None
+    )
     """System message before every question. Without a chat template it is the text before it; end it with a line
     break, because lm-eval adds none."""
 

@@ -43,7 +43,9 @@ def _check_bound(value: int) -> int:
 
 
 def _drop_oversized(value: Number | None) -> Number | None:
-    return value if value is not None and abs(value) <= MAX_NUMBER else None  # the comparison is False for NaN, too
+    return (
+        value if value is not None and abs(value) <= MAX_NUMBER else None
+    )  # the comparison is False for NaN, too
 
 
 def _in_utc(value: datetime) -> datetime:
@@ -225,7 +227,8 @@ class DeployResult(StageResult):
 
 
 AnyResult = Annotated[
-    PrepareResult | TrainResult | EvaluateResult | PushResult | DeployResult, Field(discriminator="stage")
+    PrepareResult | TrainResult | EvaluateResult | PushResult | DeployResult,
+    Field(discriminator="stage"),
 ]
 
 
@@ -298,6 +301,8 @@ class TerminationMessage(ProcessOutput):
     @model_validator(mode="after")
     def _check_content(self) -> Self:
         # Any JSON object would be a termination message otherwise: also one that a program writes in its own format.
-        if self.model_extra and not (self.result or self.interruption or self.failure or self.progress):
+        if self.model_extra and not (
+            self.result or self.interruption or self.failure or self.progress
+        ):
             raise ValueError("has none of result, interruption, failure and progress")
         return self

@@ -10,9 +10,13 @@ from pydantic import StringConstraints
 from finetune_trainer.contract.models import ContractModel
 from finetune_trainer.contract.uris import FolderUri
 
-TrackerName = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$")]
+TrackerName = Annotated[
+    str, StringConstraints(min_length=1, max_length=250, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$")
+]
 """A name that MLflow and W&B accept and that needs no quoting in their queries."""
-ServerUri = Annotated[str, StringConstraints(max_length=1024, pattern=r"^https?://[^\s/@]+(/\S*)?$")]
+ServerUri = Annotated[
+    str, StringConstraints(max_length=1024, pattern=r"^https?://[^\s/@]+(/\S*)?$")
+]
 
 
 Alias = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_-]+$")]
@@ -77,4 +81,8 @@ class Tracking(ContractModel):
 
     def written_uris(self) -> frozenset[str]:
         """Return the URIs that the trackers write to."""
-        return frozenset({self.tensorboard.uri}) if self.tensorboard and self.tensorboard.uri else frozenset()
+        return (
+            frozenset({self.tensorboard.uri})
+            if self.tensorboard and self.tensorboard.uri
+            else frozenset()
+        )

@@ -7,7 +7,10 @@ from pydantic import AfterValidator, StringConstraints
 
 FORMS: dict[str, tuple[str, str]] = {
     "hf": (r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\S+)?", "hf://ORG/NAME"),
-    "hf-file": (r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^\s/]+)?(/\S+)?", "hf://ORG/NAME[/PATH]"),
+    "hf-file": (
+        r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^\s/]+)?(/\S+)?",
+        "hf://ORG/NAME[/PATH]",
+    ),
     "s3": (r"s3://[a-z0-9][a-z0-9.-]*(/\S*)?", "s3://BUCKET/PATH"),
     "gs": (r"gs://[a-z0-9][\w.-]*(/\S*)?", "gs://BUCKET/PATH"),
     "az": (r"az://[a-z0-9$][a-z0-9-]*(/\S*)?", "az://CONTAINER/PATH"),
@@ -31,7 +34,9 @@ STORES = ("s3", "gs", "az", "oci")
 
 ON_THIS_MACHINE = frozenset({"", "file", "pvc"})
 """Schemes of paths, also of those on claims; the others name stores."""
-WEB_ADDRESS = re.compile(r"(https?://|url: /)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*?(?=[:;,.)]*(?:\s|$)))?")
+WEB_ADDRESS = re.compile(
+    r"(https?://|url: /)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*?(?=[:;,.)]*(?:\s|$)))?"
+)
 """An address in a text; `requests` writes the path of one behind `url: `."""
 
 
@@ -63,7 +68,9 @@ def description_of(*stores: str) -> str:
 MODEL, DATA = ("hf", *STORES, *LOCAL), ("hf-file", *STORES, "https", *LOCAL)
 TASK_FILE = LOCAL
 TARGET = ("to-hf", "to-s3", "to-gs", "to-az", "to-oci", "to-pvc", "file", "path")
-DESCRIPTIONS = {pattern_of(*stores): description_of(*stores) for stores in (MODEL, DATA, TASK_FILE, TARGET)}
+DESCRIPTIONS = {
+    pattern_of(*stores): description_of(*stores) for stores in (MODEL, DATA, TASK_FILE, TARGET)
+}
 """Pattern of a field -> what its values must be."""
 
 

@@ -38,9 +38,13 @@ def receive(file: IO[bytes]) -> bytes | None:
     return message if len(message) == int.from_bytes(length) else None
 
 
-def settings_message(settings: TokenizerSettings, recipe: PrepareRecipe, objective: Objective = "SFT") -> bytes:
+def settings_message(
+    settings: TokenizerSettings, recipe: PrepareRecipe, objective: Objective = "SFT"
+) -> bytes:
     """Return the first message to a process that tokenizes."""
-    return marshal.dumps((asdict(settings), recipe.model_dump_json(by_alias=True), objective), _VERSION)
+    return marshal.dumps(
+        (asdict(settings), recipe.model_dump_json(by_alias=True), objective), _VERSION
+    )
 
 
 def read_settings(message: bytes) -> tuple[TokenizerSettings, PrepareRecipe, Objective]:
@@ -61,13 +65,20 @@ def records_message(records: Sequence[Fields | InvalidRecord], shape: Shape) -> 
 def read_records(message: bytes) -> tuple[list[Fields | InvalidRecord], Shape | None]:
     """Return the batch of a message."""
     shape, records = _loads(message)
-    return [InvalidRecord(record) if isinstance(record, str) else record for record in records], shape
+    return [
+        InvalidRecord(record) if isinstance(record, str) else record for record in records
+    ], shape
 
 
 def batch_message(batch: TokenizedBatch) -> bytes:
     """Return a message with a tokenized batch: the tokens of all documents are one block of bytes."""
-    documents = [document for outcome in batch.outcomes if isinstance(outcome, tuple) for document in outcome]
-    outcomes = [[len(each.tokens) for each in one] if isinstance(one, tuple) else one for one in batch.outcomes]
+    documents = [
+        document for outcome in batch.outcomes if isinstance(outcome, tuple) for document in outcome
+    ]
+    outcomes = [
+        [len(each.tokens) for each in one] if isinstance(one, tuple) else one
+        for one in batch.outcomes
+    ]
     tokens = b"".join(document.tokens.tobytes() for document in documents)
     loss_masks = b"".join(document.loss_mask.tobytes() for document in documents)
     content = (batch.shape, outcomes, batch.truncated, batch.boundary_tokens, tokens, loss_masks)
@@ -77,7 +88,10 @@ def batch_message(batch: TokenizedBatch) -> bytes:
 def read_batch(message: bytes) -> TokenizedBatch:
     """Return the tokenized batch of a message."""
     shape, outcomes, truncated, boundary_tokens, tokens, loss_masks = _loads(message)
-    all_tokens, all_masks = np.frombuffer(tokens, dtype=np.int32), np.frombuffer(loss_masks, dtype=np.uint8)
+    all_tokens, all_masks = (
+        np.frombuffer(tokens, dtype=np.int32),
+        np.frombuffer(loss_masks, dtype=np.uint8),
+    )
     batch, start = TokenizedBatch(shape, [], truncated, boundary_tokens), 0
     for outcome in outcomes:
         if not isinstance(outcome, list):
@@ -86,7 +100,10 @@ def read_batch(message: bytes) -> TokenizedBatch:
         ends = list(accumulate(outcome, initial=start))
         # Copies: a document that waits in a row for others must not keep its whole batch in memory.
         batch.outcomes.append(
-            tuple(Document(all_tokens[one:end].copy(), all_masks[one:end].copy()) for one, end in pairwise(ends))
+            tuple(
+                Document(all_tokens[one:end].copy(), all_masks[one:end].copy())
+                for one, end in pairwise(ends)
+            )
         )
         start = ends[-1]
     return batch
@@ -96,7 +113,9 @@ def _sent(record: Fields | InvalidRecord, names: frozenset[str]) -> Fields | str
     """Return what formatting needs of a record: of other fields, whether they are null."""
     if isinstance(record, InvalidRecord):
         return str(record)
-    return {name: value if name in names or value is None else True for name, value in record.items()}
+    return {
+        name: value if name in names or value is None else True for name, value in record.items()
+    }
 
 
 def _loads(message: bytes) -> Any:

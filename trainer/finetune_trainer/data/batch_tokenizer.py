@@ -11,7 +11,11 @@ from finetune_trainer.contract import PrepareConfig
 from finetune_trainer.data.batch_messages import records_message, settings_message
 from finetune_trainer.data.parts import Counts
 from finetune_trainer.data.record_batches import Batch
-from finetune_trainer.data.record_tokenizer import RecordTokenizer, TokenizedBatch, TokenizerSettings
+from finetune_trainer.data.record_tokenizer import (
+    RecordTokenizer,
+    TokenizedBatch,
+    TokenizerSettings,
+)
 from finetune_trainer.data.worker_pool import WorkerPool
 from finetune_trainer.runtime.processors import memory_limit, own_memory, usable_processors
 
@@ -28,7 +32,9 @@ BATCHES_AHEAD = 2
 def process_count() -> int:
     """Return how many processes may tokenize at the same time: as many as there are processors and memory for."""
     allowed, limit = min(usable_processors(), MAX_PROCESSES), memory_limit()
-    return allowed if limit is None else max(1, min(allowed, (limit - own_memory()) // PROCESS_BYTES))
+    return (
+        allowed if limit is None else max(1, min(allowed, (limit - own_memory()) // PROCESS_BYTES))
+    )
 
 
 class BatchTokenizer:

@@ -7,7 +7,12 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from finetune_trainer.data.conversations import Conversation, Message, parts_left_out, with_last_arguments
+from finetune_trainer.data.conversations import (
+    Conversation,
+    Message,
+    parts_left_out,
+    with_last_arguments,
+)
 from finetune_trainer.data.records import InvalidRecord
 
 Span = tuple[int, int]
@@ -47,7 +52,9 @@ def template_of(tokenizer: Any) -> str:
 
 def writes_bos(tokenizer: Any) -> bool:
     """Return whether the tokenizer itself puts BOS before every text."""
-    return tokenizer.bos_token_id is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
+    return tokenizer.bos_token_id is not None and tokenizer("").input_ids[:1] == [
+        tokenizer.bos_token_id
+    ]
 
 
 def dated_template_of(tokenizer: Any) -> str:
@@ -98,12 +105,20 @@ class ChatTemplate:
         """
         if conversation.tools and self._for_tools:
             return self._for_tools.render(conversation, first)
-        text, spans = self._render(conversation, return_assistant_tokens_mask=self._has_generation_tag)
+        text, spans = self._render(
+            conversation, return_assistant_tokens_mask=self._has_generation_tag
+        )
         self._check_nothing_is_ignored(text, conversation)
         if self._has_generation_tag:
             return text, tuple(spans[self._tagged_turns(conversation.before(first)) :])
-        turns = [index for index, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        return text, tuple(self._turn_span(text, conversation, index) for index in turns if index >= first)
+        turns = [
+            index
+            for index, message in enumerate(conversation.messages)
+            if message["role"] == "assistant"
+        ]
+        return text, tuple(
+            self._turn_span(text, conversation, index) for index in turns if index >= first
+        )
 
     def _tagged_turns(self, conversation: Conversation) -> int:
         """Return the number of spans that the template's tags mark in a conversation."""
@@ -134,7 +149,11 @@ class ChatTemplate:
         message = conversation.messages[index]
         before, after = self._surroundings(conversation, index)
         start = self._turn_start(text, conversation.before(index), before)
-        end = self._calls_end(text, conversation, index) if "tool_calls" in message else self._content_end(text, after)
+        end = (
+            self._calls_end(text, conversation, index)
+            if "tool_calls" in message
+            else self._content_end(text, after)
+        )
         # Text beside tool calls must be in the turn: some templates put it behind the answers of the tools.
         is_outside = end is not None and message["content"].strip() and end < len(before)
         if start is None or end is None or end < start or is_outside:
@@ -147,13 +166,19 @@ class ChatTemplate:
     def _turn_start(self, text: str, earlier: Conversation, before: str) -> int | None:
         """Return the end of the generation prompt if the text begins with it, else the start of the content."""
         prompt = self._text_of(earlier, add_generation_prompt=True) if earlier.messages else None
-        return next((len(prefix) for prefix in (prompt, before) if prefix and text.startswith(prefix)), None)
+        return next(
+            (len(prefix) for prefix in (prompt, before) if prefix and text.startswith(prefix)), None
+        )
 
     def _content_end(self, text: str, after: str) -> int | None:
         """Return the end of a turn without tool calls; `after` is the text behind its content."""
         if not text.endswith(after):
             return None
-        return len(text) - len(after) + next(len(ending) for ending in self._turn_endings if after.startswith(ending))
+        return (
+            len(text)
+            - len(after)
+            + next(len(ending) for ending in self._turn_endings if after.startswith(ending))
+        )
 
     def _calls_end(self, text: str, conversation: Conversation, index: int) -> int | None:
         """Return the end of a turn with tool calls, or None if it cannot be found.
@@ -161,7 +186,9 @@ class ChatTemplate:
         The placeholder is the last call's argument. What follows it in a conversation that ends here closes the call
         and the turn. What follows that in the whole conversation does not depend on the argument.
         """
-        marked = conversation.with_message(index, with_last_arguments(conversation.messages[index], _PLACEHOLDER))
+        marked = conversation.with_message(
+            index, with_last_arguments(conversation.messages[index], _PLACEHOLDER)
+        )
         after = (self._text_of(marked) or "").partition(_PLACEHOLDER)[2]
         ending = (self._text_of(marked.before(index + 1)) or "").partition(_PLACEHOLDER)[2].rstrip()
         for closing in self._with_and_without_eos(ending):
@@ -171,7 +198,9 @@ class ChatTemplate:
 
     def _surroundings(self, conversation: Conversation, index: int) -> tuple[str, str]:
         """Return the rendered text before and after one turn's content. Tool calls of the turn stay."""
-        kept = {key: value for key, value in conversation.messages[index].items() if key == "tool_calls"}
+        kept = {
+            key: value for key, value in conversation.messages[index].items() if key == "tool_calls"
+        }
         placeholder: Message = {"role": "assistant", "content": _PLACEHOLDER} | kept
         marked = conversation.with_message(index, placeholder)
         # A template may refuse text beside tool calls, which the record itself does not have.
@@ -184,7 +213,10 @@ class ChatTemplate:
     @cached_property
     def turn_ending(self) -> str:
         """The text that follows the assistant's content, up to the end of its turn, without trailing whitespace."""
-        exchange: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        exchange: list[Message] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "!"},
+        ]
         with_system: list[Message] = [{"role": "system", "content": "."}, *exchange]
         try:
             return self._surroundings(Conversation(exchange), 1)[1].rstrip()
@@ -203,12 +235,22 @@ class ChatTemplate:
     @cached_property
     def _renders_reasoning(self) -> bool:
         """Whether any last turn shows its reasoning. Templates drop that of earlier turns on purpose."""
-        call = {"id": "000000000", "type": "function", "function": {"name": "ask", "arguments": {"value": "?"}}}
+        call = {
+            "id": "000000000",
+            "type": "function",
+            "function": {"name": "ask", "arguments": {"value": "?"}},
+        }
         return any(
-            _PLACEHOLDER in (self._text_of(Conversation([{"role": "user", "content": "?"}, answer])) or "")
+            _PLACEHOLDER
+            in (self._text_of(Conversation([{"role": "user", "content": "?"}, answer])) or "")
             for answer in (
                 {"role": "assistant", "content": "!", "reasoning_content": _PLACEHOLDER},
-                {"role": "assistant", "content": "", "reasoning_content": _PLACEHOLDER, "tool_calls": [call]},
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "reasoning_content": _PLACEHOLDER,
+                    "tool_calls": [call],
+                },
             )
         )
 

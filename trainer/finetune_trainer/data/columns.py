@@ -32,7 +32,9 @@ class FieldColumns:
         self._objective = objective
         if unread := sorted(named.keys() - fields_for(objective)):
             supported = SUPPORTED_SHAPES[objective]
-            raise ValueError(f"names {unread[0]}, but train.objective {objective} reads {supported}: name its columns")
+            raise ValueError(
+                f"names {unread[0]}, but train.objective {objective} reads {supported}: name its columns"
+            )
         self._required: dict[str, str] = {}
         self._optional: dict[str, str] = {}
         self._named = set(named.values())
@@ -65,12 +67,22 @@ class FieldColumns:
             is_complete = complete_shapes(present, self._objective)
             return "" if is_complete else f"needs the columns {SUPPORTED_SHAPES[self._objective]}"
         needed = {*self._required.values(), *self._named}
-        missing = sorted(column for column in needed if column not in present and _outermost(column) not in present)
-        return f"has no column {shortened(missing[0])}, which the manifest names under columns" if missing else ""
+        missing = sorted(
+            column
+            for column in needed
+            if column not in present and _outermost(column) not in present
+        )
+        return (
+            f"has no column {shortened(missing[0])}, which the manifest names under columns"
+            if missing
+            else ""
+        )
 
     def among(self, names: Iterable[str]) -> list[str]:
         """Return those of a table's columns that are read."""
-        columns = {*self._required.values(), *self._optional.values()} or fields_for(self._objective)
+        columns = {*self._required.values(), *self._optional.values()} or fields_for(
+            self._objective
+        )
         wanted = columns | {_outermost(column) for column in columns}
         return [name for name in names if name in wanted]
 

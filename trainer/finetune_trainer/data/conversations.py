@@ -29,7 +29,9 @@ class Conversation:
 
     def with_message(self, index: int, message: Message) -> "Conversation":
         """Return the conversation with another message at an index."""
-        return replace(self, messages=[*self.messages[:index], message, *self.messages[index + 1 :]])
+        return replace(
+            self, messages=[*self.messages[:index], message, *self.messages[index + 1 :]]
+        )
 
 
 def conversation_of(fields: Fields) -> Conversation:
@@ -50,14 +52,18 @@ def check_has_assistant(messages: list[Message], subject: str) -> None:
     """Raise InvalidRecord if no message is the assistant's."""
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
-        raise InvalidRecord(f"{subject} has the role assistant (roles: {', '.join(roles)[:60] or 'none'})")
+        raise InvalidRecord(
+            f"{subject} has the role assistant (roles: {', '.join(roles)[:60] or 'none'})"
+        )
 
 
 def with_last_arguments(message: Message, text: str) -> Message:
     """Return an assistant's message whose last tool call has this text as its only argument."""
     *others, last = message["tool_calls"]
     arguments = text if isinstance(last["function"]["arguments"], str) else {"value": text}
-    return message | {"tool_calls": [*others, last | {"function": last["function"] | {"arguments": arguments}}]}
+    return message | {
+        "tool_calls": [*others, last | {"function": last["function"] | {"arguments": arguments}}]
+    }
 
 
 def parts_left_out(conversation: Conversation) -> Iterator[tuple[str, Conversation]]:
@@ -70,16 +76,24 @@ def parts_left_out(conversation: Conversation) -> Iterator[tuple[str, Conversati
     for index, message in enumerate(conversation.messages):
         calls = message.get("tool_calls", [])
         if (calls or message["role"] == "tool") and message["content"].strip():
-            yield f"messages[{index}].content", conversation.with_message(index, message | {"content": ""})
+            yield (
+                f"messages[{index}].content",
+                conversation.with_message(index, message | {"content": ""}),
+            )
         for number in range(len(calls)):
             others = {"tool_calls": calls[:number] + calls[number + 1 :]} if len(calls) > 1 else {}
             without = {key: value for key, value in message.items() if key != "tool_calls"} | others
-            yield f"messages[{index}].tool_calls[{number}]", conversation.with_message(index, without)
+            yield (
+                f"messages[{index}].tool_calls[{number}]",
+                conversation.with_message(index, without),
+            )
 
 
 def _message(value: object, where: str) -> Message:
     if not isinstance(value, dict):
-        raise InvalidRecord(f"{where} must be an object with role and content, it is {kind_of(value)}")
+        raise InvalidRecord(
+            f"{where} must be an object with role and content, it is {kind_of(value)}"
+        )
     if value.get("role") is None:
         raise InvalidRecord(f"{where}.role is missing")
     if value.get("function_call") is not None:
@@ -87,14 +101,22 @@ def _message(value: object, where: str) -> Message:
     message: Message = {"role": text_of(value, "role", f"{where}.")}
     if calls := _tool_calls(value.get("tool_calls"), f"{where}.tool_calls"):
         if message["role"] != "assistant":
-            raise InvalidRecord(f"{where}.tool_calls: only the role assistant calls tools, not {message['role']}")
+            raise InvalidRecord(
+                f"{where}.tool_calls: only the role assistant calls tools, not {message['role']}"
+            )
         message["tool_calls"] = calls
     if value.get("content") is None and not calls:
         raise InvalidRecord(f"{where}.content is missing")
-    message["content"] = "" if value.get("content") is None else text_of(value, "content", f"{where}.")
+    message["content"] = (
+        "" if value.get("content") is None else text_of(value, "content", f"{where}.")
+    )
     if message["role"] == "assistant" and not calls:
         check_not_blank(message["content"], f"{where}.content")
-    return message | {name: text_of(value, name, f"{where}.") for name in OPTIONAL_TEXTS if value.get(name) is not None}
+    return message | {
+        name: text_of(value, name, f"{where}.")
+        for name in OPTIONAL_TEXTS
+        if value.get(name) is not None
+    }
 
 
 def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
@@ -110,7 +132,9 @@ def _tool_call(value: object, where: str) -> dict[str, Any]:
         raise InvalidRecord(f"{where} must be an object with function, it is {kind_of(value)}")
     function = value.get("function", value)
     if not isinstance(function, dict):
-        raise InvalidRecord(f"{where}.function must be an object with name and arguments, it is {kind_of(function)}")
+        raise InvalidRecord(
+            f"{where}.function must be an object with name and arguments, it is {kind_of(function)}"
+        )
     named = {"name": text_of(function, "name", f"{where}.function.")}
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
     about = {key: value[key] for key in ("id", "type") if value.get(key) is not None}
@@ -130,7 +154,9 @@ def _arguments(value: object, where: str) -> dict[str, Any] | str:
                 return value  # the template may render text, too
             return parsed if isinstance(parsed, dict) else value
         case _:
-            raise InvalidRecord(f"{where} must be an object or its JSON text, it is {kind_of(value)}")
+            raise InvalidRecord(
+                f"{where} must be an object or its JSON text, it is {kind_of(value)}"
+            )
 
 
 def tools_of(fields: Fields) -> list[Any] | None:

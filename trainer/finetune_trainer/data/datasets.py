@@ -5,7 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from finetune_trainer.contract import DatasetSource, DataSource, Environment, Objective, PrepareConfig
+from finetune_trainer.contract import (
+    DatasetSource,
+    DataSource,
+    Environment,
+    Objective,
+    PrepareConfig,
+)
 from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.data.columns import FieldColumns
 from finetune_trainer.data.formats import format_of, known_count, read_records
@@ -99,13 +105,19 @@ class RecordReader:
         self._datasets = datasets
         self._columns = [_columns_of(dataset, objective) for dataset in datasets]
         self._files = [(dataset, file) for dataset in datasets for file in dataset.files]
-        self._formats = [format_of(file.path, dataset.source.format) for dataset, file in self._files]
+        self._formats = [
+            format_of(file.path, dataset.source.format) for dataset, file in self._files
+        ]
         self._opened: list[Source] = []
 
     @property
     def name(self) -> str:
         """Return what is read, for messages: the name of the only file, or the number of files."""
-        return self._files[0][1].name if len(self._files) == 1 else f"the data ({len(self._files)} files)"
+        return (
+            self._files[0][1].name
+            if len(self._files) == 1
+            else f"the data ({len(self._files)} files)"
+        )
 
     def read(self) -> Iterator[NumberedRecord]:
         """Yield all records, from the first; at the end, every file has been read to its last byte.
@@ -123,7 +135,9 @@ class RecordReader:
                     yield NumberedRecord(index, number, source.name, line, fields)
                     number += 1
             if not number:
-                raise DataInvalid(f"{dataset.name} has no records; add records or correct {dataset.field}.uri")
+                raise DataInvalid(
+                    f"{dataset.name} has no records; add records or correct {dataset.field}.uri"
+                )
 
     @property
     def bytes_read(self) -> int:

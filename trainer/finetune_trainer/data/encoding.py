@@ -68,7 +68,9 @@ class RecordFormatter:
                 prompt, completion = text_of(fields, "prompt"), text_of(fields, "completion")
                 check_not_blank(completion, "completion")
                 example = TextExample(
-                    prompt + completion, ((len(prompt), len(prompt + completion) + 1),), has_special_tokens=False
+                    prompt + completion,
+                    ((len(prompt), len(prompt + completion) + 1),),
+                    has_special_tokens=False,
                 )
             case "text":
                 text = text_of(fields, "text")
@@ -81,7 +83,9 @@ class RecordFormatter:
 
     def _conversation(self, fields: Fields) -> TextExample:
         text, spans = self._chat.render(conversation_of(fields))
-        text_of({"text": text}, "text", "the rendered conversation's ")  # arguments may hold lone surrogates, too
+        text_of(
+            {"text": text}, "text", "the rendered conversation's "
+        )  # arguments may hold lone surrogates, too
         return TextExample(text, spans, has_special_tokens=True)
 
     def _shape_of(self, fields: Fields) -> Shape:
@@ -93,18 +97,21 @@ class RecordFormatter:
             case [shape] if self.shape is None:
                 return shape
             case [shape]:
-                raise InvalidRecord(f"has {shape} where earlier records have {self.shape}: use one shape per data set")
+                raise InvalidRecord(
+                    f"has {shape} where earlier records have {self.shape}: use one shape per data set"
+                )
             case []:
                 raise InvalidRecord(_missing_fields(fields, names, self.shape))
             case _:
-                raise InvalidRecord(f"has {' and also '.join(found)}: keep only one of them in the file")
+                raise InvalidRecord(
+                    f"has {' and also '.join(found)}: keep only one of them in the file"
+                )
 
 
 def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str:
     if names.issuperset(("chosen", "rejected")):
-        return (
-            f"has chosen and rejected, but no {SHAPES[shape][0] if shape else 'completion'}: set train.objective to DPO"
-        )
+        missing = SHAPES[shape][0] if shape else "completion"
+        return f"has chosen and rejected, but no {missing}: set train.objective to DPO"
     if shape is None and "prompt" in names | fields.keys():
         shape = "prompt and completion"
     for name in SHAPES[shape] if shape else ():
@@ -138,14 +145,18 @@ class Encoder:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=adds)
             located = map(self._with_bytes, encodings, examples)
         for example, tokens in zip(examples, located, strict=True):
-            yield self._document(tokens if example.has_special_tokens else self._with_one_eos(tokens))
+            yield self._document(
+                tokens if example.has_special_tokens else self._with_one_eos(tokens)
+            )
 
     def _with_bytes(self, encoding: Any, example: TextExample) -> "_Located":
         """Return the tokens with positions in the text's bytes, or where they are not the text, in its characters."""
         tokens, text, adds = encoding.ids, example.text.encode(), not example.has_special_tokens
         ends = self._token_bytes.ends(tokens, text, has_added=adds) if self._token_bytes else None
         if ends is None:
-            return _with_offsets(self._backend.encode(example.text, add_special_tokens=adds), example)
+            return _with_offsets(
+                self._backend.encode(example.text, add_special_tokens=adds), example
+            )
         spans = example.loss_spans
         if len(text) != len(example.text):
             spans = tuple(_byte_span(example.text, span) for span in spans)
@@ -189,7 +200,9 @@ class _Located(NamedTuple):
 def _with_offsets(encoding: Any, example: TextExample) -> _Located:
     """Return the tokens with the tokenizer's own offsets, which are in characters."""
     offsets: Positions = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-    return _Located(encoding.ids, offsets[:, 0], offsets[:, 1], len(example.text), example.loss_spans)
+    return _Located(
+        encoding.ids, offsets[:, 0], offsets[:, 1], len(example.text), example.loss_spans
+    )
 
 
 def _byte_span(text: str, span: Span) -> Span:

@@ -55,11 +55,15 @@ def format_of(path: Path, requested: DataFormat) -> DataFormat:
             f"JSON, CSV or Parquet (compressed files must be unpacked, except {' and '.join(COMPRESSIONS)})"
         )
     if compressed and found == "Parquet":
-        raise ConfigInvalid(f"{path.name}: compressed Parquet files must be unpacked, because they are read in parts")
+        raise ConfigInvalid(
+            f"{path.name}: compressed Parquet files must be unpacked, because they are read in parts"
+        )
     return found
 
 
-def read_records(source: Source, form: DataFormat, columns: FieldColumns | None = None) -> Iterator[ReadRecord]:
+def read_records(
+    source: Source, form: DataFormat, columns: FieldColumns | None = None
+) -> Iterator[ReadRecord]:
     """Yield the file's records in order; at the end, the source has been read to its last byte.
 
     Raises DataInvalid if the file as a whole cannot be read, or if nothing after a syntax error can be read.
@@ -102,7 +106,9 @@ def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
     try:
         return columns.select(_fields(json.loads(line.rstrip().decode("utf-8-sig"))))
     except UnicodeDecodeError as error:
-        return InvalidRecord(f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8")
+        return InvalidRecord(
+            f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8"
+        )
     except json.JSONDecodeError as error:
         return InvalidRecord(f"not JSON: {error.msg} at column {error.colno}")
     except RecursionError:
@@ -144,7 +150,9 @@ def _json(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
                 window.take(",")
         window.take("]")
         if window.peek():
-            raise window.fault(f"not JSON: found {window.peek()} after the end of the array: put all records into it")
+            raise window.fault(
+                f"not JSON: found {window.peek()} after the end of the array: put all records into it"
+            )
 
 
 class _JsonWindow:
@@ -176,7 +184,9 @@ class _JsonWindow:
         """Consume one character; raise DataInvalid if it is not the expected one."""
         found = self.peek()
         if found != expected:
-            raise self.fault(f"not JSON: expected {expected} and found {found or 'the end of the file'}")
+            raise self.fault(
+                f"not JSON: expected {expected} and found {found or 'the end of the file'}"
+            )
         self._move(self._at + 1)
 
     def value(self) -> object:
@@ -186,7 +196,9 @@ class _JsonWindow:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._ended:
-                    raise self.fault(f"not JSON: {error.msg}; nothing after it can be read", error.pos) from None
+                    raise self.fault(
+                        f"not JSON: {error.msg}; nothing after it can be read", error.pos
+                    ) from None
             except RecursionError:
                 raise self.fault("nested too deeply") from None
             else:

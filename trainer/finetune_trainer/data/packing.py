@@ -87,7 +87,9 @@ def file_name(split: Split, part: int) -> str:
 
 def corrupt_rows(folder: Path, error: CorruptArtifact) -> DataInvalid:
     """Return the error for rows that are not as they were written."""
-    return DataInvalid(f"the packed rows are corrupt: {error}: delete {folder} and run prepare again")
+    return DataInvalid(
+        f"the packed rows are corrupt: {error}: delete {folder} and run prepare again"
+    )
 
 
 class RowBatch(NamedTuple):
@@ -247,7 +249,9 @@ class PackedWriter:
         self._splits = self._new_part()
 
     def _new_part(self) -> "dict[Split, _SplitWriter]":
-        return {split: _SplitWriter(self._folder, split, len(self.parts), self._row) for split in SPLITS}
+        return {
+            split: _SplitWriter(self._folder, split, len(self.parts), self._row) for split in SPLITS
+        }
 
     def add(self, split: Split, document: Document) -> None:
         """Add a document of at most contextLength tokens to a row."""
@@ -298,7 +302,9 @@ class PackedWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None
+    ) -> None:
         if kind is not None:
             for split in self._splits.values():
                 split.abandon()
@@ -340,7 +346,9 @@ class _SplitWriter:
         self.rows = self.tokens = self._targets = self._largest_token = 0
         self._path, self._split, self._part = folder / file_name(split, part), split, part
         self._row = row
-        self._open_bins: list[_Bin] = []  # sorted by free space: the fullest first, the oldest first among equals
+        self._open_bins: list[
+            _Bin
+        ] = []  # sorted by free space: the fullest first, the oldest first among equals
         self._file: BinaryIO | None = None
         self._sha256 = hashlib.sha256()
 
@@ -387,7 +395,9 @@ class _SplitWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return SplitPart(self.rows, self.tokens, self._targets, self._largest_token, self._sha256.hexdigest())
+        return SplitPart(
+            self.rows, self.tokens, self._targets, self._largest_token, self._sha256.hexdigest()
+        )
 
     def abandon(self) -> None:
         """Close the file without completing it."""

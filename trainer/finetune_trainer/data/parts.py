@@ -106,7 +106,8 @@ class PartFolder:
         try:
             state = PartState.model_validate_json(self._state_file(number).read_bytes())
             is_complete = all(
-                (self.rows / file_name(split, number)).stat().st_size == part.rows * record_size(self._context_length)
+                (self.rows / file_name(split, number)).stat().st_size
+                == part.rows * record_size(self._context_length)
                 for split, part in state.rows.items()
                 if part.rows
             )

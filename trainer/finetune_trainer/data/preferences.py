@@ -59,9 +59,15 @@ class PreferenceFormatter:
             raise InvalidRecord(
                 f"chosen is {kind_of(chosen)} and rejected is {kind_of(rejected)}: write both as text or as messages"
             )
-        shape: Shape = "chosen and rejected messages" if isinstance(chosen, list) else "chosen and rejected texts"
+        shape: Shape = (
+            "chosen and rejected messages"
+            if isinstance(chosen, list)
+            else "chosen and rejected texts"
+        )
         if self.shape not in {None, shape}:
-            raise InvalidRecord(f"has {shape} where earlier records have {self.shape}: use one shape per data set")
+            raise InvalidRecord(
+                f"has {shape} where earlier records have {self.shape}: use one shape per data set"
+            )
         return shape
 
     def _conversations(self, fields: Fields) -> tuple[TextExample, TextExample]:
@@ -77,7 +83,9 @@ class PreferenceFormatter:
     ) -> TextExample:
         try:
             text, spans = self._chat.render(Conversation(prompt + completion, tools), len(prompt))
-            text_of({"text": text}, "text", "the rendered conversation's ")  # arguments may hold lone surrogates, too
+            text_of(
+                {"text": text}, "text", "the rendered conversation's "
+            )  # arguments may hold lone surrogates, too
         except InvalidRecord as error:
             raise InvalidRecord(f"prompt and {name}: {error}") from None
         return TextExample(text, spans, has_special_tokens=True)
@@ -133,7 +141,9 @@ def _messages(fields: Fields) -> tuple[list[Message], list[Message], list[Messag
 
 def _common(chosen: Sequence[object], rejected: Sequence[object]) -> int:
     """Return the number of characters or messages with which both completions begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+    )
 
 
 def _check_is_last_of(prompt: object, messages: list[Message]) -> None:

@@ -97,13 +97,17 @@ def batches_of(
         yield batch
 
 
-def _add(batch: Batch, record: NumberedRecord, dataset: Dataset, seed: int, names: frozenset[str]) -> None:
+def _add(
+    batch: Batch, record: NumberedRecord, dataset: Dataset, seed: int, names: frozenset[str]
+) -> None:
     batch.count += 1
     uses = uses_of(seed, record.number, dataset.weight)
     if not uses:
         return
     split = split_of(seed, record.number, dataset.validation_fraction)
-    batch.records.append(UsedRecord(record.file, record.line, split, uses if split == "train" else 1))
+    batch.records.append(
+        UsedRecord(record.file, record.line, split, uses if split == "train" else 1)
+    )
     batch.fields.append(record.fields)
     batch.characters += _characters(record.fields, names)
 

@@ -110,7 +110,9 @@ class RecordPacker:
             counts.dataset, counts.shape = batch.dataset, tokenized.shape
             counts.conversations |= tokenized.shape in CONVERSATIONS
 
-    def _fitting(self, batch: Batch, tokenized: TokenizedBatch) -> Iterator[tuple[UsedRecord, Documents]]:
+    def _fitting(
+        self, batch: Batch, tokenized: TokenizedBatch
+    ) -> Iterator[tuple[UsedRecord, Documents]]:
         """Yield the records that can be trained on, as tokens."""
         for record, outcome in zip(batch.records, tokenized.outcomes, strict=True):
             if isinstance(outcome, str):
@@ -124,14 +126,18 @@ class RecordPacker:
         """Count an invalid record; report it if it is among the first MAX_NAMED_RECORDS."""
         self.counts.invalid += 1
         if len(self.counts.reasons) < MAX_NAMED_RECORDS:
-            self.counts.reasons.append(f"{record.file}:{record.line}: {reason}"[:MAX_REASON_CHARACTERS])
+            self.counts.reasons.append(
+                f"{record.file}:{record.line}: {reason}"[:MAX_REASON_CHARACTERS]
+            )
             print(self.counts.reasons[-1], flush=True)
 
 
 class Summary:
     """Sentences about the records and rows when all of them have been read."""
 
-    def __init__(self, config: PrepareConfig, data: str, writer: PackedWriter, counts: Counts) -> None:
+    def __init__(
+        self, config: PrepareConfig, data: str, writer: PackedWriter, counts: Counts
+    ) -> None:
         self._config, self._data, self._writer, self._counts = config, data, writer, counts
         self._length = config.recipe.context_length
 
@@ -142,7 +148,8 @@ class Summary:
         if counts.invalid > allowed * used:
             raise DataInvalid(
                 f"{counts.invalid} of {used} records are invalid, more than prepare.maxInvalidFraction "
-                f"({allowed:g}) allows; correct the records or raise the fraction:\n" + "\n".join(counts.reasons)
+                f"({allowed:g}) allows; correct the records or raise the fraction:\n"
+                + "\n".join(counts.reasons)
             )
         if not self._writer.rows("train"):
             raise DataInvalid(f"{self._data}: no training rows: {self._no_training_rows_reason()}")
@@ -154,7 +161,9 @@ class Summary:
         if counts.dropped:
             return f"{counts.dropped} records are longer than prepare.contextLength ({self._length}); raise it"
         if counts.unused and not counts.invalid:
-            return f"the weights leave out all {counts.unused} records; raise the weights in datasets"
+            return (
+                f"the weights leave out all {counts.unused} records; raise the weights in datasets"
+            )
         return "all records are invalid:\n" + "\n".join(self._counts.reasons)
 
     def _no_validation_rows_message(self) -> str:
@@ -163,7 +172,9 @@ class Summary:
             return "no validation rows: no record of validation.uri can be used"
         if not validation.fraction:
             return "no validation rows: validation.fraction is 0"
-        return f"no validation rows: too few records for validation.fraction {validation.fraction:g}"
+        return (
+            f"no validation rows: too few records for validation.fraction {validation.fraction:g}"
+        )
 
     def text(self, tokens_per_second: float) -> str:
         """Return one line with the counts of rows and records."""
@@ -173,7 +184,9 @@ class Summary:
         of, each = (2, "pairs of rows") if self._writer.pairs else (1, "rows")
         parts = [
             f"{rows // of} training {each} of {length} tokens ({tokens / rows / length:.0%} full)",
-            f"{validation_rows // of} validation {each}" if validation_rows else self._no_validation_rows_message(),
+            f"{validation_rows // of} validation {each}"
+            if validation_rows
+            else self._no_validation_rows_message(),
             f"{counts.invalid} records invalid" if counts.invalid else "",
             f"{counts.truncated} truncated to {length} tokens" if counts.truncated else "",
             f"{counts.dropped} dropped as too long" if counts.dropped else "",

@@ -53,7 +53,11 @@ class TokenizerSettings:
     def of(cls, tokenizer: Any) -> "TokenizerSettings":
         """Return the settings of a tokenizer of transformers."""
         variants = tokenizer.chat_template
-        with_tools = {"tool_use": variants["tool_use"]} if isinstance(variants, dict) and "tool_use" in variants else {}
+        with_tools = (
+            {"tool_use": variants["tool_use"]}
+            if isinstance(variants, dict) and "tool_use" in variants
+            else {}
+        )
         return cls(
             backend=tokenizer.backend_tokenizer.to_str(),
             chat_template={"default": template_of(tokenizer), **with_tools},
@@ -87,7 +91,9 @@ class RecordTokenizer:
         self._formatter = FORMATTERS[objective]
         self._encoder = Encoder(tokenizer)
 
-    def tokenize(self, records: Sequence[Fields | InvalidRecord], shape: Shape | None) -> TokenizedBatch:
+    def tokenize(
+        self, records: Sequence[Fields | InvalidRecord], shape: Shape | None
+    ) -> TokenizedBatch:
         """Return what becomes of records of one data set; `shape` is that of its earlier records."""
         formatter = self._formatter(self._chat, shape)
         formatted = [_formatted(formatter, record) for record in records]
@@ -97,7 +103,9 @@ class RecordTokenizer:
         documents = iter(self._encoder.encode(texts) if texts else ())
         for one in formatted:
             batch.outcomes.append(
-                one if isinstance(one, str) else self._fitting(tuple(next(documents) for _ in one), batch)
+                one
+                if isinstance(one, str)
+                else self._fitting(tuple(next(documents) for _ in one), batch)
             )
         batch.boundary_tokens = self._encoder.boundary_tokens - crossing
         return batch
@@ -111,7 +119,9 @@ class RecordTokenizer:
         length = self._recipe.context_length
         if all(len(document.tokens) <= length for document in documents):
             return documents
-        truncated = tuple(Document(each.tokens[:length], each.loss_mask[:length]) for each in documents)
+        truncated = tuple(
+            Document(each.tokens[:length], each.loss_mask[:length]) for each in documents
+        )
         # Without a token to train on, a truncated document would only take up space in a row.
         has_targets = all(document.loss_mask.any() for document in truncated)
         if self._recipe.too_long == "Drop" or not has_targets or _are_equal(truncated):
@@ -125,7 +135,9 @@ def _are_equal(documents: Documents) -> bool:
     return len(documents) > 1 and np.array_equal(documents[0].tokens, documents[1].tokens)
 
 
-def _formatted(formatter: Formatter, record: Fields | InvalidRecord) -> tuple[TextExample, ...] | str:
+def _formatted(
+    formatter: Formatter, record: Fields | InvalidRecord
+) -> tuple[TextExample, ...] | str:
     """Return the texts of a record, or why it is invalid."""
     if isinstance(record, InvalidRecord):
         return str(record)

@@ -5,7 +5,11 @@ from typing import Any, Literal
 from finetune_trainer.contract import Objective
 
 Shape = Literal[
-    "messages", "prompt and completion", "text", "chosen and rejected texts", "chosen and rejected messages"
+    "messages",
+    "prompt and completion",
+    "text",
+    "chosen and rejected texts",
+    "chosen and rejected messages",
 ]
 Fields = dict[str, Any]
 
@@ -89,9 +93,15 @@ def text_of(fields: Fields, name: str, where: str = "") -> str:
 
 
 def _describe_surrogate(surrogate: str) -> str:
-    escaped_bytes = range(0xDC80, 0xDD00)  # what errors="surrogateescape" makes of bytes 0x80 to 0xff
+    escaped_bytes = range(
+        0xDC80, 0xDD00
+    )  # what errors="surrogateescape" makes of bytes 0x80 to 0xff
     code = ord(surrogate)
-    return f"byte 0x{code - 0xDC00:02x}, not UTF-8" if code in escaped_bytes else f"a lone surrogate (\\u{code:04x})"
+    return (
+        f"byte 0x{code - 0xDC00:02x}, not UTF-8"
+        if code in escaped_bytes
+        else f"a lone surrogate (\\u{code:04x})"
+    )
 
 
 def check_not_blank(text: str, name: str) -> None:

@@ -67,7 +67,9 @@ def is_intact(record: Bytes, split: Split, part: int, row: int) -> bool:
 
 def _checksum(record: Bytes, split: Split, part: int, row: int) -> bytes:
     place = struct.pack("<BxxxIQ", SPLITS.index(split), part, row)
-    return hashlib.blake2b(record[:-CHECKSUM_BYTES].data, digest_size=CHECKSUM_BYTES, person=place).digest()
+    return hashlib.blake2b(
+        record[:-CHECKSUM_BYTES].data, digest_size=CHECKSUM_BYTES, person=place
+    ).digest()
 
 
 def positions_of(flags: Flags) -> NDArray[np.int64]:

@@ -86,7 +86,9 @@ class _Decompressed(io.RawIOBase):
         except OSError as error:
             if error.errno is not None:  # of the disk, not of the content
                 raise
-            raise DataInvalid(f"{self._name}: not {self._compression}, or damaged: {error}") from None
+            raise DataInvalid(
+                f"{self._name}: not {self._compression}, or damaged: {error}"
+            ) from None
 
     @override
     def close(self) -> None:

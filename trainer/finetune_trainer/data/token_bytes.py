@@ -21,9 +21,15 @@ def byte_alphabet() -> dict[str, int]:
 
     Printable characters of Latin-1 stand for themselves, and the characters from U+0100 on for all other bytes.
     """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
 
 
 class TokenBytes:
@@ -70,7 +76,9 @@ class _Pieces(dict[int, bytes]):
         if token in self._added:
             return str(self._added[token].content).encode()
         try:
-            return bytes(self._alphabet[letter] for letter in self._backend.id_to_token(token) or "?")
+            return bytes(
+                self._alphabet[letter] for letter in self._backend.id_to_token(token) or "?"
+            )
         except KeyError:
             return _NOT_UTF8
 

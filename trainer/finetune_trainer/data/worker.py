@@ -8,7 +8,13 @@ import sys
 import traceback
 from typing import IO
 
-from finetune_trainer.data.batch_messages import batch_message, read_records, read_settings, receive, send
+from finetune_trainer.data.batch_messages import (
+    batch_message,
+    read_records,
+    read_settings,
+    receive,
+    send,
+)
 from finetune_trainer.data.record_tokenizer import LoadedTokenizer, RecordTokenizer
 
 READY = b"ready"

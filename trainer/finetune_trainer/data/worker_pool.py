@@ -17,7 +17,11 @@ from finetune_trainer.data.record_tokenizer import TokenizedBatch
 from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.errors import ServiceUnavailable
 
-ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ONE_THREAD = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 """Variables of a process: there is one for each processor already."""
 
 Process = subprocess.Popen[bytes]
@@ -33,7 +37,8 @@ class WorkerPool:
         self._free: SimpleQueue[Process] = SimpleQueue()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="tokenizing")
         self._processes = [
-            start_module(worker.__name__, variables=ONE_THREAD, pipes=subprocess.PIPE) for _ in range(size)
+            start_module(worker.__name__, variables=ONE_THREAD, pipes=subprocess.PIPE)
+            for _ in range(size)
         ]
         for process in self._processes:
             self._threads.submit(self._greet, process, settings)
@@ -59,7 +64,9 @@ class WorkerPool:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):  # what was not sent to a process that was killed
+                    with contextlib.suppress(
+                        BrokenPipeError
+                    ):  # what was not sent to a process that was killed
                         pipe.close()
 
     def _greet(self, process: Process, settings: bytes) -> None:

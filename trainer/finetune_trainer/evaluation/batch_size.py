@@ -32,10 +32,15 @@ def largest_batch_size(lm: Any, kind: str, requests: Sequence[Any]) -> int:
 
 def longest_request(lm: Any, kind: str, requests: Sequence[Any]) -> int:
     """Return the number of tokens of the longest request, including those to be generated."""
-    texts = {"".join(text for text in request.args if isinstance(text, str)) for request in requests}
+    texts = {
+        "".join(text for text in request.args if isinstance(text, str)) for request in requests
+    }
     longest = max(len(tokens) for tokens in lm.tokenizer(sorted(texts)).input_ids)
     if kind == "generate_until":
-        longest += max(normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"] for request in requests)
+        longest += max(
+            normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"]
+            for request in requests
+        )
     return int(min(max(longest, 1), lm.max_length))
 
 
@@ -61,7 +66,9 @@ def _cgroup_memory(root: Path) -> Iterator[int]:
         try:
             limit = (folder / "memory.max").read_text().strip()
             if limit != "max":
-                yield int(limit) - int((folder / "memory.current").read_text()) + _reclaimable(folder)
+                yield (
+                    int(limit) - int((folder / "memory.current").read_text()) + _reclaimable(folder)
+                )
         except (OSError, ValueError):
             continue  # the root cgroup has no limit, and a cgroup may lack the memory controller
 
@@ -76,7 +83,9 @@ def _cgroups(root: Path) -> Iterator[Path]:
     for line in lines:
         if line.startswith("0::"):
             folder = mount / line.removeprefix("0::").strip("/")
-            yield from (path for path in (folder, *folder.parents) if path == mount or mount in path.parents)
+            yield from (
+                path for path in (folder, *folder.parents) if path == mount or mount in path.parents
+            )
 
 
 def _reclaimable(folder: Path) -> int:

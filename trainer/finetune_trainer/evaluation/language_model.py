@@ -38,7 +38,9 @@ class EvaluatedModel:
 
     def load_tokenizer(self, *, apply_chat_template: bool) -> Any:
         """Load the tokenizer, with the template of training if it is to be applied."""
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.base.folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            self.base.folder, local_files_only=True
+        )
         if apply_chat_template:
             set_chat_template(tokenizer)
         return tokenizer

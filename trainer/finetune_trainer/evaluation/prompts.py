@@ -24,7 +24,9 @@ class PromptFormat:
 
         Raise ConfigInvalid for turns without a chat template, as lm-eval's command line does.
         """
-        template = conversations if recipe.apply_chat_template is None else recipe.apply_chat_template
+        template = (
+            conversations if recipe.apply_chat_template is None else recipe.apply_chat_template
+        )
         multiturn = template if recipe.fewshot_as_multiturn is None else recipe.fewshot_as_multiturn
         if multiturn and not template:
             raise ConfigInvalid(

@@ -64,7 +64,11 @@ class CachingLM:
     """An lm-eval model that sends only requests without a cached response, and reports progress."""
 
     def __init__(
-        self, model: Any, cache: ResponseCache, on_progress: OnProgress, batch_size: BatchSize | None = None
+        self,
+        model: Any,
+        cache: ResponseCache,
+        on_progress: OnProgress,
+        batch_size: BatchSize | None = None,
     ) -> None:
         """Wrap a model; `batch_size` chooses the batch size for each kind of requests, None keeps the model's own."""
         self._model = model
@@ -96,9 +100,15 @@ class CachingLM:
         self._done += 1
         self._on_progress(self._done, self._total, self._cached)
 
-    def _run(self, kind: str, requests: Sequence[Any], split: Callable[[list[Any]], Iterable[list[Any]]]) -> list[Any]:
+    def _run(
+        self, kind: str, requests: Sequence[Any], split: Callable[[list[Any]], Iterable[list[Any]]]
+    ) -> list[Any]:
         responses = [self._cache.get(kind, request.args) for request in requests]
-        missing = [request for request, response in zip(requests, responses, strict=True) if response is None]
+        missing = [
+            request
+            for request, response in zip(requests, responses, strict=True)
+            if response is None
+        ]
         self._total += len(requests)
         self._cached += len(requests) - len(missing)
         self._done += len(requests) - len(missing)
@@ -131,5 +141,7 @@ class CachingLM:
 
     def _count_windows(self, text: str) -> int:
         tokens = self._model.tok_encode(text)
-        windows = get_rolling_token_windows(tokens, self._model.prefix_token_id, self._model.max_length, 1)
+        windows = get_rolling_token_windows(
+            tokens, self._model.prefix_token_id, self._model.max_length, 1
+        )
         return sum(1 for _ in windows)

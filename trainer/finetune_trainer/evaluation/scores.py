@@ -20,16 +20,22 @@ def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, 
     """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
     scores = {task: _scores(output["results"].get(task, {}), {}, {}) for task in tasks}
     if without_score := [task for task, metrics in scores.items() if not metrics]:
-        raise ConfigInvalid(f"evaluate.tasks[{without_score[0]}]: lm-eval reports no score; choose a task that has one")
+        raise ConfigInvalid(
+            f"evaluate.tasks[{without_score[0]}]: lm-eval reports no score; choose a task that has one"
+        )
     return scores
 
 
-def compare_scores(output: Output, base: Output, loaded: Loaded, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
+def compare_scores(
+    output: Output, base: Output, loaded: Loaded, tasks: Iterable[str]
+) -> dict[str, dict[str, Score]]:
     """Return the scores of a model, with those of the base model on the same questions. Raise as `extract_scores`."""
     differences = paired_differences(output, base, loaded)
     scores = extract_scores(output, tasks)
     return {
-        task: _scores(output["results"][task], base["results"].get(task, {}), differences.get(task, {}))
+        task: _scores(
+            output["results"][task], base["results"].get(task, {}), differences.get(task, {})
+        )
         for task in scores
     }
 
@@ -60,7 +66,11 @@ def numbers_of(scores: Mapping[str, Mapping[str, Score]]) -> dict[str, float]:
         for metric, score in metrics.items()
         for suffix, field in {"": "value", "_stderr": "stderr", "_base": "base"}.items()
     }
-    return {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
+    return {
+        name: number
+        for name, number in numbers.items()
+        if number is not None and math.isfinite(number)
+    }
 
 
 def _number(value: Any) -> float | None:
@@ -85,13 +95,19 @@ def paired_differences(output: Output, base: Output, loaded: Loaded) -> dict[str
         for name, task in loaded["tasks"].items()
     }
     groups = {
-        name: _group_differences(group, output["results"], differences) for name, group in loaded["groups"].items()
+        name: _group_differences(group, output["results"], differences)
+        for name, group in loaded["groups"].items()
     }
     return {**differences, **groups}
 
 
-def _task_differences(task: Any, samples: Iterable[Numbers], base_samples: Iterable[Numbers]) -> dict[str, Any]:
-    values, base_values = _values_by_question(task, samples), _values_by_question(task, base_samples)
+def _task_differences(
+    task: Any, samples: Iterable[Numbers], base_samples: Iterable[Numbers]
+) -> dict[str, Any]:
+    values, base_values = (
+        _values_by_question(task, samples),
+        _values_by_question(task, base_samples),
+    )
     numbers: dict[str, Any] = {}
     for (metric, filter_name), by_question in values.items():
         of_base = base_values.get((metric, filter_name), {})
@@ -99,28 +115,44 @@ def _task_differences(task: Any, samples: Iterable[Numbers], base_samples: Itera
             continue  # without a value for some questions, the two means are not over the same ones
         differences = [value - of_base[question] for question, value in by_question.items()]
         numbers[f"{metric},{filter_name}"] = mean(differences)
-        numbers[f"{metric}_stderr,{filter_name}"] = mean_stderr(differences) if len(differences) > 1 else "N/A"
+        numbers[f"{metric}_stderr,{filter_name}"] = (
+            mean_stderr(differences) if len(differences) > 1 else "N/A"
+        )
         numbers["sample_len"] = len(differences)
     return numbers
 
 
-def _group_differences(group: Any, results: Mapping[str, Numbers], differences: Mapping[str, Numbers]) -> Numbers:
+def _group_differences(
+    group: Any, results: Mapping[str, Numbers], differences: Mapping[str, Numbers]
+) -> Numbers:
     """Aggregate the differences of a group's tasks with the group's own weights, as lm-eval does with the scores."""
     members = [task.task_name for task in group.get_all_tasks()]
-    partial = {key for name in members for key in results[name] if "," in key and key not in differences[name]}
+    partial = {
+        key
+        for name in members
+        for key in results[name]
+        if "," in key and key not in differences[name]
+    }
     complete = {
-        name: {key: value for key, value in differences[name].items() if key not in partial} for name in members
+        name: {key: value for key, value in differences[name].items() if key not in partial}
+        for name in members
     }
     aggregated: Numbers = group.aggregate(complete)
     return aggregated
 
 
-def _values_by_question(task: Any, samples: Iterable[Numbers]) -> dict[tuple[str, str], dict[int, float]]:
+def _values_by_question(
+    task: Any, samples: Iterable[Numbers]
+) -> dict[tuple[str, str], dict[int, float]]:
     """Return the values of each metric that is a mean over questions, by metric and filter, then by question."""
     aggregation = task.aggregation()
     values: dict[tuple[str, str], dict[int, float]] = {}
     for sample in samples:
         for metric in sample["metrics"]:
-            if aggregation.get(metric, mean) is mean:  # lm-eval, too, takes the mean of a metric that names nothing
-                values.setdefault((metric, sample["filter"]), {})[sample["doc_id"]] = float(sample[metric])
+            if (
+                aggregation.get(metric, mean) is mean
+            ):  # lm-eval, too, takes the mean of a metric that names nothing
+                values.setdefault((metric, sample["filter"]), {})[sample["doc_id"]] = float(
+                    sample[metric]
+                )
     return values

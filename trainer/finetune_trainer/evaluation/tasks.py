@@ -12,7 +12,12 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Task
 from finetune_trainer.data.sampling import sample
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    DataInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
 from finetune_trainer.runtime.sources import locate_existing
 
 Loaded = dict[str, dict[str, Any]]
@@ -31,7 +36,9 @@ class Questions(list[int]):
         return index in self._members
 
 
-def load_tasks(tasks: Iterable[Task], environment: Environment, seed: int) -> tuple[Loaded, dict[str, Questions]]:
+def load_tasks(
+    tasks: Iterable[Task], environment: Environment, seed: int
+) -> tuple[Loaded, dict[str, Questions]]:
     """Load the tasks and their data; return them, and the questions to ask for each task with a limit.
 
     Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable, naming the field of the manifest.
@@ -43,13 +50,21 @@ def load_tasks(tasks: Iterable[Task], environment: Environment, seed: int) -> tu
     for recipe in tasks:
         name = recipe.name
         with _with_field(f"evaluate.tasks[{name}]"):
-            loaded = _from_file(manager, name, recipe.file, environment) if recipe.file else _built_in(manager, name)
+            loaded = (
+                _from_file(manager, name, recipe.file, environment)
+                if recipe.file
+                else _built_in(manager, name)
+            )
             for member, task in loaded["tasks"].items():
                 if member in result["tasks"]:
-                    raise ConfigInvalid(f"{member} is already part of another task; name it only once")
+                    raise ConfigInvalid(
+                        f"{member} is already part of another task; name it only once"
+                    )
                 _set_up(task, recipe)
                 if recipe.limit is not None:
-                    questions[member] = Questions(sample(recipe.limit, len(task.eval_docs), seed, member))
+                    questions[member] = Questions(
+                        sample(recipe.limit, len(task.eval_docs), seed, member)
+                    )
         for kind, members in loaded.items():
             result[kind].update(members)
     return result, questions
@@ -65,7 +80,11 @@ def prepare_tasks(loaded: Loaded, seed: int, end_texts: list[str]) -> None:
         if end_texts and task.get_config("output_type") == "generate_until":
             until = (task.get_config("generation_kwargs") or {}).get("until") or []
             until = [until] if isinstance(until, str) else until
-            task.set_config("generation_kwargs", {"until": list(dict.fromkeys([*until, *end_texts]))}, update=True)
+            task.set_config(
+                "generation_kwargs",
+                {"until": list(dict.fromkeys([*until, *end_texts]))},
+                update=True,
+            )
 
 
 def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> Loaded:
@@ -82,10 +101,16 @@ def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> L
 
 def _built_in(manager: Any, name: str) -> Loaded:
     if name in manager.all_tags:
-        raise ConfigInvalid("this is a tag for several lm-eval tasks and has no score; name the tasks instead")
+        raise ConfigInvalid(
+            "this is a tag for several lm-eval tasks and has no score; name the tasks instead"
+        )
     if name not in manager.all_tasks:
         matches = difflib.get_close_matches(name, manager.all_tasks, 3)
-        hint = f"did you mean {' or '.join(matches)}?" if matches else "set `file:` to use a custom task"
+        hint = (
+            f"did you mean {' or '.join(matches)}?"
+            if matches
+            else "set `file:` to use a custom task"
+        )
         raise ConfigInvalid(f"lm-eval has no task of this name; {hint}")
     loaded: Loaded = manager.load([name])
     return loaded
@@ -97,9 +122,13 @@ def _set_up(task: Any, recipe: Task) -> None:
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     if getattr(task, "UNSAFE_CODE", False):
-        raise ConfigInvalid("this task runs code written by the model, which is not allowed; choose another task")
+        raise ConfigInvalid(
+            "this task runs code written by the model, which is not allowed; choose another task"
+        )
     if getattr(task, "MULTIMODAL", False):
-        raise ConfigInvalid("this task contains images, but the model reads text only; choose another task")
+        raise ConfigInvalid(
+            "this task contains images, but the model reads text only; choose another task"
+        )
     if not len(task.eval_docs):
         raise DataInvalid("its data has no questions")
 
@@ -114,12 +143,24 @@ def _with_field(field: str) -> Iterator[None]:
     except StopIteration as error:  # raised by `datasets` for an empty file
         raise DataInvalid(f"{field}: its data is empty") from error
     except DatasetGenerationError as error:
-        raise DataInvalid(f"{field}: its data cannot be read: {error.__cause__ or error}") from error
+        raise DataInvalid(
+            f"{field}: its data cannot be read: {error.__cause__ or error}"
+        ) from error
     except FileNotFoundError as error:
         raise SourceNotFound(f"{field}: its data does not exist: {error}") from error
     except OSError as error:
         raise ServiceUnavailable(
             f"{field}: its data cannot be downloaded: {error}; a task with `file:` and local data needs no network"
         ) from error
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ImportError, AssertionError) as error:
-        raise ConfigInvalid(f"{field}: lm-eval cannot load the task: {type(error).__name__}: {error}") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ImportError,
+        AssertionError,
+    ) as error:
+        raise ConfigInvalid(
+            f"{field}: lm-eval cannot load the task: {type(error).__name__}: {error}"
+        ) from error

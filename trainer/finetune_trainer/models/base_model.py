@@ -20,7 +20,14 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.stores.fetching import fetch_model
 
 DIGESTED_FILES = (
-    *("config.json", "generation_config.json", "tokenizer*.json", "tekken.json", "chat_template.*", "*.jinja"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "tokenizer*.json",
+        "tekken.json",
+        "chat_template.*",
+        "*.jinja",
+    ),
     *("special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
 )
 """Patterns of a model's configuration and tokenizer. Other files, such as a license, may change."""
@@ -49,7 +56,9 @@ class BaseModel:
             )
 
 
-def open_base_model(source: ModelSource, environment: Environment, pin: str | None = None) -> BaseModel:
+def open_base_model(
+    source: ModelSource, environment: Environment, pin: str | None = None
+) -> BaseModel:
     """Return the base model; download it to the workspace first if that was not done yet.
 
     `pin` is that of an earlier stage; None resolves the revision. Raise like `fetch_model`.
@@ -68,12 +77,17 @@ def model_digest(folder: Path, record: Path) -> str:
         digests = dict(
             zip(
                 files,
-                threads.map(lambda path: _digest(path, known.get(path.relative_to(folder).as_posix())), files),
+                threads.map(
+                    lambda path: _digest(path, known.get(path.relative_to(folder).as_posix())),
+                    files,
+                ),
                 strict=True,
             )
         )
     names = {path: path.relative_to(folder).as_posix() for path in files}
-    entries = {names[path]: {"stat": _stat(path), "sha256": digest} for path, digest in digests.items()}
+    entries = {
+        names[path]: {"stat": _stat(path), "sha256": digest} for path, digest in digests.items()
+    }
     if entries != known:
         write_durably(record, json.dumps(entries, indent=1, sort_keys=True).encode())
     contents = {names[path]: digest for path, digest in digests.items()}
@@ -85,7 +99,9 @@ def _files_of(folder: Path) -> list[Path]:
     small = (path for pattern in DIGESTED_FILES for path in folder.glob(pattern) if path.is_file())
     weights = weight_files(folder)
     if missing := [path for path in weights if not path.is_file()]:
-        raise ConfigInvalid(f"{folder}: the index names {missing[0].name}, which does not exist: copy the whole model")
+        raise ConfigInvalid(
+            f"{folder}: the index names {missing[0].name}, which does not exist: copy the whole model"
+        )
     return sorted({*small, *weights})
 
 

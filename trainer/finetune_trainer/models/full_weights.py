@@ -27,7 +27,9 @@ class FullWeights(PublishedWeights):
     @override
     def load_into(self, model: Any) -> None:
         for name, stored_name in stored_names(model, self._folder).items():
-            model.get_parameter(name).data = self.read(stored_name)  # layers that share it stay tied
+            model.get_parameter(name).data = self.read(
+                stored_name
+            )  # layers that share it stay tied
 
 
 def stored_names(model: Any, folder: Path) -> dict[str, str]:
@@ -38,7 +40,9 @@ def stored_names(model: Any, folder: Path) -> dict[str, str]:
     stored, prefix = StoredWeights(folder).meta, f"{model.base_model_prefix}."
     names = {}
     for name, parameter in model.named_parameters():
-        found = [each for each in (name, name.removeprefix(prefix), prefix + name) if each in stored]
+        found = [
+            each for each in (name, name.removeprefix(prefix), prefix + name) if each in stored
+        ]
         if not found or stored[found[0]].shape != parameter.shape:
             raise ConfigInvalid(
                 f"train.method Full: {name} is not stored as one tensor in {folder}, as in models with fused experts: "

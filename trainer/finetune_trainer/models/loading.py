@@ -51,7 +51,9 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
         )
     # transformers would only warn, and initialize these weights with random values.
     if loading_info["missing_keys"] or loading_info["mismatched_keys"]:
-        wrong = sorted(loading_info["missing_keys"]) + sorted(str(key) for key in loading_info["mismatched_keys"])
+        wrong = sorted(loading_info["missing_keys"]) + sorted(
+            str(key) for key in loading_info["mismatched_keys"]
+        )
         raise ConfigInvalid(
             f"model {uri or folder}: its weights do not match its config.json "
             f"(missing or of another shape: {wrong[0]}): use weights and config.json of the same model"
@@ -64,7 +66,9 @@ def _load_errors(folder: Path, uri: str) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        raise ConfigInvalid(f"model {uri or folder} cannot be loaded from {folder}: {error}") from error
+        raise ConfigInvalid(
+            f"model {uri or folder} cannot be loaded from {folder}: {error}"
+        ) from error
 
 
 def check_context_length(base: BaseModel, context_length: int) -> None:

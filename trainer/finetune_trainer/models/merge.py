@@ -66,30 +66,44 @@ def save_merged(model_folder: Path, trained: Path, dtype: torch.dtype, folder: P
     try:
         merged = _published(model_folder, trained, dtype)
     except NotSeparable as reason:
-        _merge_whole(model_folder, trained, dtype, reason).save_pretrained(folder, max_shard_size=SHARD)
+        _merge_whole(model_folder, trained, dtype, reason).save_pretrained(
+            folder, max_shard_size=SHARD
+        )
         return
     shards = split_torch_state_dict_into_shards(merged.meta, max_shard_size=SHARD)
     for file, names in shards.filename_to_tensors.items():
-        save_file({name: merged.read(name) for name in names}, folder / file, metadata={"format": "pt"})
+        save_file(
+            {name: merged.read(name) for name in names}, folder / file, metadata={"format": "pt"}
+        )
     if shards.is_sharded:
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
-        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-    (folder / "config.json").write_text(json.dumps(merged.config(), indent=2, sort_keys=True) + "\n")
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(
+            json.dumps(index, indent=2, sort_keys=True) + "\n"
+        )
+    (folder / "config.json").write_text(
+        json.dumps(merged.config(), indent=2, sort_keys=True) + "\n"
+    )
 
 
 def merged_size(model_folder: Path, dtype: torch.dtype) -> int:
     """Return the size in bytes of a model's weights in `dtype`."""
-    return sum(tensor.numel() * dtype.itemsize for tensor in StoredWeights(model_folder).meta.values())
+    return sum(
+        tensor.numel() * dtype.itemsize for tensor in StoredWeights(model_folder).meta.values()
+    )
 
 
-def _merge_whole(model_folder: Path, adapter: Path, dtype: torch.dtype, reason: NotSeparable) -> Any:
+def _merge_whole(
+    model_folder: Path, adapter: Path, dtype: torch.dtype, reason: NotSeparable
+) -> Any:
     """Merge the adapter into the whole model in fp32, then round once to `dtype`: takes memory for the model in fp32.
 
     Raises ConfigInvalid if the merge would also change a layer that shares its weight with an adapted one.
     """
     model = with_adapter(model_folder, adapter, torch.float32)
     tied = tied_layers(model.get_base_model()) or ()
-    if shared := [name for name in tied if hasattr(model.get_base_model().get_submodule(name), "lora_A")]:
+    if shared := [
+        name for name in tied if hasattr(model.get_base_model().get_submodule(name), "lora_A")
+    ]:
         raise ConfigInvalid(
             f"{shared[0]} shares its weight with another layer and cannot be merged alone, because {reason}: "
             "remove it from train.lora.targetModules"

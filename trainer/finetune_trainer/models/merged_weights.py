@@ -21,7 +21,13 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """PEFT's prefix of the names of a model's layers."""
 WHOLE_MODEL_FEATURES = (
-    *("target_parameters", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices"),
+    *(
+        "target_parameters",
+        "rank_pattern",
+        "alpha_pattern",
+        "modules_to_save",
+        "trainable_token_indices",
+    ),
     "lora_bias",
 )
 """Settings of an adapter that concern more than the weight of one layer."""
@@ -96,9 +102,13 @@ class MergedWeights(PublishedWeights):
         model.layer = module
         try:
             inject_adapter_in_model(copy.deepcopy(self._lora), model)
-            loaded = set_peft_model_state_dict(model, {f"layer.{name}": each for name, each in layer.tensors.items()})
+            loaded = set_peft_model_state_dict(
+                model, {f"layer.{name}": each for name, each in layer.tensors.items()}
+            )
             if loaded.unexpected_keys:
-                raise mismatch(self._folder, f"{layer.name} has no place for {loaded.unexpected_keys[0]}")
+                raise mismatch(
+                    self._folder, f"{layer.name} has no place for {loaded.unexpected_keys[0]}"
+                )
             model.layer.merge(safe_merge=True)
         except (ValueError, KeyError, RuntimeError) as error:
             raise mismatch(self._folder, f"{layer.name}: {error}") from error
@@ -108,7 +118,9 @@ class MergedWeights(PublishedWeights):
 
 def mismatch(model_folder: Path, reason: object) -> ConfigInvalid:
     """Return the error for an adapter that was trained on another model."""
-    return ConfigInvalid(f"the adapter does not match the model in {model_folder}: {reason}; run train again")
+    return ConfigInvalid(
+        f"the adapter does not match the model in {model_folder}: {reason}; run train again"
+    )
 
 
 def tied_layers(model: Any) -> tuple[str, str] | None:

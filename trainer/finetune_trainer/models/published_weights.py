@@ -47,7 +47,11 @@ class PublishedWeights(ABC):
 
     def read(self, name: str) -> torch.Tensor:
         """Return one tensor of the trained model."""
-        weight = self._read_changed(name) if name in self.changed else self._stored.read(self._sources[name])
+        weight = (
+            self._read_changed(name)
+            if name in self.changed
+            else self._stored.read(self._sources[name])
+        )
         return weight.to(self._dtype_of(name)).contiguous()
 
     def config(self) -> dict[str, Any]:

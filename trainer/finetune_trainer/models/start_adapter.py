@@ -34,7 +34,9 @@ class StartAdapter:
             )
 
 
-def open_adapter(source: AdapterSource | None, environment: Environment, pin: str | None = None) -> StartAdapter | None:
+def open_adapter(
+    source: AdapterSource | None, environment: Environment, pin: str | None = None
+) -> StartAdapter | None:
     """Return the adapter, or None without a source; download it to the workspace first if that was not done yet.
 
     `pin` is that of an earlier stage; None resolves the revision. Raise like `fetch_adapter`, and ConfigInvalid if it
@@ -44,7 +46,9 @@ def open_adapter(source: AdapterSource | None, environment: Environment, pin: st
         return None
     found = fetch_adapter(source.uri, environment, revision=source.revision, pin=pin)
     digest = digest_of_value({name: digest_file(found.folder / name) for name in ADAPTER_FILES})
-    return StartAdapter(source.uri, found.folder, _read_config(source.uri, found.folder), digest, found.pin)
+    return StartAdapter(
+        source.uri, found.folder, _read_config(source.uri, found.folder), digest, found.pin
+    )
 
 
 def _read_config(uri: str, folder: Path) -> dict[str, Any]:
@@ -53,7 +57,11 @@ def _read_config(uri: str, folder: Path) -> dict[str, Any]:
         config = json.loads((folder / ADAPTER_FILES[0]).read_bytes())
         kind = config.get("peft_type")
     except (ValueError, AttributeError) as error:
-        raise ConfigInvalid(f"train.startFrom {uri}: {ADAPTER_FILES[0]} cannot be read: {error}") from None
+        raise ConfigInvalid(
+            f"train.startFrom {uri}: {ADAPTER_FILES[0]} cannot be read: {error}"
+        ) from None
     if kind != "LORA":
-        raise ConfigInvalid(f"train.startFrom {uri} is an adapter of kind {kind}: only LORA can be trained further")
+        raise ConfigInvalid(
+            f"train.startFrom {uri} is an adapter of kind {kind}: only LORA can be trained further"
+        )
     return dict(config)

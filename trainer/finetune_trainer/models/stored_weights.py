@@ -30,9 +30,13 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         return [path for path in [folder / SAFE_WEIGHTS_NAME] if path.is_file()]
     try:
-        return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+        return sorted(
+            {folder / name for name in json.loads(index.read_bytes())["weight_map"].values()}
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigInvalid(f"{index} cannot be read: {error!r}; use the index file of the model") from error
+        raise ConfigInvalid(
+            f"{index} cannot be read: {error!r}; use the index file of the model"
+        ) from error
 
 
 class StoredWeights:
@@ -54,9 +58,13 @@ class StoredWeights:
                     self.meta[name] = torch.empty(header.get_shape(), dtype=dtype, device="meta")
                     self._files[name] = path
         except KeyError as error:
-            raise ConfigInvalid(f"{path} has weights of type {error}: use a base model that is not quantized") from None
+            raise ConfigInvalid(
+                f"{path} has weights of type {error}: use a base model that is not quantized"
+            ) from None
         except (OSError, SafetensorError) as error:
-            raise ConfigInvalid(f"{path} cannot be read: {error}; use intact safetensors files") from error
+            raise ConfigInvalid(
+                f"{path} cannot be read: {error}; use intact safetensors files"
+            ) from error
 
     def read(self, name: str) -> torch.Tensor:
         """Return a copy of one tensor."""

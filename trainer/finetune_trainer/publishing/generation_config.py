@@ -17,9 +17,14 @@ def generation_config(base: Path, end_tokens: Iterable[int]) -> dict[str, Any]:
     generation_config.json, transformers derives one from config.json, and so does this function.
     """
     path = base / GENERATION_CONFIG_NAME
-    config: dict[str, Any] = json.loads((path if path.is_file() else base / "config.json").read_bytes())
+    config: dict[str, Any] = json.loads(
+        (path if path.is_file() else base / "config.json").read_bytes()
+    )
     if not path.is_file():
-        config = {**config.get("text_config", {}), **config}  # a multimodal model has its token ids in there
+        config = {
+            **config.get("text_config", {}),
+            **config,
+        }  # a multimodal model has its token ids in there
         config = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
     ends = all_end_tokens(config.get("eos_token_id"), end_tokens)
     return config | ({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})

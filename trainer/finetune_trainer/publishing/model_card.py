@@ -33,7 +33,9 @@ OBJECTIVES = {
 """What was minimised, in words."""
 
 
-def card(config: PushConfig, environment: Environment, form: str, *, has_adapter: bool = True) -> str:
+def card(
+    config: PushConfig, environment: Environment, form: str, *, has_adapter: bool = True
+) -> str:
     """Return README.md, built from the results and configs of earlier stages; omit what is missing.
 
     `has_adapter` says whether an adapter was trained, or all weights.
@@ -42,11 +44,17 @@ def card(config: PushConfig, environment: Environment, form: str, *, has_adapter
     train_folder = environment.stage_dir("train", config.train)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     trained, train_config = read_result(train_folder), read_config(train_folder)
-    evaluated = read_result(environment.stage_dir("evaluate", config.evaluate)) if config.evaluate else None
+    evaluated = (
+        read_result(environment.stage_dir("evaluate", config.evaluate)) if config.evaluate else None
+    )
     scores = evaluated if isinstance(evaluated, EvaluateResult) else None
     kind = _kind(form) if has_adapter else "A base model of which all weights were trained."
     tags = ["lora", form.lower()] if has_adapter else ["full-fine-tuning"]
-    tags += ["dpo"] if isinstance(train_config, TrainConfig) and train_config.recipe.objective == "DPO" else []
+    tags += (
+        ["dpo"]
+        if isinstance(train_config, TrainConfig) and train_config.recipe.objective == "DPO"
+        else []
+    )
     sections = [
         f"---\n{front_matter(config, name, tags, scores, environment)}\n---",
         f"# {name}",
@@ -61,7 +69,11 @@ def card(config: PushConfig, environment: Environment, form: str, *, has_adapter
 
 
 def front_matter(
-    config: PushConfig, name: str, tags: list[str], scores: EvaluateResult | None, environment: Environment
+    config: PushConfig,
+    name: str,
+    tags: list[str],
+    scores: EvaluateResult | None,
+    environment: Environment,
 ) -> str:
     """Return the card's metadata as YAML for the Hugging Face hub; the scores are its model-index."""
     data = ModelCardData(
@@ -77,10 +89,16 @@ def front_matter(
 
 
 def _hub_name(uri: str) -> str:
-    return "/".join(uri.removeprefix("hf://").split("/")[:2]) if uri.startswith("hf://") else without_secrets(uri)
+    return (
+        "/".join(uri.removeprefix("hf://").split("/")[:2])
+        if uri.startswith("hf://")
+        else without_secrets(uri)
+    )
 
 
-def _eval_results(config: PushConfig, scores: EvaluateResult, environment: Environment) -> list[EvalResult]:
+def _eval_results(
+    config: PushConfig, scores: EvaluateResult, environment: Environment
+) -> list[EvalResult]:
     evaluate_config = read_config(environment.stage_dir("evaluate", config.evaluate or ""))
     tasks = evaluate_config.recipe.tasks if isinstance(evaluate_config, EvaluateConfig) else ()
     files = {task.name: task.file for task in tasks}
@@ -98,12 +116,17 @@ def _eval_results(config: PushConfig, scores: EvaluateResult, environment: Envir
     ]
 
 
-def _origin(config: PushConfig, prepared: AnyResult | None, train_config: object, trained: Path) -> str:
+def _origin(
+    config: PushConfig, prepared: AnyResult | None, train_config: object, trained: Path
+) -> str:
     # The last pin may be that of the data set to validate with, which the card does not list.
     pins = prepared.data_pins[: len(config.datasets)] if isinstance(prepared, PrepareResult) else ()
     rows = [
         ("Base model", _place(config.model.uri, config.model.revision, config.model_pin)),
-        *(("Data set", _data_set(source, pin)) for source, pin in zip_longest(config.datasets, pins)),
+        *(
+            ("Data set", _data_set(source, pin))
+            for source, pin in zip_longest(config.datasets, pins)
+        ),
     ]
     if isinstance(prepared, PrepareResult):
         records = f"{prepared.records:,} read, {prepared.invalid:,} invalid, {prepared.dropped:,} too long"
@@ -111,13 +134,19 @@ def _origin(config: PushConfig, prepared: AnyResult | None, train_config: object
         rows += [("Data digest", f"`{prepared.data_digest}`"), ("Records", records + unused)]
     if isinstance(train_config, TrainConfig) and (start := train_config.recipe.start_from):
         place = _place(start.uri, start.revision, train_config.start_pin)
-        rows.append(("Adapter that training started from", f"{place}, digest `{train_config.start_digest}`"))
+        rows.append(
+            ("Adapter that training started from", f"{place}, digest `{train_config.start_digest}`")
+        )
     rows.append(("Digest of the trained weights", f"`{digest_of(trained)}`"))
     return _table(("", ""), rows)
 
 
 def _kind(form: str) -> str:
-    return "A LoRA adapter, merged into its base model." if form == "Merged" else "A LoRA adapter for its base model."
+    return (
+        "A LoRA adapter, merged into its base model."
+        if form == "Merged"
+        else "A LoRA adapter for its base model."
+    )
 
 
 def _data_set(source: DatasetSource, pin: str | None) -> str:
@@ -136,16 +165,23 @@ def _place(uri: str, revision: str | None, pin: str | None) -> str:
 def _evaluation(scores: EvaluateResult | None) -> str:
     if scores is None:
         return ""
-    measured = [(task, metric, score) for task, metrics in scores.scores.items() for metric, score in metrics.items()]
+    measured = [
+        (task, metric, score)
+        for task, metrics in scores.scores.items()
+        for metric, score in metrics.items()
+    ]
     head: tuple[str, ...] = ("Task", "Metric", "Value", "Standard error")
     rows: list[tuple[str, ...]] = [
-        (task, metric, _decimals(score.value), _decimals(score.stderr)) for task, metric, score in measured
+        (task, metric, _decimals(score.value), _decimals(score.stderr))
+        for task, metric, score in measured
     ]
     note = "Measured with lm-eval."
     if any(score.base is not None for _, _, score in measured):
         head += ("Base model", "Standard error of the difference")
         note += " The base model answered the same questions; the difference is paired."
-        more = [(_decimals(score.base), _decimals(score.difference_stderr)) for _, _, score in measured]
+        more = [
+            (_decimals(score.base), _decimals(score.difference_stderr)) for _, _, score in measured
+        ]
         rows = [(*row, *columns) for row, columns in zip(rows, more, strict=True)]
     return f"## Evaluation\n\n{note}\n\n" + _table(head, rows)
 
@@ -161,7 +197,10 @@ def _training(config: PushConfig, trained: AnyResult | None, train_config: objec
         rows.append(("Objective", OBJECTIVES[train_config.recipe.objective]))
     if isinstance(trained, TrainResult):
         rows += [
-            ("Optimizer steps", f"{trained.steps:,}; the weights are those of step {trained.best_step:,}"),
+            (
+                "Optimizer steps",
+                f"{trained.steps:,}; the weights are those of step {trained.best_step:,}",
+            ),
             ("Tokens", f"{trained.tokens:,}"),
             ("Training loss", f"{trained.loss:.4f}"),
         ]
@@ -182,14 +221,21 @@ def _training(config: PushConfig, trained: AnyResult | None, train_config: objec
 def _hyper_parameters(config: object, adapter: Path | None) -> str:
     if isinstance(config, TrainConfig):
         is_dpo = config.recipe.objective == "DPO"
-        shown = config.recipe.model_copy(update={"dpo": config.recipe.preference}) if is_dpo else config.recipe
+        shown = (
+            config.recipe.model_copy(update={"dpo": config.recipe.preference})
+            if is_dpo
+            else config.recipe
+        )
         recipe = shown.model_dump(mode="json", by_alias=True, exclude_none=True)
         rows = [("seed", str(config.seed)), *_flatten(recipe)]
     elif adapter is None:
         return ""
     else:
         settings = json.loads((adapter / "adapter_config.json").read_text())
-        rows = [(key, f"{settings[key]}") for key in ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")]
+        rows = [
+            (key, f"{settings[key]}")
+            for key in ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
+        ]
     return "## Hyper-parameters\n\n" + _table(("", ""), rows)
 
 
@@ -198,7 +244,10 @@ def _flatten(values: dict[str, object], prefix: str = "") -> Iterable[tuple[str,
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield (
+                prefix + key,
+                ", ".join(map(str, value)) if isinstance(value, list) else str(value),
+            )
 
 
 def _versions() -> str:

@@ -48,4 +48,6 @@ def describe(folder: Path) -> PublishedModel:
     """Return what the manifest says about a published model, without reading its files."""
     manifest = json.loads((folder / MANIFEST).read_bytes())
     digest = digest_of_value(without_card(manifest["files"]))
-    return PublishedModel(manifest["about"], digest, sum(entry["size"] for entry in manifest["files"].values()))
+    return PublishedModel(
+        manifest["about"], digest, sum(entry["size"] for entry in manifest["files"].values())
+    )

@@ -16,7 +16,9 @@ def keep_freed_memory() -> None:
     keeps no memory of its own on a CPU. A user's setting of malloc stays as it is.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    is_chosen = CHOSEN_BY_USER & os.environ.keys() or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+    is_chosen = CHOSEN_BY_USER & os.environ.keys() or "glibc.malloc." in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
     if mallopt is not None and not is_chosen:
         mallopt(M_TRIM_THRESHOLD, -1)  # never
         # No block has a mapping of its own. M_MMAP_THRESHOLD would not do: before glibc 2.35 it ends at 32 MiB.

@@ -59,16 +59,24 @@ def digest_of_value(value: object) -> str:
 
 def files_in(folder: Path) -> list[Path]:
     """Return all files below a folder except its manifest, sorted by path."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return sorted(
+        path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST
+    )
 
 
-def seal(folder: Path, about: dict[str, object] | None = None, known_digests: Mapping[str, str] | None = None) -> str:
+def seal(
+    folder: Path,
+    about: dict[str, object] | None = None,
+    known_digests: Mapping[str, str] | None = None,
+) -> str:
     """Flush all files of a folder to disk and write its manifest. Return sha256:… over the files' names and contents.
 
     `about` is stored in the manifest and is not part of the digest. Files whose SHA-256 the caller computed while it
     wrote them are in `known_digests`, by their path in the folder; they are not read again.
     """
-    remove_temporary_files(folder / MANIFEST)  # of a killed process: they would count as files of the artifact
+    remove_temporary_files(
+        folder / MANIFEST
+    )  # of a killed process: they would count as files of the artifact
     known = known_digests or {}
     entries = {}
     for path in files_in(folder):
@@ -78,7 +86,10 @@ def seal(folder: Path, about: dict[str, object] | None = None, known_digests: Ma
         finally:
             os.close(descriptor)
         name = path.relative_to(folder).as_posix()
-        entries[name] = {"size": path.stat().st_size, "sha256": known.get(name) or digest_file(path)}
+        entries[name] = {
+            "size": path.stat().st_size,
+            "sha256": known.get(name) or digest_file(path),
+        }
     digest = digest_of_value(entries)
     manifest = {"digest": digest, "files": entries, "about": about or {}}
     write_durably(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
@@ -93,7 +104,9 @@ def verify(folder: Path, *, sizes_only: str = "") -> dict[str, object]:
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         entries, digest, about = manifest["files"], manifest["digest"], manifest["about"]
-        expected = {(folder / name): (entry["size"], entry["sha256"]) for name, entry in entries.items()}
+        expected = {
+            (folder / name): (entry["size"], entry["sha256"]) for name, entry in entries.items()
+        }
     except FileNotFoundError:
         raise CorruptArtifact(f"{folder.name}: there is no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -112,11 +125,15 @@ def _verify_files(folder: Path, expected: dict[Path, tuple[int, str]], sizes_onl
         if not path.is_file():
             raise CorruptArtifact(f"{name} is missing")
         if path.stat().st_size != size:
-            raise CorruptArtifact(f"{name} has {path.stat().st_size} bytes, expected {size} as in its manifest")
+            raise CorruptArtifact(
+                f"{name} has {path.stat().st_size} bytes, expected {size} as in its manifest"
+            )
         if not fnmatch(path.name, sizes_only) and digest_file(path) != sha256:
             raise CorruptArtifact(f"{name} does not match the digest in its manifest")
     if unexpected := set(files_in(folder)) - set(expected):
-        raise CorruptArtifact(f"{folder.name}/{min(unexpected).relative_to(folder)} is not in its manifest")
+        raise CorruptArtifact(
+            f"{folder.name}/{min(unexpected).relative_to(folder)} is not in its manifest"
+        )
 
 
 def matches_digest(folder: Path, digest: str) -> bool:
@@ -193,7 +210,9 @@ def _locked_name(folder: Path) -> tuple[Path, int | None]:
         try:
             descriptor = try_lock(_lock_of(temporary))
         except LockingUnsupported as error:
-            log_once(f"this file system has no locks ({error}): unfinished folders of killed processes stay")
+            log_once(
+                f"this file system has no locks ({error}): unfinished folders of killed processes stay"
+            )
             _lock_of(temporary).unlink(missing_ok=True)
             return temporary, None
         if descriptor is not None:
@@ -215,7 +234,10 @@ def remove_leftovers(folder: Path) -> None:
     for lock in (path for pattern in patterns for path in folder.parent.glob(pattern)):
         try:
             descriptor = try_lock(lock, create=False)
-        except (OSError, LockingUnsupported):  # removed by another process, or not ours, or no locks here
+        except (
+            OSError,
+            LockingUnsupported,
+        ):  # removed by another process, or not ours, or no locks here
             continue
         if descriptor is None:
             continue
@@ -233,7 +255,9 @@ def move_into_place(temporary: Path, folder: Path) -> None:
         temporary.rename(folder)
     elif not _exchange(temporary, folder):
         temporary.stat()  # raises FileNotFoundError, while the folder is still in place
-        log_once("this file system cannot exchange two names: a folder is missing for a moment while it is replaced")
+        log_once(
+            "this file system cannot exchange two names: a folder is missing for a moment while it is replaced"
+        )
         old = _old_name(folder)
         folder.rename(old)
         try:
@@ -254,7 +278,9 @@ def is_present(folder: Path) -> bool:
         if folder.exists():
             return True
         if not _old_name(folder).exists():
-            return folder.exists()  # a second look: the other process may have finished between the first two
+            return (
+                folder.exists()
+            )  # a second look: the other process may have finished between the first two
         time.sleep(REPLACEMENT_POLL_SECONDS)
     raise ServiceUnavailable(
         f"{folder} is missing and {_old_name(folder).name} is there: the process that replaces it "
@@ -311,7 +337,10 @@ def _exchange(one: Path, other: Path) -> bool:
     names = os.fsencode(one), os.fsencode(other)
     if hasattr(library, "renameat2"):  # Linux with glibc 2.28 or musl 1.2.5
         at_working_folder, exchange = -100, 2
-        return bool(library.renameat2(at_working_folder, names[0], at_working_folder, names[1], exchange) == 0)
+        return bool(
+            library.renameat2(at_working_folder, names[0], at_working_folder, names[1], exchange)
+            == 0
+        )
     if hasattr(library, "renamex_np"):  # macOS
         return bool(library.renamex_np(*names, 2) == 0)
     return False

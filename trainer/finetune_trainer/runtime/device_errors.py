@@ -4,7 +4,14 @@ import re
 import sys
 from typing import Any
 
-from finetune_trainer.contract import AnyConfig, Environment, EvaluateConfig, PrepareConfig, TrainConfig, TrainRecipe
+from finetune_trainer.contract import (
+    AnyConfig,
+    Environment,
+    EvaluateConfig,
+    PrepareConfig,
+    TrainConfig,
+    TrainRecipe,
+)
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, StageError
 from finetune_trainer.runtime.stage_folder import read_config
 
@@ -14,7 +21,9 @@ OWN_SHARE, OWN_BYTES = 0.05, GIB
 
 HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory")
 GPU_MEMORY = re.compile(r"(CUDA|HIP) (error: )?out of memory")
-NOT_DETERMINISTIC = re.compile(r"does not have a deterministic implementation|operation is not deterministic")
+NOT_DETERMINISTIC = re.compile(
+    r"does not have a deterministic implementation|operation is not deterministic"
+)
 NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C compiler")
 """Messages of PyTorch on a CPU, and of Triton on a GPU."""
 GPU_ERROR = re.compile(r"(CUDA|HIP) error")
@@ -37,10 +46,14 @@ def translate(error: Exception, config: AnyConfig, environment: Environment) -> 
     return _of_torch(torch, error, config, environment) if is_of_torch else None
 
 
-def _of_torch(torch: Any, error: Exception, config: AnyConfig, environment: Environment) -> StageError | None:
+def _of_torch(
+    torch: Any, error: Exception, config: AnyConfig, environment: Environment
+) -> StageError | None:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or GPU_MEMORY.search(text):
-        return _gpu_memory(torch, text.partition(" If reserved but unallocated")[0], config, environment)
+        return _gpu_memory(
+            torch, text.partition(" If reserved but unallocated")[0], config, environment
+        )
     if NOT_DETERMINISTIC.search(text):
         return ConfigInvalid(
             f"an operation of this model has no deterministic implementation on this device, so a resumed run could "
@@ -98,7 +111,9 @@ def ways_to_save_memory(config: AnyConfig, environment: Environment) -> list[str
 def _train_with_less(recipe: TrainRecipe, length: int | None) -> str:
     size, accumulation = recipe.micro_batch_size, recipe.gradient_accumulation_steps
     if size > 1:
-        factor = next(number for number in range(2, size + 1) if size % number == 0)  # so that a step has the same rows
+        factor = next(
+            number for number in range(2, size + 1) if size % number == 0
+        )  # so that a step has the same rows
         return (
             f"set train.microBatchSize: {size // factor} and train.gradientAccumulationSteps: {accumulation * factor}: "
             "a step has the same rows, and training starts again"

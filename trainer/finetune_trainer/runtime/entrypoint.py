@@ -23,7 +23,13 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract import environment as names
 from finetune_trainer.runtime.device_errors import translate
-from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, Replaced, ServiceUnavailable, StageError
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    Interrupted,
+    Replaced,
+    ServiceUnavailable,
+    StageError,
+)
 from finetune_trainer.runtime.fence import Attempt
 from finetune_trainer.runtime.progress import OtherRankProgress, ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import (
@@ -65,10 +71,14 @@ def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage,
 OnStart = Callable[[ProgressReporter], None]
 
 
-def _run_and_classify(stage: str, environment: Environment, on_start: OnStart) -> tuple[TerminationMessage, ExitCode]:
+def _run_and_classify(
+    stage: str, environment: Environment, on_start: OnStart
+) -> tuple[TerminationMessage, ExitCode]:
     """Run a stage; the only function that turns an exception into an exit code."""
     stop.on_immediate_exit(
-        lambda: write_termination_message(environment, TerminationMessage(interruption=Interruption()))
+        lambda: write_termination_message(
+            environment, TerminationMessage(interruption=Interruption())
+        )
     )
     config: AnyConfig | None = None
     try:
@@ -95,13 +105,17 @@ def read_config(stage: str) -> AnyConfig:
     try:
         config = parse_config(os.environ.get(names.CONFIG, ""))
     except ValidationError as error:
-        raise ConfigInvalid(f"{names.CONFIG} is not the JSON of a {stage} config: {error}") from error
+        raise ConfigInvalid(
+            f"{names.CONFIG} is not the JSON of a {stage} config: {error}"
+        ) from error
     if config.stage != stage:
         raise ConfigInvalid(f"{names.CONFIG} is for the stage {config.stage}, not {stage}")
     return config
 
 
-def run_or_reuse(config: AnyConfig, environment: Environment, on_start: OnStart = lambda _: None) -> AnyResult | None:
+def run_or_reuse(
+    config: AnyConfig, environment: Environment, on_start: OnStart = lambda _: None
+) -> AnyResult | None:
     """Return the existing result if its output is valid, else run the stage.
 
     Before the stage runs, `on_start` receives the progress reporter. Of several processes that run the stage together,
@@ -113,13 +127,17 @@ def run_or_reuse(config: AnyConfig, environment: Environment, on_start: OnStart 
         take_part(config, environment, module)
         return None
     attempt = Attempt(environment.pipeline_uid, environment.attempt)
-    with exclusive(folder, attempt, lambda error: end_replaced(config.stage, environment, error)) as fence:
+    with exclusive(
+        folder, attempt, lambda error: end_replaced(config.stage, environment, error)
+    ) as fence:
         existing = read_result(folder)
         if existing is not None and module.is_output_valid(existing, config, environment):
             log_line(f"{config.stage}: reusing the existing result {existing.digest}")
             return existing
         write_config(folder, config, fence)
-        context = Context(environment, folder, ProgressReporter(config.stage, environment), stop, fence)
+        context = Context(
+            environment, folder, ProgressReporter(config.stage, environment), stop, fence
+        )
         on_start(context.progress)
         with fence.telling_why():
             result: AnyResult = module.run(config, context)
@@ -140,7 +158,10 @@ def take_part(config: AnyConfig, environment: Environment, module: ModuleType) -
     # Beside the file that the first process of this pod has named, if it is another one: it removes both.
     parent = environment.termination_log.parent if environment.local_rank else None
     with tempfile.TemporaryDirectory(prefix="finetune-rank-", dir=parent) as folder:
-        module.run(config, Context(environment, Path(folder), OtherRankProgress(config.stage, environment), stop))
+        module.run(
+            config,
+            Context(environment, Path(folder), OtherRankProgress(config.stage, environment), stop),
+        )
 
 
 def end_replaced(stage: str, environment: Environment, error: Replaced) -> None:
@@ -153,7 +174,9 @@ def end_replaced(stage: str, environment: Environment, error: Replaced) -> None:
 def report_interruption(stage: str, error: Interrupted | Replaced) -> TerminationMessage:
     """Return the termination message of a process that stops; log why, unless a signal is the reason."""
     if isinstance(error, Interrupted):
-        return TerminationMessage(interruption=Interruption(step=error.step, saved_step=error.saved_step))
+        return TerminationMessage(
+            interruption=Interruption(step=error.step, saved_step=error.saved_step)
+        )
     log_line(f"{stage}: {error}")
     return TerminationMessage(interruption=Interruption(message=str(error)))
 

@@ -62,7 +62,9 @@ class Attempt:
 class Fence:
     """The token of this process for a folder; without a folder, as in a test of one stage, it never fails."""
 
-    def __init__(self, folder: Path | None = None, attempt: Attempt | None = None, token: int = 0) -> None:
+    def __init__(
+        self, folder: Path | None = None, attempt: Attempt | None = None, token: int = 0
+    ) -> None:
         self._folder, self._token = folder, token
         self.attempt = attempt or Attempt()
 
@@ -89,13 +91,17 @@ class Fence:
     def heartbeats(self, lock: Path, on_replaced: Callable[[Replaced], None]) -> Iterator[None]:
         """Touch the lock file while the context is open; a thread calls `on_replaced` if there is a larger token."""
         over = threading.Event()
-        threading.Thread(target=self._beat, args=(lock, on_replaced, over), daemon=True, name="heartbeat").start()
+        threading.Thread(
+            target=self._beat, args=(lock, on_replaced, over), daemon=True, name="heartbeat"
+        ).start()
         try:
             yield
         finally:
             over.set()
 
-    def _beat(self, lock: Path, on_replaced: Callable[[Replaced], None], over: threading.Event) -> None:
+    def _beat(
+        self, lock: Path, on_replaced: Callable[[Replaced], None], over: threading.Event
+    ) -> None:
         while not over.wait(HEARTBEAT_SECONDS):
             with suppress(OSError):  # the volume may be away for a while
                 try:
@@ -118,12 +124,16 @@ def take_token(folder: Path, attempt: Attempt) -> Fence:
     sync_folder(folder)
     number = check_order(folder, attempt) + 1
     while not _create(_path(folder, number), attempt):
-        number = check_order(folder, attempt) + 1  # another process was faster, and may be a later attempt
+        number = (
+            check_order(folder, attempt) + 1
+        )  # another process was faster, and may be a later attempt
     for older in _tokens(folder):
         if older < number:
             shutil.rmtree(_path(folder, older), ignore_errors=True)
     for unfinished in (folder / TOKENS).glob(f".*.{SUFFIX_PATTERN}"):
-        if int(unfinished.name.split(".")[1]) <= number:  # of a killed process, or of one that has lost
+        if (
+            int(unfinished.name.split(".")[1]) <= number
+        ):  # of a killed process, or of one that has lost
             shutil.rmtree(unfinished, ignore_errors=True)
     _remove_unfinished(folder, number)
     return Fence(folder, attempt, number)
@@ -131,7 +141,9 @@ def take_token(folder: Path, attempt: Attempt) -> Fence:
 
 def check_order(folder: Path, attempt: Attempt) -> int:
     """Return the largest token, 0 without one. Raise Replaced if a later attempt of the same pipeline has it."""
-    newest = _newest(folder)  # read once: the next token may be taken only after the owner whose name was looked at
+    newest = _newest(
+        folder
+    )  # read once: the next token may be taken only after the owner whose name was looked at
     owner = _read(folder, newest)
     if owner.pipeline == attempt.pipeline and owner.number > attempt.number:
         raise _replaced(attempt, owner)
@@ -170,8 +182,13 @@ def _create(path: Path, attempt: Attempt) -> bool:
     temporary = temporary_name(path)
     temporary.mkdir()
     try:
-        write_durably(temporary / OWNER, json.dumps({"pipeline": attempt.pipeline, "attempt": attempt.number}).encode())
-        temporary.rename(path)  # fails where the token exists, since a token is never an empty folder
+        write_durably(
+            temporary / OWNER,
+            json.dumps({"pipeline": attempt.pipeline, "attempt": attempt.number}).encode(),
+        )
+        temporary.rename(
+            path
+        )  # fails where the token exists, since a token is never an empty folder
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if error.errno not in TAKEN:
@@ -180,7 +197,9 @@ def _create(path: Path, attempt: Attempt) -> bool:
     sync_folder(path.parent)
     if _newest(path.parent.parent) == int(path.name):
         return True
-    shutil.rmtree(path, ignore_errors=True)  # this process slept while others passed this token and removed it
+    shutil.rmtree(
+        path, ignore_errors=True
+    )  # this process slept while others passed this token and removed it
     return False
 
 

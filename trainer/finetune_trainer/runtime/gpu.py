@@ -45,7 +45,9 @@ def _cause() -> str:
         )
     error, driver = _cuda_error(), _driver_version()
     needed = OLDEST_DRIVERS.get(int(wheel.partition(".")[0])) if wheel else None
-    is_too_old = needed is not None and driver is not None and int(driver.partition(".")[0]) < needed
+    is_too_old = (
+        needed is not None and driver is not None and int(driver.partition(".")[0]) < needed
+    )
     if is_too_old or "driver on your system is too old" in error:
         return (
             f"the driver {driver or 'of this node'} is too old for this PyTorch, which has CUDA {wheel} and needs "

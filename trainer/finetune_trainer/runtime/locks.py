@@ -20,7 +20,9 @@ class LockingUnsupported(Exception):
 
 
 @contextlib.contextmanager
-def locked(path: Path, holder: str, take_over: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+def locked(
+    path: Path, holder: str, take_over: Callable[[], bool] = lambda: False
+) -> Iterator[bool]:
     """Hold the lock of a file, which is created if needed and stays. Yield False where the file system has no locks.
 
     `holder` is the process to wait for, in words. Raise ServiceUnavailable if it keeps the lock longer than
@@ -44,7 +46,9 @@ def _wait_for_lock(path: Path, holder: str, take_over: Callable[[], bool]) -> in
     while (descriptor := try_lock(path)) is None:
         if take_over():
             print(f"{path}: taken over from {holder}, which is silent", flush=True)
-            path.unlink(missing_ok=True)  # the holder keeps the lock of a file that has no name any more
+            path.unlink(
+                missing_ok=True
+            )  # the holder keeps the lock of a file that has no name any more
             continue
         if pause == FIRST_PAUSE_SECONDS:
             with contextlib.suppress(OSError):
@@ -54,7 +58,9 @@ def _wait_for_lock(path: Path, holder: str, take_over: Callable[[], bool]) -> in
                 f"{path} is locked by another process for more than {LOCK_TIMEOUT_SECONDS} s: "
                 f"wait for {holder}, or stop it"
             )
-        time.sleep(pause)  # not a blocking flock: the handler of SIGTERM runs between two of these calls
+        time.sleep(
+            pause
+        )  # not a blocking flock: the handler of SIGTERM runs between two of these calls
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     return descriptor
 
@@ -77,7 +83,9 @@ def try_lock(path: Path, *, create: bool = True) -> int | None:
             raise LockingUnsupported(str(error)) from error
         if _is_name_of(path, descriptor):
             return descriptor
-        os.close(descriptor)  # the process that held the lock has deleted its file, and another may have a new one
+        os.close(
+            descriptor
+        )  # the process that held the lock has deleted its file, and another may have a new one
 
 
 def _is_name_of(path: Path, descriptor: int) -> bool:

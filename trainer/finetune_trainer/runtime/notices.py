@@ -73,7 +73,12 @@ class Answer:
 
 
 def fetch(
-    base: str, path: str, headers: Mapping[str, str], *, method: str = "GET", seconds: float = TIMEOUT_SECONDS
+    base: str,
+    path: str,
+    headers: Mapping[str, str],
+    *,
+    method: str = "GET",
+    seconds: float = TIMEOUT_SECONDS,
 ) -> Answer:
     """Send a request without a proxy and without following a redirect; `seconds` limits each wait for the server."""
     parts = urlsplit(base)
@@ -105,7 +110,9 @@ class Ec2:
         if (action := self._read(self.ACTION)) is not None:
             notices.append(Notice("EC2", _text(action.get("action")), _text(action.get("time"))))
         if (rebalance := self._read(self.REBALANCE)) is not None:
-            notices.append(Notice("EC2", "a rebalance recommendation", _text(rebalance.get("noticeTime"))))
+            notices.append(
+                Notice("EC2", "a rebalance recommendation", _text(rebalance.get("noticeTime")))
+            )
         return notices
 
     def _read(self, path: str) -> dict[str, Any] | None:
@@ -142,10 +149,12 @@ class Gce:
 
     def poll(self) -> list[Notice]:
         """Wait for a change and return the preemption, if there is one."""
-        path = (
-            f"{self.PATH}?wait_for_change=true&timeout_sec={self.WAIT_SECONDS}&last_etag={quote(self._etag, safe='')}"
+        etag = quote(self._etag, safe="")
+        query = f"wait_for_change=true&timeout_sec={self.WAIT_SECONDS}&last_etag={etag}"
+        path = f"{self.PATH}?{query}"
+        answer = fetch(
+            self._base, path, dict([self.FLAVOR]), seconds=self.WAIT_SECONDS + TIMEOUT_SECONDS
         )
-        answer = fetch(self._base, path, dict([self.FLAVOR]), seconds=self.WAIT_SECONDS + TIMEOUT_SECONDS)
         if answer.headers.get(self.FLAVOR[0]) != self.FLAVOR[1]:
             raise ValueError(f"its answer lacks the header {': '.join(self.FLAVOR)}")
         if answer.status != HTTPStatus.OK:
@@ -178,11 +187,17 @@ class Azure:
     def _is_concerned(self, machines: object) -> bool:
         """Return whether this machine is among them; also if one of the two is unknown."""
         self._name = self._name or self._own_name()
-        return not (machines and isinstance(machines, list) and self._name) or self._name in machines
+        return (
+            not (machines and isinstance(machines, list) and self._name) or self._name in machines
+        )
 
     def _own_name(self) -> str:
         answer = fetch(self._base, self.NAME, self.HEADERS)
-        return answer.content.decode(errors="replace").strip() if answer.status == HTTPStatus.OK else ""
+        return (
+            answer.content.decode(errors="replace").strip()
+            if answer.status == HTTPStatus.OK
+            else ""
+        )
 
 
 ENDPOINTS: dict[str, Callable[[str], Endpoint]] = {"EC2": Ec2, "GCE": Gce, "Azure": Azure}
@@ -194,7 +209,9 @@ def watch_notices(environment: Environment, on_notice: Callable[[str], None]) ->
     over = threading.Event()
     if environment.interruption_notices:
         endpoint = ENDPOINTS[environment.interruption_notices](environment.metadata_endpoint)
-        threading.Thread(target=_watch, args=(endpoint, on_notice, over), daemon=True, name="notices").start()
+        threading.Thread(
+            target=_watch, args=(endpoint, on_notice, over), daemon=True, name="notices"
+        ).start()
     try:
         yield
     finally:
@@ -213,7 +230,9 @@ def _watch(endpoint: Endpoint, on_notice: Callable[[str], None], over: threading
         except Exception as error:  # noqa: BLE001  no answer of a server may end the thread
             if type(error).__name__ != problem:  # its text may change with each answer
                 problem = type(error).__name__
-                log_line(f"interruption notices: the metadata endpoint cannot be read: {problem}: {_text(error)}")
+                log_line(
+                    f"interruption notices: the metadata endpoint cannot be read: {problem}: {_text(error)}"
+                )
         over.wait(POLL_SECONDS)
 
 

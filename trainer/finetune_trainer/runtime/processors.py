@@ -37,7 +37,10 @@ def _cpu_limits() -> Iterator[tuple[int, int]]:
         numbers = _numbers(folder / "cpu.max")
         if len(numbers) == 2:  # noqa: PLR2004  "max 100000" is no limit
             yield numbers[0], numbers[1]
-        quota, period = _numbers(folder / "cpu.cfs_quota_us"), _numbers(folder / "cpu.cfs_period_us")
+        quota, period = (
+            _numbers(folder / "cpu.cfs_quota_us"),
+            _numbers(folder / "cpu.cfs_period_us"),
+        )
         if quota and period:
             yield quota[0], period[0]
 

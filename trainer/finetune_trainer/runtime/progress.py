@@ -52,7 +52,9 @@ class ProgressReporter:
         """Held while the progress changes: a notice comes from another thread."""
         self.early_save = EarlySave()
         if environment.metrics_port:
-            serve_metrics(environment.metrics_port, lambda: self.now, lambda: self.announce(SAVE_REQUESTED))
+            serve_metrics(
+                environment.metrics_port, lambda: self.now, lambda: self.announce(SAVE_REQUESTED)
+            )
 
     def update(self, **fields: Any) -> None:
         """Update fields of contract.Progress and publish them where the interval has passed.
@@ -77,7 +79,9 @@ class ProgressReporter:
         if self._file and (clock - self._written >= FILE_SECONDS or at_once):
             self._written = clock
             _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
-        if "note" in fields or clock - self._printed >= (TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS):
+        if "note" in fields or clock - self._printed >= (
+            TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS
+        ):
             self._printed = clock
             self.log()
 
@@ -118,7 +122,9 @@ def line(progress: Progress) -> str:
     parts = [
         f"{progress.stage} {progress.step}{total}",
         f"loss {progress.loss:.4f}" if progress.loss is not None else "",
-        f"validation loss {progress.validation_loss:.4f}" if progress.validation_loss is not None else "",
+        f"validation loss {progress.validation_loss:.4f}"
+        if progress.validation_loss is not None
+        else "",
         f"{progress.tokens_per_second:,.0f} tok/s" if progress.tokens_per_second else "",
         f"ETA {progress.eta_seconds:.0f} s" if progress.eta_seconds is not None else "",
         progress.note,
@@ -129,7 +135,9 @@ def line(progress: Progress) -> str:
 def _replace(path: Path, text: str) -> None:
     # Atomic for readers, but not durable: after a power failure the progress of a dead process is useless.
     temporary = path.with_name(path.name + ".new")
-    with contextlib.suppress(OSError):  # progress must not end the stage: on a full disk its output may still fit
+    with contextlib.suppress(
+        OSError
+    ):  # progress must not end the stage: on a full disk its output may still fit
         temporary.write_text(text)
         temporary.replace(path)
 
@@ -168,11 +176,15 @@ def serve_metrics(port: int, progress: Callable[[], Progress], save: Callable[[]
     try:
         server = make_server("", port, app, handler_class=_QuietHandler)
     except (OSError, OverflowError) as error:
-        raise ServiceUnavailable(f"{METRICS_PORT}: cannot listen on port {port}: {error}") from error
+        raise ServiceUnavailable(
+            f"{METRICS_PORT}: cannot listen on port {port}: {error}"
+        ) from error
     threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
 
 
-def _save(environ: dict[str, Any], start_response: Callable[..., Any], save: Callable[[], None]) -> Iterable[bytes]:
+def _save(
+    environ: dict[str, Any], start_response: Callable[..., Any], save: Callable[[], None]
+) -> Iterable[bytes]:
     """Accept a request for an early save, which the training loop fulfils; any other stage has nothing to save."""
     if environ.get("REQUEST_METHOD") != "POST":
         start_response("405 Method Not Allowed", [("Allow", "POST"), ("Content-Length", "0")])

@@ -45,7 +45,9 @@ class Context:
 
 @contextlib.contextmanager
 def exclusive(
-    folder: Path, attempt: Attempt | None = None, on_replaced: Callable[[Replaced], None] = lambda _: None
+    folder: Path,
+    attempt: Attempt | None = None,
+    on_replaced: Callable[[Replaced], None] = lambda _: None,
 ) -> Iterator[Fence]:
     """Lock and fence a stage's folder against other processes, also those of other machines and other runs.
 
@@ -55,7 +57,9 @@ def exclusive(
     """
     folder.mkdir(parents=True, exist_ok=True)
     attempt, lock = attempt or Attempt(), folder / LOCK
-    with locked(lock, "another run of this stage in this folder", SilentHolder(folder, lock, attempt)):
+    with locked(
+        lock, "another run of this stage in this folder", SilentHolder(folder, lock, attempt)
+    ):
         fence = take_token(folder, attempt)
         for name in (CONFIG, RESULT):
             remove_temporary_files(folder / name)
@@ -65,7 +69,9 @@ def exclusive(
 
 def write_config(folder: Path, config: AnyConfig, fence: Fence = UNFENCED) -> None:
     """Write a stage's config to its folder; push reads it for the model card. Raise Replaced behind the fence."""
-    write_durably(folder / CONFIG, config.model_dump_json(by_alias=True, indent=1).encode(), fence.check)
+    write_durably(
+        folder / CONFIG, config.model_dump_json(by_alias=True, indent=1).encode(), fence.check
+    )
 
 
 def read_config(folder: Path) -> AnyConfig | None:
@@ -81,7 +87,9 @@ def write_result(folder: Path, result: AnyResult, fence: Fence = UNFENCED) -> No
 
     Raise Replaced behind the fence.
     """
-    write_durably(folder / RESULT, result.model_dump_json(by_alias=True, indent=1).encode(), fence.check)
+    write_durably(
+        folder / RESULT, result.model_dump_json(by_alias=True, indent=1).encode(), fence.check
+    )
 
 
 def read_result(folder: Path) -> AnyResult | None:
@@ -95,7 +103,10 @@ def read_result(folder: Path) -> AnyResult | None:
 
 def write_termination_message(environment: Environment, message: TerminationMessage) -> None:
     """Write the termination message, shrunk to TERMINATION_MESSAGE_BYTES if necessary."""
-    while len(data := message.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_MESSAGE_BYTES:
+    while (
+        len(data := message.model_dump_json(by_alias=True, exclude_none=True).encode())
+        > TERMINATION_MESSAGE_BYTES
+    ):
         message = shrink_message(message)
     try:
         environment.termination_log.write_bytes(data)
@@ -115,10 +126,14 @@ def shrink_message(message: TerminationMessage) -> TerminationMessage:
         text = message.failure.message[: len(message.failure.message) // 2] + " …"
         return message.model_copy(update={"failure": Failure(message=text)})
     if not isinstance(message.result, EvaluateResult):
-        raise TypeError(f"a termination message of more than {TERMINATION_MESSAGE_BYTES} bytes: {message}")
+        raise TypeError(
+            f"a termination message of more than {TERMINATION_MESSAGE_BYTES} bytes: {message}"
+        )
     scores = message.result.scores
     task = max(scores, key=lambda name: len(scores[name]))
     *kept, last = scores[task]
     log_line(f"evaluate: the termination message is full; {task} {last} is only in results.json")
     fewer = scores | {task: {metric: scores[task][metric] for metric in kept}}
-    return message.model_copy(update={"result": message.result.model_copy(update={"scores": fewer})})
+    return message.model_copy(
+        update={"result": message.result.model_copy(update={"scores": fewer})}
+    )

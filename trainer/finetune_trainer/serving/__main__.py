@@ -19,16 +19,29 @@ from finetune_trainer.serving.server import HOST, POLL_SECONDS, serving  # noqa:
 def main(arguments: list[str]) -> int:
     """Serve and return the exit code: 0 after a signal, 69 if the server exited by itself."""
     parser = argparse.ArgumentParser(prog="python -m finetune_trainer.serving", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the model in Hugging Face format")
-    parser.add_argument("--host", default=HOST, help="address to listen on; 0.0.0.0 for all addresses")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 for any free port")
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="Transformers", help="model server to start")
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL_DIR", help="folder of the model in Hugging Face format"
+    )
+    parser.add_argument(
+        "--host", default=HOST, help="address to listen on; 0.0.0.0 for all addresses"
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, help="port to listen on; 0 for any free port"
+    )
+    parser.add_argument(
+        "--engine", choices=sorted(ENGINES), default="Transformers", help="model server to start"
+    )
     options = parser.parse_args(arguments)
     if not (options.model / "config.json").is_file():
-        parser.error(f"{options.model} is not a model in Hugging Face format: it has no config.json")
+        parser.error(
+            f"{options.model} is not a model in Hugging Face format: it has no config.json"
+        )
     try:
         address = {"host": options.host, "port": options.port}
-        with stop.deferred(), serving(ENGINES[options.engine], options.model, stop, **address) as server:
+        with (
+            stop.deferred(),
+            serving(ENGINES[options.engine], options.model, stop, **address) as server,
+        ):
             print(f"serving {server.model} at {server.url}; press Ctrl-C to stop", flush=True)
             while not stop.requested and server.process.poll() is None:
                 time.sleep(POLL_SECONDS)

@@ -136,7 +136,9 @@ def stop_process(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, stop: StopSignal, log: Path | None) -> None:
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], port: int, stop: StopSignal, log: Path | None
+) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_SECONDS
     while True:
         if stop.requested:
@@ -148,13 +150,17 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, stop: StopSig
         if _is_healthy(port):
             return
         if time.monotonic() > deadline:
-            raise ServiceUnavailable(f"the server was not ready within {READY_TIMEOUT_SECONDS:.0f} s{_tail(log)}")
+            raise ServiceUnavailable(
+                f"the server was not ready within {READY_TIMEOUT_SECONDS:.0f} s{_tail(log)}"
+            )
         time.sleep(POLL_SECONDS)
 
 
 def _is_healthy(port: int) -> bool:
     try:
-        return _request(port, "GET", "/health", None, HEALTH_TIMEOUT_SECONDS)[0] == http.HTTPStatus.OK
+        return (
+            _request(port, "GET", "/health", None, HEALTH_TIMEOUT_SECONDS)[0] == http.HTTPStatus.OK
+        )
     except (OSError, http.client.HTTPException):
         return False
 
@@ -162,15 +168,21 @@ def _is_healthy(port: int) -> bool:
 def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> str:
     """Return the greedy completion of a prompt; raise Interrupted, or ServiceUnavailable if the request fails."""
     body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    pool = ThreadPoolExecutor(1)  # in the background, so that this thread can check for the stop signal
+    pool = ThreadPoolExecutor(
+        1
+    )  # in the background, so that this thread can check for the stop signal
     try:
-        request = pool.submit(_request, server.port, "POST", "/v1/completions", body, ANSWER_TIMEOUT_SECONDS)
+        request = pool.submit(
+            _request, server.port, "POST", "/v1/completions", body, ANSWER_TIMEOUT_SECONDS
+        )
         while not wait([request], POLL_SECONDS).done:
             if stop.requested:
                 raise Interrupted
         status, text = request.result()
         if status != http.HTTPStatus.OK:
-            raise ServiceUnavailable(f"the server answered the prompt with status {status}: {text[:500]}")
+            raise ServiceUnavailable(
+                f"the server answered the prompt with status {status}: {text[:500]}"
+            )
         return str(json.loads(text)["choices"][0]["text"])
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         raise ServiceUnavailable(f"the server did not answer the prompt: {error!r}") from error
@@ -178,7 +190,9 @@ def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> 
         pool.shutdown(wait=False)
 
 
-def _request(port: int, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> tuple[int, str]:
+def _request(
+    port: int, method: str, path: str, body: dict[str, Any] | None, timeout: float
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     try:
         content = json.dumps(body) if body is not None else None

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from finetune_trainer.contract.engines import DIGEST_FOLDER
 from finetune_trainer.publishing.published_model import read_intact
-from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, is_present, read_unreplaced
+from finetune_trainer.runtime.artifacts import (
+    MANIFEST,
+    CorruptArtifact,
+    is_present,
+    read_unreplaced,
+)
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound, StageError
 
 DOWNLOAD = ".download"
@@ -42,9 +47,13 @@ def _verify(model: Path, expected: str | None) -> str:
     try:
         digest = read_intact(model).digest
     except CorruptArtifact as error:
-        raise SourceNotFound(f"{model}: the pushed model is corrupt: {error}; run push again") from error
+        raise SourceNotFound(
+            f"{model}: the pushed model is corrupt: {error}; run push again"
+        ) from error
     if expected and expected != digest:
-        raise SourceNotFound(f"{model} has the digest {digest}, push published {expected}; run push again")
+        raise SourceNotFound(
+            f"{model} has the digest {digest}, push published {expected}; run push again"
+        )
     return digest
 
 
@@ -56,7 +65,9 @@ def fetch_model_to(folder: Path, uri: str) -> None:
     source = open_source(uri, "model")
     if source is None:
         raise ConfigInvalid(f"{uri} is a path: mount its volume instead of downloading it")
-    if (folder / MANIFEST).exists():  # moved last: the container was restarted after a complete download
+    if (
+        folder / MANIFEST
+    ).exists():  # moved last: the container was restarted after a complete download
         return
     download = folder / DOWNLOAD
     found, _ = fetch(source, None, download)
@@ -70,7 +81,9 @@ def main(arguments: list[str]) -> int:
 
     69 if a process was killed while it replaced the model: the replacement is completed by the next push.
     """
-    parser = argparse.ArgumentParser(prog="python -m finetune_trainer.serving.verify", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m finetune_trainer.serving.verify", description=__doc__
+    )
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the pushed model")
     parser.add_argument("--digest", help="expected digest, from the result of push")
     parser.add_argument("--fetch", metavar="URI", help="download the model to the folder first")

@@ -54,7 +54,11 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     dtype = dtype_of(config.dtype, source.folder)
     conversations = trained_on_conversations(config, context.environment)
     evaluation = Evaluation(
-        config.recipe, context.environment, seed=config.seed, conversations=conversations, cache_folder=context.folder
+        config.recipe,
+        context.environment,
+        seed=config.seed,
+        conversations=conversations,
+        cache_folder=context.folder,
     )
     progress = RequestProgress(context.progress, models=2 if config.recipe.compare_with_base else 1)
     model = EvaluatedModel(source, adapter, dtype, is_merged=config.recipe.weights == "Merged")
@@ -73,9 +77,13 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     return EvaluateResult(identity=config.identity, digest=digest, scores=scores)
 
 
-def is_output_valid(result: EvaluateResult, config: EvaluateConfig, environment: Environment) -> bool:
+def is_output_valid(
+    result: EvaluateResult, config: EvaluateConfig, environment: Environment
+) -> bool:
     """Return whether lm-eval's output is intact."""
-    return matches_digest(environment.stage_dir("evaluate", config.identity) / "output", result.digest)
+    return matches_digest(
+        environment.stage_dir("evaluate", config.identity) / "output", result.digest
+    )
 
 
 def trained_on_conversations(config: EvaluateConfig, environment: Environment) -> bool:
@@ -85,12 +93,21 @@ def trained_on_conversations(config: EvaluateConfig, environment: Environment) -
 
 
 def scores_of(
-    model_folder: Path, adapter: Path | None, recipe: EvaluateRecipe, environment: Environment, *, seed: int = 0
+    model_folder: Path,
+    adapter: Path | None,
+    recipe: EvaluateRecipe,
+    environment: Environment,
+    *,
+    seed: int = 0,
 ) -> dict[str, dict[str, Score]]:
     """Return the scores of a model by task and metric; without an adapter, of the base model. Write no files."""
     evaluation = Evaluation(recipe, environment, seed=seed)
-    base = BaseModel(str(model_folder), model_folder, digest="")  # without a cache, the digest is not needed
-    model = EvaluatedModel(base, adapter, dtype_of("Auto", model_folder), recipe.weights == "Merged")
+    base = BaseModel(
+        str(model_folder), model_folder, digest=""
+    )  # without a cache, the digest is not needed
+    model = EvaluatedModel(
+        base, adapter, dtype_of("Auto", model_folder), recipe.weights == "Merged"
+    )
     return evaluation.scores(evaluation.answer(model))
 
 
@@ -119,7 +136,9 @@ class Evaluation:
         self._has_turns = conversations or self._prompts.apply_chat_template
         self._tasks, self._questions = load_tasks(recipe.tasks, environment, seed)
 
-    def answer(self, model: EvaluatedModel, on_progress: OnProgress = lambda _done, _total, _cached: None) -> Output:
+    def answer(
+        self, model: EvaluatedModel, on_progress: OnProgress = lambda _done, _total, _cached: None
+    ) -> Output:
         """Ask a model all questions and return lm-eval's output. The model is in memory only during this call."""
         free_memory()
         try:
@@ -136,8 +155,17 @@ class Evaluation:
         ends = end_tokens(tokenizer, conversations=self._has_turns)
         prepare_tasks(self._tasks, self._seed, [tokenizer.decode([token]) for token in ends])
         key = model.cache_key(tokenizer, ends, apply_chat_template=chat)
-        cache = ResponseCache(self._cache_folder / f"answers-{key}.jsonl" if self._cache_folder else None)
-        lm = load_lm(model, tokenizer, ends, prepare_device(), batch_size=batch_size or 1, apply_chat_template=chat)
+        cache = ResponseCache(
+            self._cache_folder / f"answers-{key}.jsonl" if self._cache_folder else None
+        )
+        lm = load_lm(
+            model,
+            tokenizer,
+            ends,
+            prepare_device(),
+            batch_size=batch_size or 1,
+            apply_chat_template=chat,
+        )
         return CachingLM(lm, cache, on_progress, None if batch_size else largest_batch_size)
 
     def _evaluate(self, lm: CachingLM) -> Output:
@@ -174,10 +202,17 @@ def write_output(output: Output, folder: Path, prefix: str = "") -> None:
     """
     samples = output.get("samples") or {}
     rest: dict[str, Any] = {key: value for key, value in output.items() if key != "samples"}
-    rest["versions_of_libraries"] = {"lm_eval": lm_eval.__version__, "transformers": transformers.__version__}
-    (folder / f"{prefix}results.json").write_text(json.dumps(rest, indent=1, default=handle_non_serializable))
+    rest["versions_of_libraries"] = {
+        "lm_eval": lm_eval.__version__,
+        "transformers": transformers.__version__,
+    }
+    (folder / f"{prefix}results.json").write_text(
+        json.dumps(rest, indent=1, default=handle_non_serializable)
+    )
     for task, task_samples in samples.items():
-        lines = (json.dumps(sample, default=handle_non_serializable) + "\n" for sample in task_samples)
+        lines = (
+            json.dumps(sample, default=handle_non_serializable) + "\n" for sample in task_samples
+        )
         (folder / f"{prefix}samples-{task}.jsonl").write_text("".join(lines))
 
 
@@ -202,7 +237,9 @@ class RequestProgress:
         def report(done: int, total: int, cached: int) -> None:
             if done == cached:  # no new response of this model yet
                 self._progress.update(note=note)
-            self._report(self._before[0] + done, self._before[1] + total, self._before[2] + cached, total)
+            self._report(
+                self._before[0] + done, self._before[1] + total, self._before[2] + cached, total
+            )
 
         return report
 
@@ -211,4 +248,10 @@ class RequestProgress:
         expected = total + self._models * total_of_model
         seconds = (time.monotonic() - self._started) / max(1, done - cached)
         remaining = (expected - done) * seconds if done > cached else None
-        self._progress.update(step=done, total=expected, start_step=cached, step_seconds=seconds, eta_seconds=remaining)
+        self._progress.update(
+            step=done,
+            total=expected,
+            start_step=cached,
+            step_seconds=seconds,
+            eta_seconds=remaining,
+        )

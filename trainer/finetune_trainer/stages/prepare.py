@@ -48,7 +48,9 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
     start = open_adapter(config.start_from, context.environment)
-    folder = PartFolder(context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base))
+    folder = PartFolder(
+        context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base)
+    )
     records, parts = resume(reader, folder, context)
     writer = new_writer(config, tokenizer, folder, parts)
     packer = RecordPacker(config, tokenizer, datasets, writer, counts_of(parts))
@@ -102,17 +104,25 @@ def resume(
     if not parts:
         return records, []
     last = parts[-1]
-    context.progress.update(note=f"reading the {last.counts.records} records of {len(parts)} complete parts")
+    context.progress.update(
+        note=f"reading the {last.counts.records} records of {len(parts)} complete parts"
+    )
     deque(islice(records, last.counts.records), maxlen=0)
     if (reader.bytes_read, reader.digest()) == (last.source_bytes, last.source_digest):
-        log_line(f"prepare: continuing after record {last.counts.records}, with {len(parts)} complete parts")
+        log_line(
+            f"prepare: continuing after record {last.counts.records}, with {len(parts)} complete parts"
+        )
         return records, parts
-    log_line(f"prepare: {reader.name} has changed since an earlier attempt wrote {len(parts)} parts; beginning anew")
+    log_line(
+        f"prepare: {reader.name} has changed since an earlier attempt wrote {len(parts)} parts; beginning anew"
+    )
     folder.clear()
     return reader.read(), []
 
 
-def new_writer(config: PrepareConfig, tokenizer: Any, folder: PartFolder, parts: list[PartState]) -> PackedWriter:
+def new_writer(
+    config: PrepareConfig, tokenizer: Any, folder: PartFolder, parts: list[PartState]
+) -> PackedWriter:
     """Return a writer that goes on behind the complete parts."""
     recipe = config.recipe
     return PackedWriter(
@@ -131,7 +141,11 @@ def counts_of(parts: list[PartState]) -> Counts:
 
 
 def pack(
-    packer: RecordPacker, records: Iterator[NumberedRecord], folder: PartFolder, reader: RecordReader, meter: "Meter"
+    packer: RecordPacker,
+    records: Iterator[NumberedRecord],
+    folder: PartFolder,
+    reader: RecordReader,
+    meter: "Meter",
 ) -> None:
     """Pack all records, saving each part when it is complete, and write the index of the rows."""
     writer = packer.writer
@@ -185,7 +199,9 @@ class Meter:
         self.tokens_per_second = self._tokens / max(time.monotonic() - self._started, 1e-9)
         if not self._total_is_known:
             self._total = self._reader.estimated_total(self._counts.records) or self._total
-        self._progress.update(step=self._counts.records, total=self._total, tokens_per_second=self.tokens_per_second)
+        self._progress.update(
+            step=self._counts.records, total=self._total, tokens_per_second=self.tokens_per_second
+        )
 
     def part_saved(self) -> None:
         """Report that the records so far need not be tokenized again."""
@@ -195,7 +211,9 @@ class Meter:
 def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
     """Return a digest of all that determines the rows besides the records: config, tokenizer, libraries and code."""
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
-    code = {path.name: digest_file(path) for path in sorted(Path(packing.__file__).parent.glob("*.py"))}
+    code = {
+        path.name: digest_file(path) for path in sorted(Path(packing.__file__).parent.glob("*.py"))
+    }
     inputs = {
         "config": config.model_dump(mode="json", exclude={"start_from"}),
         "model": base.digest,
@@ -213,14 +231,21 @@ def is_output_valid(result: StageResult, config: PrepareConfig, environment: Env
 def load_tokenizer(base: BaseModel) -> Any:
     """Load the model's tokenizer; raise ConfigInvalid if it has no fast one, which alone returns token offsets."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(base.folder, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            base.folder, trust_remote_code=False, local_files_only=True
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigInvalid(f"{base.uri}: its tokenizer cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
-        raise ConfigInvalid(f"{base.uri} has no fast tokenizer; add tokenizer.json to the model's folder")
+        raise ConfigInvalid(
+            f"{base.uri} has no fast tokenizer; add tokenizer.json to the model's folder"
+        )
     return tokenizer
 
 
 def padding_token(tokenizer: Any) -> int:
     """Return the id of the token that pads rows. Its loss mask is 0, so any id works if the tokenizer defines none."""
-    return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+    return next(
+        (token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None),
+        0,
+    )

@@ -13,7 +13,14 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from finetune_trainer.contract import Environment, PrepareResult, PublishedTarget, PushConfig, PushResult, PushTarget
+from finetune_trainer.contract import (
+    Environment,
+    PrepareResult,
+    PublishedTarget,
+    PushConfig,
+    PushResult,
+    PushTarget,
+)
 from finetune_trainer.data.chat import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import DTYPES, open_adapter
@@ -42,9 +49,13 @@ FILE_MODE = 0o644
 def run(config: PushConfig, context: Context) -> PushResult:
     """Run the stage. Raise what the targets raise; a target has the model whole, or nothing of it that is visible."""
     trackers, requested = open_trackers(config, context), config.recipe.targets
-    targets = [open_target(target, context.environment) for target in requested]  # before the work of merging
+    targets = [
+        open_target(target, context.environment) for target in requested
+    ]  # before the work of merging
     models = Models(config, context)
-    built = {form: models.build(form) for form in dict.fromkeys(target.format for target in requested)}
+    built = {
+        form: models.build(form) for form in dict.fromkeys(target.format for target in requested)
+    }
     published = []
     for number, (target, store) in enumerate(zip(requested, targets, strict=True)):
         folder, model = built[target.format]
@@ -54,7 +65,9 @@ def run(config: PushConfig, context: Context) -> PushResult:
     context.progress.update(step=len(targets), total=len(targets), note="published")
     context.fence.check()
     shutil.rmtree(context.folder / MODELS, ignore_errors=True)
-    result = PushResult(identity=config.identity, digest=published[0].digest, published=tuple(published))
+    result = PushResult(
+        identity=config.identity, digest=published[0].digest, published=tuple(published)
+    )
     report(config, context, result, trackers)
     return result
 
@@ -76,7 +89,9 @@ def publish(
     with stop.deferred():  # the adapters stop between two blocks of bytes
         found = store.publish(folder, model.digest, names)
     print(f"push: {found.uri}: sent {found.sent_bytes:,} of {model.size:,} bytes", flush=True)
-    return PublishedTarget(target=target.uri, uri=found.uri, format=target.format, digest=model.digest, size=model.size)
+    return PublishedTarget(
+        target=target.uri, uri=found.uri, format=target.format, digest=model.digest, size=model.size
+    )
 
 
 def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:  # noqa: ARG001  same for all
@@ -122,7 +137,11 @@ class Models:
         Raise ConfigInvalid, SourceNotFound, or ServiceUnavailable if the disk is full.
         """
         folder = self.context.folder / MODELS / form.lower()
-        about: dict[str, object] = {"stage": "push", "identity": self.config.identity, "format": form}
+        about: dict[str, object] = {
+            "stage": "push",
+            "identity": self.config.identity,
+            "format": form,
+        }
         about["adapter"] = digest_of(self.adapter)
         model = read_published(folder)
         if model is None or model.about != about:
@@ -136,14 +155,19 @@ class Models:
         dtype, environment = DTYPES[self.config.recipe.dtype], self.context.environment
         is_merged = form == "Merged"
         needed = merged_size(self.base.folder, dtype) if is_merged else _size_of(self.adapter)
-        with _check_disk_space(needed, folder), atomic_folder(folder, fence=self.context.fence) as temporary:
+        with (
+            _check_disk_space(needed, folder),
+            atomic_folder(folder, fence=self.context.fence) as temporary,
+        ):
             if is_merged:
                 self.context.progress.update(note="merging")
                 save_merged(self.base.folder, self.adapter, dtype, temporary)
             else:
                 for name in ADAPTER_FILES:
                     shutil.copyfile(self.adapter / name, temporary / name)
-            save_tokenizer(self.config, environment, self.base.folder, temporary, is_merged=is_merged)
+            save_tokenizer(
+                self.config, environment, self.base.folder, temporary, is_merged=is_merged
+            )
             readme = card(self.config, environment, form, has_adapter=is_adapter(self.adapter))
             (temporary / CARD).write_text(readme)
             for path in files_in(temporary):
@@ -151,7 +175,9 @@ class Models:
             seal(temporary, about)
 
 
-def save_tokenizer(config: PushConfig, environment: Environment, base: Path, folder: Path, *, is_merged: bool) -> None:
+def save_tokenizer(
+    config: PushConfig, environment: Environment, base: Path, folder: Path, *, is_merged: bool
+) -> None:
     """Write the tokenizer with the chat template used in training; of a merged model, also where generation ends."""
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
@@ -161,7 +187,9 @@ def save_tokenizer(config: PushConfig, environment: Environment, base: Path, fol
     tokenizer.save_pretrained(folder)
     if is_merged:
         generation = generation_config(base, end_tokens(tokenizer, conversations=conversations))
-        (folder / GENERATION_CONFIG_NAME).write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
+        (folder / GENERATION_CONFIG_NAME).write_text(
+            json.dumps(generation, indent=2, sort_keys=True) + "\n"
+        )
 
 
 def _size_of(folder: Path) -> int:
@@ -181,4 +209,6 @@ def _check_disk_space(needed: int, folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise ServiceUnavailable(f"push: cannot write the model to the workspace: {error}; {fix}") from error
+        raise ServiceUnavailable(
+            f"push: cannot write the model to the workspace: {error}; {fix}"
+        ) from error

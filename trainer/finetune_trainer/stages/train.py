@@ -6,7 +6,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from finetune_trainer.contract import AnyResult, Environment, PrepareResult, TrainConfig, TrainResult
+from finetune_trainer.contract import (
+    AnyResult,
+    Environment,
+    PrepareResult,
+    TrainConfig,
+    TrainResult,
+)
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
@@ -14,7 +20,12 @@ from finetune_trainer.models.start_adapter import StartAdapter, open_adapter
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.allocator import keep_freed_memory
 from finetune_trainer.runtime.artifacts import CorruptArtifact
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    DataInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.notices import watch_notices
 from finetune_trainer.runtime.stage_folder import Context, read_result
@@ -66,7 +77,9 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     check_gpu(context.environment, others.local_size)
     trackers = open_trackers(config, context) if is_first else Trackers(config.stage)
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
-    objective, validation = (objective_of(config.recipe, split) for split in (rows, validation_rows))
+    objective, validation = (
+        objective_of(config.recipe, split) for split in (rows, validation_rows)
+    )
     source = open_base_model(config.model, context.environment, config.model_pin)
     source.require(config.model_digest, f"prepare/{config.prepare}")
     check_context_length(source, rows.context_length)
@@ -77,7 +90,9 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     check_tokens((rows, validation_rows), model.vocabulary)
     if rows.packed:
         check_isolation(model, source.uri)
-    metadata = {"identity": config.identity, "rows": rows_digest} | ({"start": start.digest} if start else {})
+    metadata = {"identity": config.identity, "rows": rows_digest} | (
+        {"start": start.digest} if start else {}
+    )
     inputs = artifacts.digest_of_value(metadata | {"model": source.digest})
     begin((objective, validation), model, ranks, context, inputs)
     sampler = StepSampler.of(config.recipe, len(objective), config.seed)
@@ -92,7 +107,9 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         metrics=TrainingMetrics(context.folder, trackers, sampler.steps, context.fence),
         stop=context.stop,
         ranks=ranks,
-        samples=sample_generator(config, context.environment, source) if is_first or ranks.is_sharded else None,
+        samples=sample_generator(config, context.environment, source)
+        if is_first or ranks.is_sharded
+        else None,
     )
     # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
     with (
@@ -116,19 +133,29 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
 
 
 def load_model(
-    config: TrainConfig, context: Context, source: BaseModel, start: StartAdapter | None, others: RankProcesses
+    config: TrainConfig,
+    context: Context,
+    source: BaseModel,
+    start: StartAdapter | None,
+    others: RankProcesses,
 ) -> tuple[TrainedModel, Ranks]:
     """Load the model to this process's device and meet the other processes, over which it may be sharded."""
     share_processors(others.local_size)
     device = prepare_device(strict=True, number=others.local_rank)
     context.progress.update(note="loading the model")
-    trainable = load_trainable(source, config, torch.device("cpu") if others.is_sharded else device, start)
+    trainable = load_trainable(
+        source, config, torch.device("cpu") if others.is_sharded else device, start
+    )
     ranks = others.join(context.progress)
     # A checkpoint has one thread count, with which all processes resume, on whichever nodes.
     set_thread_count(min(ranks.gather(torch.get_num_threads())))
     if len(set(ranks.gather(numeric_fingerprint(device)))) > 1:
-        log_line(f"train: process {ranks.rank} has {numeric_environment(device)}, and another one differs: {UNLIKE}")
-    model = TrainedModel(shard(trainable, ranks, device) if ranks.is_sharded else trainable, device, config.recipe)
+        log_line(
+            f"train: process {ranks.rank} has {numeric_environment(device)}, and another one differs: {UNLIKE}"
+        )
+    model = TrainedModel(
+        shard(trainable, ranks, device) if ranks.is_sharded else trainable, device, config.recipe
+    )
     document_attention.enable(model, config.recipe.dtype)
     return model, ranks
 
@@ -152,13 +179,19 @@ def open_checkpoints(
     )
 
 
-def begin(splits: Iterable[Objective], model: TrainedModel, ranks: Ranks, context: Context, inputs: str) -> None:
+def begin(
+    splits: Iterable[Objective], model: TrainedModel, ranks: Ranks, context: Context, inputs: str
+) -> None:
     """Compute what the objectives need of the model before training, or read it from the stage's folder."""
     for objective in splits:
-        objective.begin(Start(model, context.folder, inputs, context.progress, ranks, context.fence))
+        objective.begin(
+            Start(model, context.folder, inputs, context.progress, ranks, context.fence)
+        )
 
 
-def sample_generator(config: TrainConfig, environment: Environment, source: BaseModel) -> SampleGenerator | None:
+def sample_generator(
+    config: TrainConfig, environment: Environment, source: BaseModel
+) -> SampleGenerator | None:
     """Return what generates the texts that the config asks for, or None."""
     if config.samples is None:
         return None
@@ -176,7 +209,9 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
         raise ConfigInvalid("train.earlyStopping needs repeated validation: set train.evalSteps")
     folder = environment.stage_dir("prepare", config.prepare) / "output"
     if not folder.is_dir():
-        raise SourceNotFound(f"{folder} does not exist, so there are no packed rows: run the stage prepare first")
+        raise SourceNotFound(
+            f"{folder} does not exist, so there are no packed rows: run the stage prepare first"
+        )
     try:
         artifacts.verify(folder, sizes_only=ROW_FILES)
     except CorruptArtifact as error:
@@ -185,7 +220,9 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
     if not len(rows):
         raise DataInvalid(f"{folder} has no training rows: add valid records to the data set")
     if config.recipe.early_stopping and not len(validation_rows):
-        raise DataInvalid("train.earlyStopping needs validation rows: raise validation.fraction, or set validation.uri")
+        raise DataInvalid(
+            "train.earlyStopping needs validation rows: raise validation.fraction, or set validation.uri"
+        )
     return rows, validation_rows, artifacts.digest_of(folder)
 
 
@@ -193,7 +230,9 @@ def check_tokens(splits: Iterable[PackedRows], vocabulary: int) -> None:
     """Raise DataInvalid if a token is not in the model's vocabulary, or if no token is a target of the loss."""
     for rows in splits:
         if len(rows) and not rows.target_count:
-            raise DataInvalid("no token of the packed rows is a target of the loss: add completions to the records")
+            raise DataInvalid(
+                "no token of the packed rows is a target of the loss: add completions to the records"
+            )
         if rows.largest_token >= vocabulary:
             raise DataInvalid(
                 f"the packed rows contain token {rows.largest_token}, but the model's vocabulary is 0 to "
@@ -250,7 +289,9 @@ def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseMo
     output = context.folder / "output"
     with artifacts.atomic_folder(output, fence=context.fence) as temporary:
         run.model.format.write(weights, temporary)
-        digest = artifacts.seal(temporary, {"identity": run.config.identity, "model": source.digest})
+        digest = artifacts.seal(
+            temporary, {"identity": run.config.identity, "model": source.digest}
+        )
     state = run.state
     return TrainResult(
         identity=run.config.identity,
@@ -265,4 +306,6 @@ def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseMo
 
 def is_output_valid(result: AnyResult, config: TrainConfig, environment: Environment) -> bool:
     """Return whether the trained weights are intact; read every byte of it."""
-    return artifacts.matches_digest(environment.stage_dir("train", config.identity) / "output", result.digest)
+    return artifacts.matches_digest(
+        environment.stage_dir("train", config.identity) / "output", result.digest
+    )

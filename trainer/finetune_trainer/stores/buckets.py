@@ -98,7 +98,9 @@ def locate_objects(uri: str) -> Location:
     else:
         bucket, _, key = rest.partition("/")
     if not separator or not bucket or not key.strip("/"):
-        raise ConfigInvalid(f"{without_secrets(uri)} names no objects; use {scheme}://{bucket or 'BUCKET'}/PREFIX")
+        raise ConfigInvalid(
+            f"{without_secrets(uri)} names no objects; use {scheme}://{bucket or 'BUCKET'}/PREFIX"
+        )
     return Location(uri, scheme, bucket, key.strip("/"))
 
 
@@ -119,4 +121,6 @@ def open_bucket(location: Location, environment: Mapping[str, str] = os.environ)
 
             return GoogleBucket(location, environment)
         case _:
-            raise ConfigInvalid(f"{location.shown}: {location.scheme}:// is no object store; use s3, gs, az or https")
+            raise ConfigInvalid(
+                f"{location.shown}: {location.scheme}:// is no object store; use s3, gs, az or https"
+            )

@@ -70,7 +70,9 @@ def _look_at(item: Item) -> None:
         open_target(PushTarget(uri=item.uri), Environment(Path())).check()
         return
     repository: Literal["model", "dataset"] = "dataset" if item.kind == "dataset" else "model"
-    source = open_source(item.uri, repository, revision=item.revision, config=item.config, split=item.split)
+    source = open_source(
+        item.uri, repository, revision=item.revision, config=item.config, split=item.split
+    )
     if source is None:
         return
     files = {file.name: file for file in source.list_files(None).files}
@@ -94,9 +96,13 @@ def look_at_all(items: list[Item], budget: float = BUDGET_SECONDS) -> list[Probl
     """Return the problem of each item, looked at in parallel. What takes longer than the budget is unavailable."""
     answers: queue.SimpleQueue[tuple[int, Problem | None]] = queue.SimpleQueue()
     for index, item in enumerate(items):
-        threading.Thread(target=lambda i=index, one=item: answers.put((i, look_at(one))), daemon=True).start()
+        threading.Thread(
+            target=lambda i=index, one=item: answers.put((i, look_at(one))), daemon=True
+        ).start()
     late = f"the store does not answer within {budget:g} s; check its address and the network"
-    found: list[Problem | None] = [Problem(ExitCode.UNAVAILABLE, f"{item.uri}: {late}") for item in items]
+    found: list[Problem | None] = [
+        Problem(ExitCode.UNAVAILABLE, f"{item.uri}: {late}") for item in items
+    ]
     deadline = time.monotonic() + budget
     for _ in items:
         try:

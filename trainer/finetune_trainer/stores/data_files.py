@@ -41,13 +41,19 @@ def fetch_dataset(source: DatasetSource, environment: Environment) -> FetchedDat
     The last segment of a path may be a pattern. Raise SourceNotFound, ConfigInvalid, DataInvalid, CredentialsRejected
     or ServiceUnavailable.
     """
-    store = open_source(source.uri, "dataset", revision=source.revision, config=source.config, split=source.split)
+    store = open_source(
+        source.uri, "dataset", revision=source.revision, config=source.config, split=source.split
+    )
     if store is None:
         local = _local_files(source.uri, environment)
-        return FetchedDataset(tuple(DataFile(_data_file(found, environment), found) for found in local), None)
+        return FetchedDataset(
+            tuple(DataFile(_data_file(found, environment), found) for found in local), None
+        )
     folder, listing = fetch(store, None, environment.workspace / CACHE)
     shown = without_secrets(source.uri)
-    files = tuple(DataFile(folder / file.name, _name_of(shown, file.name)) for file in listing.files)
+    files = tuple(
+        DataFile(folder / file.name, _name_of(shown, file.name)) for file in listing.files
+    )
     return FetchedDataset(files, listing.pin)
 
 
@@ -64,17 +70,23 @@ def _local_files(uri: str, environment: Environment) -> list[str]:
     try:
         found = environment.matches(uri)
     except OSError as error:
-        raise SourceNotFound(f"{uri}: {path.parent} cannot be listed: {error.strerror}; correct the URI") from None
+        raise SourceNotFound(
+            f"{uri}: {path.parent} cannot be listed: {error.strerror}; correct the URI"
+        ) from None
     if not found:
         names = sorted(entry.name for entry in path.parent.iterdir())
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         held = f"holds {', '.join(names[:MOST_NAMES])}{more}" if names else "is empty"
-        raise SourceNotFound(f"{uri}: no file matches {path.name}; {path.parent} {held}: correct the URI")
+        raise SourceNotFound(
+            f"{uri}: no file matches {path.name}; {path.parent} {held}: correct the URI"
+        )
     return found
 
 
 def _data_file(uri: str, environment: Environment) -> Path:
     path = locate_existing(uri, environment)
     if path.is_dir():
-        raise ConfigInvalid(f"{uri} is a folder: name a file in it, or several by a pattern such as {uri}/*.jsonl")
+        raise ConfigInvalid(
+            f"{uri} is a folder: name a file in it, or several by a pattern such as {uri}/*.jsonl"
+        )
     return path

@@ -27,7 +27,9 @@ PARALLEL_DOWNLOADS = 4
 NAME_DIGITS = 16
 
 
-def fetch(source: Source, pin: str | None, cache: Path, wanted: Sequence[str] = ALL_FILES) -> tuple[Path, Listing]:
+def fetch(
+    source: Source, pin: str | None, cache: Path, wanted: Sequence[str] = ALL_FILES
+) -> tuple[Path, Listing]:
     """Return a folder with the files of a source that match one of the patterns, and their listing.
 
     A pattern matches names with as many / as it has itself; ** matches all. Without a pin the source is listed, and
@@ -41,14 +43,18 @@ def fetch(source: Source, pin: str | None, cache: Path, wanted: Sequence[str] = 
     if (cached := _read_complete(folder)) is not None:
         return folder / FILES, cached
     with _exclusive(folder):
-        if (cached := _read_complete(folder)) is None:  # else another process has completed it meanwhile
+        if (
+            cached := _read_complete(folder)
+        ) is None:  # else another process has completed it meanwhile
             listing = listing or in_thread(lambda: source.list_files(pin))
             cached = _complete(source, _select(source.uri, listing, wanted), folder)
     return folder / FILES, cached
 
 
 def _name(uri: str, pin: str, wanted: Sequence[str]) -> str:
-    last = "".join(char if char.isalnum() else "-" for char in uri.rstrip("/").rpartition("/")[2])[:40]
+    last = "".join(char if char.isalnum() else "-" for char in uri.rstrip("/").rpartition("/")[2])[
+        :40
+    ]
     return f"{last}-{hashlib.sha256(canonical_json([uri, pin, sorted(wanted)])).hexdigest()[:NAME_DIGITS]}"
 
 
@@ -56,7 +62,9 @@ def _select(uri: str, listing: Listing, wanted: Sequence[str]) -> Listing:
     """Return the listing of the files that match a pattern; raise SourceNotFound if there are none."""
     files = tuple(file for file in listing.files if _matches(file.name, wanted))
     if not files:
-        raise SourceNotFound(f"{uri}: none of its {len(listing.files)} files matches {', '.join(wanted)}")
+        raise SourceNotFound(
+            f"{uri}: none of its {len(listing.files)} files matches {', '.join(wanted)}"
+        )
     _check_names(uri, files)
     return Listing(listing.pin, files)
 
@@ -73,10 +81,20 @@ def _check_names(uri: str, files: Sequence[RemoteFile]) -> None:
     names = {file.name for file in files}
     for name in names:
         path = PurePosixPath(name)
-        if path.as_posix() != name or path.is_absolute() or ".." in path.parts or "\0" in name or name == ".":
-            raise DataInvalid(f"{uri}: it has a file named {name!r}, which is no path below a folder; rename it")
+        if (
+            path.as_posix() != name
+            or path.is_absolute()
+            or ".." in path.parts
+            or "\0" in name
+            or name == "."
+        ):
+            raise DataInvalid(
+                f"{uri}: it has a file named {name!r}, which is no path below a folder; rename it"
+            )
         if parents := names & {parent.as_posix() for parent in path.parents}:
-            raise DataInvalid(f"{uri}: it has both {min(parents)} and {name}; no folder can have both, rename one")
+            raise DataInvalid(
+                f"{uri}: it has both {min(parents)} and {name}; no folder can have both, rename one"
+            )
 
 
 def _read_complete(folder: Path) -> Listing | None:
@@ -89,7 +107,9 @@ def _read_complete(folder: Path) -> Listing | None:
         return None
     for name, entry in entries.items():
         if (size := _size(folder / name)) != entry["size"]:
-            log_line(f"{folder / name} has {size} bytes instead of {entry['size']}: downloading it again")
+            log_line(
+                f"{folder / name} has {size} bytes instead of {entry['size']}: downloading it again"
+            )
             return None
     return listing
 
@@ -102,7 +122,11 @@ def _exclusive(folder: Path) -> Iterator[None]:
         while True:
             before = _content(folder)
             try:
-                stack.enter_context(locked(folder.with_name(f".{folder.name}.lock"), "the process that downloads it"))
+                stack.enter_context(
+                    locked(
+                        folder.with_name(f".{folder.name}.lock"), "the process that downloads it"
+                    )
+                )
                 break
             except ServiceUnavailable:
                 if _content(folder) == before:
@@ -117,14 +141,24 @@ def _content(folder: Path) -> list[tuple[str, int | None]]:
 def _complete(source: Source, listing: Listing, folder: Path) -> Listing:
     """Download what is missing and seal the folder."""
     for path in (folder / FILES).rglob("*"):  # not of this listing, so it would be sealed
-        if path.is_file() and path.relative_to(folder / FILES).as_posix() not in {file.name for file in listing.files}:
+        if path.is_file() and path.relative_to(folder / FILES).as_posix() not in {
+            file.name for file in listing.files
+        }:
             path.unlink()
     missing = [file for file in listing.files if not _is_present(folder / FILES / file.name, file)]
     with _check_disk_space(source.uri, missing, folder):
         for_each(lambda file: _download(source, file, folder), missing, PARALLEL_DOWNLOADS)
         shutil.rmtree(folder / PARTS, ignore_errors=True)
         known = {f"{FILES}/{file.name}": file.sha256 for file in listing.files if file.sha256}
-        seal(folder, {"uri": source.uri, "pin": listing.pin, "files": [vars(file) for file in listing.files]}, known)
+        seal(
+            folder,
+            {
+                "uri": source.uri,
+                "pin": listing.pin,
+                "files": [vars(file) for file in listing.files],
+            },
+            known,
+        )
     return listing
 
 
@@ -146,7 +180,9 @@ def _download(source: Source, file: RemoteFile, folder: Path) -> None:
         difference = _complete_part(source, file, part)
     if difference:
         part.unlink()
-        raise DataInvalid(f"{source.uri}: {file.name} {difference}; upload it again, or correct the digest")
+        raise DataInvalid(
+            f"{source.uri}: {file.name} {difference}; upload it again, or correct the digest"
+        )
     part.replace(path)
     sync_folder(path.parent)
 
@@ -166,7 +202,9 @@ def _complete_part(source: Source, file: RemoteFile, part: Path) -> str:
 @contextmanager
 def _check_disk_space(uri: str, files: Sequence[RemoteFile], folder: Path) -> Iterator[None]:
     """Raise ServiceUnavailable if the disk has too little free space, or if a write in the block fails."""
-    needed = sum((file.size or 0) - (_size(folder / PARTS / f"{file.name}.part") or 0) for file in files)
+    needed = sum(
+        (file.size or 0) - (_size(folder / PARTS / f"{file.name}.part") or 0) for file in files
+    )
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ServiceUnavailable(

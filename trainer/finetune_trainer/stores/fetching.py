@@ -41,7 +41,9 @@ def fetch_model(
     """
     fetched = _fetch(uri, environment, revision, pin, wanted)
     if not (fetched.folder / "config.json").is_file():
-        raise SourceNotFound(f"{uri}: {fetched.folder} is not a model in Hugging Face format: it has no config.json")
+        raise SourceNotFound(
+            f"{uri}: {fetched.folder} is not a model in Hugging Face format: it has no config.json"
+        )
     return fetched
 
 
@@ -52,7 +54,9 @@ def fetch_adapter(
     fetched = _fetch(uri, environment, revision, pin, ADAPTER_FILES)
     for name in ADAPTER_FILES:
         if not (fetched.folder / name).is_file():
-            raise SourceNotFound(f"{uri}: {fetched.folder} is no adapter in PEFT's format: it has no {name}")
+            raise SourceNotFound(
+                f"{uri}: {fetched.folder} is no adapter in PEFT's format: it has no {name}"
+            )
     return fetched
 
 

@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune_trainer.files import SUFFIX_PATTERN, UNKNOWN_TO_FILE_SYSTEM, sync_folder, temporary_name
+from finetune_trainer.files import (
+    SUFFIX_PATTERN,
+    UNKNOWN_TO_FILE_SYSTEM,
+    sync_folder,
+    temporary_name,
+)
 from finetune_trainer.runtime.artifacts import (
     MANIFEST,
     CorruptArtifact,
@@ -76,13 +81,17 @@ class FolderTarget:
     def _check_was_pushed(self) -> None:
         """Raise ConfigInvalid if the target holds what no push wrote; create it if it does not exist."""
         if self._path.exists() and not self._path.is_dir():
-            raise ConfigInvalid(f"push.targets {self.uri}: {self._path} is no folder; choose another target")
+            raise ConfigInvalid(
+                f"push.targets {self.uri}: {self._path} is no folder; choose another target"
+            )
         self._path.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in self._path.iterdir()}
         check_was_pushed(self.uri, {name for name in names if not name.startswith(HIDDEN)})
         latest = self._path / LATEST
         if os.path.lexists(latest) and not latest.is_symlink():
-            raise ConfigInvalid(f"push.targets {self.uri}: {latest} is no link, so no push wrote it; move it")
+            raise ConfigInvalid(
+                f"push.targets {self.uri}: {latest} is no link, so no push wrote it; move it"
+            )
 
     def _remove_leftovers(self) -> None:
         """Remove what killed pushes left, also those of models that are never pushed again."""
@@ -97,7 +106,9 @@ class FolderTarget:
         """
         folder = self._path / name
         complete_replacement(folder)
-        if foreign := {path.relative_to(folder).as_posix() for path in files_in(folder)} - set(local):
+        if foreign := {path.relative_to(folder).as_posix() for path in files_in(folder)} - set(
+            local
+        ):
             raise ConfigInvalid(
                 f"push.targets {self.uri}: {name}/{min(foreign)} was not written by a push; move it out of the model"
             )
@@ -123,7 +134,9 @@ class FolderTarget:
     def _switch(self, name: str) -> None:
         """Make `latest` a link to a folder, atomically; leave it if it is one already."""
         latest = self._path / LATEST
-        with locked(self._path / f".{LATEST}.lock", "another process that publishes there") as is_locked:
+        with locked(
+            self._path / f".{LATEST}.lock", "another process that publishes there"
+        ) as is_locked:
             for leftover in self._path.glob(f".{LATEST}.{SUFFIX_PATTERN}") if is_locked else ():
                 leftover.unlink(missing_ok=True)
             if latest.is_symlink() and str(latest.readlink()) == name:
@@ -163,7 +176,12 @@ def _link_or_copy(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
     except OSError as error:
-        if error.errno not in UNKNOWN_TO_FILE_SYSTEM | {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES}:
+        if error.errno not in UNKNOWN_TO_FILE_SYSTEM | {
+            errno.EXDEV,
+            errno.EPERM,
+            errno.EMLINK,
+            errno.EACCES,
+        }:
             raise
         shutil.copyfile(source, target)
         shutil.copymode(source, target)

@@ -39,7 +39,10 @@ class GoogleBucket:
         self.location = location
         with self._errors():
             self._bucket: Any = _client(environment).bucket(location.bucket)
-        self._options = {"timeout": buckets.RETRY_SECONDS, "retry": DEFAULT_RETRY.with_timeout(buckets.RETRY_SECONDS)}
+        self._options = {
+            "timeout": buckets.RETRY_SECONDS,
+            "retry": DEFAULT_RETRY.with_timeout(buckets.RETRY_SECONDS),
+        }
 
     def find(self, key: str) -> RemoteObject | None:
         """Return an object with its metadata, or None if there is none with this key."""
@@ -51,7 +54,8 @@ class GoogleBucket:
         """Return all objects whose key starts with `folder` and a slash; all objects if it is empty."""
         with self._errors():
             return [
-                _describe(blob) for blob in self._bucket.list_blobs(prefix=folder and f"{folder}/", **self._options)
+                _describe(blob)
+                for blob in self._bucket.list_blobs(prefix=folder and f"{folder}/", **self._options)
             ]
 
     def read(self, found: RemoteObject, offset: int = 0) -> Iterator[bytes]:
@@ -59,7 +63,9 @@ class GoogleBucket:
         for start in range(offset, found.size, PART_BYTES):
             with self._errors():
                 try:
-                    data: bytes = self._bucket.blob(found.key, generation=int(found.version)).download_as_bytes(
+                    data: bytes = self._bucket.blob(
+                        found.key, generation=int(found.version)
+                    ).download_as_bytes(
                         start=start,
                         end=min(start + PART_BYTES, found.size) - 1,
                         if_generation_match=int(found.version),
@@ -85,7 +91,9 @@ class GoogleBucket:
         """Write a small object if it still has this version; with None, if there is none. Return whether it did."""
         with self._errors():
             try:
-                self._bucket.blob(key).upload_from_string(data, if_generation_match=int(version or 0), **self._options)
+                self._bucket.blob(key).upload_from_string(
+                    data, if_generation_match=int(version or 0), **self._options
+                )
             except api.PreconditionFailed:
                 return False
         return True
@@ -96,16 +104,25 @@ class GoogleBucket:
         uri = self.location.uri
         try:
             yield
-        except (api.Unauthorized, api.Forbidden, auth.DefaultCredentialsError, auth.RefreshError) as error:
+        except (
+            api.Unauthorized,
+            api.Forbidden,
+            auth.DefaultCredentialsError,
+            auth.RefreshError,
+        ) as error:
             raise CredentialsRejected(
                 f"{uri}: access denied; check {KEY}, or the service account: {without_secrets(error)}"
             ) from error
         except api.NotFound as error:
-            raise SourceNotFound(f"{uri}: {without_secrets(error)}; create the bucket, or correct the URI") from error
+            raise SourceNotFound(
+                f"{uri}: {without_secrets(error)}; create the bucket, or correct the URI"
+            ) from error
         except (api.ServerError, api.TooManyRequests, api.RetryError, auth.TransportError) as error:
             raise ServiceUnavailable(f"{uri}: {without_secrets(error)}") from error
         except requests.RequestException as error:
-            raise ServiceUnavailable(f"{uri}: the server does not respond: {without_secrets(error)}") from error
+            raise ServiceUnavailable(
+                f"{uri}: the server does not respond: {without_secrets(error)}"
+            ) from error
         except api.GoogleAPICallError as error:
             raise ConfigInvalid(f"{uri}: {without_secrets(error)}") from error
 
@@ -119,8 +136,12 @@ def _client(environment: Mapping[str, str]) -> Any:
     try:
         return storage.Client.from_service_account_info(json.loads(environment[KEY]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CredentialsRejected(f"{KEY} is not the JSON of a service account's key: {error}") from error
+        raise CredentialsRejected(
+            f"{KEY} is not the JSON of a service account's key: {error}"
+        ) from error
 
 
 def _describe(blob: Any) -> RemoteObject:
-    return RemoteObject(blob.name, blob.size, str(blob.generation), (blob.metadata or {}).get(SHA256))
+    return RemoteObject(
+        blob.name, blob.size, str(blob.generation), (blob.metadata or {}).get(SHA256)
+    )

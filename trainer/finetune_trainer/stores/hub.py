@@ -18,8 +18,18 @@ from huggingface_hub.utils._http import hf_raise_for_status
 from huggingface_hub.utils._runtime import is_xet_available
 
 from finetune_trainer.contract.environment import has_wildcard
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
-from finetune_trainer.stores.hub_client import TEMPORARY_STATUSES, HubRepository, HubUri, RepositoryType
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    DataInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
+from finetune_trainer.stores.hub_client import (
+    TEMPORARY_STATUSES,
+    HubRepository,
+    HubUri,
+    RepositoryType,
+)
 from finetune_trainer.stores.hub_splits import files_of_split
 from finetune_trainer.stores.port import Listing, RemoteFile
 
@@ -48,13 +58,23 @@ class HubSource:
         """Raise ConfigInvalid if the URI or its combination with the other fields is invalid."""
         parts = HubUri.parse(uri)
         if parts.revision and revision and parts.revision != revision:
-            raise ConfigInvalid(f"{uri}: names the revision {parts.revision}, but revision is {revision}; remove one")
+            raise ConfigInvalid(
+                f"{uri}: names the revision {parts.revision}, but revision is {revision}; remove one"
+            )
         if (config or split) and (parts.path or kind == "model"):
-            raise ConfigInvalid(f"{uri}: config and split select files of hf://ORG/NAME; remove them, or the path")
+            raise ConfigInvalid(
+                f"{uri}: config and split select files of hf://ORG/NAME; remove them, or the path"
+            )
         if has_wildcard(parts.path.rpartition("/")[0]):
-            raise ConfigInvalid(f"{uri}: only the last part of the path may be a pattern; name the folder")
-        chosen = ", ".join(f"{key} {value}" for key, value in (("config", config), ("split", split)) if value)
-        self.uri = f"{uri} ({chosen})" if chosen else uri  # names the files: downloads are kept under it
+            raise ConfigInvalid(
+                f"{uri}: only the last part of the path may be a pattern; name the folder"
+            )
+        chosen = ", ".join(
+            f"{key} {value}" for key, value in (("config", config), ("split", split)) if value
+        )
+        self.uri = (
+            f"{uri} ({chosen})" if chosen else uri
+        )  # names the files: downloads are kept under it
         self.config, self.split = config, split
         self._repository = HubRepository(uri, parts.name, kind)
         self._revision, self._path = parts.revision or revision, parts.path
@@ -74,7 +94,9 @@ class HubSource:
                     f"{self.uri}: the hub no longer has the commit {pin}; start again from its present files"
                 ) from error
         if not found:
-            raise SourceNotFound(f"{self.uri}: {self._repository.page} has no such file at {commit}; correct the path")
+            raise SourceNotFound(
+                f"{self.uri}: {self._repository.page} has no such file at {commit}; correct the path"
+            )
         self._commit, self._listed = commit, {name: entry.path for name, entry in found.items()}
         return Listing(commit, tuple(_remote_file(name, found[name]) for name in sorted(found)))
 
@@ -87,7 +109,11 @@ class HubSource:
             return [(entry.path, entry) for entry in entries]
         *folders, last = self._path.split("/")
         folder = "/".join(folders)
-        beside = [entry for entry in self._files_below(commit, folder, recursive=False) if _matches(entry, last)]
+        beside = [
+            entry
+            for entry in self._files_below(commit, folder, recursive=False)
+            if _matches(entry, last)
+        ]
         if beside or has_wildcard(last):
             return [(PurePosixPath(entry.path).name, entry) for entry in beside]
         below = self._files_below(commit, self._path, recursive=True)
@@ -102,7 +128,9 @@ class HubSource:
     def _of_split(self, commit: str, entries: list[RepoFile]) -> list[RepoFile]:
         names = {entry.path for entry in entries}
         readme = self._repository.read("README.md", commit) if "README.md" in names else b""
-        chosen = files_of_split(self._repository.uri, names, readme.decode(errors="replace"), self.config, self.split)
+        chosen = files_of_split(
+            self._repository.uri, names, readme.decode(errors="replace"), self.config, self.split
+        )
         return [entry for entry in entries if entry.path in chosen]
 
     def download(self, file: RemoteFile, path: Path) -> None:
@@ -116,9 +144,15 @@ class HubSource:
         with self._repository.errors():
             url = self._repository.url(self._listed.get(file.name, file.name), self._commit)
             metadata = self._metadata(url, file)
-            if file.sha256 is None:  # small, and nothing but this method verifies it: what is there may be spoilt
+            if (
+                file.sha256 is None
+            ):  # small, and nothing but this method verifies it: what is there may be spoilt
                 path.write_bytes(b"")
-            if metadata.xet_file_data is not None and is_xet_available() and _size(path) == 0 != file.size:
+            if (
+                metadata.xet_file_data is not None
+                and is_xet_available()
+                and _size(path) == 0 != file.size
+            ):
                 xet_get(
                     incomplete_path=path,
                     xet_file_data=metadata.xet_file_data,
@@ -136,7 +170,9 @@ class HubSource:
     def _metadata(self, url: str, file: RemoteFile) -> HfFileMetadata:
         """Return what the hub says of a file; raise DataInvalid if that is not the listed one."""
         try:
-            metadata = get_hf_file_metadata(url, endpoint=self._repository.endpoint, retry_on_errors=True)
+            metadata = get_hf_file_metadata(
+                url, endpoint=self._repository.endpoint, retry_on_errors=True
+            )
         except (RevisionNotFoundError, EntryNotFoundError) as error:
             raise DataInvalid(
                 f"{self.uri}: the hub no longer has {file.name} of {self._commit}; start again from its present files"
@@ -155,7 +191,10 @@ class HubSource:
             try:
                 _receive(url, path, file.size)
             except (httpx2.TransportError, HfHubHTTPError) as error:
-                if isinstance(error, HfHubHTTPError) and error.response.status_code not in TEMPORARY_STATUSES:
+                if (
+                    isinstance(error, HfHubHTTPError)
+                    and error.response.status_code not in TEMPORARY_STATUSES
+                ):
                     raise
                 fruitless = 0 if _size(path) > before else fruitless + 1
                 if fruitless == FRUITLESS_TRIES:
@@ -172,7 +211,9 @@ def _receive(url: str, path: Path, size: int | None) -> None:
     headers = build_hf_headers() | {"Range": f"bytes={start}-", "Accept-Encoding": "identity"}
     with get_session().stream("GET", url, headers=headers) as response:
         hf_raise_for_status(response)
-        with path.open("ab" if response.status_code == httpx2.codes.PARTIAL_CONTENT else "wb") as output:
+        with path.open(
+            "ab" if response.status_code == httpx2.codes.PARTIAL_CONTENT else "wb"
+        ) as output:
             for data in response.iter_raw():
                 if size is not None and output.tell() + len(data) > size:
                     raise DataInvalid(

@@ -61,7 +61,9 @@ class HubUri:
         found = URI.fullmatch(uri.rstrip("/"))
         path = (found["path"] or "") if found else ""
         if found is None or {"", ".", ".."} & set(path.split("/") if path else ()):
-            raise ConfigInvalid(f"{uri} names no repository of the hub; use hf://ORG/NAME or hf://ORG/NAME/PATH")
+            raise ConfigInvalid(
+                f"{uri} names no repository of the hub; use hf://ORG/NAME or hf://ORG/NAME/PATH"
+            )
         return cls(found["name"], found["revision"], path)
 
 
@@ -95,7 +97,9 @@ class HubRepository:
         """Return the commit that a branch, a tag or a commit names now; that of main for None."""
         commit = self.api.repo_info(self.name, repo_type=self.type, revision=revision).sha
         if not commit:
-            raise ServiceUnavailable(f"{self.uri}: the hub at {self.endpoint} names no commit of {revision or 'main'}")
+            raise ServiceUnavailable(
+                f"{self.uri}: the hub at {self.endpoint} names no commit of {revision or 'main'}"
+            )
         return str(commit)
 
     def files(self, commit: str, folder: str = "", *, recursive: bool = True) -> Iterator[RepoFile]:
@@ -116,7 +120,9 @@ class HubRepository:
 
     def url(self, path: str, commit: str) -> str:
         """Return the address of a file."""
-        return hf_hub_url(self.name, path, repo_type=self.type, revision=commit, endpoint=self.endpoint)
+        return hf_hub_url(
+            self.name, path, repo_type=self.type, revision=commit, endpoint=self.endpoint
+        )
 
     def read(self, path: str, commit: str) -> bytes:
         """Return the content of a small file."""
@@ -138,16 +144,26 @@ class HubRepository:
     def _stage_error(self, error: BaseException) -> StageError:
         if isinstance(error, HfHubHTTPError):
             return self._error_of_answer(error)
-        if isinstance(error, RuntimeError | ValueError) and isinstance(error.__cause__, httpx2.HTTPError | OSError):
-            return self._stage_error(error.__cause__)  # the hub's library says of which file, not what failed
+        if isinstance(error, RuntimeError | ValueError) and isinstance(
+            error.__cause__, httpx2.HTTPError | OSError
+        ):
+            return self._stage_error(
+                error.__cause__
+            )  # the hub's library says of which file, not what failed
         kind: type[StageError] = ServiceUnavailable
         match error:
             case HFValidationError():
-                kind, problem = ConfigInvalid, f"the hub has no such name: {error}; use hf://ORG/NAME"
+                kind, problem = (
+                    ConfigInvalid,
+                    f"the hub has no such name: {error}; use hf://ORG/NAME",
+                )
             case OfflineModeIsEnabled():
                 problem = f"HF_HUB_OFFLINE is set; unset it to reach {self.endpoint}"
             case OSError(errno=None) | RuntimeError() if _is_refusal_of_xet(error):
-                kind, problem = CredentialsRejected, f"the hub's storage refuses access: {error}; set HF_TOKEN again"
+                kind, problem = (
+                    CredentialsRejected,
+                    f"the hub's storage refuses access: {error}; set HF_TOKEN again",
+                )
             case OSError(errno=number) if number is not None:
                 problem = f"cannot write: {error}; free some space and retry"
             case ConnectionError() | RuntimeError() | ValueError():
@@ -158,7 +174,9 @@ class HubRepository:
 
     def _error_of_answer(self, error: HfHubHTTPError) -> StageError:
         status = error.response.status_code
-        answer = f"{self.uri}: the hub answers {status}: {error.server_message or type(error).__name__}"
+        answer = (
+            f"{self.uri}: the hub answers {status}: {error.server_message or type(error).__name__}"
+        )
         if isinstance(error, GatedRepoError):
             return CredentialsRejected(
                 f"{answer}: access is by licence: accept it at {self.page}, "
@@ -171,7 +189,9 @@ class HubRepository:
                     "correct the name, or set HF_TOKEN in envFrom to a token that may access it"
                 )
             case 403:
-                return CredentialsRejected(f"{answer}: HF_TOKEN lacks a permission; use a token that has it")
+                return CredentialsRejected(
+                    f"{answer}: HF_TOKEN lacks a permission; use a token that has it"
+                )
             case 404:
                 return SourceNotFound(f"{answer}: {self._fix(error)}")
             case _ if status in TEMPORARY_STATUSES:
@@ -206,6 +226,13 @@ def _bounded_client() -> httpx2.Client:
 
 
 def _bound_wait(request: httpx2.Request) -> None:
-    limits = {"connect": CONNECT_SECONDS, "read": SILENCE_SECONDS, "write": SILENCE_SECONDS, "pool": CONNECT_SECONDS}
+    limits = {
+        "connect": CONNECT_SECONDS,
+        "read": SILENCE_SECONDS,
+        "write": SILENCE_SECONDS,
+        "pool": CONNECT_SECONDS,
+    }
     given = request.extensions.get("timeout", {})
-    request.extensions["timeout"] = {name: given.get(name) or limit for name, limit in limits.items()}
+    request.extensions["timeout"] = {
+        name: given.get(name) or limit for name, limit in limits.items()
+    }

@@ -15,9 +15,17 @@ import yaml
 
 from finetune_trainer.runtime.errors import ConfigInvalid
 
-FORMATS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+FORMATS = {
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
 """Extensions that stages read, and the builder of `datasets` that reads each."""
-UNDERSTOOD = frozenset({"config_name", "data_files", "data_dir", "default", "version", "description", "features"})
+UNDERSTOOD = frozenset(
+    {"config_name", "data_files", "data_dir", "default", "version", "description", "features"}
+)
 """Keys of a config. Others, such as `sep`, change how a file is parsed."""
 NO_DATA = frozenset({"", ".md", ".py", ".yaml", ".yml"})
 """Extensions of files that describe a data set."""
@@ -51,26 +59,36 @@ def _configs(uri: str, readme: str) -> list[dict[str, Any]]:
     try:
         data = yaml.safe_load("\n".join(lines[1 : lines.index(FENCE, 1)]))
     except yaml.YAMLError as error:
-        raise ConfigInvalid(f"{uri}: the YAML of its README.md cannot be read: {error}; name files by a path") from None
+        raise ConfigInvalid(
+            f"{uri}: the YAML of its README.md cannot be read: {error}; name files by a path"
+        ) from None
     configs = data.get("configs") if isinstance(data, dict) else None
     if not configs:
         return [{"config_name": "default"}]
-    if not isinstance(configs, list) or not all(isinstance(item, dict) and "config_name" in item for item in configs):
-        raise ConfigInvalid(f"{uri}: configs of its README.md is no list with a config_name each; name files by a path")
+    if not isinstance(configs, list) or not all(
+        isinstance(item, dict) and "config_name" in item for item in configs
+    ):
+        raise ConfigInvalid(
+            f"{uri}: configs of its README.md is no list with a config_name each; name files by a path"
+        )
     return configs
 
 
 def _choose_config(uri: str, configs: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
     by_name = {str(config["config_name"]): config for config in configs}
     if name is None:
-        marked = [key for key, config in by_name.items() if config.get("default") or key == "default"]
+        marked = [
+            key for key, config in by_name.items() if config.get("default") or key == "default"
+        ]
         candidates = marked or list(by_name)
         name = candidates[0] if len(candidates) == 1 else None
     if name is None or name not in by_name:
         problem = f"has no config {name}" if name else "has several configs"
         raise ConfigInvalid(f"{uri} {problem}; set config to one of {', '.join(sorted(by_name))}")
     if unknown := sorted(by_name[name].keys() - UNDERSTOOD):
-        raise ConfigInvalid(f"{uri}: its config {name} sets {unknown[0]}, which is not supported; name files by a path")
+        raise ConfigInvalid(
+            f"{uri}: its config {name} sets {unknown[0]}, which is not supported; name files by a path"
+        )
     return by_name[name]
 
 
@@ -81,13 +99,20 @@ def _data_files(uri: str, config: dict[str, Any], root: Path) -> dict[str, list[
     base = _inside(uri, str(config.get("data_dir") or ""))
     folder = (root / base).as_posix()
     try:
-        patterns = _patterns(uri, config["data_files"]) if config.get("data_files") else get_data_patterns(folder)
+        patterns = (
+            _patterns(uri, config["data_files"])
+            if config.get("data_files")
+            else get_data_patterns(folder)
+        )
         found = DataFilesDict.from_patterns(patterns, base_path=folder)
     except FileNotFoundError:
         raise ConfigInvalid(
             f"{uri}: no files belong to its config {config['config_name']}; name files by a path: hf://ORG/NAME/PATH"
         ) from None
-    return {str(split): [Path(file).relative_to(root).as_posix() for file in files] for split, files in found.items()}
+    return {
+        str(split): [Path(file).relative_to(root).as_posix() for file in files]
+        for split, files in found.items()
+    }
 
 
 def _patterns(uri: str, data_files: Any) -> dict[str, list[str]]:
@@ -95,10 +120,14 @@ def _patterns(uri: str, data_files: Any) -> dict[str, list[str]]:
     items = data_files if isinstance(data_files, list) else [data_files]
     patterns: dict[str, list[str]] = {}
     for item in items:
-        split, paths = (item.get("split"), item.get("path")) if isinstance(item, dict) else ("train", item)
+        split, paths = (
+            (item.get("split"), item.get("path")) if isinstance(item, dict) else ("train", item)
+        )
         for path in paths if isinstance(paths, list) else [paths]:
             if not isinstance(path, str) or not isinstance(split, str):
-                raise ConfigInvalid(f"{uri}: data_files of its README.md has {item!r}; name files by a path")
+                raise ConfigInvalid(
+                    f"{uri}: data_files of its README.md has {item!r}; name files by a path"
+                )
             patterns.setdefault(split, []).append(_inside(uri, path))
     return patterns
 
@@ -106,7 +135,9 @@ def _patterns(uri: str, data_files: Any) -> dict[str, list[str]]:
 def _inside(uri: str, path: str) -> str:
     """Return a path of README.md; raise ConfigInvalid if it leaves the repository."""
     if path.startswith("/") or ".." in path.split("/") or "::" in path or "://" in path:
-        raise ConfigInvalid(f"{uri}: its README.md names {path}, which is outside of the repository; not supported")
+        raise ConfigInvalid(
+            f"{uri}: its README.md names {path}, which is outside of the repository; not supported"
+        )
     return path
 
 
@@ -122,7 +153,11 @@ def _choose_split(uri: str, splits: list[str], split: str | None) -> str:
 def _of_one_format(uri: str, files: list[str]) -> frozenset[str]:
     """Return the files of the format that most of them have, as `datasets` does."""
     extensions = {file: Path(file).suffix.lower() for file in files}
-    counts = Counter(FORMATS.get(extension, extension) for extension in extensions.values() if extension not in NO_DATA)
+    counts = Counter(
+        FORMATS.get(extension, extension)
+        for extension in extensions.values()
+        if extension not in NO_DATA
+    )
     form = counts.most_common(1)[0][0] if counts else None
     if form not in FORMATS.values():
         raise ConfigInvalid(

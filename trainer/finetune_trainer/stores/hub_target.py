@@ -15,7 +15,12 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
 from huggingface_hub.utils._runtime import is_xet_available
 
-from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, digest_file, digest_of_value
+from finetune_trainer.runtime.artifacts import (
+    MANIFEST,
+    CorruptArtifact,
+    digest_file,
+    digest_of_value,
+)
 from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable
 from finetune_trainer.stores.concurrent import in_thread
 from finetune_trainer.stores.hub import git_object_id
@@ -66,9 +71,16 @@ class Model:
         """Return a model from its folder's manifest; raise CorruptArtifact if that has other files or digests."""
         entries: Entries = json.loads((folder / MANIFEST).read_bytes())["files"]
         if different := entries.keys() ^ set(names):
-            raise CorruptArtifact(f"{folder}: {min(different)} is only in its manifest, or not in it")
+            raise CorruptArtifact(
+                f"{folder}: {min(different)} is only in its manifest, or not in it"
+            )
         made_of = next(
-            (chosen for chosen in (without_card(entries), entries) if digest_of_value(chosen) == digest), None
+            (
+                chosen
+                for chosen in (without_card(entries), entries)
+                if digest_of_value(chosen) == digest
+            ),
+            None,
         )
         if made_of is None:
             raise CorruptArtifact(
@@ -83,7 +95,9 @@ class Model:
             return False
         if entry.lfs is not None:
             return entry.lfs.sha256 == self.sha256[name]
-        return entry.size == (self.folder / name).stat().st_size and entry.blob_id == git_object_id(self.folder / name)
+        return entry.size == (self.folder / name).stat().st_size and entry.blob_id == git_object_id(
+            self.folder / name
+        )
 
 
 class HubTarget:
@@ -93,18 +107,24 @@ class HubTarget:
         """Raise ConfigInvalid if the URI is not hf://ORG/NAME. `private` counts when the repository is created."""
         parts = HubUri.parse(uri)
         if parts.path or parts.revision or "/" not in parts.name:
-            raise ConfigInvalid(f"{uri}: a model is pushed to main of a whole repository; use hf://ORG/NAME")
+            raise ConfigInvalid(
+                f"{uri}: a model is pushed to main of a whole repository; use hf://ORG/NAME"
+            )
         self.uri, self._private = uri, private
         self._repository = HubRepository(uri, parts.name, "model")
 
     def check(self) -> None:
         """Raise CredentialsRejected without a token that may write, ConfigInvalid if no push wrote main."""
         if get_token() is None:
-            raise CredentialsRejected(f"{self.uri}: a push needs a token; set HF_TOKEN in envFrom to one")
+            raise CredentialsRejected(
+                f"{self.uri}: a push needs a token; set HF_TOKEN in envFrom to one"
+            )
         with self._repository.errors():
             # What a fine-grained token may write is known to the hub only.
             if self._repository.api.whoami()["auth"]["accessToken"]["role"] == "read":
-                raise CredentialsRejected(f"{self.uri}: HF_TOKEN may only read; create a token that may write")
+                raise CredentialsRejected(
+                    f"{self.uri}: HF_TOKEN may only read; create a token that may write"
+                )
             if commit := self._commit_of_main():
                 self._look_at(commit)
 
@@ -139,7 +159,9 @@ class HubTarget:
         """
         commit = self._commit_of_main()
         if commit is None:
-            self._repository.api.create_repo(self._repository.name, private=self._private, exist_ok=True)
+            self._repository.api.create_repo(
+                self._repository.name, private=self._private, exist_ok=True
+            )
             commit = self._repository.commit_of("main")
         return self._look_at(commit)
 
@@ -173,7 +195,11 @@ class HubTarget:
 
     def _check_empty_card(self, commit: str, foreign: list[str]) -> None:
         """Raise ConfigInvalid unless the only file is a README.md without text, as a new repository has."""
-        text = self._repository.read(CARD, commit).decode(errors="replace") if foreign == [CARD] else "another file"
+        text = (
+            self._repository.read(CARD, commit).decode(errors="replace")
+            if foreign == [CARD]
+            else "another file"
+        )
         if text.startswith("---\n"):
             text = text[4:].partition("---\n")[2]
         if text.strip():
@@ -189,17 +215,23 @@ class HubTarget:
         """
         missing = self._missing_bytes(model, added)
         for together in _uploads(added):
-            self._repository.api.preupload_lfs_files(self._repository.name, together, free_memory=False)
+            self._repository.api.preupload_lfs_files(
+                self._repository.name, together, free_memory=False
+            )
         for operation in added:
             name = operation.path_in_repo
             if operation.upload_info.sha256.hex() != model.sha256[name]:
-                raise CorruptArtifact(f"{model.folder / name} does not match the digest in its manifest")
+                raise CorruptArtifact(
+                    f"{model.folder / name} does not match the digest in its manifest"
+                )
         return missing
 
     def _missing_bytes(self, model: Model, added: list[CommitOperationAdd]) -> int:
         """Return the size of the files whose content the hub does not have as an object."""
         sizes = {model.sha256[item.path_in_repo]: item.upload_info.size for item in added}
-        infos = [UploadInfo(size, b"", bytes.fromhex(sha256)) for sha256, size in sizes.items() if size]
+        infos = [
+            UploadInfo(size, b"", bytes.fromhex(sha256)) for sha256, size in sizes.items() if size
+        ]
         missing = 0
         for start in range(0, len(infos), BATCH_OBJECTS):
             answers, _, _ = post_lfs_batch_info(
@@ -212,7 +244,9 @@ class HubTarget:
             missing += sum(answer["size"] for answer in answers if answer.get("actions"))
         return missing
 
-    def _commit(self, model: Model, head: Head, added: list[CommitOperationAdd], deleted: list[str]) -> str | None:
+    def _commit(
+        self, model: Model, head: Head, added: list[CommitOperationAdd], deleted: list[str]
+    ) -> str | None:
         """Make the commit and return it; return None if main has moved, or is not the model."""
         deletions = [CommitOperationDelete(name, is_folder=False) for name in deleted]
         try:
@@ -231,7 +265,9 @@ class HubTarget:
         return commit if _differences(model, files) == ([], []) else None
 
     def _tagged(self, commit: str, digest: str, sent: int) -> Publication:
-        self._repository.api.create_tag(self._repository.name, tag=tag_name(digest), revision=commit, exist_ok=True)
+        self._repository.api.create_tag(
+            self._repository.name, tag=tag_name(digest), revision=commit, exist_ok=True
+        )
         return Publication(f"hf://{self._repository.name}@{commit}", sent)
 
 
@@ -251,10 +287,14 @@ def _is_published(model: Model, head: Head) -> bool:
     if head.entries is None or not head.entries.keys() <= head.files.keys():
         return False
     made_of = head.entries if CARD in model.made_of else without_card(head.entries)
-    return made_of == model.made_of and all(model.is_file(name, head.files[name]) for name in made_of)
+    return made_of == model.made_of and all(
+        model.is_file(name, head.files[name]) for name in made_of
+    )
 
 
-def _differences(model: Model, files: dict[str, RepoFile]) -> tuple[list[CommitOperationAdd], list[str]]:
+def _differences(
+    model: Model, files: dict[str, RepoFile]
+) -> tuple[list[CommitOperationAdd], list[str]]:
     """Return what is to add to files of the hub, and to delete from them, so that they become the model."""
     added = [
         CommitOperationAdd(name, model.folder / name)

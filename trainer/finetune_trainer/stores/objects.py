@@ -11,7 +11,12 @@ from pathlib import Path
 from finetune_trainer.contract.engines import DIGEST_FOLDER
 from finetune_trainer.contract.environment import has_wildcard, is_pattern
 from finetune_trainer.runtime.artifacts import MANIFEST, digest_of_value
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    DataInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
 from finetune_trainer.stores.buckets import WEB, Bucket, RemoteObject, locate_objects, open_bucket
 from finetune_trainer.stores.concurrent import in_thread
 from finetune_trainer.stores.port import Listing, Publication, RemoteFile
@@ -42,7 +47,9 @@ class ObjectSource:
         self.uri = self._location.shown
         self._is_pattern = self._location.scheme not in WEB and is_pattern(self._location.name)
         if self._location.scheme not in WEB and has_wildcard(self._location.folder):
-            raise ConfigInvalid(f"{self.uri}: only the last segment may have a pattern; list the folders one by one")
+            raise ConfigInvalid(
+                f"{self.uri}: only the last segment may have a pattern; list the folders one by one"
+            )
         self._bucket = bucket or open_bucket(self._location)
         self._found: dict[str, RemoteObject] = {}
 
@@ -50,8 +57,12 @@ class ObjectSource:
         """Return the objects that there are now. Raise DataInvalid if they are not those of the pin."""
         self._found = self._find()
         if not self._found:
-            raise SourceNotFound(f"{self.uri}: there is no such object; correct the URI, or upload it")
-        identity: list[object] = [[name, found.size, found.version] for name, found in sorted(self._found.items())]
+            raise SourceNotFound(
+                f"{self.uri}: there is no such object; correct the URI, or upload it"
+            )
+        identity: list[object] = [
+            [name, found.size, found.version] for name, found in sorted(self._found.items())
+        ]
         if self.uri != self._location.uri:  # what is not shown may choose the file
             identity.append(self._location.uri)
         current = digest_of_value(identity)
@@ -116,7 +127,11 @@ class ObjectSource:
         found = None if location.uri.endswith("/") else bucket.find(location.key)
         if found is not None:
             return {location.name: found}
-        return {} if location.scheme in WEB else _by_name(bucket.list_below(location.key), location.key)
+        return (
+            {}
+            if location.scheme in WEB
+            else _by_name(bucket.list_below(location.key), location.key)
+        )
 
     def _digests(self) -> dict[str, str]:
         """Return the SHA-256 of each file from the manifest of a push, if there is one.
@@ -149,7 +164,9 @@ class ObjectTarget:
         self.uri = uri
         self._location = locate_objects(uri)
         if self._location.scheme in WEB or has_wildcard(self._location.key):
-            raise ConfigInvalid(f"push.targets {uri}: use s3://, gs:// or az://, and a prefix without a pattern")
+            raise ConfigInvalid(
+                f"push.targets {uri}: use s3://, gs:// or az://, and a prefix without a pattern"
+            )
         self._bucket = bucket or open_bucket(self._location)
 
     def check(self) -> None:
@@ -169,12 +186,16 @@ class ObjectTarget:
         if foreign := {path for path in present if path.startswith(f"{name}/")} - {
             f"{name}/{file}" for file in (*local, MANIFEST)
         }:
-            raise ConfigInvalid(f"push.targets {self.uri}: {min(foreign)} was not written by a push; move it")
+            raise ConfigInvalid(
+                f"push.targets {self.uri}: {min(foreign)} was not written by a push; move it"
+            )
         sent = self._send_files(folder, f"{key}/{name}", without_card(local))
         entries = without_card(local) | self._send_card(folder, f"{key}/{name}", local)
         manifest = manifest_with((folder / MANIFEST).read_bytes(), entries)
         self._write(f"{key}/{name}/{MANIFEST}", manifest, lambda data: entries_of(data) == entries)
-        self._write(f"{key}/{LATEST}", f"{name}\n".encode(), lambda data: self._check_latest(data) == name)
+        self._write(
+            f"{key}/{LATEST}", f"{name}\n".encode(), lambda data: self._check_latest(data) == name
+        )
         return Publication(f"{self.uri.rstrip('/')}/{name}", sent)
 
     def _list(self) -> set[str]:
@@ -186,7 +207,9 @@ class ObjectTarget:
     def _send_files(self, folder: Path, key: str, local: Entries) -> int:
         """Upload the files that are missing or spoilt; return their bytes."""
         found = {name: self._bucket.find(f"{key}/{name}") for name in sorted(local)}
-        present = {name: (each.size, each.sha256 or "") for name, each in found.items() if each is not None}
+        present = {
+            name: (each.size, each.sha256 or "") for name, each in found.items() if each is not None
+        }
         missing = [name for name in sorted(local) if present.get(name) != local[name]]
         for name in missing:
             self._bucket.upload(folder / name, f"{key}/{name}", local[name][1])
@@ -205,7 +228,9 @@ class ObjectTarget:
                 data = self._read(found)
                 return {CARD: (found.size, hashlib.sha256(data).hexdigest())}
             self._bucket.replace(f"{key}/{CARD}", (folder / CARD).read_bytes(), None)
-        raise ServiceUnavailable(f"push.targets {self.uri}: {key}/{CARD} was written and is not there; retry")
+        raise ServiceUnavailable(
+            f"push.targets {self.uri}: {key}/{CARD} was written and is not there; retry"
+        )
 
     def _write(self, key: str, data: bytes, is_current: Callable[[bytes], bool]) -> None:
         """Write a small object, unless what is there is current. Of two processes the second one sees the first."""
@@ -218,7 +243,9 @@ class ObjectTarget:
                 continue
             if self._bucket.replace(key, data, found.version if found else None):
                 return
-        raise ServiceUnavailable(f"push.targets {self.uri}: other processes keep writing {key}; wait for them")
+        raise ServiceUnavailable(
+            f"push.targets {self.uri}: other processes keep writing {key}; wait for them"
+        )
 
     def _read(self, found: RemoteObject) -> bytes:
         return b"".join(self._bucket.read(found)) if found.size <= MANIFEST_BYTES else b""
@@ -227,7 +254,9 @@ class ObjectTarget:
         """Return the name that `latest` has; raise ConfigInvalid if no push wrote it."""
         name = data.decode(errors="replace").strip()
         if not DIGEST_FOLDER.fullmatch(name):
-            raise ConfigInvalid(f"push.targets {self.uri}: its object {LATEST} was not written by a push; move it")
+            raise ConfigInvalid(
+                f"push.targets {self.uri}: its object {LATEST} was not written by a push; move it"
+            )
         return name
 
 

@@ -30,7 +30,13 @@ from finetune_trainer.runtime.errors import (
     StageError,
 )
 from finetune_trainer.stores import buckets
-from finetune_trainer.stores.buckets import PARALLEL_PARTS, PART_BYTES, SHA256, Location, RemoteObject
+from finetune_trainer.stores.buckets import (
+    PARALLEL_PARTS,
+    PART_BYTES,
+    SHA256,
+    Location,
+    RemoteObject,
+)
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
@@ -55,7 +61,13 @@ WRONG_KEY = re.compile(
 )
 """Errors for which obstore has no class. The addresses are those that it asks when it has no other credentials."""
 SENT = {
-    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    "s3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+    ),
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
 }
 """Variables whose values are parts of headers."""
@@ -97,7 +109,10 @@ class ObstoreBucket:
                 raise
         try:
             return obstore.get(self._store, "", options={"range": (0, 1)})
-        except (NotSupportedError, GenericError) as error:  # it knows no ranges, or the file is empty
+        except (
+            NotSupportedError,
+            GenericError,
+        ) as error:  # it knows no ranges, or the file is empty
             if _status(error) not in {None, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}:
                 raise
             return obstore.get(self._store, "")
@@ -106,7 +121,11 @@ class ObstoreBucket:
         """Return all objects whose key starts with `folder` and a slash; all objects if it is empty."""
         with self._errors():
             chunks = obstore.list(self._store, folder or None, chunk_size=LIST_CHUNK)
-            return [RemoteObject(meta["path"], meta["size"], _version(meta)) for chunk in chunks for meta in chunk]
+            return [
+                RemoteObject(meta["path"], meta["size"], _version(meta))
+                for chunk in chunks
+                for meta in chunk
+            ]
 
     def read(self, found: RemoteObject, offset: int = 0) -> Iterator[bytes]:
         """Yield the content of an object from an offset on. Raise DataInvalid if it is no longer this version."""
@@ -149,7 +168,12 @@ class ObstoreBucket:
         path = self._path(key)
         with self._errors():
             try:
-                obstore.put(self._store, path, data, mode="create" if version is None else {"e_tag": f'"{version}"'})
+                obstore.put(
+                    self._store,
+                    path,
+                    data,
+                    mode="create" if version is None else {"e_tag": f'"{version}"'},
+                )
             except (AlreadyExistsError, PreconditionError):
                 return False
             except GenericError as error:
@@ -212,11 +236,14 @@ def _open(location: Location, environment: Mapping[str, str]) -> S3Store | Azure
     for name in SENT.get(location.scheme, ()):
         value = environment.get(name, "")
         if value != value.strip() or not (value.isascii() and value.isprintable()):
-            raise CredentialsRejected(f"{name} has a line break, a space or another sign that no key has; remove it")
+            raise CredentialsRejected(
+                f"{name} has a line break, a space or another sign that no key has; remove it"
+            )
     names = ENDPOINTS.get(location.scheme, ())
     endpoint = next((environment[name] for name in names if environment.get(name)), location.uri)
     client: ClientConfig = {
-        "allow_http": endpoint.startswith("http://") or environment.get("AZURE_STORAGE_USE_EMULATOR") == "true",
+        "allow_http": endpoint.startswith("http://")
+        or environment.get("AZURE_STORAGE_USE_EMULATOR") == "true",
         "timeout": timedelta(days=1),  # of a whole response, which may have any size
         "connect_timeout": timedelta(seconds=10),
         "read_timeout": timedelta(seconds=READ_TIMEOUT_SECONDS),
@@ -238,7 +265,11 @@ def _open(location: Location, environment: Mapping[str, str]) -> S3Store | Azure
 def _version(meta: "ObjectMeta") -> str:
     """Return the ETag without its quotes, which Azure's listings do not have; the time of the change without one."""
     etag = meta["e_tag"]
-    return etag.strip('"') if etag and not etag.startswith("W/") else etag or f"modified {meta['last_modified']}"
+    return (
+        etag.strip('"')
+        if etag and not etag.startswith("W/")
+        else etag or f"modified {meta['last_modified']}"
+    )
 
 
 def _status(error: Exception) -> int | None:

@@ -66,7 +66,9 @@ def parse_name(uri: str) -> ImageName:
     """Return the parts of an oci:// URI; raise ConfigInvalid if it names no image."""
     found = _NAME.fullmatch(uri)
     if found is None:
-        raise ConfigInvalid(f"{uri} names no image; use oci://HOST/REPOSITORY, in lower case, with :TAG or @sha256:…")
+        raise ConfigInvalid(
+            f"{uri} names no image; use oci://HOST/REPOSITORY, in lower case, with :TAG or @sha256:…"
+        )
     return ImageName(**found.groupdict())
 
 
@@ -105,7 +107,9 @@ class Layer:
                     break
                 yield chunk
         if left:
-            raise CorruptArtifact(f"{self.path} does not have {self.size} bytes, as in its manifest")
+            raise CorruptArtifact(
+                f"{self.path} does not have {self.size} bytes, as in its manifest"
+            )
 
     def digest(self) -> str:
         """Return sha256:… of the archive; raise CorruptArtifact if the file has another size."""
@@ -151,12 +155,20 @@ class Image:
 def build_image(digest: str, layers: Sequence[tuple[Layer, str]]) -> Image:
     """Return the image of layers and their digests. `digest` is the model's, sha256:…."""
     config = canonical_json(
-        {**PLATFORM, "config": {}, "rootfs": {"type": "layers", "diff_ids": [found for _, found in layers]}}
+        {
+            **PLATFORM,
+            "config": {},
+            "rootfs": {"type": "layers", "diff_ids": [found for _, found in layers]},
+        }
     )
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": CONFIG_TYPE, "digest": digest_of_bytes(config), "size": len(config)},
+        "config": {
+            "mediaType": CONFIG_TYPE,
+            "digest": digest_of_bytes(config),
+            "size": len(config),
+        },
         "layers": [_describe(layer, found) for layer, found in layers],
         "annotations": {MODEL_DIGEST: digest},
     }
@@ -165,7 +177,12 @@ def build_image(digest: str, layers: Sequence[tuple[Layer, str]]) -> Image:
 
 def _describe(layer: Layer, digest: str) -> dict[str, object]:
     annotations = {FILE_NAME: layer.name, FILE_SIZE: str(layer.size), FILE_SHA256: layer.sha256}
-    return {"mediaType": LAYER_TYPE, "digest": digest, "size": len(layer), "annotations": annotations}
+    return {
+        "mediaType": LAYER_TYPE,
+        "digest": digest,
+        "size": len(layer),
+        "annotations": annotations,
+    }
 
 
 def digest_of_bytes(content: bytes) -> str:
@@ -217,7 +234,9 @@ def _read_file(layer: dict[str, Any]) -> RemoteFile:
         return RemoteFile(name, size, digest, annotations[FILE_SHA256])
     titles = [annotations[key] for key in MODELPACK_NAMES if annotations.get(key)]
     if MODELPACK_LAYER.fullmatch(kind) and titles:
-        return RemoteFile(_checked(titles[0]), int(layer["size"]), digest, digest.removeprefix("sha256:"))
+        return RemoteFile(
+            _checked(titles[0]), int(layer["size"]), digest, digest.removeprefix("sha256:")
+        )
     raise ValueError(f"the layer {digest} is of the type {kind} and names no file")
 
 

@@ -49,7 +49,9 @@ def entries_of(manifest: bytes) -> Entries | None:
     try:
         found = json.loads(manifest)
         files, digest = found["files"], found["digest"]
-        entries = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
+        entries = {
+            str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return entries if digest == digest_of_value(files) else None
@@ -69,7 +71,9 @@ def manifest_with(manifest: bytes, entries: Entries) -> bytes:
 
 def check_was_pushed(uri: str, names: Iterable[str]) -> None:
     """Raise ConfigInvalid if a target holds more than `latest` and folders of digests, by its names at the top."""
-    if foreign := sorted(name for name in names if name != LATEST and not DIGEST_FOLDER.fullmatch(name)):
+    if foreign := sorted(
+        name for name in names if name != LATEST and not DIGEST_FOLDER.fullmatch(name)
+    ):
         raise ConfigInvalid(
             f"push.targets {uri}: {foreign[0]} was not written by a push; move it or choose another target"
         )

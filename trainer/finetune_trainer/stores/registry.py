@@ -11,7 +11,12 @@ from typing import IO
 
 from finetune_trainer.files import log_once, write_durably
 from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, digest_file
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    DataInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
 from finetune_trainer.stores.concurrent import for_each
 from finetune_trainer.stores.oci_image import (
     MOST_LAYERS,
@@ -41,7 +46,9 @@ class RegistryTarget:
         self.uri = uri
         self._name = parse_name(uri)
         if self._name.digest:
-            raise ConfigInvalid(f"{uri}: a push cannot choose its digest; use oci://HOST/REPOSITORY[:TAG]")
+            raise ConfigInvalid(
+                f"{uri}: a push cannot choose its digest; use oci://HOST/REPOSITORY[:TAG]"
+            )
         self._tag = self._name.tag or LATEST
         self._client = RegistryClient(uri, self._name)
 
@@ -77,8 +84,12 @@ class RegistryTarget:
         except DataInvalid:
             return None
         about_the_run = {CARD, MANIFEST}
-        wanted = {layer.name: version for layer, version in layers if layer.name not in about_the_run}
-        if wanted != {name: version for name, version in found.items() if name not in about_the_run}:
+        wanted = {
+            layer.name: version for layer, version in layers if layer.name not in about_the_run
+        }
+        if wanted != {
+            name: version for name, version in found.items() if name not in about_the_run
+        }:
             return None
         blobs = [(blob["digest"], blob["size"]) for blob in blobs_of(manifest)]
         sizes = for_each(lambda blob: self._client.blob_size(*blob), blobs, PARALLEL_LAYERS)
@@ -132,7 +143,10 @@ def _layers(folder: Path, names: Sequence[str]) -> list[Layer]:
     entries = json.loads(manifest.read_bytes())["files"]
     if missing := sorted(set(names) - set(entries)):
         raise CorruptArtifact(f"{folder.name}/{missing[0]} is not in its manifest")
-    layers = [Layer(folder / name, name, entries[name]["size"], entries[name]["sha256"]) for name in sorted(names)]
+    layers = [
+        Layer(folder / name, name, entries[name]["size"], entries[name]["sha256"])
+        for name in sorted(names)
+    ]
     return [*layers, Layer(manifest, MANIFEST, manifest.stat().st_size, digest_file(manifest))]
 
 
@@ -145,14 +159,18 @@ def _with_digests(folder: Path, layers: Sequence[Layer]) -> list[tuple[Layer, st
     known = _read_digests(path)
     keys = [f"{layer.name} {layer.size} {layer.sha256}" for layer in layers]
     found = for_each(
-        lambda item: known.get(item[0]) or item[1].digest(), zip(keys, layers, strict=True), PARALLEL_LAYERS
+        lambda item: known.get(item[0]) or item[1].digest(),
+        zip(keys, layers, strict=True),
+        PARALLEL_LAYERS,
     )
     digests = dict(zip(keys, found, strict=True))
     if digests != known:
         try:
             write_durably(path, json.dumps(digests, indent=1, sort_keys=True).encode())
         except OSError as error:
-            log_once(f"{path}: cannot be written ({error.strerror}): the next push reads all files again")
+            log_once(
+                f"{path}: cannot be written ({error.strerror}): the next push reads all files again"
+            )
     return list(zip(layers, found, strict=True))
 
 
@@ -178,12 +196,18 @@ class RegistrySource:
         reference = pin or self._name.digest or self._name.tag or LATEST
         manifest = self._client.manifest(reference)
         if manifest is None and pin:
-            raise DataInvalid(f"{self.uri}: the registry no longer has the image {pin}; push it again, or start anew")
+            raise DataInvalid(
+                f"{self.uri}: the registry no longer has the image {pin}; push it again, or start anew"
+            )
         if manifest is None:
-            raise SourceNotFound(f"{self.uri}: the registry has no image {reference}; correct the URI, or push it")
+            raise SourceNotFound(
+                f"{self.uri}: the registry has no image {reference}; correct the URI, or push it"
+            )
         found = digest_of_bytes(manifest)
         if reference.startswith("sha256:") and found != reference:
-            raise DataInvalid(f"{self.uri}: the registry returns {found} as {reference}; its storage may be damaged")
+            raise DataInvalid(
+                f"{self.uri}: the registry returns {found} as {reference}; its storage may be damaged"
+            )
         files = read_files(self.uri, manifest)
         self._check_blobs(manifest, files)
         return Listing(found, files)
@@ -191,7 +215,11 @@ class RegistrySource:
     def _check_blobs(self, manifest: bytes, files: Sequence[RemoteFile]) -> None:
         """Raise DataInvalid if the registry has lost the blob of a file, or a part of it."""
         sizes = {blob["digest"]: blob["size"] for blob in blobs_of(manifest)}
-        found = for_each(lambda file: self._client.blob_size(file.version, sizes[file.version]), files, PARALLEL_LAYERS)
+        found = for_each(
+            lambda file: self._client.blob_size(file.version, sizes[file.version]),
+            files,
+            PARALLEL_LAYERS,
+        )
         for file, size in zip(files, found, strict=True):
             if size != sizes[file.version]:
                 raise DataInvalid(

@@ -52,7 +52,9 @@ MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
-UPLOAD_LOST = re.compile("BLOB_UNKNOWN|BLOB_UPLOAD_UNKNOWN|BLOB_UPLOAD_INVALID|DIGEST_INVALID|SIZE_INVALID")
+UPLOAD_LOST = re.compile(
+    "BLOB_UNKNOWN|BLOB_UPLOAD_UNKNOWN|BLOB_UPLOAD_INVALID|DIGEST_INVALID|SIZE_INVALID"
+)
 """Codes after which the same push may succeed: the registry was restarted or cleaned, or bytes were damaged."""
 WRONG_TLS = {
     "CERTIFICATE_VERIFY_FAILED": "set SSL_CERT_FILE to the certificates of its authority",
@@ -85,7 +87,9 @@ class RegistryClient:
         self._authorization = Authorization(image.host, image.repository)
         self._session = requests.Session()
         self._session.verify = os.environ.get("SSL_CERT_FILE") or True
-        self._session.headers["Accept-Encoding"] = "identity"  # sizes and ranges are those of the stored bytes
+        self._session.headers["Accept-Encoding"] = (
+            "identity"  # sizes and ranges are those of the stored bytes
+        )
         # A registry that is also a web site takes a client with its cookies for a browser.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
@@ -94,14 +98,18 @@ class RegistryClient:
 
         def attempt() -> bytes | None:
             url = f"{self._base}/manifests/{reference}"
-            with closing(self._send("GET", url, headers={"Accept": ", ".join(MANIFEST_TYPES)}, stream=True)) as found:
+            with closing(
+                self._send("GET", url, headers={"Accept": ", ".join(MANIFEST_TYPES)}, stream=True)
+            ) as found:
                 if found.status_code == HTTPStatus.NOT_FOUND:
                     return None
                 content = b""
                 for chunk in _chunks(found):
                     content += chunk
                     if len(content) > LARGEST_MANIFEST:
-                        raise ConfigInvalid(f"{self.uri}: its manifest is larger than {LARGEST_MANIFEST:,} bytes")
+                        raise ConfigInvalid(
+                            f"{self.uri}: its manifest is larger than {LARGEST_MANIFEST:,} bytes"
+                        )
             return content
 
         return self._repeat(attempt)
@@ -128,7 +136,9 @@ class RegistryClient:
         def attempt() -> None:
             begun = self._send("POST", f"{self._base}/blobs/uploads/")
             if begun.status_code == HTTPStatus.NOT_FOUND:
-                raise SourceNotFound(f"{self.uri}: the registry has no such repository: {_reason(begun)}; create it")
+                raise SourceNotFound(
+                    f"{self.uri}: the registry has no such repository: {_reason(begun)}; create it"
+                )
             location = urljoin(begun.url, begun.headers.get("Location", ""))
             url = f"{location}{'&' if urlsplit(location).query else '?'}{urlencode({'digest': digest})}"
             self._put(url, content, {"Content-Type": "application/octet-stream"})
@@ -136,7 +146,9 @@ class RegistryClient:
         self._repeat(attempt)
 
     def _put(self, url: str, content: Iterable[bytes] | bytes, headers: dict[str, str]) -> None:
-        answer = self._send("PUT", url, headers=headers, data=content, timeout=COMMIT_TIMEOUT_SECONDS)
+        answer = self._send(
+            "PUT", url, headers=headers, data=content, timeout=COMMIT_TIMEOUT_SECONDS
+        )
         if answer.status_code == HTTPStatus.NOT_FOUND:
             raise Unavailable(_reason(answer))
 
@@ -146,21 +158,31 @@ class RegistryClient:
         Raise Unavailable if the connection fails or ends early.
         """
         headers = {"Range": f"bytes={start}-{end - 1}"}
-        with closing(self._send("GET", f"{self._base}/blobs/{digest}", headers=headers, stream=True)) as found:
-            if found.status_code in {HTTPStatus.NOT_FOUND, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}:
+        with closing(
+            self._send("GET", f"{self._base}/blobs/{digest}", headers=headers, stream=True)
+        ) as found:
+            if found.status_code in {
+                HTTPStatus.NOT_FOUND,
+                HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+            }:
                 return
             position = start if found.status_code == HTTPStatus.PARTIAL_CONTENT else 0
             for chunk in _chunks(found):
                 yield chunk[max(0, start - position) : max(0, end - position)]
                 position += len(chunk)
-                if position >= end:  # the rest is of another file, or endless; the digest shows if bytes are wrong
+                if (
+                    position >= end
+                ):  # the rest is of another file, or endless; the digest shows if bytes are wrong
                     return
 
     def _send(self, method: str, url: str, **options: Any) -> requests.Response:
         """Return the response to a request, which succeeded or found nothing. Raise Unavailable if it may later."""
         used = self._authorization.header
         response = self._once(method, url, self._authorize, **options)
-        if response.status_code == HTTPStatus.UNAUTHORIZED and "WWW-Authenticate" in response.headers:
+        if (
+            response.status_code == HTTPStatus.UNAUTHORIZED
+            and "WWW-Authenticate" in response.headers
+        ):
             response.close()
             self._authorization.answer(response.headers["WWW-Authenticate"], used, self._get_token)
             response = self._once(method, url, self._authorize, **options)
@@ -168,7 +190,9 @@ class RegistryClient:
         return response
 
     def _get_token(self, url: str, query: dict[str, str], header: str | None) -> requests.Response:
-        response = self._once("GET", url, lambda request: _with_header(request, header), params=query)
+        response = self._once(
+            "GET", url, lambda request: _with_header(request, header), params=query
+        )
         _check_available(response)
         return response
 
@@ -177,13 +201,19 @@ class RegistryClient:
         is_own = urlsplit(request.url or "")[:2] == urlsplit(self._origin)[:2]
         return _with_header(request, self._authorization.header if is_own else None)
 
-    def _once(self, method: str, url: str, authorize: Authorize, **options: Any) -> requests.Response:
+    def _once(
+        self, method: str, url: str, authorize: Authorize, **options: Any
+    ) -> requests.Response:
         try:
-            return self._session.request(method, url, auth=authorize, **{"timeout": TIMEOUT_SECONDS, **options})
+            return self._session.request(
+                method, url, auth=authorize, **{"timeout": TIMEOUT_SECONDS, **options}
+            )
         except SSLError as error:
             for code, fix in WRONG_TLS.items():
                 if code in str(error):
-                    raise ConfigInvalid(f"{self.uri}: no TLS connection: {without_secrets(error)}; {fix}") from None
+                    raise ConfigInvalid(
+                        f"{self.uri}: no TLS connection: {without_secrets(error)}; {fix}"
+                    ) from None
             raise Unavailable(error) from error
         except RequestException as error:
             raise Unavailable(error) from error
@@ -197,10 +227,15 @@ class RegistryClient:
                 "correct the name, or use credentials that may do this"
             )
         nothing_there = {HTTPStatus.NOT_FOUND, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
-        if response.status_code >= HTTPStatus.BAD_REQUEST and response.status_code not in nothing_there:
+        if (
+            response.status_code >= HTTPStatus.BAD_REQUEST
+            and response.status_code not in nothing_there
+        ):
             if UPLOAD_LOST.search(reason := _reason(response)):
                 raise Unavailable(reason)
-            raise ConfigInvalid(f"{self.uri}: the registry refuses {response.request.method}: {reason}")
+            raise ConfigInvalid(
+                f"{self.uri}: the registry refuses {response.request.method}: {reason}"
+            )
 
     def _repeat(self, attempt: Callable[[], T]) -> T:
         """Return what an attempt returns; repeat it while the registry is unavailable."""
@@ -278,7 +313,10 @@ def _chunks(response: requests.Response) -> Iterator[bytes]:
 def _reason(response: requests.Response) -> str:
     """Return status, code and message of a response for an error."""
     try:
-        errors = [f"{error['code']} {error.get('message', '')}".strip() for error in response.json()["errors"]]
+        errors = [
+            f"{error['code']} {error.get('message', '')}".strip()
+            for error in response.json()["errors"]
+        ]
     except (ValueError, KeyError, TypeError, AttributeError, RequestException):
         errors = [response.reason or ""]
     return f"status {response.status_code}: {', '.join(errors)}"

@@ -62,13 +62,17 @@ class Authorization:
         if scheme.lower() == "bearer":
             return f"Bearer {self._token(dict(_PARAMETER.findall(parameters)), known, get)}"
         if known is None:
-            raise CredentialsRejected(f"oci://{self._place} requires credentials; {_config()} has none for it")
+            raise CredentialsRejected(
+                f"oci://{self._place} requires credentials; {_config()} has none for it"
+            )
         return f"Basic {known}"
 
     def _token(self, parameters: dict[str, str], known: str | None, get: Get) -> str:
         realm = parameters.pop("realm", "")
         if not (WEB_SERVER if self._is_plain else TLS_SERVER).fullmatch(realm):
-            raise CredentialsRejected(f"oci://{self._place} wants credentials for {realm!r}, which is not https")
+            raise CredentialsRejected(
+                f"oci://{self._place} wants credentials for {realm!r}, which is not https"
+            )
         if known is not None and not _is_of_registry(urlsplit(realm).hostname or "", self._host):
             known = self._credentials_for(urlsplit(realm).netloc)
         query = {name: value for name, value in parameters.items() if name in {"service", "scope"}}
@@ -122,7 +126,9 @@ def read_credentials(place: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CredentialsRejected(f"{path} is not a .dockerconfigjson that can be read: {error}; correct it") from None
+        raise CredentialsRejected(
+            f"{path} is not a .dockerconfigjson that can be read: {error}; correct it"
+        ) from None
 
 
 def _config() -> Path:
@@ -143,8 +149,12 @@ def _encoded(entry: dict[str, str], place: str) -> str | None:
         try:
             base64.b64decode(auth, validate=True)
         except ValueError:
-            raise CredentialsRejected(f"{place} has an auth that is not base64; write USER:PASSWORD in it") from None
+            raise CredentialsRejected(
+                f"{place} has an auth that is not base64; write USER:PASSWORD in it"
+            ) from None
         return auth
     if entry.get("username"):
-        return base64.b64encode(f"{entry['username']}:{entry.get('password', '')}".encode()).decode()
+        return base64.b64encode(
+            f"{entry['username']}:{entry.get('password', '')}".encode()
+        ).decode()
     return None

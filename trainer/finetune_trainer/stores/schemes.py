@@ -16,7 +16,12 @@ Kind = Literal["model", "dataset"]
 
 
 def open_source(
-    uri: str, kind: Kind, *, revision: str | None = None, config: str | None = None, split: str | None = None
+    uri: str,
+    kind: Kind,
+    *,
+    revision: str | None = None,
+    config: str | None = None,
+    split: str | None = None,
 ) -> Source | None:
     """Return the source that a URI names, or None if that is a path on this machine.
 
@@ -37,7 +42,9 @@ def open_source(
         from finetune_trainer.stores.objects import ObjectSource  # noqa: PLC0415
 
         return ObjectSource(uri)
-    raise ConfigInvalid(f"{uri}: no store has the scheme {scheme}://; use hf, s3, gs, az, oci or pvc")
+    raise ConfigInvalid(
+        f"{uri}: no store has the scheme {scheme}://; use hf, s3, gs, az, oci or pvc"
+    )
 
 
 def open_target(target: PushTarget, environment: Environment) -> Target:
@@ -57,7 +64,9 @@ def open_target(target: PushTarget, environment: Environment) -> Target:
         from finetune_trainer.stores.objects import ObjectTarget  # noqa: PLC0415
 
         return ObjectTarget(uri)
-    raise ConfigInvalid(f"push.targets {uri}: nothing can be published to {scheme}://; use hf, s3, gs, az, oci or pvc")
+    raise ConfigInvalid(
+        f"push.targets {uri}: nothing can be published to {scheme}://; use hf, s3, gs, az, oci or pvc"
+    )
 
 
 def _open_folder(uri: str, environment: Environment) -> Target:

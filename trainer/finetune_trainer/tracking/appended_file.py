@@ -85,4 +85,6 @@ class AppendedFile:
         self._file = None
         if not self.has_failed:  # once, however often it is tried again
             self.has_failed = True
-            log_line(f"train: {self.path} cannot be written: {error}; it is tried again after each checkpoint")
+            log_line(
+                f"train: {self.path} cannot be written: {error}; it is tried again after each checkpoint"
+            )

@@ -54,5 +54,8 @@ class MetricsFile:
 
 
 def _encoded(rows: Iterable[Row]) -> bytes:
-    lines = (json.dumps({"step": row.step, "time": row.time, **row.values}, allow_nan=False) for row in rows)
+    lines = (
+        json.dumps({"step": row.step, "time": row.time, **row.values}, allow_nan=False)
+        for row in rows
+    )
     return "".join(f"{line}\n" for line in lines).encode()

@@ -84,7 +84,11 @@ class MlflowTracker(Tracker):
 
             self._client = MlflowClient(self._settings.uri, self._settings.uri)
             run = self._find_or_create()
-            missing = {name: value for name, value in self._run.params.items() if name not in run.data.params}
+            missing = {
+                name: value
+                for name, value in self._run.params.items()
+                if name not in run.data.params
+            }
             for batch in _params(missing):
                 self._client.log_batch(run.info.run_id, params=batch)
             history = self._client.get_metric_history(run.info.run_id, LAST_METRIC)
@@ -95,10 +99,14 @@ class MlflowTracker(Tracker):
     def _find_or_create(self) -> Any:
         experiment = self._experiment()
         query = f"tags.`{IDENTITY_TAG}` = '{self._run.identity}'"
-        found = self._client.search_runs([experiment], query, max_results=1, order_by=["attributes.start_time ASC"])
+        found = self._client.search_runs(
+            [experiment], query, max_results=1, order_by=["attributes.start_time ASC"]
+        )
         if found:
             return found[0]
-        return self._client.create_run(experiment, run_name=self._run.name, tags={IDENTITY_TAG: self._run.identity})
+        return self._client.create_run(
+            experiment, run_name=self._run.name, tags={IDENTITY_TAG: self._run.identity}
+        )
 
     def _experiment(self) -> str:
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
@@ -126,7 +134,9 @@ class MlflowTracker(Tracker):
             if version.tags.get(DIGEST_TAG) == digest:
                 return str(version.version)
         tags = {DIGEST_TAG: digest}
-        created = self._client.create_model_version(name, uri, self._run_id, tags, await_creation_for=None)
+        created = self._client.create_model_version(
+            name, uri, self._run_id, tags, await_creation_for=None
+        )
         return str(created.version)
 
 

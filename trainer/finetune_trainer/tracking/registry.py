@@ -64,7 +64,9 @@ def training_rows(environment: Environment, train: str) -> list[Row]:
 
 def params_of(config: TrainConfig) -> dict[str, str]:
     """Return all that determines the training result, as text by dotted camelCase name."""
-    fields = config.model_dump(by_alias=True, mode="json", exclude={"stage", "identity", *config.non_identity_fields})
+    fields = config.model_dump(
+        by_alias=True, mode="json", exclude={"stage", "identity", *config.non_identity_fields}
+    )
     return dict(_flattened({**fields.pop("recipe"), **fields}))
 
 
@@ -73,4 +75,7 @@ def _flattened(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, s
         if isinstance(inner, dict):
             yield from _flattened(inner, f"{prefix}{name}.")
         elif inner is not None:
-            yield f"{prefix}{name}", ", ".join(map(str, inner)) if isinstance(inner, list) else str(inner)
+            yield (
+                f"{prefix}{name}",
+                ", ".join(map(str, inner)) if isinstance(inner, list) else str(inner),
+            )

@@ -27,7 +27,9 @@ class TensorBoardTracker(Tracker):
     def __init__(self, settings: TensorBoard, run: TrackedRun, environment: Environment) -> None:
         self._run = run
         self._folder = (
-            locate(settings.uri, environment) / run.identity if settings.uri else run.train_folder / "tensorboard"
+            locate(settings.uri, environment) / run.identity
+            if settings.uri
+            else run.train_folder / "tensorboard"
         )
         self._writer: Any = None
         self._last_step = -1
@@ -38,7 +40,14 @@ class TensorBoardTracker(Tracker):
         if not missing:
             return
         if self._run.stage == "train":  # in a later stage they are in the file of train
-            self._write((_scalar(name, value, row) for row in missing for name, value in row.values.items()), missing)
+            self._write(
+                (
+                    _scalar(name, value, row)
+                    for row in missing
+                    for name, value in row.values.items()
+                ),
+                missing,
+            )
         self._last_step = missing[-1].step
 
     @override
@@ -52,7 +61,15 @@ class TensorBoardTracker(Tracker):
         from tensorboardX.summary import text  # noqa: PLC0415
 
         now = time.time()  # noqa: TID251  an edge
-        self._write([Event(wall_time=now, step=max(0, self._last_step), summary=text("model", f"{uri} {digest}"))])
+        self._write(
+            [
+                Event(
+                    wall_time=now,
+                    step=max(0, self._last_step),
+                    summary=text("model", f"{uri} {digest}"),
+                )
+            ]
+        )
 
     @override
     def close(self, outcome: Outcome) -> None:
@@ -82,7 +99,9 @@ class TensorBoardTracker(Tracker):
         self._writer = EventsWriter(str(self._folder / "events"), suffix)
         for row in purged[:1]:
             self._writer.write_event(Event(step=row.step, file_version="brain.Event:2"))
-            self._writer.write_event(Event(step=row.step, session_log=SessionLog(status=SessionLog.START)))
+            self._writer.write_event(
+                Event(step=row.step, session_log=SessionLog(status=SessionLog.START))
+            )
 
 
 def _scalar(name: str, value: float, row: Row) -> Any:

@@ -73,7 +73,9 @@ class TrackerThread:
         self._stage, self._tracker = stage, tracker
         self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue()
         # Daemon: a thread that waits for a server must not keep the process alive.
-        self._thread = threading.Thread(target=self._work, daemon=True, name=f"tracker {tracker.name}")
+        self._thread = threading.Thread(
+            target=self._work, daemon=True, name=f"tracker {tracker.name}"
+        )
         self._has_warned = False
 
     def is_busy(self) -> bool:

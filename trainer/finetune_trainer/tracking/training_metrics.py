@@ -24,7 +24,9 @@ class TrainingMetrics:
     Use it as a context manager: leaving the block sends the remaining rows, within the time limit of `Trackers`.
     """
 
-    def __init__(self, folder: Path, trackers: Trackers, steps: int, fence: Fence = UNFENCED) -> None:
+    def __init__(
+        self, folder: Path, trackers: Trackers, steps: int, fence: Fence = UNFENCED
+    ) -> None:
         self._file, self._trackers = MetricsFile(folder / METRICS, fence), trackers
         self._samples = SamplesFile(folder / SAMPLES, fence)
         self._every = math.ceil(steps / MAX_ROWS)

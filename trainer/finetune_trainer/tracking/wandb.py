@@ -93,5 +93,7 @@ class WandbTracker(Tracker):
                     init_timeout=INIT_SECONDS,
                 ),
             )
-            self._next_step = int(self._opened.step)  # the server's: the step after the last one that it has
+            self._next_step = int(
+                self._opened.step
+            )  # the server's: the step after the last one that it has
         return self._opened

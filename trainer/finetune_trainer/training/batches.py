@@ -46,11 +46,15 @@ class Batch:
 
     def without_targets(self) -> "Batch":
         """Return the batch with nothing to learn from and nothing to count."""
-        return replace(self, target_positions=self.target_positions[:0], targets=self.targets[:0], size=0)
+        return replace(
+            self, target_positions=self.target_positions[:0], targets=self.targets[:0], size=0
+        )
 
     def doubled(self) -> "Batch":
         """Return the batch with each row twice; only the first of each is learned from and counted."""
-        twice = {name: getattr(self, name).repeat(2, 1) for name in ("tokens", "positions", "is_padding")}
+        twice = {
+            name: getattr(self, name).repeat(2, 1) for name in ("tokens", "positions", "is_padding")
+        }
         return replace(self, **twice)
 
     @property
@@ -63,7 +67,9 @@ class Batch:
         """Numbers of targets of the rows, each of which has one document."""
         rows = len(self.documents.boundaries) - 1 if self.documents else len(self.tokens)
         if self.documents:
-            row_of = torch.bucketize(self.target_positions, self.documents.boundaries, right=True) - 1
+            row_of = (
+                torch.bucketize(self.target_positions, self.documents.boundaries, right=True) - 1
+            )
         else:
             row_of = self.target_positions // self.tokens.shape[1]
         return [int(count) for count in torch.bincount(row_of, minlength=rows)]
@@ -163,9 +169,15 @@ class StepSampler:
     @classmethod
     def of(cls, recipe: TrainRecipe, rows: int, seed: int) -> "StepSampler":
         """Return the sampler of a recipe."""
-        rows_per_step = recipe.micro_batch_size * recipe.gradient_accumulation_steps * recipe.processes
+        rows_per_step = (
+            recipe.micro_batch_size * recipe.gradient_accumulation_steps * recipe.processes
+        )
         epochs = recipe.effective_epochs()
-        samples = (recipe.max_steps or 0) * rows_per_step if epochs is None else max(1, round(epochs * rows))
+        samples = (
+            (recipe.max_steps or 0) * rows_per_step
+            if epochs is None
+            else max(1, round(epochs * rows))
+        )
         return cls(rows, seed, rows_per_step, samples)
 
     @property
@@ -179,5 +191,9 @@ class StepSampler:
         samples = np.arange(first, min(first + self.rows_per_step, self.samples))
         epochs, offsets = np.divmod(samples, self.rows)
         return np.array(
-            [permutation(self.rows, self.seed, int(e))[i] for e, i in zip(epochs, offsets, strict=True)], dtype=np.int64
+            [
+                permutation(self.rows, self.seed, int(e))[i]
+                for e, i in zip(epochs, offsets, strict=True)
+            ],
+            dtype=np.int64,
         )

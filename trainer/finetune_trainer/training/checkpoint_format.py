@@ -79,7 +79,11 @@ def open_files(folder: Path, layout: Layout) -> Snapshot:
         raise CorruptArtifact(f"{folder.name}/{OPTIMIZER} has no optimizer state")
     # A parameter that never had a gradient has no optimizer state; any other one must have all its tensors.
     with_state = {name.rpartition(".")[0] for name in optimizer}
-    expected = {name: like for name, like in layout.optimizer.items() if name.rpartition(".")[0] in with_state}
+    expected = {
+        name: like
+        for name, like in layout.optimizer.items()
+        if name.rpartition(".")[0] in with_state
+    }
     return Snapshot(
         state=state,
         weights=TensorFile(folder / layout.format.file).expect(layout.weights),

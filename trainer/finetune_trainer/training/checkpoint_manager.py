@@ -50,7 +50,11 @@ class CheckpointManager:
         fence: Fence = UNFENCED,
     ) -> None:
         self._folder, self._rule, self._base, self._format = folder, rule, base, weights_format
-        self._sync_metrics, self._early_save, self._fence = sync_metrics, early_save or EarlySave(), fence
+        self._sync_metrics, self._early_save, self._fence = (
+            sync_metrics,
+            early_save or EarlySave(),
+            fence,
+        )
         self._metadata = {**metadata, "model": base.digest}
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending_write: Future[None] | None = None
@@ -93,11 +97,15 @@ class CheckpointManager:
             self._last_step = self.saved_step = snapshot.state.step
             return snapshot
         if folders:
-            log_line(f"none of {len(folders)} checkpoints is usable: training starts from the beginning")
+            log_line(
+                f"none of {len(folders)} checkpoints is usable: training starts from the beginning"
+            )
         return None
 
     def _latest_first(self) -> list[Path]:
-        folders = [folder for folder in self._folder.iterdir() if STEP_FOLDER.fullmatch(folder.name)]
+        folders = [
+            folder for folder in self._folder.iterdir() if STEP_FOLDER.fullmatch(folder.name)
+        ]
         return sorted(folders, key=_step_of, reverse=True)
 
     def _verify(self, folder: Path) -> None:
@@ -140,7 +148,11 @@ class CheckpointManager:
         Raise Replaced if the write before it found that a newer attempt has the folder.
         """
         self._wait_for_write()
-        self._last_step, self._last_time, self._write_error = snapshot.state.step, time.monotonic(), None
+        self._last_step, self._last_time, self._write_error = (
+            snapshot.state.step,
+            time.monotonic(),
+            None,
+        )
         self._pending_write = self._executor.submit(self._write, snapshot)
 
     def save_blocking(self, step: int, snapshot: Callable[[], Snapshot] | None) -> int | None:
@@ -154,7 +166,11 @@ class CheckpointManager:
             self.save(snapshot())
             self._wait_for_write()
         if self._write_error:
-            restart = f"resume from step {self.saved_step}" if self.saved_step else "start from the beginning"
+            restart = (
+                f"resume from step {self.saved_step}"
+                if self.saved_step
+                else "start from the beginning"
+            )
             raise ServiceUnavailable(
                 f"stop requested at step {step}, but its checkpoint cannot be written ({self._write_error}): "
                 f"free space in {self._folder} or enlarge spec.workspace.size; training will {restart}"
@@ -192,7 +208,9 @@ class CheckpointManager:
                 _remove(folder)  # only a corrupt checkpoint can have this name
         except OSError as error:
             self._write_error = error
-            log_line(f"checkpoint {folder.name} cannot be written: {error}; training continues without it")
+            log_line(
+                f"checkpoint {folder.name} cannot be written: {error}; training continues without it"
+            )
             return
         self.saved_step = step
         self._corrupt.discard(folder.name)

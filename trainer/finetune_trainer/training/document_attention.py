@@ -54,7 +54,9 @@ def attend_within_documents(
     if dropout or attention_mask is not None or more:
         raise Unsupported(f"attention with {', '.join(sorted(more)) or 'dropout or a mask'}")
     # Rotary embeddings of a model in fp32 return fp32. Autocast casts that for SDPA, but not for this kernel.
-    query, key, value = (tensor.squeeze(0).transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
+    query, key, value = (
+        tensor.squeeze(0).transpose(0, 1).to(value.dtype) for tensor in (query, key, value)
+    )
     found: Any = varlen_attn(  # a tuple if more than the output is asked for
         query,
         key,
@@ -89,7 +91,9 @@ def enable(model: TrainedModel, dtype: str) -> bool:
     if problem:
         model.base.set_attn_implementation(model.masked_attention)
         model.is_flat = False
-        log_line(f"train: {model.architecture} keeps attention with a mask: {problem.splitlines()[0]}")
+        log_line(
+            f"train: {model.architecture} keeps attention with a mask: {problem.splitlines()[0]}"
+        )
     return model.is_flat
 
 
@@ -101,9 +105,22 @@ def _problem_with(model: TrainedModel) -> str:
     try:
         model.base.set_attn_implementation(NAME)
         model.is_flat = True
-        probe(model, training=True)  # raises Unsupported where attention has dropout, which is off otherwise
-        return "" if differ_by_rounding(with_mask, probe(model)) else "its logits differ from those with a mask"
-    except (Unsupported, RuntimeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+        probe(
+            model, training=True
+        )  # raises Unsupported where attention has dropout, which is off otherwise
+        return (
+            ""
+            if differ_by_rounding(with_mask, probe(model))
+            else "its logits differ from those with a mask"
+        )
+    except (
+        Unsupported,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        NotImplementedError,
+    ) as error:
         return str(error) or type(error).__name__
 
 

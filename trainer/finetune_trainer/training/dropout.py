@@ -34,7 +34,9 @@ def _factors(like: torch.Tensor, probability: float) -> torch.Tensor:
     """Return 0 with the probability, rounded to 1/LEVELS, else the factor that keeps the mean."""
     dropped = min(round(probability * LEVELS), LEVELS - 1)
     generator = SFC64(int(torch.randint(1 << 62, ())))
-    drawn = generator.random_raw(-(-like.numel() // NUMBERS_PER_DRAW)).view(np.uint16)[: like.numel()]
+    drawn = generator.random_raw(-(-like.numel() // NUMBERS_PER_DRAW)).view(np.uint16)[
+        : like.numel()
+    ]
     kept = torch.from_numpy(drawn >= dropped).view(torch.uint8).view(like.shape)
     return kept.to(like.dtype).mul_(LEVELS / (LEVELS - dropped))
 

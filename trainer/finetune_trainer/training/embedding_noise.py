@@ -8,7 +8,9 @@ import torch
 
 
 @contextmanager
-def embedding_noise(embedding: torch.nn.Module, lengths: torch.Tensor, alpha: float) -> Iterator[None]:
+def embedding_noise(
+    embedding: torch.nn.Module, lengths: torch.Tensor, alpha: float
+) -> Iterator[None]:
     """Add uniform noise to the output of the embedding while the context is open.
 
     `lengths` is [B, L]. With n tokens in a document and d dimensions the noise lies within alpha / sqrt(n * d), in the

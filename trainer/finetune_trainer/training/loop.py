@@ -89,14 +89,18 @@ class TrainingRun:
 
     def layout(self) -> Layout:
         """Return the tensor layout that a checkpoint of this run must have."""
-        return Layout(self.model.weights, self.optimizer.layout(), self.sampler.steps, self.model.format)
+        return Layout(
+            self.model.weights, self.optimizer.layout(), self.sampler.steps, self.model.format
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state at a step boundary."""
         self.model.load(snapshot.weights)
         self.optimizer.restore(snapshot.optimizer)
         self.state = snapshot.state
-        self.best = dict(snapshot.best) if snapshot.best is not None and self.ranks.is_first else None
+        self.best = (
+            dict(snapshot.best) if snapshot.best is not None and self.ranks.is_first else None
+        )
 
     def should_save(self, checkpoints: "Checkpoints") -> bool:
         """Return whether a checkpoint is due: by the decision of the first process, if all take part in saving."""
@@ -163,7 +167,9 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
                 return
             with throughput:
                 metrics = train_step(run)
-            run.metrics.record_step(run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second})
+            run.metrics.record_step(
+                run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second}
+            )
             more = run.objective.progress_of(metrics)
             run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve(), **more)
     except RuntimeError as error:
@@ -213,13 +219,17 @@ def train_step(run: TrainingRun) -> dict[str, float]:
     return {**run.objective.means(sums, weight), "gradient_norm": norm, "learning_rate": rate}
 
 
-def compute_gradients(run: TrainingRun, micro_batches: list[MicroBatch], weight: int) -> tuple[Sequence[float], float]:
+def compute_gradients(
+    run: TrainingRun, micro_batches: list[MicroBatch], weight: int
+) -> tuple[Sequence[float], float]:
     """Leave the clipped gradient of the step in the parameters; return the sums and the norm before clipping.
 
     A second call computes the same again: the weights are those of the boundary, and so is what is drawn.
     """
     seed_generators(run.config.seed, run.state.step, run.ranks.rank)
-    own = accumulate_gradients(run.objective, run.model, micro_batches, weight, run.raise_if_stop_requested)
+    own = accumulate_gradients(
+        run.objective, run.model, micro_batches, weight, run.raise_if_stop_requested
+    )
     sums = run.ranks.sum(*own)
     run.ranks.sum_gradients(run.model.trainable.values())
     return sums, clip_gradients(run.model.trainable, run.config.recipe.optimizer.max_grad_norm)
@@ -246,7 +256,9 @@ def accumulate_gradients(
 
 def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -> float:
     """Clip the total gradient norm to `max_norm`, or not at all if it is 0; return the norm before clipping."""
-    norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(list(parameters.values()), max_norm or math.inf)
+    norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(
+        list(parameters.values()), max_norm or math.inf
+    )
     return float(whole(norm).item())
 
 
@@ -259,7 +271,9 @@ def validate(run: TrainingRun) -> None:
         again = run.validator.means(run.model, run.ranks, run.raise_if_stop_requested)[LOSS]
         raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
     generate_samples(run)  # before the loss is recorded: a process that stops here validates again
-    run.metrics.record(run.state.step, {f"validation_{name}": value for name, value in means.items()})
+    run.metrics.record(
+        run.state.step, {f"validation_{name}": value for name, value in means.items()}
+    )
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
         run.best = run.copy_weights()
     stopped = "stopping early" if run.state.stopped_early else ""
@@ -280,9 +294,13 @@ def generate_samples(run: TrainingRun) -> None:
         raise
     except Exception as error:  # noqa: BLE001  generation of an architecture that only its own code knows
         run.samples = None
-        log_line(f"train: no samples: {type(error).__name__}: {error}; training continues without them")
+        log_line(
+            f"train: no samples: {type(error).__name__}: {error}; training continues without them"
+        )
         return
-    run.metrics.record_samples(SampleRow(run.state.step, prompt, text) for prompt, text in texts.items())
+    run.metrics.record_samples(
+        SampleRow(run.state.step, prompt, text) for prompt, text in texts.items()
+    )
 
 
 class ThroughputMeter:

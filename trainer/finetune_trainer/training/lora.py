@@ -28,7 +28,9 @@ def trainable_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> 
     """Freeze the model and add a new adapter; raise ConfigInvalid if a name in the recipe matches no layer."""
     model = attach_adapter(base, lora, source, seed)
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return Trainable(model, weights, WeightsFormat(ADAPTER_WEIGHTS, {ADAPTER_CONFIG: adapter_config(model)}))
+    return Trainable(
+        model, weights, WeightsFormat(ADAPTER_WEIGHTS, {ADAPTER_CONFIG: adapter_config(model)})
+    )
 
 
 def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> PeftModel:
@@ -51,7 +53,9 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
     except ValueError as error:
         raise ConfigInvalid(f"train.lora: {error}; {linear_layer_names(base)}") from error
     for parameter in (p for p in model.parameters() if p.requires_grad):
-        parameter.data = parameter.data.float()  # PEFT copies modulesToSave in the base model's dtype
+        parameter.data = (
+            parameter.data.float()
+        )  # PEFT copies modulesToSave in the base model's dtype
     if lora.variant == "DoRA":
         _compute_magnitudes_in_fp32(model)
     # PEFT filled in the local path, which would make the adapter's bytes depend on the machine.
@@ -65,7 +69,9 @@ def _check_modules_to_save(base: Any, lora: Lora) -> None:
     for name in lora.modules_to_save:
         if name not in layers:
             known = ", ".join(sorted(layers))
-            raise ConfigInvalid(f"train.lora.modulesToSave: {name} is no layer of the model; its layers are {known}")
+            raise ConfigInvalid(
+                f"train.lora.modulesToSave: {name} is no layer of the model; its layers are {known}"
+            )
         if not all(parameter.is_floating_point() for parameter in layers[name].parameters()):
             raise ConfigInvalid(
                 f"train.lora.modulesToSave: {name} has weights in 4 bits, which cannot be trained: "
@@ -81,9 +87,15 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
     # PEFT redirects the names of single experts' layers to the tensor that holds them all.
     selected = EXPERT_NAMES.intersection(names) if has_fused_experts(base) else set()
     for name in (name for name in names if name not in selected):
-        matching = [m for m in modules if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")]
+        matching = [
+            m
+            for m in modules
+            if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")
+        ]
         if not matching:
-            hint = f"; {ALL_LINEAR} cannot be combined with other names" if name == ALL_LINEAR else ""
+            hint = (
+                f"; {ALL_LINEAR} cannot be combined with other names" if name == ALL_LINEAR else ""
+            )
             raise ConfigInvalid(
                 f"train.lora.targetModules: {name} matches no layer of the model{hint}; {linear_layer_names(base)}"
             )
@@ -106,7 +118,9 @@ def _all_linear(base: torch.nn.Module) -> str | list[str]:
     excluded = ROUTER_NAMES | (EXPERT_NAMES if is_fused else set())
     head = base.get_output_embeddings()
     selected = [
-        name for name in linear if excluded.isdisjoint(name.split(".")) and base.get_submodule(name) is not head
+        name
+        for name in linear
+        if excluded.isdisjoint(name.split(".")) and base.get_submodule(name) is not head
     ]
     is_dense = not is_fused and len(selected) == len(linear) - isinstance(head, LINEAR_LAYERS)
     return ALL_LINEAR if is_dense else sorted(selected)
@@ -121,7 +135,9 @@ def _compute_magnitudes_in_fp32(model: PeftModel) -> None:
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and module.lora_magnitude_vector:
             weight = dequantize_module_weight(module.get_base_layer()).detach().float()
-            magnitude = torch.linalg.norm(weight, dim=1 if isinstance(module.get_base_layer(), torch.nn.Linear) else 0)
+            magnitude = torch.linalg.norm(
+                weight, dim=1 if isinstance(module.get_base_layer(), torch.nn.Linear) else 0
+            )
             if not magnitude.all():
                 raise ConfigInvalid(
                     f"train.lora: {int((magnitude == 0).sum())} rows of {name} are zero, and DoRA divides by their "
@@ -132,7 +148,11 @@ def _compute_magnitudes_in_fp32(model: PeftModel) -> None:
 
 def linear_layer_names(base: torch.nn.Module) -> str:
     """Return a sentence with the names of the model's linear layers, without their parents' names."""
-    linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, LINEAR_LAYERS)}
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in base.named_modules()
+        if isinstance(module, LINEAR_LAYERS)
+    }
     return f"the model's linear layers are {', '.join(sorted(linear))}"
 
 
@@ -140,5 +160,7 @@ def adapter_config(model: PeftModel) -> bytes:
     """Return the bytes of adapter_config.json, which are the same for the same adapter in any process."""
     values: dict[str, Any] = model.peft_config["default"].to_dict() | {"inference_mode": True}
     # The order of a set of strings differs between processes.
-    sorted_values = {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
+    sorted_values = {
+        name: sorted(value) if isinstance(value, set) else value for name, value in values.items()
+    }
     return (json.dumps(sorted_values, indent=2, sort_keys=True) + "\n").encode()

@@ -15,7 +15,13 @@ from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.lora import trainable_adapter
 from finetune_trainer.training.trainable import Trainable
 
-UNSUPPORTED = ("rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices", "layer_replication")
+UNSUPPORTED = (
+    "rank_pattern",
+    "alpha_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+)
 """Settings of an adapter that the recipe has no words for; they are empty in an adapter of this trainer."""
 PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the base model as it is. With others, such as pissa, PEFT changes it."""
@@ -43,7 +49,9 @@ def started_adapter(base: Any, config: TrainConfig, start: StartAdapter | None) 
 def _check_compile(config: TrainConfig, lora: Lora) -> None:
     """Raise ConfigInvalid for DoRA: the compiler cannot trace all of PEFT's, and gives up at its limit."""
     if config.recipe.compile and lora.variant == "DoRA":
-        raise ConfigInvalid("train.compile: DoRA cannot be compiled: set compile to false, or lora.variant to RsLoRA")
+        raise ConfigInvalid(
+            "train.compile: DoRA cannot be compiled: set compile to false, or lora.variant to RsLoRA"
+        )
 
 
 def lora_of(start: StartAdapter) -> Lora:
@@ -79,10 +87,20 @@ def _check_supported(start: StartAdapter) -> None:
     if isinstance(start_weights, str) and start_weights not in PLAIN_STARTS:
         found.append(f"init_lora_weights {start_weights}")
     found += ["lora_bias"] if config.get("lora_bias") else []
-    found += ["both use_dora and use_rslora"] if config.get("use_dora") and config.get("use_rslora") else []
-    found += [] if isinstance(config.get("target_modules"), list) else ["target_modules that are a pattern"]
+    found += (
+        ["both use_dora and use_rslora"]
+        if config.get("use_dora") and config.get("use_rslora")
+        else []
+    )
+    found += (
+        []
+        if isinstance(config.get("target_modules"), list)
+        else ["target_modules that are a pattern"]
+    )
     if found:
-        raise ConfigInvalid(f"train.startFrom {start.uri} has {', '.join(found)}, which train.lora cannot express")
+        raise ConfigInvalid(
+            f"train.startFrom {start.uri} has {', '.join(found)}, which train.lora cannot express"
+        )
 
 
 def _check_settings(lora: Lora, start: StartAdapter) -> None:
@@ -100,7 +118,9 @@ def _check_settings(lora: Lora, start: StartAdapter) -> None:
 def _warn_of_another_model(start: StartAdapter, uri: str) -> None:
     named = start.config.get("base_model_name_or_path")
     if named and str(named).removeprefix("hf://") != uri.removeprefix("hf://"):
-        log_line(f"train: the adapter of train.startFrom names the base model {named}, this one is {uri}")
+        log_line(
+            f"train: the adapter of train.startFrom names the base model {named}, this one is {uri}"
+        )
 
 
 def _load(weights: Tensors, start: StartAdapter) -> None:
@@ -108,7 +128,9 @@ def _load(weights: Tensors, start: StartAdapter) -> None:
     try:
         found = load_file(start.folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError, ValueError) as error:
-        raise ConfigInvalid(f"train.startFrom {start.uri}: {ADAPTER_WEIGHTS} cannot be read: {error}") from None
+        raise ConfigInvalid(
+            f"train.startFrom {start.uri}: {ADAPTER_WEIGHTS} cannot be read: {error}"
+        ) from None
     for names, problem in (
         (weights.keys() - found.keys(), "does not adapt {}, as train.lora does"),
         (found.keys() - weights.keys(), "adapts {}, which train.lora does not"),

@@ -79,10 +79,17 @@ def chunked_cross_entropy(
         checkpoint(_cross_entropy, head, chunk, wanted, reduction, use_reentrant=False)
         for chunk, wanted in zip(inputs.split(size), targets.split(size), strict=True)
     ]
-    return torch.cat(losses) if reduction == "none" else sum(losses, torch.zeros((), device=inputs.device))
+    return (
+        torch.cat(losses)
+        if reduction == "none"
+        else sum(losses, torch.zeros((), device=inputs.device))
+    )
 
 
 def _cross_entropy(
-    head: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor, reduction: Reduction
+    head: Callable[[torch.Tensor], torch.Tensor],
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    reduction: Reduction,
 ) -> torch.Tensor:
     return cross_entropy(head(inputs).float(), targets, reduction=reduction)

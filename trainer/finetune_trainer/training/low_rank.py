@@ -62,7 +62,12 @@ class LowRankUpdate(torch.autograd.Function):  # type: ignore[misc]  # the class
 
     @staticmethod
     def forward(  # noqa: D102, PLR0917  PyTorch's name and order
-        ctx: Any, output: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float
+        ctx: Any,
+        output: torch.Tensor,
+        x: torch.Tensor,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        scaling: float,
     ) -> torch.Tensor:
         hidden = _hidden(x, down, scaling)
         ctx.scaling = scaling
@@ -79,7 +84,13 @@ class LowRankUpdate(torch.autograd.Function):  # type: ignore[misc]  # the class
         x, hidden, down, up = ctx.saved_tensors
         grad_hidden = _grad_hidden(grad, up, ctx.scaling)
         grad_x = (grad_hidden @ down).view_as(x) if ctx.needs_input_grad[1] else None
-        return grad, grad_x, grad_hidden.t() @ x.flatten(0, -2), grad.flatten(0, -2).t() @ hidden, None
+        return (
+            grad,
+            grad_x,
+            grad_hidden.t() @ x.flatten(0, -2),
+            grad.flatten(0, -2).t() @ hidden,
+            None,
+        )
 
 
 def _hidden(x: torch.Tensor, down: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -98,7 +109,13 @@ class AddsInPlace:
     def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the layer's output. A compiled layer is PEFT's: the compiler merges the passes itself."""
         names = [name for name in self.active_adapters if name in self.lora_A]
-        is_plain = len(names) == 1 and not self.lora_variant and not self.merged and not args and not kwargs
+        is_plain = (
+            len(names) == 1
+            and not self.lora_variant
+            and not self.merged
+            and not args
+            and not kwargs
+        )
         if self.disable_adapters or not is_plain or torch.compiler.is_compiling():
             whole: torch.Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
             return whole
@@ -110,29 +127,45 @@ class AddsInPlace:
 
 def is_frozen_linear(layer: torch.nn.Module) -> bool:
     """Return whether a layer is PyTorch's own, and none of its parameters is trained."""
-    return type(layer) is torch.nn.Linear and not any(each.requires_grad for each in layer.parameters())
+    return type(layer) is torch.nn.Linear and not any(
+        each.requires_grad for each in layer.parameters()
+    )
 
 
 def _adapted_linear(  # noqa: PLR0917  the order of _updated_output
-    layer: torch.nn.Linear, x: torch.Tensor, dropped: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float
+    layer: torch.nn.Linear,
+    x: torch.Tensor,
+    dropped: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scaling: float,
 ) -> torch.Tensor:
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     inputs = x.to(dtype)
     # The same tensor without dropout, also where it is cast: the function asks whether it is.
     dropped = inputs if dropped is x else dropped.to(dtype)
-    parameters = (None if each is None else each.to(dtype) for each in (layer.weight, layer.bias, down, up))
+    parameters = (
+        None if each is None else each.to(dtype) for each in (layer.weight, layer.bias, down, up)
+    )
     with torch.autocast(kind, enabled=False):
         adapted: torch.Tensor = AdaptedLinear.apply(inputs, dropped, *parameters, scaling)
     return adapted
 
 
 def _updated_output(  # noqa: PLR0917  the order of _adapted_linear
-    layer: torch.nn.Module, x: torch.Tensor, dropped: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float
+    layer: torch.nn.Module,
+    x: torch.Tensor,
+    dropped: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scaling: float,
 ) -> torch.Tensor:
     output = layer(x)
     inputs, *weights = (each.to(output.dtype) for each in (dropped, down, up))
-    with torch.autocast(x.device.type, enabled=False):  # all have the output's dtype, also to be added to it
+    with torch.autocast(
+        x.device.type, enabled=False
+    ):  # all have the output's dtype, also to be added to it
         updated: torch.Tensor = LowRankUpdate.apply(output, inputs, *weights, scaling)
     return updated
 

@@ -32,19 +32,25 @@ def load_trainable(
     return METHODS[config.recipe.method](source, config, device, start)
 
 
-def lora(source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None) -> Trainable:
+def lora(
+    source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None
+) -> Trainable:
     """Train an adapter beside the base model, which is frozen in the recipe's dtype."""
     base = load_base(source.folder, dtype_of(config.recipe.dtype, source.folder), source.uri)
     return started_adapter(base.to(device), config, start)
 
 
-def qlora(source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None) -> Trainable:
+def qlora(
+    source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None
+) -> Trainable:
     """Train an adapter beside the base model, which is frozen in 4 bits (Dettmers et al. 2023, arXiv:2305.14314).
 
     Each linear layer but the output head is stored as NF4, and its scales in 8 bits (double quantization).
     """
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigInvalid("train.method QLoRA needs bitsandbytes: pip install 'finetune-operator[qlora]'")
+        raise ConfigInvalid(
+            "train.method QLoRA needs bitsandbytes: pip install 'finetune-operator[qlora]'"
+        )
     dtype = dtype_of(config.recipe.dtype, source.folder)
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -52,21 +58,31 @@ def qlora(source: BaseModel, config: TrainConfig, device: torch.device, start: S
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
-    base = load_base(source.folder, dtype, source.uri, quantization_config=quantization, device_map={"": device})
-    for layer in (module for module in base.modules() if hasattr(module, "support_avx512bf16_for_cpu")):
+    base = load_base(
+        source.folder, dtype, source.uri, quantization_config=quantization, device_map={"": device}
+    )
+    for layer in (
+        module for module in base.modules() if hasattr(module, "support_avx512bf16_for_cpu")
+    ):
         # On some CPUs the first validation would round the scales to bf16 for good, and change the training after it.
         layer.support_avx512bf16_for_cpu = False
     return started_adapter(base, config, start)
 
 
-def full(source: BaseModel, _config: TrainConfig, device: torch.device, start: StartAdapter | None) -> Trainable:
+def full(
+    source: BaseModel, _config: TrainConfig, device: torch.device, start: StartAdapter | None
+) -> Trainable:
     """Train all weights, which are kept in fp32 whatever the recipe's dtype: smaller updates would be lost in bf16."""
     if start:
-        raise ConfigInvalid("train.method Full trains no adapter: remove startFrom, or set method to LoRA or QLoRA")
+        raise ConfigInvalid(
+            "train.method Full trains no adapter: remove startFrom, or set method to LoRA or QLoRA"
+        )
     model = load_base(source.folder, torch.float32, source.uri).to(device).requires_grad_(True)
     names = stored_names(model, source.folder)
     weights = {names[name]: parameter.data for name, parameter in model.named_parameters()}
-    return Trainable(model, weights, WeightsFormat(SAFE_WEIGHTS_NAME, {CONFIG_NAME: config_of(source.folder)}))
+    return Trainable(
+        model, weights, WeightsFormat(SAFE_WEIGHTS_NAME, {CONFIG_NAME: config_of(source.folder)})
+    )
 
 
 METHODS: dict[str, Method] = {"LoRA": lora, "QLoRA": qlora, "Full": full}

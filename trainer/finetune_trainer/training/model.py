@@ -55,7 +55,9 @@ class TrainedModel:
         if self._autocast:
             _keep_input_dtype(self.model)
         if recipe.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         if self._is_compiled:
             # Equal sizes are no same size: a batch may have as many tokens as the model has dimensions, and the next
             # one has not. Without this, the compiler takes the first batch's number for a constant.
@@ -63,7 +65,9 @@ class TrainedModel:
             # Layer by layer: they are equal, so the compiler works once, and the selection of targets stays outside.
             layers = layers_of(self.model)
             if not layers:
-                raise ConfigInvalid(f"train.compile: {self.architecture} has no layers to compile: set it to false")
+                raise ConfigInvalid(
+                    f"train.compile: {self.architecture} has no layers to compile: set it to false"
+                )
             for layer in layers:
                 layer.compile(dynamic=True)
 
@@ -80,7 +84,9 @@ class TrainedModel:
         """
         batch = batch.to(self.device)
         if self._is_compiled and not batch.documents and len(batch.tokens) == 1 < self._rows:
-            batch = batch.doubled()  # the compiler takes a single row for a constant, and would work anew for it
+            batch = (
+                batch.doubled()
+            )  # the compiler takes a single row for a constant, and would work anew for it
         if len(batch.targets) > self.largest_loss:
             return self._chunked_cross_entropy(batch, reduction)
         with self._noise_of(batch), head_at_positions(batch.target_positions, self.head) as select:
@@ -92,7 +98,9 @@ class TrainedModel:
             self.logits(batch.tokens, batch.positions, batch.documents)
         inputs = captured[0].flatten(0, 1).index_select(0, batch.target_positions)
         with self.autocast():
-            return chunked_cross_entropy(self.head, inputs, batch.targets, int(self.largest_loss), reduction)
+            return chunked_cross_entropy(
+                self.head, inputs, batch.targets, int(self.largest_loss), reduction
+            )
 
     @property
     def architecture(self) -> str:
@@ -112,7 +120,9 @@ class TrainedModel:
     @property
     def positions(self) -> float:
         """Number of positions that the model has; infinite where its config does not say."""
-        return getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        return (
+            getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        )
 
     @property
     def head(self) -> Any:
@@ -126,11 +136,19 @@ class TrainedModel:
         lengths = document_lengths(batch.positions, batch.is_padding)
         return embedding_noise(self.model.get_input_embeddings(), lengths, self._noise)
 
-    def logits(self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
+    def logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None = None
+    ) -> torch.Tensor:
         """Return the model's logits of tokens [B, L], whose positions are 0 at the first token of every document."""
-        lengths = {"cu_seq_lens_q": documents.boundaries, "max_length_q": documents.longest} if documents else {}
+        lengths = (
+            {"cu_seq_lens_q": documents.boundaries, "max_length_q": documents.longest}
+            if documents
+            else {}
+        )
         with self.autocast():
-            output = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **lengths)
+            output = self.model(
+                input_ids=tokens, position_ids=positions, use_cache=False, **lengths
+            )
         found: torch.Tensor = output.logits
         return found
 

@@ -10,7 +10,9 @@ def is_finite(*values: float) -> bool:
     return all(math.isfinite(value) for value in values)
 
 
-def non_finite(when: str, description: str, first: tuple[float, ...], second: tuple[float, ...]) -> StageError:
+def non_finite(
+    when: str, description: str, first: tuple[float, ...], second: tuple[float, ...]
+) -> StageError:
     """Return the error for values that were not finite, from the values of two identical computations.
 
     `description` is a format string with a place for each value. Training is deterministic. If both computations are

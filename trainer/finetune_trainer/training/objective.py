@@ -77,7 +77,10 @@ class Objective(ABC):
 
     def means(self, sums: Sequence[float], weight: int) -> dict[str, float]:
         """Return loss and metrics by name, from their sums over examples of this weight."""
-        return {name: value / max(1, weight) for name, value in zip((LOSS, *self.metrics), sums, strict=True)}
+        return {
+            name: value / max(1, weight)
+            for name, value in zip((LOSS, *self.metrics), sums, strict=True)
+        }
 
     def progress_of(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return those of the metrics that are fields of Progress."""

@@ -33,7 +33,10 @@ class SupervisedFineTuning(Objective):
         return model.loss_sum(batch).view(1)
 
 
-OBJECTIVES: dict[Name, type[Objective]] = {"SFT": SupervisedFineTuning, "DPO": PreferenceOptimization}
+OBJECTIVES: dict[Name, type[Objective]] = {
+    "SFT": SupervisedFineTuning,
+    "DPO": PreferenceOptimization,
+}
 """By the name in `train.objective`."""
 
 

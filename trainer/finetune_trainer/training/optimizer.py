@@ -30,7 +30,10 @@ class NamedOptimizer(ABC):
         matrices = [p for p in parameters.values() if p.ndim > 1]
         vectors = [p for p in parameters.values() if p.ndim <= 1]
         # No weight decay on vectors (DoRA's magnitudes), as is usual for biases.
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
         options = {"lr": recipe.learning_rate, "betas": (recipe.beta1, recipe.beta2)}
         self.torch = self._create(groups, **options, weight_decay=recipe.weight_decay)
 
@@ -76,7 +79,11 @@ class NamedOptimizer(ABC):
     def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Restore a state from `tensors`."""
         for name, parameter in self._parameters.items():
-            state = {key: saved[f"{name}.{key}"] for key in self._layout_of(parameter) if f"{name}.{key}" in saved}
+            state = {
+                key: saved[f"{name}.{key}"]
+                for key in self._layout_of(parameter)
+                if f"{name}.{key}" in saved
+            }
             if state:
                 self._restore(parameter, state)
 
@@ -95,7 +102,11 @@ class AdamW(NamedOptimizer):
     @override
     def _layout_of(self, parameter: torch.nn.Parameter) -> Tensors:
         moment = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-        return {"step": torch.empty((), dtype=torch.float32, device="meta"), "exp_avg": moment, "exp_avg_sq": moment}
+        return {
+            "step": torch.empty((), dtype=torch.float32, device="meta"),
+            "exp_avg": moment,
+            "exp_avg_sq": moment,
+        }
 
     @override
     def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
@@ -124,19 +135,30 @@ class AdamW8Bit(NamedOptimizer):
     def _state_of(self, parameter: torch.nn.Parameter) -> Tensors:
         state = self.torch.state[parameter]
         step = torch.tensor(float(state["step"]))
-        return {"step": step, **{key: state[key] for key in self._layout_of(parameter) if key != "step"}}
+        return {
+            "step": step,
+            **{key: state[key] for key in self._layout_of(parameter) if key != "step"},
+        }
 
     @override
     def _layout_of(self, parameter: torch.nn.Parameter) -> Tensors:
         is_8_bit = parameter.numel() >= LEAST_8_BIT
-        moment = torch.empty_like(parameter, dtype=torch.uint8 if is_8_bit else torch.float32, device="meta")
+        moment = torch.empty_like(
+            parameter, dtype=torch.uint8 if is_8_bit else torch.float32, device="meta"
+        )
         scales = torch.empty(-(-parameter.numel() // BLOCK), dtype=torch.float32, device="meta")
-        layout = {"step": torch.empty((), dtype=torch.float32, device="meta"), "state1": moment, "state2": moment}
+        layout = {
+            "step": torch.empty((), dtype=torch.float32, device="meta"),
+            "state1": moment,
+            "state2": moment,
+        }
         return {**layout, "absmax1": scales, "absmax2": scales} if is_8_bit else layout
 
     @override
     def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
-        group, number, index = next(each for each in self._places() if each[0]["params"][each[2]] is parameter)
+        group, number, index = next(
+            each for each in self._places() if each[0]["params"][each[2]] is parameter
+        )
         self._library.init_state(group, parameter, number, index)
         found = self.torch.state[parameter]
         for key, tensor in state.items():
@@ -156,6 +178,8 @@ OPTIMIZERS: dict[str, type[NamedOptimizer]] = {"AdamW": AdamW, "AdamW8Bit": Adam
 """By the name in `train.optimizer.name`."""
 
 
-def create_optimizer(recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> NamedOptimizer:
+def create_optimizer(
+    recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> NamedOptimizer:
     """Return the optimizer of a recipe; raise ConfigInvalid if its library is missing."""
     return OPTIMIZERS[recipe.name](recipe, parameters)

@@ -69,10 +69,14 @@ class PreferenceOptimization(Objective):
         self._reference = reference_of(start, self.rows, batch_rows, log_probabilities)
 
     @override
-    def batches(self, examples: Indices, *, flat: bool, ranks: Ranks = ALONE) -> Iterator[PairBatch]:
+    def batches(
+        self, examples: Indices, *, flat: bool, ranks: Ranks = ALONE
+    ) -> Iterator[PairBatch]:
         for pairs, counts in ranks.micro_batches(examples, self._recipe.micro_batch_size):
             rows = rows_of(pairs)
-            batch = PairBatch(load_batch(self.rows, rows, flat=flat), torch.from_numpy(self._reference[rows]))
+            batch = PairBatch(
+                load_batch(self.rows, rows, flat=flat), torch.from_numpy(self._reference[rows])
+            )
             yield batch if counts else batch.without_targets()
 
     @override
@@ -83,7 +87,14 @@ class PreferenceOptimization(Objective):
         margins = rewards[::2] - rewards[1::2]
         losses = -(1 - settings.label_smoothing) * logsigmoid(margins)
         losses = losses - settings.label_smoothing * logsigmoid(-margins)
-        columns = (rewards[::2], rewards[1::2], margins, (margins > 0).float(), found[::2], found[1::2])
+        columns = (
+            rewards[::2],
+            rewards[1::2],
+            margins,
+            (margins > 0).float(),
+            found[::2],
+            found[1::2],
+        )
         return torch.stack([losses.sum(), *(column.detach().sum() for column in columns)])
 
 

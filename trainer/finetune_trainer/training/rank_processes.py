@@ -22,7 +22,13 @@ import torch
 from pydantic import ValidationError
 from torch.distributed import TCPStore, init_process_group
 
-from finetune_trainer.contract import Environment, Failure, Interruption, TerminationMessage, TrainRecipe
+from finetune_trainer.contract import (
+    Environment,
+    Failure,
+    Interruption,
+    TerminationMessage,
+    TrainRecipe,
+)
 from finetune_trainer.contract.environment import RENDEZVOUS_PORT
 from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.runtime.child_process import start_module
@@ -122,8 +128,12 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
     if failure:
         message = TerminationMessage(failure=Failure(message=str(failure)), progress=now)
     else:
-        message = TerminationMessage(interruption=Interruption(step=now.step, saved_step=now.saved_step), progress=now)
-    log_line(f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}")
+        message = TerminationMessage(
+            interruption=Interruption(step=now.step, saved_step=now.saved_step), progress=now
+        )
+    log_line(
+        f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}"
+    )
     context.stop.claim_exit()  # this process may be ending by itself just now
     try:
         write_termination_message(context.environment, message)
@@ -181,12 +191,16 @@ class RankProcesses:
 
     def has_lost_one(self) -> bool:
         """Return whether another process of this pod has ended before the training has."""
-        return any(process.poll() not in {None, ExitCode.DONE} for process in self._processes.values())
+        return any(
+            process.poll() not in {None, ExitCode.DONE} for process in self._processes.values()
+        )
 
     def wait(self, seconds: float) -> None:
         """Wait so long for the others to end by themselves."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(process.poll() is None for process in self._processes.values()):
+        while time.monotonic() < deadline and any(
+            process.poll() is None for process in self._processes.values()
+        ):
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
@@ -199,7 +213,9 @@ class RankProcesses:
 
     def failure(self) -> StageError | None:
         """Return the failure of a process that ended by its own fault; None if there is none."""
-        found = (self._failure_of(number, process.poll()) for number, process in self._processes.items())
+        found = (
+            self._failure_of(number, process.poll()) for number, process in self._processes.items()
+        )
         return next((failure for failure in found if failure), None)
 
     def _failure_of(self, number: int, code: int | None) -> StageError | None:
@@ -212,13 +228,17 @@ class RankProcesses:
                 if -code == SIGKILL
                 else "the lines before this one may say why"
             )
-            return ServiceUnavailable(f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}")
+            return ServiceUnavailable(
+                f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}"
+            )
         kind = next((kind for kind in FAILURES if kind.exit_code == code), StageError)
         return kind(f"process {number} of {self.size}: {self._message_of(number)}")
 
     def _message_of(self, number: int) -> str:
         try:
-            message = TerminationMessage.model_validate_json(self._termination_log(number).read_bytes())
+            message = TerminationMessage.model_validate_json(
+                self._termination_log(number).read_bytes()
+            )
         except (OSError, ValidationError):
             return "it has left no message; the lines before this one may say why"
         return message.failure.message if message.failure else "it has left no failure"
@@ -226,9 +246,17 @@ class RankProcesses:
     def _listen(self) -> TCPStore:
         """Open the store by which all processes find each other: at a free port of HOST if all are in this pod."""
         is_only_pod = not self._environment.master_address
-        server = socket.create_server((HOST, 0)) if is_only_pod else listen_on_all_addresses(RENDEZVOUS_PORT)
+        server = (
+            socket.create_server((HOST, 0))
+            if is_only_pod
+            else listen_on_all_addresses(RENDEZVOUS_PORT)
+        )
         port = server.getsockname()[1]
-        options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": server.detach()}
+        options = {
+            "is_master": True,
+            "wait_for_workers": False,
+            "master_listen_fd": server.detach(),
+        }
         return TCPStore(HOST, port, timeout=TIMEOUT, **options)
 
     def _start(self, number: int) -> Process:
@@ -249,14 +277,21 @@ class RankProcesses:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             if not self._environment.master_address:
                 # The machine's own name may have no address.
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-            init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+                os.environ.setdefault(
+                    "GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0"
+                )
+            init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
+            )
         except Exception as error:  # noqa: BLE001  torch raises errors of many kinds
             failures.append(error)
 
     def _connect(self) -> TCPStore:
         """Connect to the store of the first process. Its pod may have no address yet."""
-        host, port = self._environment.master_address or HOST, self._environment.master_port or RENDEZVOUS_PORT
+        host, port = (
+            self._environment.master_address or HOST,
+            self._environment.master_port or RENDEZVOUS_PORT,
+        )
         deadline = time.monotonic() + JOIN_SECONDS
         while True:
             try:

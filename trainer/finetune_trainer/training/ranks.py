@@ -28,7 +28,9 @@ ABANDON_SECONDS = 10.0
 """Time after a request to stop in which the others must answer: those on a lost node never do."""
 ABANDON_SHARDED_SECONDS = 60.0
 """The same for sharded models. The first process may be copying all weights, and nothing is saved without it."""
-PEER_ERROR = re.compile(r"^\[\S*third_party/gloo|Connection (closed|reset)|Broken pipe|[Tt]imed out|ncclRemoteError")
+PEER_ERROR = re.compile(
+    r"^\[\S*third_party/gloo|Connection (closed|reset)|Broken pipe|[Tt]imed out|ncclRemoteError"
+)
 """Messages of gloo and NCCL when a connection ends. Other errors, such as NCCL's for invalid usage, are faults."""
 TIMEOUT = timedelta(hours=1)
 """Limit of each sum, which waits while another process saves, validates or generates samples."""
@@ -64,7 +66,9 @@ class Ranks:
 
     def gather(self, value: int) -> tuple[int, ...]:
         """Return all processes' values, each below 2^53; raise PeerLost if one has ended."""
-        return tuple(map(int, self.sum(*(value if rank == self.rank else 0 for rank in range(self.size)))))
+        return tuple(
+            map(int, self.sum(*(value if rank == self.rank else 0 for rank in range(self.size))))
+        )
 
     def micro_batches(self, indices: Indices, size: int) -> Iterator[tuple[Indices, bool]]:
         """Yield the indices of each micro-batch of this process, and whether they count.
@@ -97,7 +101,12 @@ class RankGroup(Ranks):
     """Several processes, connected by torch.distributed."""
 
     def __init__(
-        self, rank: int, size: int, stop: StopSignal, has_lost_a_peer: Callable[[], bool], left: threading.Event
+        self,
+        rank: int,
+        size: int,
+        stop: StopSignal,
+        has_lost_a_peer: Callable[[], bool],
+        left: threading.Event,
     ) -> None:
         """Use the default process group.
 
@@ -108,7 +117,9 @@ class RankGroup(Ranks):
 
     @override
     def sum(self, *values: float) -> tuple[float, ...]:
-        total = torch.tensor(values, dtype=torch.float64)  # on the CPU: the GPU need not finish its work for it
+        total = torch.tensor(
+            values, dtype=torch.float64
+        )  # on the CPU: the GPU need not finish its work for it
         self._sum(total)
         return tuple(total.tolist())
 
@@ -123,10 +134,14 @@ class RankGroup(Ranks):
         counts = self.sum(*(float(each.grad is not None) for each in parameters))
         used = [each for each, count in zip(parameters, counts, strict=True) if count]
         for bucket in _buckets(used):
-            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
+            gradients = [
+                torch.zeros_like(each) if each.grad is None else each.grad for each in bucket
+            ]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             self._sum(flat)
-            for parameter, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+            for parameter, total in zip(
+                bucket, flat.split([each.numel() for each in bucket]), strict=True
+            ):
                 parameter.grad = total.view_as(parameter)
 
     @override

@@ -52,17 +52,27 @@ class Part(BaseModel):
         return np.array(self.log_probabilities, dtype="<f4")
 
 
-def reference_of(start: Start, rows: PackedRows, batch_rows: int, compute: Compute) -> LogProbabilities:
+def reference_of(
+    start: Start, rows: PackedRows, batch_rows: int, compute: Compute
+) -> LogProbabilities:
     """Return the log-probability of every row, in forward passes of `batch_rows`; compute those of missing parts.
 
     Several processes take turns with the parts, and the first keeps all. Of a sharded model, all compute every part.
     Raises Diverged if a value is not finite, and Replaced behind the fence.
     """
     ranks, values = start.ranks, [np.empty(0, dtype=np.float32)]
-    numbers = [np.arange(first, min(first + PART_ROWS, len(rows))) for first in range(0, len(rows), PART_ROWS)]
-    paths = [start.folder / FOLDER / f"{rows.split}-{number:05}.json" for number in range(len(numbers))]
+    numbers = [
+        np.arange(first, min(first + PART_ROWS, len(rows)))
+        for first in range(0, len(rows), PART_ROWS)
+    ]
+    paths = [
+        start.folder / FOLDER / f"{rows.split}-{number:05}.json" for number in range(len(numbers))
+    ]
     # Only the folder of the first process has parts. The others get them by the sums.
-    found = [_read(path, start.inputs, len(indices)) for path, indices in zip(paths, numbers, strict=True)]
+    found = [
+        _read(path, start.inputs, len(indices))
+        for path, indices in zip(paths, numbers, strict=True)
+    ]
     restore_thread_count(str(int(*ranks.sum(next((part.threads for part in found if part), 0)))))
     is_found = ranks.sum(*(part is not None for part in found))
 
@@ -85,7 +95,11 @@ def reference_of(start: Start, rows: PackedRows, batch_rows: int, compute: Compu
         for number, summed in zip(group, _summed(owned, ranks), strict=True):
             values.append(summed)
             if ranks.is_first and not is_found[number]:
-                write_durably(paths[number], _part(start.inputs, summed).model_dump_json().encode(), start.fence.check)
+                write_durably(
+                    paths[number],
+                    _part(start.inputs, summed).model_dump_json().encode(),
+                    start.fence.check,
+                )
     return np.concatenate(values)
 
 
@@ -115,11 +129,19 @@ def _read(path: Path, inputs: str, count: int) -> Part | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        log_line(f"train: {path.parent.name}/{path.name} cannot be read, and is computed again: {error}")
+        log_line(
+            f"train: {path.parent.name}/{path.name} cannot be read, and is computed again: {error}"
+        )
         return None
-    if part.inputs == inputs and len(part.log_probabilities) == count and part.sha256 == _digest(part.values()):
+    if (
+        part.inputs == inputs
+        and len(part.log_probabilities) == count
+        and part.sha256 == _digest(part.values())
+    ):
         return part
-    log_line(f"train: {path.parent.name}/{path.name} is corrupt or of another training, and is computed again")
+    log_line(
+        f"train: {path.parent.name}/{path.name} is corrupt or of another training, and is computed again"
+    )
     return None
 
 
@@ -130,7 +152,9 @@ def _finite(
     values = _computed(model, rows, indices, batch_rows, compute)
     if not is_finite(total := float(values.sum())):
         again = float(_computed(model, rows, indices, batch_rows, compute).sum())
-        raise non_finite("before the first step", "the reference's log-probability is {}", (total,), (again,))
+        raise non_finite(
+            "before the first step", "the reference's log-probability is {}", (total,), (again,)
+        )
     return values
 
 

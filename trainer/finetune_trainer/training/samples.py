@@ -26,7 +26,9 @@ class SampleGenerator:
             self._tokenizer.chat_template = dated_template_of(self._tokenizer)
         self._settings = settings
 
-    def texts(self, model: TrainedModel, raise_if_stop_requested: Callable[[], None]) -> dict[str, str]:
+    def texts(
+        self, model: TrainedModel, raise_if_stop_requested: Callable[[], None]
+    ) -> dict[str, str]:
         """Return the text of each prompt. The model is in training mode afterwards.
 
         Raise ValueError if a prompt has tokens or positions that the model does not have.
@@ -43,7 +45,9 @@ class SampleGenerator:
         finally:
             model.model.train()
 
-    def _text(self, model: TrainedModel, tokens: list[int], raise_if_stop_requested: Callable[[], None]) -> str:
+    def _text(
+        self, model: TrainedModel, tokens: list[int], raise_if_stop_requested: Callable[[], None]
+    ) -> str:
         ends = all_end_tokens(
             model.model.generation_config.eos_token_id,
             end_tokens(self._tokenizer, conversations=self._conversations),
@@ -74,10 +78,16 @@ class SampleGenerator:
         """Return the prompt as training would have it before a completion: without EOS."""
         if self._conversations:
             message = [{"role": "user", "content": prompt}]
-            text = self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                message, tokenize=False, add_generation_prompt=True
+            )
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         tokens = list(self._tokenizer(prompt)["input_ids"])
-        return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self._tokenizer.eos_token_id else tokens
+        return (
+            tokens[:-1]
+            if len(tokens) > 1 and tokens[-1] == self._tokenizer.eos_token_id
+            else tokens
+        )
 
 
 def _check(prompt: str, tokens: list[int], model: TrainedModel) -> None:

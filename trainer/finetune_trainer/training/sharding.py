@@ -32,7 +32,9 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
     module = trainable.module
     layers = layers_of(module)
     if not layers:
-        raise ConfigInvalid("train.parallelism FSDP: this architecture cannot be sharded by layers: set it to DDP")
+        raise ConfigInvalid(
+            "train.parallelism FSDP: this architecture cannot be sharded by layers: set it to DDP"
+        )
     names = {parameter.data_ptr(): name for name, parameter in module.named_parameters()}
     mesh = init_device_mesh(device.type, (ranks.size,))
     for each in (*layers, module):
@@ -42,7 +44,10 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)
     parameters = dict(module.named_parameters())
-    weights = {name: parameters[names[tensor.data_ptr()]].detach() for name, tensor in trainable.weights.items()}
+    weights = {
+        name: parameters[names[tensor.data_ptr()]].detach()
+        for name, tensor in trainable.weights.items()
+    }
     return replace(trainable, weights=weights)
 
 

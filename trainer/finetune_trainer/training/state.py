@@ -38,7 +38,9 @@ class State(BaseModel):
     @property
     def loss(self) -> float:
         """Mean loss per target, or per pair, over the last steps."""
-        return sum(loss for loss, _ in self.recent_losses) / max(1, sum(weight for _, weight in self.recent_losses))
+        return sum(loss for loss, _ in self.recent_losses) / max(
+            1, sum(weight for _, weight in self.recent_losses)
+        )
 
     def record_step(self, loss_sum: float, weight: int, tokens: int) -> None:
         """Count a finished step: its loss sum, its number of targets or pairs, and its tokens without padding."""
@@ -53,7 +55,9 @@ class State(BaseModel):
         if is_best:
             self.best_step, self.best_loss = self.step, loss
         if rule:
-            improved = self.early_stopping_best is None or loss < self.early_stopping_best - rule.min_delta
+            improved = (
+                self.early_stopping_best is None or loss < self.early_stopping_best - rule.min_delta
+            )
             self.early_stopping_best, self.stale_validations = (
                 (loss, 0) if improved else (self.early_stopping_best, self.stale_validations + 1)
             )

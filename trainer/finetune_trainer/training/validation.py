@@ -27,9 +27,13 @@ class Validator:
         """Return whether a validation is due at this step boundary and has not run yet."""
         if not self.has_examples or state.step in {0, state.validated_step}:
             return False
-        return state.step == self._last_step or (self._every is not None and state.step % self._every == 0)
+        return state.step == self._last_step or (
+            self._every is not None and state.step % self._every == 0
+        )
 
-    def means(self, model: TrainedModel, ranks: Ranks, raise_if_stop_requested: Callable[[], None]) -> dict[str, float]:
+    def means(
+        self, model: TrainedModel, ranks: Ranks, raise_if_stop_requested: Callable[[], None]
+    ) -> dict[str, float]:
         """Return the loss over all validation examples and the objective's metrics; uses no random numbers."""
         sums, weight = [0.0] * (1 + len(self._objective.metrics)), 0
         everything = np.arange(len(self._objective))

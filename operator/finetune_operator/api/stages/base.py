@@ -93,10 +93,14 @@ def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
     )
 
 
-ONE_GPU = _one_accelerator("pod", "this stage uses", "add a command that uses more", exempt=f" || ({HAS_COMMAND})")
+ONE_GPU = _one_accelerator(
+    "pod", "this stage uses", "add a command that uses more", exempt=f" || ({HAS_COMMAND})"
+)
 """Applies to stages of one process. `train` starts one for each, and the engine of `deploy` may use several."""
 
-ONE_DEFAULT_GPU = _one_accelerator("podDefaults", "most stages use", "set more in the pod of a stage that uses more")
+ONE_DEFAULT_GPU = _one_accelerator(
+    "podDefaults", "most stages use", "set more in the pod of a stage that uses more"
+)
 """The same for the defaults, which lie below stages without a command."""
 
 

@@ -7,7 +7,13 @@ from typing_extensions import override
 
 from finetune_operator.api.stages.base import ConfigContext, GatedSpec, Serving, recipe_from
 from finetune_operator.api.stages.push import Push
-from finetune_trainer.contract import DeployConfig, DeployRecipe, ModelSource, PushResult, StageConfig
+from finetune_trainer.contract import (
+    DeployConfig,
+    DeployRecipe,
+    ModelSource,
+    PushResult,
+    StageConfig,
+)
 
 
 class Deploy(GatedSpec, DeployRecipe):

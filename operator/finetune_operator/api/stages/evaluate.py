@@ -7,7 +7,13 @@ from typing_extensions import override
 
 from finetune_operator.api.gates import DISTINCT_GATES, Gate, compare
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
+from finetune_operator.api.stages.base import (
+    ARGS_NEED_COMMAND,
+    ONE_GPU,
+    ConfigContext,
+    StageSpec,
+    recipe_from,
+)
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train
 from finetune_operator.api.status import GateStatus
@@ -30,7 +36,8 @@ class Evaluate(StageSpec, EvaluateRecipe):
             message="every task must be a name in evaluate.tasks",
             cel="!has(self.gates) || self.gates.all(gate, self.tasks.exists(task, task.name == gate.task))",
             is_valid=lambda data: (
-                {gate["task"] for gate in data.get("gates", ())} <= {task["name"] for task in data["tasks"]}
+                {gate["task"] for gate in data.get("gates", ())}
+                <= {task["name"] for task in data["tasks"]}
             ),
         ),
         Rule(
@@ -38,7 +45,9 @@ class Evaluate(StageSpec, EvaluateRecipe):
             message="turns need a chat template: add applyChatTemplate: true, or remove fewshotAsMultiturn",
             cel="!has(self.fewshotAsMultiturn) || !self.fewshotAsMultiturn"
             " || (has(self.applyChatTemplate) && self.applyChatTemplate)",
-            is_valid=lambda data: not data.get("fewshotAsMultiturn") or bool(data.get("applyChatTemplate")),
+            is_valid=lambda data: (
+                not data.get("fewshotAsMultiturn") or bool(data.get("applyChatTemplate"))
+            ),
         ),
     )
 
@@ -73,4 +82,8 @@ class Evaluate(StageSpec, EvaluateRecipe):
 
     @override
     def compare_with_gates(self, result: AnyResult) -> tuple[GateStatus, ...]:
-        return tuple(compare(gate, result) for gate in self.gates) if isinstance(result, EvaluateResult) else ()
+        return (
+            tuple(compare(gate, result) for gate in self.gates)
+            if isinstance(result, EvaluateResult)
+            else ()
+        )

@@ -18,7 +18,9 @@ from finetune_trainer.contract.environment import GIT_SHA, INSECURE_REGISTRIES, 
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 BYTES = (
-    r"^([1-9][0-9]{6,}|[0-9]*[1-9][0-9]*([.][0-9]+)?(M|G|T|P|E|Mi|Gi|Ti|Pi|Ei)|0[.][1-9][0-9]*(G|T|P|E|Gi|Ti|Pi|Ei))$"
+    r"^([1-9][0-9]{6,}"
+    r"|[0-9]*[1-9][0-9]*([.][0-9]+)?(M|G|T|P|E|Mi|Gi|Ti|Pi|Ei)"
+    r"|0[.][1-9][0-9]*(G|T|P|E|Gi|Ti|Pi|Ei))$"
 )
 """Amounts of memory and storage of at least a megabyte: memory: 16 would be 16 bytes. A text in CEL has no escape for a
 dot, hence [.]."""
@@ -50,7 +52,9 @@ def _check_depth_and_size(value: dict[str, Any]) -> dict[str, Any]:
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in _children(node)]
     if level:
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep: a valid affinity of a pod is not")
+        raise ValueError(
+            f"nested more than {MAX_DEPTH} levels deep: a valid affinity of a pod is not"
+        )
     if len(json.dumps(value)) > MAX_AFFINITY:
         raise ValueError(f"must have at most {MAX_AFFINITY:,} characters as JSON")
     return value
@@ -81,15 +85,28 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity. As in a pod, an integer needs no quotes: cpu: 2."""
 StorageSize = Annotated[
-    str, BeforeValidator(_integer_to_text), StringConstraints(max_length=32, pattern=BYTES), _int_or_string(BYTES)
+    str,
+    BeforeValidator(_integer_to_text),
+    StringConstraints(max_length=32, pattern=BYTES),
+    _int_or_string(BYTES),
 ]
 """A quantity of bytes, at least a megabyte."""
-ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+ObjectName = Annotated[
+    str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+]
 Argument = Annotated[str, StringConstraints(max_length=4096)]
-VariableName = Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
-LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")]
-LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
+VariableName = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+]
+DataKey = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")
+]
+LabelKey = Annotated[
+    str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")
+]
+LabelValue = Annotated[
+    str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")
+]
 AnnotationValue = Annotated[str, StringConstraints(max_length=1024)]
 ResourceList = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
 
@@ -113,7 +130,9 @@ def _has_whole_devices(field: str) -> Rule:
         message="devices such as nvidia.com/gpu are counted in integers",
         cel=f"!has(self.{field}) || self.{field}.all(name, {is_whole})",
         is_valid=lambda data: all(
-            re.fullmatch("[0-9]+", str(count)) for name, count in data.get(field, {}).items() if "/" in name
+            re.fullmatch("[0-9]+", str(count))
+            for name, count in data.get(field, {}).items()
+            if "/" in name
         ),
     )
 
@@ -145,7 +164,9 @@ class Resources(WithRules):
     @property
     def accelerator_names(self) -> tuple[str, ...]:
         """The names of the accelerators of which the limits have at least one."""
-        found = ((name, count) for name, count in self.limits.items() if ACCELERATOR.fullmatch(name))
+        found = (
+            (name, count) for name, count in self.limits.items() if ACCELERATOR.fullmatch(name)
+        )
         return tuple(name for name, count in found if count.isdigit() and int(count))
 
 
@@ -181,7 +202,9 @@ def _exactly_one(where: str, names: tuple[str, ...]) -> Rule:
     return Rule(
         field=where,
         message=f"set exactly one of {', '.join(names)}",
-        cel="[" + ", ".join(f"has(self.{name})" for name in names) + "].filter(set, set).size() == 1",
+        cel="["
+        + ", ".join(f"has(self.{name})" for name in names)
+        + "].filter(set, set).size() == 1",
         is_valid=lambda data: sum(name in data for name in names) == 1,
     )
 
@@ -189,7 +212,9 @@ def _exactly_one(where: str, names: tuple[str, ...]) -> Rule:
 class ValueFrom(WithRules):
     """Where the value of a variable comes from. A local run takes the variable from your environment instead."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (_exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),
+    )
 
     secret_key_ref: KeyRef | None = None
     """A key of a Secret. The kubelet reads it; the operator cannot."""
@@ -245,7 +270,8 @@ RESERVED_NAMES = Rule(
     f" and {USER_SETTABLE[-1]} may be set",
     cel=f"!has(self.env) || self.env.all(one, !one.name.startsWith('FINETUNE_') || one.name in {list(USER_SETTABLE)})",
     is_valid=lambda data: all(
-        one["name"] in USER_SETTABLE or not one["name"].startswith(RESERVED_PREFIX) for one in data.get("env", ())
+        one["name"] in USER_SETTABLE or not one["name"].startswith(RESERVED_PREFIX)
+        for one in data.get("env", ())
     ),
 )
 
@@ -255,7 +281,9 @@ def _reserved_keys(field: str) -> Rule:
         field=field,
         message="keys with the prefix finetune.dev/ are the operator's own: choose another prefix",
         cel=f"!has(self.{field}) || self.{field}.all(key, !key.startsWith('finetune.dev/'))",
-        is_valid=lambda data: not any(key.startswith("finetune.dev/") for key in data.get(field, ())),
+        is_valid=lambda data: (
+            not any(key.startswith("finetune.dev/") for key in data.get(field, ()))
+        ),
     )
 
 
@@ -264,7 +292,9 @@ ENV_LENGTH = "self.env.map(one, size(one.name) + (has(one.value) ? size(one.valu
 
 def _text_is_bounded(*more: str) -> Rule:
     """Return the rule that the texts of env and of these lists have a bounded length together."""
-    lengths = {"env": ENV_LENGTH} | {name: f"self.{name}.map(word, size(word)).sum()" for name in more}
+    lengths = {"env": ENV_LENGTH} | {
+        name: f"self.{name}.map(word, size(word)).sum()" for name in more
+    }
     total = " + ".join(f"(has(self.{name}) ? {length} : 0)" for name, length in lengths.items())
     return Rule(
         field="env",
@@ -295,7 +325,9 @@ class PodDefaults(WithRules):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When the kubelet pulls the image. Absent: Kubernetes' default for its tag."""
 
-    image_pull_secrets: Annotated[tuple[ImagePullSecret, ...], ListMap("name")] = Field(default=(), max_length=8)
+    image_pull_secrets: Annotated[tuple[ImagePullSecret, ...], ListMap("name")] = Field(
+        default=(), max_length=8
+    )
     """Secrets with credentials of the image's registry."""
 
     resources: Resources = Resources()
@@ -350,7 +382,9 @@ class Pod(PodDefaults):
 
     rules: ClassVar[tuple[Rule, ...]] = (_text_is_bounded("command", "args"),)
 
-    image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")] | None = None
+    image: (
+        Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")] | None
+    ) = None
     """Container image that replaces the trainer's. By default that is the one with CUDA for a pod with a device in
     resources.limits or with a runtimeClassName, and the one without for every other pod."""
 
@@ -377,7 +411,10 @@ def _over(mine: Any, theirs: Any) -> Any:
         case Resources():
             # Not validated again: both together may have more entries than one may, and no reader could fix that.
             return mine.model_copy(
-                update={"requests": theirs.requests | mine.requests, "limits": theirs.limits | mine.limits}
+                update={
+                    "requests": theirs.requests | mine.requests,
+                    "limits": theirs.limits | mine.limits,
+                }
             )
         case dict():
             return theirs | mine

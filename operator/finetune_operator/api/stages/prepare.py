@@ -5,7 +5,13 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, StageSpec, recipe_from
+from finetune_operator.api.stages.base import (
+    ARGS_NEED_COMMAND,
+    ONE_GPU,
+    ConfigContext,
+    StageSpec,
+    recipe_from,
+)
 from finetune_operator.api.stages.train import Train
 from finetune_trainer.contract import DatasetSource, PrepareConfig, PrepareRecipe, Validation
 

@@ -5,7 +5,13 @@ from typing import ClassVar
 from typing_extensions import override
 
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.stages.base import ARGS_NEED_COMMAND, ONE_GPU, ConfigContext, GatedSpec, recipe_from
+from finetune_operator.api.stages.base import (
+    ARGS_NEED_COMMAND,
+    ONE_GPU,
+    ConfigContext,
+    GatedSpec,
+    recipe_from,
+)
 from finetune_trainer.contract import DatasetSource, Lineage, PushConfig, PushRecipe
 
 
@@ -38,7 +44,9 @@ class Push(GatedSpec, PushRecipe):
 def lineage(context: ConfigContext) -> Lineage:
     """Return the interruptions of the training run, and what the pipeline has cost so far, for the model card."""
     train, costs = context.statuses["train"], context.costs()
-    money = {"spent": costs.spent, "lost": costs.lost, "on_demand": costs.on_demand} if costs else {}
+    money = (
+        {"spent": costs.spent, "lost": costs.lost, "on_demand": costs.on_demand} if costs else {}
+    )
     return Lineage(
         pipeline=context.pipeline,
         interruptions=train.interruptions,

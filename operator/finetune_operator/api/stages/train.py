@@ -73,7 +73,8 @@ class Train(StageSpec, TrainRecipe):
             cel="!has(self.parallelism) || self.parallelism == 'DDP' || (!(has(self.method) && self.method == 'QLoRA')"
             " && !(has(self.optimizer) && has(self.optimizer.name) && self.optimizer.name == 'AdamW8Bit'))",
             is_valid=lambda data: (
-                data["parallelism"] == "DDP" or (data["method"] != "QLoRA" and data["optimizer"]["name"] != "AdamW8Bit")
+                data["parallelism"] == "DDP"
+                or (data["method"] != "QLoRA" and data["optimizer"]["name"] != "AdamW8Bit")
             ),
         ),
         Rule(
@@ -81,7 +82,9 @@ class Train(StageSpec, TrainRecipe):
             message="DoRA cannot be compiled: set compile to false, or lora.variant to RsLoRA",
             cel="!has(self.compile) || !self.compile || !has(self.lora) || !has(self.lora.variant)"
             " || self.lora.variant != 'DoRA'",
-            is_valid=lambda data: not data["compile"] or data.get("lora", {}).get("variant") != "DoRA",
+            is_valid=lambda data: (
+                not data["compile"] or data.get("lora", {}).get("variant") != "DoRA"
+            ),
         ),
         Rule(
             field="earlyStopping",

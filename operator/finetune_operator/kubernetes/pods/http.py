@@ -49,7 +49,9 @@ async def request(
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     verb = method or ("GET" if body is None else "POST")
-    async with session.request(verb, url, json=body, allow_redirects=False, timeout=timeout) as response:
+    async with session.request(
+        verb, url, json=body, allow_redirects=False, timeout=timeout
+    ) as response:
         content = bytearray()
         async for piece in response.content.iter_any():
             content += piece

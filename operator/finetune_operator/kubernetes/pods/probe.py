@@ -10,7 +10,13 @@ from typing import Any
 import aiohttp
 
 from finetune_operator.api.stages.base import Serving
-from finetune_operator.kubernetes.pods.http import BackgroundRequests, Enqueue, ignore, request, url_host
+from finetune_operator.kubernetes.pods.http import (
+    BackgroundRequests,
+    Enqueue,
+    ignore,
+    request,
+    url_host,
+)
 from finetune_operator.kubernetes.resources.server import PORT
 from finetune_operator.kubernetes.translate.pod import Pod
 
@@ -67,19 +73,30 @@ class ServerProbe:
         return True
 
     async def _probe(self, pod: Pod, model: str, serving: Serving) -> ProbeResult:
-        body = {"model": model, "prompt": serving.prompt, "max_tokens": serving.max_tokens, "temperature": 0}
+        body = {
+            "model": model,
+            "prompt": serving.prompt,
+            "max_tokens": serving.max_tokens,
+            "temperature": 0,
+        }
         url = f"http://{url_host(pod)}:{PORT}/v1/completions"
         patience, cause = patience_seconds(serving), ""
         for _ in range(TRIES):
             try:
                 async with asyncio.timeout(patience):
                     return _parse(*await request(self.session, url, body))
-            except aiohttp.ClientError as error:  # before TimeoutError: aiohttp's connection timeout is both
+            except (
+                aiohttp.ClientError
+            ) as error:  # before TimeoutError: aiohttp's connection timeout is both
                 cause = str(error) or type(error).__name__
             except TimeoutError:
-                return ProbeResult(failure=f"the server did not answer the prompt within {patience:.0f} s")
+                return ProbeResult(
+                    failure=f"the server did not answer the prompt within {patience:.0f} s"
+                )
             await asyncio.sleep(PAUSE_SECONDS)
-        return ProbeResult(failure=f"the operator cannot reach {url}: {cause}; a NetworkPolicy may forbid it")
+        return ProbeResult(
+            failure=f"the operator cannot reach {url}: {cause}; a NetworkPolicy may forbid it"
+        )
 
 
 class NoProbe:
@@ -109,7 +126,9 @@ def _parse(status: int, content: bytes) -> ProbeResult:
         body: Any = json.loads(content)
         if status == HTTPStatus.OK:
             text = str(body["choices"][0]["text"])[:MAX_ANSWER_LENGTH]
-            return ProbeResult(text.encode(errors="replace").decode())  # JSON may hold lone surrogates
+            return ProbeResult(
+                text.encode(errors="replace").decode()
+            )  # JSON may hold lone surrogates
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
     text = content[:500].decode(errors="replace")

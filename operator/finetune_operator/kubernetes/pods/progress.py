@@ -12,7 +12,13 @@ from http import HTTPStatus
 import aiohttp
 
 from finetune_operator.core.metadata import STAGE_CONTAINER
-from finetune_operator.kubernetes.pods.http import BackgroundRequests, Enqueue, ignore, request, url_host
+from finetune_operator.kubernetes.pods.http import (
+    BackgroundRequests,
+    Enqueue,
+    ignore,
+    request,
+    url_host,
+)
 from finetune_operator.kubernetes.resources.job import METRICS_PORT
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import PROGRESS_BYTES, Progress
@@ -54,7 +60,10 @@ class ProgressPoller:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, pods: Callable[[], Iterable[Pod]], enqueue: Enqueue = ignore
+        self,
+        session: aiohttp.ClientSession,
+        pods: Callable[[], Iterable[Pod]],
+        enqueue: Enqueue = ignore,
     ) -> None:
         self.session, self.pods = session, pods
         self.requests = BackgroundRequests(REQUESTS_PER_NAMESPACE, enqueue)
@@ -84,7 +93,9 @@ class ProgressPoller:
     def poll_due_pods(self) -> None:
         """Start a request to each pod that is due, and drop the state of pods that no longer exist."""
         pods = {pod.uid: pod for pod in self.pods()}
-        self.requests.cancel([uid for uid in self.requests.tasks if uid not in pods or pods[uid].finished])
+        self.requests.cancel(
+            [uid for uid in self.requests.tasks if uid not in pods or pods[uid].finished]
+        )
         for uid in self.states.keys() - pods.keys():
             del self.states[uid]
         for pod in pods.values():
@@ -148,7 +159,9 @@ def _schedule(started_at: datetime) -> _PodProgress:
 
 def _is_same(found: Progress, before: Progress | None) -> bool:
     """Return whether nothing but the time of the report has changed."""
-    return before is not None and found == before.model_copy(update={"updated_at": found.updated_at})
+    return before is not None and found == before.model_copy(
+        update={"updated_at": found.updated_at}
+    )
 
 
 def metrics_port(pod: Pod) -> int:

@@ -23,7 +23,9 @@ PATIENCE_SECONDS, PAUSE_SECONDS = 30.0, 3.0
 
 Two minutes after its notice a spot node is gone, on some clouds after 30 s.
 """
-NOT_OFFERED = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED})
+NOT_OFFERED = frozenset(
+    {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED}
+)
 """Answers of a program that serves no /save."""
 
 
@@ -73,7 +75,9 @@ class SaveSender:
                 self.on_accepted(pod)
                 return False
             if answer in NOT_OFFERED or loop.time() + PAUSE_SECONDS > deadline:
-                log.warning("%s: pod %s was not asked to save: it answers %s", key, pod.name, answer)
+                log.warning(
+                    "%s: pod %s was not asked to save: it answers %s", key, pod.name, answer
+                )
                 return False
             await asyncio.sleep(PAUSE_SECONDS)
 

@@ -19,7 +19,9 @@ def affinity_without(labels: Iterable[tuple[str, str]], affinity: Object) -> Obj
     required = node.get(REQUIRED)
     if required is None:
         required = {"nodeSelectorTerms": [{"matchExpressions": excluded}]}
-    elif isinstance(required, dict) and isinstance(terms := required.get("nodeSelectorTerms"), list):
+    elif isinstance(required, dict) and isinstance(
+        terms := required.get("nodeSelectorTerms"), list
+    ):
         # A node must match one of the terms, so that each gets the expressions.
         required = {**required, "nodeSelectorTerms": [_narrowed(term, excluded) for term in terms]}
     return {**affinity, "nodeAffinity": {**node, REQUIRED: required}}
@@ -30,4 +32,8 @@ def _narrowed(term: Any, excluded: list[Object]) -> Any:
     if not isinstance(term, dict) or not any(term.values()):
         return term
     expressions = term.get("matchExpressions") or []
-    return {**term, "matchExpressions": [*expressions, *excluded]} if isinstance(expressions, list) else term
+    return (
+        {**term, "matchExpressions": [*expressions, *excluded]}
+        if isinstance(expressions, list)
+        else term
+    )

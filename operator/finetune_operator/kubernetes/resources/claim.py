@@ -31,7 +31,10 @@ def build_claim(pipeline: Pipeline, storage_class: str | None = None) -> dict[st
     """
     workspace = pipeline.spec.workspace
     requests = {"storage": workspace.size}
-    spec: dict[str, Any] = {"accessModes": [workspace.access_mode], "resources": {"requests": requests}}
+    spec: dict[str, Any] = {
+        "accessModes": [workspace.access_mode],
+        "resources": {"requests": requests},
+    }
     if name := workspace.storage_class_name or storage_class:
         spec["storageClassName"] = name
     return {
@@ -101,11 +104,18 @@ def _resize(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[ClaimChange]:
 
 def immutable_differences(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[str]:
     """Yield each difference between the pipeline's own claim and its spec that Kubernetes lets no client change."""
-    workspace, name, spec = pipeline.spec.workspace, found["metadata"]["name"], found.get("spec") or {}
+    workspace, name, spec = (
+        pipeline.spec.workspace,
+        found["metadata"]["name"],
+        found.get("spec") or {},
+    )
     fix = f"revert the edit, or back up what you need from {name} and delete it; all stages then run again"
     if (size := _size(found)) and _amount(workspace.size) < _amount(size):
         yield f"{SIZE}: {name} has {size} and cannot shrink to {workspace.size}: set it to {size}"
-    if (current := spec.get("storageClassName")) and workspace.storage_class_name not in {None, current}:
+    if (current := spec.get("storageClassName")) and workspace.storage_class_name not in {
+        None,
+        current,
+    }:
         yield f"workspace.storageClassName: {name} has class {current}, not {workspace.storage_class_name}; {fix}"
     if (modes := spec.get("accessModes")) and workspace.access_mode not in modes:
         yield f"workspace.accessMode: {name} has {', '.join(modes)}, not {workspace.access_mode}; {fix}"

@@ -64,7 +64,10 @@ def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> O
             # The Job's condition names the rule that matched, and outlives the pod.
             "podFailurePolicy": {
                 "rules": [
-                    {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    {
+                        "action": "FailJob",
+                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                    },
                     {
                         "action": "FailJob",
                         "onExitCodes": {
@@ -91,7 +94,11 @@ def _completion(template: JobTemplate) -> Object:
     count = {"completions": template.pods, "parallelism": template.pods}
     if template.pods == 1:
         return count
-    return {**count, "completionMode": "Indexed", "successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
+    return {
+        **count,
+        "completionMode": "Indexed",
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+    }
 
 
 def pod_spec(pipeline: Pipeline, template: JobTemplate, notices: str) -> Object:
@@ -100,7 +107,9 @@ def pod_spec(pipeline: Pipeline, template: JobTemplate, notices: str) -> Object:
         "restartPolicy": "Never",
         **common_pod_spec(template),
         **_without_empty(
-            subdomain=headless_service_name(pipeline.key.name, template.stage) if template.pods > 1 else ""
+            subdomain=headless_service_name(pipeline.key.name, template.stage)
+            if template.pods > 1
+            else ""
         ),
         "containers": [_container(pipeline, template, notices)],
         "volumes": _volumes(pipeline, template),
@@ -115,7 +124,10 @@ def common_pod_spec(template: JobTemplate) -> Object:
         "terminationGracePeriodSeconds": math.ceil(template.grace.total_seconds()),
         "securityContext": security_context(),
         "nodeSelector": template.placement.node_selector,
-        "tolerations": [*(_as_json(one) for one in template.placement.tolerations), *_unreachable_tolerations()],
+        "tolerations": [
+            *(_as_json(one) for one in template.placement.tolerations),
+            *_unreachable_tolerations(),
+        ],
         **_without_empty(
             affinity=affinity_without(template.placement.excluded_labels, template.pod.affinity),
             serviceAccountName=template.pod.service_account_name,
@@ -141,14 +153,20 @@ def security_context() -> Object:
 
 def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Object:
     defaults = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(METRICS_PORT)}
-    own = {**_path_variables(), names.PIPELINE_UID: pipeline.uid, names.ATTEMPT: str(template.attempt)}
+    own = {
+        **_path_variables(),
+        names.PIPELINE_UID: pipeline.uid,
+        names.ATTEMPT: str(template.attempt),
+    }
     if notices and template.stage == Train.name:
         own[names.INTERRUPTION_NOTICES] = notices
     if gpus := template.pod.resources.accelerators:
         # Without it the trainer would use the CPU where the GPU cannot be used, and say nothing.
         own[names.GPUS] = str(gpus)
     if template.pods > 1:
-        own[names.MASTER_ADDRESS] = f"{template.name}-0.{headless_service_name(pipeline.key.name, template.stage)}"
+        own[names.MASTER_ADDRESS] = (
+            f"{template.name}-0.{headless_service_name(pipeline.key.name, template.stage)}"
+        )
     mounts: list[Object] = [
         {"name": "workspace", "mountPath": str(WORKSPACE)},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
@@ -178,7 +196,10 @@ def _with_node_rank(template: JobTemplate, environment: Object) -> Object:
     if template.pods == 1:
         return environment
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
-    return {**environment, "env": [*environment["env"], {"name": names.NODE_RANK, "valueFrom": index}]}
+    return {
+        **environment,
+        "env": [*environment["env"], {"name": names.NODE_RANK, "valueFrom": index}],
+    }
 
 
 def shared_memory_volumes(template: JobTemplate, accelerators: int) -> list[Object]:
@@ -193,27 +214,43 @@ def shared_memory_volumes(template: JobTemplate, accelerators: int) -> list[Obje
 
 def shared_memory_mounts(template: JobTemplate, accelerators: int) -> list[Object]:
     """Return the mount of that volume."""
-    return [{"name": one["name"], "mountPath": SHARED_MEMORY} for one in shared_memory_volumes(template, accelerators)]
+    return [
+        {"name": one["name"], "mountPath": SHARED_MEMORY}
+        for one in shared_memory_volumes(template, accelerators)
+    ]
 
 
 def _ports(template: JobTemplate) -> list[Object]:
     """Return the port of /metrics, by whose name Prometheus finds it; none where the environment has no number."""
     text = template.env.get(names.METRICS_PORT, str(METRICS_PORT))
-    is_reference = any(one.name == names.METRICS_PORT and one.value_from for one in template.pod.env)
+    is_reference = any(
+        one.name == names.METRICS_PORT and one.value_from for one in template.pod.env
+    )
     number = int(text) if text.isascii() and text.isdigit() and not is_reference else 0
     return [{"name": "metrics", "containerPort": number}] if 0 < number < MAX_PORT else []
 
 
 def image_of(template: JobTemplate) -> Object:
     """Build the fields of the stage's image."""
-    return {"image": template.image, **_without_empty(imagePullPolicy=template.pod.image_pull_policy)}
+    return {
+        "image": template.image,
+        **_without_empty(imagePullPolicy=template.pod.image_pull_policy),
+    }
 
 
-def environment_of(template: JobTemplate, defaults: Mapping[str, str], own: Mapping[str, str]) -> Object:
+def environment_of(
+    template: JobTemplate, defaults: Mapping[str, str], own: Mapping[str, str]
+) -> Object:
     """Build env and envFrom: the user's variables replace `defaults`, and `own` replaces the user's."""
     values = {**defaults, **template.env, **own}
-    references = {one.name: _as_json(one) for one in template.pod.env if one.value_from and one.name not in own}
-    literal = {name: {"name": name, "value": escape_expansion(value)} for name, value in values.items()}
+    references = {
+        one.name: _as_json(one)
+        for one in template.pod.env
+        if one.value_from and one.name not in own
+    }
+    literal = {
+        name: {"name": name, "value": escape_expansion(value)} for name, value in values.items()
+    }
     return {
         "env": [one for _, one in sorted((literal | references).items())],
         "envFrom": [_as_json(one) for one in template.pod.env_from],
@@ -240,9 +277,14 @@ def _volume_of(claim: str, pipeline: Pipeline, number: int) -> str:
 
 def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
     claims = {"workspace": claim_name(pipeline)}
-    claims |= {_volume_of(claim, pipeline, number): claim for number, claim in enumerate(template.claims)}
+    claims |= {
+        _volume_of(claim, pipeline, number): claim for number, claim in enumerate(template.claims)
+    }
     volumes: list[Object] = [
-        {"name": volume, "persistentVolumeClaim": {"claimName": claim} | _read_only(claim, pipeline, template)}
+        {
+            "name": volume,
+            "persistentVolumeClaim": {"claimName": claim} | _read_only(claim, pipeline, template),
+        }
         for volume, claim in claims.items()
     ]
     return [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory_volumes(template, SEVERAL)]

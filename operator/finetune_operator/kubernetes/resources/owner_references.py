@@ -40,5 +40,7 @@ def foreign_service(pipeline: Pipeline, found: dict[str, Any]) -> Blocker | None
     if is_owned_by(pipeline, found):
         return None
     name = found["metadata"]["name"]
-    message = f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
+    message = (
+        f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
+    )
     return Blocker(Reason.DEPENDENCY_NOT_READY, message)

@@ -88,7 +88,9 @@ def build_deployment(
             "selector": {"matchLabels": {SERVER: template.name}},
             "template": {
                 "metadata": {"labels": labels, "annotations": annotations},
-                "spec": _pod(template, serving, model_volume(serving.model, image_volumes=image_volumes)),
+                "spec": _pod(
+                    template, serving, model_volume(serving.model, image_volumes=image_volumes)
+                ),
             },
         },
     }
@@ -102,11 +104,18 @@ def build_service(pipeline: Pipeline, stage: str, job: str) -> Object:
         "metadata": {
             "name": service_name(pipeline.key.name),
             "namespace": pipeline.key.namespace,
-            "labels": {MANAGED_BY: MANAGED_BY_VALUE, PIPELINE: pipeline_label(pipeline.key.name), STAGE: stage},
+            "labels": {
+                MANAGED_BY: MANAGED_BY_VALUE,
+                PIPELINE: pipeline_label(pipeline.key.name),
+                STAGE: stage,
+            },
             "annotations": {PIPELINE_NAME: pipeline.key.name},
             "ownerReferences": owner_references(pipeline),
         },
-        "spec": {"selector": {SERVER: job}, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
+        "spec": {
+            "selector": {SERVER: job},
+            "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
+        },
     }
 
 
@@ -118,7 +127,9 @@ def url_of(pipeline: Pipeline) -> str:
 def serving_of(found: Object) -> Serving:
     """Parse a Deployment's serving annotation. Raises LookupError, TypeError or ValueError where it is invalid."""
     values = json.loads(found["metadata"]["annotations"][SERVING_ANNOTATION])
-    known = {field.name for field in fields(Serving)}  # another version of the operator may have written more
+    known = {
+        field.name for field in fields(Serving)
+    }  # another version of the operator may have written more
     return Serving(**{name: value for name, value in values.items() if name in known})
 
 
@@ -157,7 +168,9 @@ def model_volume(uri: str, *, image_volumes: bool) -> ModelVolume | None:
     if scheme == "pvc":
         return None
     if scheme == "oci" and image_volumes and "@sha256:" in reference:
-        return ModelVolume({"image": {"reference": reference, "pullPolicy": "IfNotPresent"}}, IMAGE_FOLDER, False)
+        return ModelVolume(
+            {"image": {"reference": reference, "pullPolicy": "IfNotPresent"}}, IMAGE_FOLDER, False
+        )
     return ModelVolume({"emptyDir": {}}, None, is_fetched=True)
 
 
@@ -197,7 +210,11 @@ def _server_container(template: JobTemplate, serving: Serving, model: ModelVolum
         "command": [escape_expansion(word) for word in command],
         **environment_of(template, variables, {MODEL_VARIABLE: str(folder)}),
         "resources": resources_of(template.pod.resources),
-        "volumeMounts": [*defaults["volumeMounts"], *_model_mounts(serving, model, read_only=True), *shared_memory],
+        "volumeMounts": [
+            *defaults["volumeMounts"],
+            *_model_mounts(serving, model, read_only=True),
+            *shared_memory,
+        ],
         "ports": [{"name": "http", "containerPort": PORT}],
         **_probes(),
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
@@ -213,7 +230,12 @@ def _probes() -> Object:
     """
     period = 20
     return {
-        "startupProbe": {"httpGet": HEALTH, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": NEVER},
+        "startupProbe": {
+            "httpGet": HEALTH,
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": NEVER,
+        },
         "readinessProbe": {"httpGet": HEALTH, "periodSeconds": 2, "timeoutSeconds": 5},
         "livenessProbe": {
             "httpGet": HEALTH,
@@ -229,7 +251,15 @@ def _init_container(template: JobTemplate, serving: Serving, model: ModelVolume 
     is_fetched = model is not None and model.is_fetched
     digest = ["--digest", serving.digest] if serving.digest else []
     fetch = ["--fetch", serving.model] if is_fetched else []
-    command = ["python", "-P", "-m", "finetune_trainer.serving.verify", str(folder_of(serving.model)), *digest, *fetch]
+    command = [
+        "python",
+        "-P",
+        "-m",
+        "finetune_trainer.serving.verify",
+        str(folder_of(serving.model)),
+        *digest,
+        *fetch,
+    ]
     defaults = _container_defaults(template)
     # Credentials of a store are in the stage's variables. Without a download, the container needs none of them.
     variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108
@@ -240,7 +270,10 @@ def _init_container(template: JobTemplate, serving: Serving, model: ModelVolume 
         "command": [escape_expansion(word) for word in command],
         **(environment_of(template, variables, {}) if is_fetched else {}),
         "resources": resources_of(without_accelerators(template.pod.resources)),
-        "volumeMounts": [*defaults["volumeMounts"], *_model_mounts(serving, model, read_only=not is_fetched)],
+        "volumeMounts": [
+            *defaults["volumeMounts"],
+            *_model_mounts(serving, model, read_only=not is_fetched),
+        ],
     }
 
 

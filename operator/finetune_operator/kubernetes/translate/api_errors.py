@@ -15,7 +15,9 @@ from finetune_operator.errors import ClusterError
 class ApiError(ClusterError):
     """The API server rejected the request, or did not answer (status 0)."""
 
-    def __init__(self, status: int, message: str, reason: str = "", details: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, reason: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.reason, self.details = status, reason, details or {}
 
@@ -43,7 +45,9 @@ def classify_api_error(error: ApiError) -> Blocker | None:
         fix = "the operator retries until other workloads have finished or the quota is raised"
         return Blocker(Reason.WAITING_FOR_QUOTA, f"{message}; {fix}")
     if error.status == HTTPStatus.FORBIDDEN and "being terminated" in message:
-        return Blocker(Reason.POD_REFUSED, "the namespace is being deleted and accepts no new objects")
+        return Blocker(
+            Reason.POD_REFUSED, "the namespace is being deleted and accepts no new objects"
+        )
     if error.status == HTTPStatus.FORBIDDEN:
         fix = "the operator's role or an admission policy may forbid it: ask the platform team to allow it"
         return Blocker(Reason.POD_REFUSED, f"{message}; {fix}")
@@ -84,4 +88,6 @@ def describe_first_error(error: ValidationError, *, observed: bool = False) -> s
     value = first["input"]
     shown = f", not {value!r:.80}" if observed and isinstance(value, str | int | float) else ""
     more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return f"{field}{': ' if field else ''}{first['msg'].removeprefix('Value error, ')}{shown}{more}"
+    return (
+        f"{field}{': ' if field else ''}{first['msg'].removeprefix('Value error, ')}{shown}{more}"
+    )

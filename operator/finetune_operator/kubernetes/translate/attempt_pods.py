@@ -25,7 +25,9 @@ class AttemptPods:
     @classmethod
     def of(cls, job: Object | None, pods: Sequence[Pod]) -> "AttemptPods":
         """Return the pods of a Job; without the Job there are as many as their indexes say."""
-        return cls(pods, completions_of(job) if job else max((pod.index + 1 for pod in pods), default=1))
+        return cls(
+            pods, completions_of(job) if job else max((pod.index + 1 for pod in pods), default=1)
+        )
 
     @property
     def first(self) -> Pod | None:
@@ -46,7 +48,11 @@ class AttemptPods:
         """Return when the last process started; None while one has not. Pods of an attempt that is over may be gone."""
         started = [pod.started_at for pod in self.pods]
         known = [time for time in started if time]
-        return max(known) if known and len(known) == len(started) and (is_over or not self.absent) else None
+        return (
+            max(known)
+            if known and len(known) == len(started) and (is_over or not self.absent)
+            else None
+        )
 
     @property
     def finished_at(self) -> datetime | None:
@@ -86,7 +92,9 @@ class AttemptPods:
         if pod is self.first or first is None:
             return mine
         failure = mine.failure if mine else None
-        return TerminationMessage(failure=failure, interruption=first.interruption, progress=first.progress)
+        return TerminationMessage(
+            failure=failure, interruption=first.interruption, progress=first.progress
+        )
 
     @property
     def unplaced(self) -> Sequence[Pod]:

@@ -44,13 +44,19 @@ def read_defaults(found: dict[str, Any]) -> NamespaceDefaults:
         content = yaml.load(text, _Loader)  # noqa: S506  a safe loader
         return NamespaceDefaults(Defaults.model_validate({} if content is None else content))
     except ValidationError as error:
-        return _invalid(f"{KEY}: {describe_first_error(error, observed=True)}: correct it, or delete the ConfigMap")
+        return _invalid(
+            f"{KEY}: {describe_first_error(error, observed=True)}: correct it, or delete the ConfigMap"
+        )
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        return _invalid(f"{KEY}: {' '.join(str(error).split())}: correct it, or delete the ConfigMap")
+        return _invalid(
+            f"{KEY}: {' '.join(str(error).split())}: correct it, or delete the ConfigMap"
+        )
 
 
 def _invalid(problem: str) -> NamespaceDefaults:
-    return NamespaceDefaults(error=f"the ConfigMap {NAME} of this namespace cannot be used: {problem}")
+    return NamespaceDefaults(
+        error=f"the ConfigMap {NAME} of this namespace cannot be used: {problem}"
+    )
 
 
 class _Loader(yaml.SafeLoader):

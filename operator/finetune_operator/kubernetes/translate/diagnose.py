@@ -12,7 +12,13 @@ from finetune_operator.kubernetes.translate.pod import Pod
 NODE_LOST_AFTER = timedelta(seconds=60)
 """Time past a pod's grace period after which its node counts as lost: a reachable kubelet has removed the pod."""
 _IMAGE_ERRORS = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "RegistryUnavailable",
+    }
 )
 STARTING = frozenset({"ContainerCreating", "PodInitializing", "", None})
 """Reasons of a container that waits for nothing special."""
@@ -22,22 +28,32 @@ PASSES = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA})
 """Reasons that may pass without people."""
 
 
-def worst_blocker(job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime) -> Blocker | None:
+def worst_blocker(
+    job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime
+) -> Blocker | None:
     """Return what blocks the attempt: of several pods, what blocks one of them and needs people first."""
     if pods.count == 1:
         pod = next(iter(pods.pods), None)
         return diagnose(pod, warnings.get(pod.name if pod else job, ""), now)
-    return min(_blockers(job, pods, warnings, now), key=lambda one: one.reason in PASSES, default=None)
+    return min(
+        _blockers(job, pods, warnings, now), key=lambda one: one.reason in PASSES, default=None
+    )
 
 
-def _blockers(job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime) -> Iterator[Blocker]:
+def _blockers(
+    job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime
+) -> Iterator[Blocker]:
     for pod in (one for one in pods.pods if not one.finished):
         if found := diagnose(pod, warnings.get(pod.name, ""), now):
-            without_node = found.reason is Reason.WAITING_FOR_CAPACITY and len(pods.unplaced) + pods.absent
+            without_node = (
+                found.reason is Reason.WAITING_FOR_CAPACITY and len(pods.unplaced) + pods.absent
+            )
             share = f"{without_node} of {pods.count} pods have no node; " if without_node else ""
             yield Blocker(found.reason, f"{share}pod {pod.index}: {found.message}")
     if pods.absent and (found := diagnose(None, warnings.get(job, ""), now)):
-        yield Blocker(found.reason, f"{pods.absent} of {pods.count} pods do not exist: {found.message}")
+        yield Blocker(
+            found.reason, f"{pods.absent} of {pods.count} pods do not exist: {found.message}"
+        )
 
 
 def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:

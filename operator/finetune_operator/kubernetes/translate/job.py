@@ -89,7 +89,9 @@ def _condition(job: Object | None, kind: str) -> Object:
 
 
 def _finished_at(job: Object | None) -> datetime | None:
-    transitions = (_condition(job, kind).get("lastTransitionTime") for kind in ("Complete", "Failed"))
+    transitions = (
+        _condition(job, kind).get("lastTransitionTime") for kind in ("Complete", "Failed")
+    )
     return next((time for text in transitions if (time := time_of(text))), None)
 
 
@@ -102,4 +104,8 @@ def _disruption(job: Object | None, pod: Pod | None) -> str | None:
         return found
     failed = _condition(job, "Failed")
     message = str(failed.get("message") or "")
-    return message if failed.get("reason") == "PodFailurePolicy" and "DisruptionTarget" in message else None
+    return (
+        message
+        if failed.get("reason") == "PodFailurePolicy" and "DisruptionTarget" in message
+        else None
+    )

@@ -47,7 +47,9 @@ class Pod:
     def memory_limit(self) -> str:
         """The memory limit of the stage's container; empty where it has none."""
         containers = self.raw["spec"].get("containers") or []
-        resources = next((one.get("resources") or {} for one in containers if one["name"] == STAGE_CONTAINER), {})
+        resources = next(
+            (one.get("resources") or {} for one in containers if one["name"] == STAGE_CONTAINER), {}
+        )
         return str((resources.get("limits") or {}).get("memory") or "")
 
     @property
@@ -58,7 +60,11 @@ class Pod:
     @property
     def phase(self) -> str:
         """The phase in Kubernetes' terms, or Terminating for a pod that is being deleted."""
-        return "Terminating" if self.deleted_at and not self.finished else str(self._status.get("phase") or "Pending")
+        return (
+            "Terminating"
+            if self.deleted_at and not self.finished
+            else str(self._status.get("phase") or "Pending")
+        )
 
     @property
     def address(self) -> str:
@@ -78,7 +84,10 @@ class Pod:
     @property
     def restarts(self) -> int:
         """The largest restart count of the stage's container and the init containers."""
-        return max((int(one.get("restartCount") or 0) for one in (*self._init_statuses, self._container)), default=0)
+        return max(
+            (int(one.get("restartCount") or 0) for one in (*self._init_statuses, self._container)),
+            default=0,
+        )
 
     @property
     def last_failure(self) -> Object:
@@ -102,7 +111,10 @@ class Pod:
     @property
     def waiting(self) -> Object:
         """The state.waiting of the first init container that waits, else of the stage's container."""
-        states = ((one.get("state") or {}).get("waiting") for one in (*self._init_statuses, self._container))
+        states = (
+            (one.get("state") or {}).get("waiting")
+            for one in (*self._init_statuses, self._container)
+        )
         return next((found for found in states if found), {})
 
     @property
@@ -114,7 +126,10 @@ class Pod:
     def started_at(self) -> datetime | None:
         """The time when the process started; None for a pod that the kubelet rejected."""
         running = (self._container.get("state") or {}).get("running") or {}
-        return time_of(running.get("startedAt") or (self.terminated.get("startedAt") if self.terminated else None))
+        return time_of(
+            running.get("startedAt")
+            or (self.terminated.get("startedAt") if self.terminated else None)
+        )
 
     @property
     def exit_code(self) -> int | None:
@@ -152,7 +167,11 @@ class Pod:
     def unschedulable_since(self) -> datetime | None:
         """The time since which no node accepts the pod; None for a pod that is scheduled."""
         scheduled = self.condition("PodScheduled")
-        return time_of(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "False" else None
+        return (
+            time_of(scheduled.get("lastTransitionTime"))
+            if scheduled.get("status") == "False"
+            else None
+        )
 
     @property
     def finished_at(self) -> datetime | None:
@@ -213,7 +232,9 @@ def _terminations(container: Object) -> Iterator[Object]:
             yield terminated
 
 
-DISRUPTION_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})
+DISRUPTION_REASONS = frozenset(
+    {"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"}
+)
 """Reasons in a pod's status with which a kubelet ends or rejects a pod that is not at fault."""
 STATUS_UNKNOWN_REASONS = frozenset({"ContainerStatusUnknown", "Unknown"})
 """Reasons of a container whose end the kubelet did not observe; its exit code is 137 or 255."""

@@ -10,7 +10,12 @@ import pytest
 from support.stores.models import MIB, MemorySource, contents
 
 from finetune_trainer.exit_codes import ExitCode
-from finetune_trainer.runtime.errors import DataInvalid, Interrupted, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    DataInvalid,
+    Interrupted,
+    ServiceUnavailable,
+    SourceNotFound,
+)
 from finetune_trainer.stop_signal import stop
 from finetune_trainer.stores import concurrent
 from finetune_trainer.stores.download import fetch
@@ -91,7 +96,9 @@ def test_wrong_digest_is_refused_by_name(tmp_path):
     listing = source.list_files(None)
     source.files = FILES | {"config.json": b"[]"}
     source.list_files = lambda _pin: listing
-    with pytest.raises(DataInvalid, match=r"config\.json has the digest sha256:.*, expected sha256:"):
+    with pytest.raises(
+        DataInvalid, match=r"config\.json has the digest sha256:.*, expected sha256:"
+    ):
         fetch(source, None, tmp_path)
     assert not list(tmp_path.rglob("config.json*"))
 
@@ -130,7 +137,10 @@ def test_two_callers_share_one_download(tmp_path):
     source = MemorySource(FILES)
     source.before_write = lambda _name, _path: time.sleep(0.2)
     folders = []
-    threads = [threading.Thread(target=lambda: folders.append(fetch(source, None, tmp_path)[0])) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: folders.append(fetch(source, None, tmp_path)[0]))
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -166,7 +176,9 @@ def small_disk(tmp_path):
         pytest.skip("a small file system needs root and mount; run as root")
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False
+    )
     if mounted.returncode:
         pytest.skip("mount -t tmpfs is not permitted here; run on a machine where it is")
     yield folder
@@ -175,15 +187,21 @@ def small_disk(tmp_path):
 
 def test_full_disk_is_refused_before_the_download(small_disk):
     source = MemorySource({"model": b"m" * 3 * MIB})
-    with pytest.raises(ServiceUnavailable, match=r"need 3,145,728 more bytes .* and 1,0\d\d,\d\d\d are free"):
+    with pytest.raises(
+        ServiceUnavailable, match=r"need 3,145,728 more bytes .* and 1,0\d\d,\d\d\d are free"
+    ):
         fetch(source, None, small_disk)
     assert source.sent == 0
 
 
 def test_disk_that_fills_up_is_reported_with_free_bytes(small_disk):
     source = MemorySource({"model": b"m" * (MIB // 2)})
-    source.before_write = lambda _name, _path: (small_disk / "other").write_bytes(b"o" * (MIB * 3 // 4))
-    with pytest.raises(ServiceUnavailable, match=r"No space left.*needed 524,288 bytes and [\d,]+ are free"):
+    source.before_write = lambda _name, _path: (small_disk / "other").write_bytes(
+        b"o" * (MIB * 3 // 4)
+    )
+    with pytest.raises(
+        ServiceUnavailable, match=r"No space left.*needed 524,288 bytes and [\d,]+ are free"
+    ):
         fetch(source, None, small_disk)
     (small_disk / "other").unlink()
     source.before_write = lambda _name, _path: None
@@ -236,6 +254,8 @@ def test_first_error_of_parallel_calls_is_raised():
             raise ServiceUnavailable("number 2")
         return number
 
-    assert concurrent.for_each(lambda number: number * 2, range(9), 4) == [number * 2 for number in range(9)]
+    assert concurrent.for_each(lambda number: number * 2, range(9), 4) == [
+        number * 2 for number in range(9)
+    ]
     with pytest.raises(ServiceUnavailable, match="number 2"):
         concurrent.for_each(work, range(9), 4)

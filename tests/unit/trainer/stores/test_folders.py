@@ -95,7 +95,9 @@ def test_spoilt_copy_is_mended_by_the_next_push(target, model):
     assert contents(target._path / "latest") == contents(model[0])
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "v1/model.safetensors", "latest/config.json", "sha256-12/config.json"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "v1/model.safetensors", "latest/config.json", "sha256-12/config.json"]
+)
 def test_what_no_push_wrote_is_refused_and_stays(target, model, name):
     (target._path / name).parent.mkdir(parents=True)
     (target._path / name).write_bytes(b"mine")
@@ -148,7 +150,10 @@ def test_two_writers_at_once_leave_one_intact_model(target, model):
         thread.join()
     assert results == [f"pvc://models/team/{folder_of(model[1])}"] * 4
     verify((target._path / "latest").resolve())
-    assert {path.name for path in target._path.iterdir() if path.is_dir()} == {folder_of(model[1]), "latest"}
+    assert {path.name for path in target._path.iterdir() if path.is_dir()} == {
+        folder_of(model[1]),
+        "latest",
+    }
 
 
 KILLED = """
@@ -190,7 +195,9 @@ def test_folder_that_may_not_be_written_is_no_full_disk(target, model, monkeypat
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ConfigInvalid, match=r"may not write there: .*; let this user write the folder") as error:
+    with pytest.raises(
+        ConfigInvalid, match=r"may not write there: .*; let this user write the folder"
+    ) as error:
         publish(target, model)
     assert "free some space" not in str(error.value)
 
@@ -200,7 +207,9 @@ def test_full_disk_is_reported_and_latest_is_unchanged(tmp_path, model):
         pytest.skip("a small file system needs root and mount; run as root")
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False
+    ).returncode:
         pytest.skip("mount -t tmpfs is not permitted here; run on a machine where it is")
     try:
         target = FolderTarget("pvc://models/team", disk / "team")

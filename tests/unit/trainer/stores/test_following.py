@@ -43,7 +43,10 @@ def test_error_while_flushing_is_raised_before_the_rename(tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     source = MemorySource({"model": b"w" * 5000}, has_digests=True)
-    with patch("os.fsync", fail), pytest.raises(ServiceUnavailable, match="No space left on device"):
+    with (
+        patch("os.fsync", fail),
+        pytest.raises(ServiceUnavailable, match="No space left on device"),
+    ):
         fetch(source, None, tmp_path)
     assert not list(tmp_path.glob("*/files/model"))
     folder, _ = fetch(source, None, tmp_path)

@@ -9,7 +9,12 @@ from support.stores.hub_environment import TOKEN, hub_in, set_token, use_hub
 from support.stores.hub_server import serve_hub
 from support.stores.hub_state import Hub
 
-from finetune_trainer.runtime.errors import CredentialsRejected, ServiceUnavailable, SourceNotFound, StageError
+from finetune_trainer.runtime.errors import (
+    CredentialsRejected,
+    ServiceUnavailable,
+    SourceNotFound,
+    StageError,
+)
 from finetune_trainer.stores import hub_client
 from finetune_trainer.stores.hub import HubSource
 from finetune_trainer.stores.hub_client import HubRepository
@@ -37,10 +42,14 @@ def test_private_repository_is_read_with_a_token(hub: Hub, monkeypatch: pytest.M
 
     hub.add_token("hf_stranger", "eve")
     set_token(monkeypatch, "hf_stranger")
-    with pytest.raises(SourceNotFound, match=r"404.*no model ann/secret that this HF_TOKEN may see"):
+    with pytest.raises(
+        SourceNotFound, match=r"404.*no model ann/secret that this HF_TOKEN may see"
+    ):
         source.list_files(None)
     set_token(monkeypatch, None)
-    with pytest.raises(CredentialsRejected, match=r"401.*private or does not exist.*set HF_TOKEN in envFrom"):
+    with pytest.raises(
+        CredentialsRejected, match=r"401.*private or does not exist.*set HF_TOKEN in envFrom"
+    ):
         source.list_files(None)
     set_token(monkeypatch, "hf_wrong")
     with pytest.raises(CredentialsRejected, match=r"401: Invalid credentials.*HF_TOKEN is wrong"):
@@ -82,7 +91,9 @@ def test_hub_that_is_down_is_a_temporary_failure(hub: Hub) -> None:
         HubSource(URI, "model").list_files(None)
 
 
-def test_hub_that_is_gone_is_a_temporary_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_that_is_gone_is_a_temporary_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serve_hub(Hub(tmp_path / "gone")) as gone:
         use_hub(gone, monkeypatch)
 
@@ -95,18 +106,31 @@ def test_hub_that_is_gone_is_a_temporary_failure(tmp_path: Path, monkeypatch: py
     [
         ("client error (401 Unauthorized)", CredentialsRejected, "refuses access: .*set HF_TOKEN"),
         ("client error (403 Forbidden)", CredentialsRejected, "refuses access: .*set HF_TOKEN"),
-        ("server error (503 Service Unavailable)", ServiceUnavailable, "transfer with .* failed: .*retry later"),
+        (
+            "server error (503 Service Unavailable)",
+            ServiceUnavailable,
+            "transfer with .* failed: .*retry later",
+        ),
     ],
 )
-def test_status_in_an_error_of_xet_decides_its_kind(status: str, kind: type[StageError], message: str) -> None:
+def test_status_in_an_error_of_xet_decides_its_kind(
+    status: str, kind: type[StageError], message: str
+) -> None:
     """The client of xet is Hugging Face's own, and has the status in the text of a ConnectionError only."""
-    error = ConnectionError(f"Network error: Request error: HTTP status {status}, domain: http://cas/v1/xorb-grants")
+    error = ConnectionError(
+        f"Network error: Request error: HTTP status {status}, domain: http://cas/v1/xorb-grants"
+    )
 
-    with pytest.raises(kind, match=f"{URI}: .*{message}"), HubRepository(URI, NAME, "model").errors():
+    with (
+        pytest.raises(kind, match=f"{URI}: .*{message}"),
+        HubRepository(URI, NAME, "model").errors(),
+    ):
         raise error
 
 
-def test_hub_that_never_answers_is_a_temporary_failure(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_that_never_answers_is_a_temporary_failure(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_client, "SILENCE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"

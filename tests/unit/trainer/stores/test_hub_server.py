@@ -19,7 +19,9 @@ from testcluster.kube_namespace import until
 
 NAME = "people/tiny"
 LARGE = b"0123456789abcdef" * (PART_BYTES // 10)
-FILES = {"config.json": b"{}", "large.safetensors": LARGE, "one.bin": b"1"} | {f"{n}.txt": b"%d" % n for n in range(9)}
+FILES = {"config.json": b"{}", "large.safetensors": LARGE, "one.bin": b"1"} | {
+    f"{n}.txt": b"%d" % n for n in range(9)
+}
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -42,13 +44,17 @@ def write(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
-def test_library_uploads_and_downloads_a_folder(kind: str, hub: Hub, api: HfApi, tmp_path: Path) -> None:
+def test_library_uploads_and_downloads_a_folder(
+    kind: str, hub: Hub, api: HfApi, tmp_path: Path
+) -> None:
     api.create_repo(NAME, repo_type=kind, private=True)
     api.upload_folder(repo_id=NAME, repo_type=kind, folder_path=write(tmp_path / "model"))
     options = {"endpoint": hub.url, "cache_dir": tmp_path / "cache"}
     folder = Path(snapshot_download(NAME, repo_type=kind, **options))
 
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".gitattributes"} == FILES
+    assert {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".gitattributes"
+    } == FILES
     found = hub.repository(NAME, f"{kind}s")
     assert found
     assert found.files() == FILES
@@ -63,17 +69,34 @@ def test_library_reads_user_refs_and_paths(hub: Hub, api: HfApi) -> None:
 
     refs = api.list_repo_refs(NAME)
     assert api.whoami()["name"] == "ann"
-    assert {ref.name: ref.target_commit for ref in refs.branches} == {"main": repository.head, "a/branch": first}
+    assert {ref.name: ref.target_commit for ref in refs.branches} == {
+        "main": repository.head,
+        "a/branch": first,
+    }
     assert {ref.name: ref.target_commit for ref in refs.tags} == {"v1": repository.head}
     assert api.repo_info(NAME, revision="a/branch").sha == first
-    assert [info.path for info in api.get_paths_info(NAME, ["config.json", "none"])] == ["config.json"]
+    assert [info.path for info in api.get_paths_info(NAME, ["config.json", "none"])] == [
+        "config.json"
+    ]
 
 
-def test_server_runs_as_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_runs_as_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = Hub(tmp_path / "hub")
     hub.add_repository(NAME, FILES)
-    command = [sys.executable, "-m", "support.stores.hub_server", "--folder", hub.folder, "--port", "0"]
-    process = subprocess.Popen(command, env=process_environment(hub), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "support.stores.hub_server",
+        "--folder",
+        hub.folder,
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(
+        command, env=process_environment(hub), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout
     with process, process.stdout as output:
         hub.url = output.readline().strip()
@@ -107,20 +130,33 @@ def test_commit_to_an_unknown_branch_is_refused(hub: Hub, api: HfApi) -> None:
     hub.add_repository(NAME)
 
     with pytest.raises(RevisionNotFoundError):
-        api.create_commit(NAME, [CommitOperationAdd("a", b"a")], commit_message="m", revision="none")
+        api.create_commit(
+            NAME, [CommitOperationAdd("a", b"a")], commit_message="m", revision="none"
+        )
 
 
 @pytest.mark.parametrize(
     ("lines", "status"),
     [
-        ('{"key": "lfsFile", "value": {"path": "a.bin", "algo": "sha256", "oid": "none", "size": 1}}', 400),
+        (
+            '{"key": "lfsFile", "value": {"path": "a.bin", "algo": "sha256", "oid": "none", "size": 1}}',
+            400,
+        ),
         ('{"key": "deletedFile", "value": {"path": "none"}}', 404),
-        ('{"key": "file", "value": {"path": "../a", "content": "YQ==", "encoding": "base64"}}', 400),
-        ('{"key": "file", "value": {"path": "a.bin", "content": "YQ==", "encoding": "base64"}}', 400),
+        (
+            '{"key": "file", "value": {"path": "../a", "content": "YQ==", "encoding": "base64"}}',
+            400,
+        ),
+        (
+            '{"key": "file", "value": {"path": "a.bin", "content": "YQ==", "encoding": "base64"}}',
+            400,
+        ),
         ("", 400),
     ],
 )
-def test_commit_that_git_or_the_hub_would_refuse_is_refused(lines: str, status: int, hub: Hub) -> None:
+def test_commit_that_git_or_the_hub_would_refuse_is_refused(
+    lines: str, status: int, hub: Hub
+) -> None:
     head = hub.add_repository(NAME).head
     body = f'{{"key": "header", "value": {{"summary": "m", "description": ""}}}}\n{lines}'.strip()
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-ndjson"}
@@ -133,7 +169,9 @@ def test_commit_that_git_or_the_hub_would_refuse_is_refused(lines: str, status: 
 
 def send(url: str, body: bytes, headers: dict[str, str], method: str = "POST") -> int:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers, method=method)) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, body, headers, method=method)
+        ) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         error.close()
@@ -157,6 +195,8 @@ def test_storage_takes_the_right_bytes_from_a_signed_url_only(hub: Hub) -> None:
 
 def test_git_object_id_is_that_of_git(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(LARGE)
-    found = subprocess.run(["git", "hash-object", tmp_path / "file"], check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        ["git", "hash-object", tmp_path / "file"], check=True, capture_output=True, text=True
+    )
 
     assert git_oid(LARGE) == found.stdout.strip()

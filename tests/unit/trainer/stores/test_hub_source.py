@@ -65,7 +65,9 @@ def test_listing_of_a_model_has_the_commit_and_the_digests(model: Repository) ->
     files = {file.name: file for file in listing.files}
     assert listing.pin == model.head
     assert list(files) == sorted({*MODEL, ".gitattributes"})
-    assert {name: files[name].size for name in MODEL} == {name: len(content) for name, content in MODEL.items()}
+    assert {name: files[name].size for name in MODEL} == {
+        name: len(content) for name, content in MODEL.items()
+    }
     assert files["config.json"] == RemoteFile("config.json", 2, git_oid(b"{}"), None)
     assert files["model.safetensors"].sha256 == hashlib.sha256(WEIGHTS).hexdigest()
 
@@ -110,7 +112,9 @@ def test_pin_holds_while_the_branch_moves(model: Repository, tmp_path: Path) -> 
     assert listed(HubSource(URI, "model"))["config.json"].size == len(b"moved")
 
 
-def test_branch_that_moves_after_the_listing_changes_nothing(model: Repository, tmp_path: Path) -> None:
+def test_branch_that_moves_after_the_listing_changes_nothing(
+    model: Repository, tmp_path: Path
+) -> None:
     source = HubSource(URI, "model")
     files = listed(source)
     model.push({"model.safetensors": b"moved"})
@@ -159,7 +163,9 @@ def test_part_that_is_longer_than_the_file_is_replaced(model: Repository, tmp_pa
     assert path.read_bytes() == WEIGHTS
 
 
-def test_download_over_a_connection_that_breaks_completes(hub: Hub, model: Repository, tmp_path: Path) -> None:
+def test_download_over_a_connection_that_breaks_completes(
+    hub: Hub, model: Repository, tmp_path: Path
+) -> None:
     source, path = HubSource(URI, "model"), tmp_path / "weights"
     files = listed(source)
     hub.set_faults(cut_after=100_000)
@@ -186,7 +192,9 @@ def test_download_to_a_full_disk_is_a_temporary_failure(model: Repository) -> No
     source = HubSource(URI, "model")
     file = listed(source)["model.safetensors"]
 
-    with pytest.raises(ServiceUnavailable, match=r"cannot write: .*No space left on device; free some space"):
+    with pytest.raises(
+        ServiceUnavailable, match=r"cannot write: .*No space left on device; free some space"
+    ):
         source.download(file, Path("/dev/full"))
 
 
@@ -198,7 +206,9 @@ def test_killed_download_goes_on_where_it_was(hub: Hub, model: Repository, tmp_p
         f"source = HubSource({URI!r}, 'model'); files = source.list_files(None).files\n"
         "[source.download(file, Path(sys.argv[1])) for file in files if file.name == 'model.safetensors']"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, path], env=process_environment(hub), cwd=ROOT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, path], env=process_environment(hub), cwd=ROOT
+    )
     while not path.exists() or path.stat().st_size < 100_000:
         assert process.poll() is None
         time.sleep(0.01)
@@ -229,7 +239,9 @@ def test_xet_whose_server_is_gone_is_a_temporary_failure(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         hub.cas_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
 
-    with pytest.raises(ServiceUnavailable, match=rf"{URI}: the transfer with {hub.url} failed: .*{hub.cas_url}/"):
+    with pytest.raises(
+        ServiceUnavailable, match=rf"{URI}: the transfer with {hub.url} failed: .*{hub.cas_url}/"
+    ):
         source.download(file, path)
     assert hub.sent_bytes() == 0
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
@@ -237,13 +249,16 @@ def test_xet_whose_server_is_gone_is_a_temporary_failure(
     assert path.read_bytes() == WEIGHTS
 
 
-def test_small_file_that_is_spoilt_on_its_way_is_refused(hub: Hub, model: Repository, tmp_path: Path) -> None:
+def test_small_file_that_is_spoilt_on_its_way_is_refused(
+    hub: Hub, model: Repository, tmp_path: Path
+) -> None:
     source, path = HubSource(URI, "model"), tmp_path / "config.json"
     files = listed(source)
     hub.set_faults(spoil=True)
 
     with pytest.raises(
-        ServiceUnavailable, match=f"config.json came with the git object id .*, expected {git_oid(b'{}')}"
+        ServiceUnavailable,
+        match=f"config.json came with the git object id .*, expected {git_oid(b'{}')}",
     ):
         source.download(files["config.json"], path)
     assert not path.exists()
@@ -258,18 +273,30 @@ def test_spoilt_part_of_a_small_file_is_not_continued(model: Repository, tmp_pat
 
 
 def test_splits_of_a_data_set_have_different_uris() -> None:
-    splits = [HubSource(URI, "dataset", config="a", split=split).uri for split in ("train", "test", None)]
+    splits = [
+        HubSource(URI, "dataset", config="a", split=split).uri for split in ("train", "test", None)
+    ]
 
-    assert splits == [f"{URI} (config a, split train)", f"{URI} (config a, split test)", f"{URI} (config a)"]
+    assert splits == [
+        f"{URI} (config a, split train)",
+        f"{URI} (config a, split test)",
+        f"{URI} (config a)",
+    ]
 
 
-def test_large_file_that_is_spoilt_differs_from_its_digest(hub: Hub, model: Repository, tmp_path: Path) -> None:
+def test_large_file_that_is_spoilt_differs_from_its_digest(
+    hub: Hub, model: Repository, tmp_path: Path
+) -> None:
     source, path = HubSource(URI, "model"), tmp_path / "weights"
     file = listed(source)["model.safetensors"]
     hub.set_faults(spoil=True)
     source.download(file, path)
 
-    assert hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256 == hashlib.sha256(WEIGHTS).hexdigest()
+    assert (
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        != file.sha256
+        == hashlib.sha256(WEIGHTS).hexdigest()
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,7 +323,9 @@ def test_path_of_a_data_set_names_a_file_pattern_or_folder(
     assert (tmp_path / "rows").stat().st_size == files[name].size
 
 
-@pytest.mark.parametrize("path", ["rows.csv", "data/valid-*.jsonl", "nowhere/rows.jsonl", "data/test.jsonl/x"])
+@pytest.mark.parametrize(
+    "path", ["rows.csv", "data/valid-*.jsonl", "nowhere/rows.jsonl", "data/test.jsonl/x"]
+)
 def test_path_that_names_nothing_is_reported(path: str, hub: Hub) -> None:
     hub.add_repository(NAME, DATA, kind="datasets")
 
@@ -304,7 +333,9 @@ def test_path_that_names_nothing_is_reported(path: str, hub: Hub) -> None:
         HubSource(f"{URI}/{path}", "dataset").list_files(None)
 
 
-@pytest.mark.parametrize("name", ["../outside.jsonl", "/outside.jsonl", "data/../../outside.jsonl", "a\\\\b.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["../outside.jsonl", "/outside.jsonl", "data/../../outside.jsonl", "a\\\\b.jsonl"]
+)
 def test_path_of_a_hostile_hub_is_refused(name: str, hub: Hub) -> None:
     hub.add_repository(NAME, DATA | {name: b"x"}, kind="datasets")
 
@@ -315,13 +346,18 @@ def test_path_of_a_hostile_hub_is_refused(name: str, hub: Hub) -> None:
 def test_split_of_a_data_set_is_listed_at_its_commit(hub: Hub) -> None:
     repository = hub.add_repository(NAME, DATA, kind="datasets")
     repository.push(
-        {"README.md": b"---\nconfigs:\n- config_name: a\n  data_files:\n  - {split: new, path: rows.parquet}\n---\n"}
+        {
+            "README.md": b"---\nconfigs:\n- config_name: a\n  data_files:\n  - {split: new, path: rows.parquet}\n---\n"
+        }
     )
     with_config = repository.head
     repository.push({"README.md": b"# Rows\n"}, delete=("data/more/train-9.jsonl",))
 
     assert set(listed(HubSource(URI, "dataset", split="new"), with_config)) == {"rows.parquet"}
-    assert set(listed(HubSource(URI, "dataset", split="train"))) == {"data/train-00000.jsonl", "data/train-00001.jsonl"}
+    assert set(listed(HubSource(URI, "dataset", split="train"))) == {
+        "data/train-00000.jsonl",
+        "data/train-00001.jsonl",
+    }
     with pytest.raises(ConfigInvalid, match="has no split new; set split to one of test, train"):
         HubSource(URI, "dataset", split="new").list_files(None)
 
@@ -331,9 +367,17 @@ def test_split_of_a_data_set_is_listed_at_its_commit(hub: Hub) -> None:
     [
         ("hf://", {}, "use hf://ORG/NAME"),
         ("hf://people/tiny/../other", {}, "use hf://ORG/NAME"),
-        ("hf://people/tiny/data/*/rows.jsonl", {}, "only the last part of the path may be a pattern"),
+        (
+            "hf://people/tiny/data/*/rows.jsonl",
+            {},
+            "only the last part of the path may be a pattern",
+        ),
         ("hf://people/tiny@v1", {"revision": "v2"}, "names the revision v1, but revision is v2"),
-        ("hf://people/tiny/rows.jsonl", {"split": "train"}, "config and split select files of hf://ORG/NAME"),
+        (
+            "hf://people/tiny/rows.jsonl",
+            {"split": "train"},
+            "config and split select files of hf://ORG/NAME",
+        ),
     ],
 )
 def test_invalid_source_is_refused(uri: str, options: dict[str, str], message: str) -> None:

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from support.stores.hub_environment import hub_in, process_environment, sealed_model, set_token, use_hub
+from support.stores.hub_environment import (
+    hub_in,
+    process_environment,
+    sealed_model,
+    set_token,
+    use_hub,
+)
 from support.stores.hub_server import serve_hub
 from support.stores.hub_state import Hub, Repository
 
@@ -52,7 +58,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def make_model(folder: Path, **more: bytes) -> Model:
-    files = {"README.md": CARD, "a.safetensors": SMALL, "b/c.safetensors": LARGE, "config.json": b"{}", "empty": b""}
+    files = {
+        "README.md": CARD,
+        "a.safetensors": SMALL,
+        "b/c.safetensors": LARGE,
+        "config.json": b"{}",
+        "empty": b"",
+    }
     return Model(folder, *sealed_model(folder, files | more))
 
 
@@ -87,7 +99,9 @@ def test_second_push_of_a_model_sends_nothing(hub: Hub, model: Model) -> None:
     assert len(repository(hub).history()) == 2
 
 
-def test_push_of_the_same_model_keeps_the_card_that_is_there(hub: Hub, model: Model, tmp_path: Path) -> None:
+def test_push_of_the_same_model_keeps_the_card_that_is_there(
+    hub: Hub, model: Model, tmp_path: Path
+) -> None:
     first = model.publish()
     other = make_model(tmp_path / "of-another-pipeline", **{"README.md": b"# Another card"})
 
@@ -122,14 +136,21 @@ def test_push_of_a_new_model_deletes_the_old_files(hub: Hub, model: Model, tmp_p
     assert published.sent_bytes == hub.received_bytes() == len(model.contents()["manifest.json"])
 
 
-def test_push_killed_in_an_upload_leaves_main_as_it_was(hub: Hub, model: Model, tmp_path: Path) -> None:
+def test_push_killed_in_an_upload_leaves_main_as_it_was(
+    hub: Hub, model: Model, tmp_path: Path
+) -> None:
     """The run after it makes exactly one commit and sends only what is missing."""
     make_model(tmp_path / "old", **{"a.safetensors": b"old", "b/c.safetensors": b"old"}).publish()
     head, history = repository(hub).head, repository(hub).history()
     hub.set_faults(bytes_per_second=300_000)
     process = start_push(hub, model)
     small = repository(hub).object_path(sha256_of(model, "a.safetensors"))
-    wait_until(lambda: small.exists() and any((small.parents[1] / "parts").glob(f"{sha256_of(model, LARGE_NAME)}*")))
+    wait_until(
+        lambda: (
+            small.exists()
+            and any((small.parents[1] / "parts").glob(f"{sha256_of(model, LARGE_NAME)}*"))
+        )
+    )
     process.kill()
     process.wait()
 
@@ -140,16 +161,30 @@ def test_push_killed_in_an_upload_leaves_main_as_it_was(hub: Hub, model: Model, 
 
     assert repository(hub).files() == model.contents()
     assert repository(hub).history()[1:] == history
-    assert published.sent_bytes == hub.received_bytes() == len(LARGE) + len(model.contents()["manifest.json"])
+    assert (
+        published.sent_bytes
+        == hub.received_bytes()
+        == len(LARGE) + len(model.contents()["manifest.json"])
+    )
     assert model.publish() == Publication(published.uri, 0)
 
 
 def test_push_that_is_asked_to_stop_ends_in_an_upload(hub: Hub, model: Model) -> None:
     """The stage only notes the signal; without a push that looks at the note, the upload would go on to its end."""
     hub.set_faults(bytes_per_second=20_000)
-    command = [sys.executable, "-m", "support.stores.hub_process", "push", URI, model.folder, model.digest]
+    command = [
+        sys.executable,
+        "-m",
+        "support.stores.hub_process",
+        "push",
+        URI,
+        model.folder,
+        model.digest,
+    ]
     with subprocess.Popen(command, env=process_environment(hub), cwd=ROOT) as process:
-        wait_until(lambda: hub.repository(NAME) and any((repository(hub).folder / "parts").iterdir()))
+        wait_until(
+            lambda: hub.repository(NAME) and any((repository(hub).folder / "parts").iterdir())
+        )
         process.terminate()
         assert process.wait(timeout=30) == ExitCode.INTERRUPTED
 
@@ -214,20 +249,29 @@ def test_two_pushes_of_one_model_at_once_make_one_commit(hub: Hub, model: Model)
     assert repository(hub).files() == model.contents()
 
 
-def test_two_pushes_of_two_models_at_once_are_both_whole(hub: Hub, model: Model, tmp_path: Path) -> None:
+def test_two_pushes_of_two_models_at_once_are_both_whole(
+    hub: Hub, model: Model, tmp_path: Path
+) -> None:
     hub.add_repository(NAME)
     hub.set_faults(bytes_per_second=2_000_000)
-    models = [model, make_model(tmp_path / "other", **{"a.safetensors": b"other", "extra.json": b"[]"})]
+    models = [
+        model,
+        make_model(tmp_path / "other", **{"a.safetensors": b"other", "extra.json": b"[]"}),
+    ]
 
     published = publish_together(*models)
 
     commits = [each.uri.rpartition("@")[2] for each in published]
-    assert [repository(hub).files(commit) for commit in commits] == [each.contents() for each in models]
+    assert [repository(hub).files(commit) for commit in commits] == [
+        each.contents() for each in models
+    ]
     assert repository(hub).history()[2:] == repository(hub).history()[-1:]
     assert repository(hub).head in commits
 
 
-def test_push_during_which_main_moves_commits_on_top(hub: Hub, model: Model, tmp_path: Path) -> None:
+def test_push_during_which_main_moves_commits_on_top(
+    hub: Hub, model: Model, tmp_path: Path
+) -> None:
     make_model(tmp_path / "old", **{"b/c.safetensors": b"old"}).publish()
     hub.set_faults(bytes_per_second=1_000_000)
     with ThreadPoolExecutor(1) as pool:
@@ -248,7 +292,9 @@ def test_file_edited_on_the_hub_is_restored_by_the_next_push(hub: Hub, model: Mo
     published = model.publish()
 
     assert repository(hub).files() == model.contents()
-    assert published.sent_bytes == hub.received_bytes() == len(b"{}")  # the LFS object is still there
+    assert (
+        published.sent_bytes == hub.received_bytes() == len(b"{}")
+    )  # the LFS object is still there
 
 
 @pytest.mark.parametrize(
@@ -257,7 +303,10 @@ def test_file_edited_on_the_hub_is_restored_by_the_next_push(hub: Hub, model: Mo
         ({"pytorch_model.bin": b"weights"}, "pytorch_model.bin"),
         ({"README.md": b"# A model of ours"}, "README.md"),
         ({"manifest.json": b"{}"}, "manifest.json"),
-        ({"manifest.json": b'{"about": {"stage": "train"}, "files": {}, "digest": "d"}'}, "manifest.json"),
+        (
+            {"manifest.json": b'{"about": {"stage": "train"}, "files": {}, "digest": "d"}'},
+            "manifest.json",
+        ),
     ],
 )
 def test_push_to_a_repository_with_other_files_is_refused(
@@ -331,7 +380,9 @@ def test_push_without_the_right_token_is_refused(
     assert repository(hub).files() == {}
 
 
-def test_push_whose_upload_breaks_commits_nothing(hub: Hub, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_whose_upload_breaks_commits_nothing(
+    hub: Hub, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add_repository(NAME)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)
     hub.set_faults(cut_after=50_000)
@@ -341,7 +392,9 @@ def test_push_whose_upload_breaks_commits_nothing(hub: Hub, model: Model, monkey
     assert len(repository(hub).history()) == 1
 
 
-def test_push_that_always_finds_main_moved_ends(hub: Hub, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_that_always_finds_main_moved_ends(
+    hub: Hub, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_target, "LOOKS", 1)
     hub.add_repository(NAME)
     hub.set_faults(bytes_per_second=1_000_000)
@@ -366,7 +419,9 @@ def test_card_that_the_hub_refuses_is_reported(hub: Hub, tmp_path: Path) -> None
 def test_push_to_a_hub_that_is_down_is_a_temporary_failure(hub: Hub, model: Model) -> None:
     hub.set_faults(down=True)
 
-    with pytest.raises(ServiceUnavailable, match=f"{URI}: the hub answers 503: Service Unavailable; retry later"):
+    with pytest.raises(
+        ServiceUnavailable, match=f"{URI}: the hub answers 503: Service Unavailable; retry later"
+    ):
         model.publish()
 
 
@@ -376,11 +431,15 @@ def test_push_to_a_hub_that_is_gone_is_a_temporary_failure(
     with serve_hub(Hub(tmp_path / "gone")) as gone:
         use_hub(gone, monkeypatch)
 
-    with pytest.raises(ServiceUnavailable, match=f"{URI}: {gone.url} does not respond.*retry later"):
+    with pytest.raises(
+        ServiceUnavailable, match=f"{URI}: {gone.url} does not respond.*retry later"
+    ):
         model.publish()
 
 
-@pytest.mark.parametrize("uri", ["hf://people/bot/path", "hf://people/bot@main", "hf://bot", "hf://", "hf://a/../b"])
+@pytest.mark.parametrize(
+    "uri", ["hf://people/bot/path", "hf://people/bot@main", "hf://bot", "hf://", "hf://a/../b"]
+)
 def test_push_target_must_be_a_whole_repository(uri: str) -> None:
     with pytest.raises(ConfigInvalid, match="use hf://ORG/NAME"):
         HubTarget(uri)

@@ -9,7 +9,11 @@ from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected
 from finetune_trainer.stores import buckets
 from finetune_trainer.stores.objects import ObjectSource
 
-S3 = {"AWS_ACCESS_KEY_ID": "AKIA5e5516", "AWS_SECRET_ACCESS_KEY": "5e5516", "AWS_REGION": "us-east-1"}
+S3 = {
+    "AWS_ACCESS_KEY_ID": "AKIA5e5516",
+    "AWS_SECRET_ACCESS_KEY": "5e5516",
+    "AWS_REGION": "us-east-1",
+}
 
 
 class Redirect(http.server.BaseHTTPRequestHandler):
@@ -30,14 +34,24 @@ def s3(monkeypatch):
     monkeypatch.setattr(buckets, "RETRY_SECONDS", 1.0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, value in {**S3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}.items():
+        for name, value in {
+            **S3,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        }.items():
             monkeypatch.setenv(name, value)
         yield
         server.shutdown()
 
 
 @pytest.mark.parametrize(
-    "name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"]
+    "name",
+    [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+    ],
 )
 @pytest.mark.parametrize("value", ["5e5516\n", "5e5516\r", "5e5\n516", " 5e5516", "5e5516é"])
 def test_key_with_a_line_break_is_refused_by_name(s3, monkeypatch, name, value):
@@ -66,6 +80,8 @@ def test_azure_key_that_is_not_base64_is_refused(monkeypatch):
 def test_google_key_that_is_no_key_is_refused(monkeypatch, key):
     pytest.importorskip("google.cloud.storage")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", key)
-    with pytest.raises(CredentialsRejected, match="GOOGLE_SERVICE_ACCOUNT_KEY is not the JSON of a service") as error:
+    with pytest.raises(
+        CredentialsRejected, match="GOOGLE_SERVICE_ACCOUNT_KEY is not the JSON of a service"
+    ) as error:
         ObjectSource("gs://bucket/rows/*.jsonl")
     assert "5e5" not in str(error.value)

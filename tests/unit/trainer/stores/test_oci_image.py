@@ -13,7 +13,14 @@ from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, Interrupted
 from finetune_trainer.stop_signal import stop
 from finetune_trainer.stores import oci_image
-from finetune_trainer.stores.oci_image import ImageName, Layer, build_image, offset_in_layer, parse_name, read_files
+from finetune_trainer.stores.oci_image import (
+    ImageName,
+    Layer,
+    build_image,
+    offset_in_layer,
+    parse_name,
+    read_files,
+)
 from finetune_trainer.stores.port import RemoteFile
 
 HEX = "0123456789abcdef" * 4
@@ -33,7 +40,10 @@ def layer_of(model: SealedModel, name: str) -> Layer:
     ("uri", "name"),
     [
         ("oci://host.test/model", ImageName("host.test", "model", None, None)),
-        ("oci://localhost:5000/team/my-model:v1.0_a", ImageName("localhost:5000", "team/my-model", "v1.0_a", None)),
+        (
+            "oci://localhost:5000/team/my-model:v1.0_a",
+            ImageName("localhost:5000", "team/my-model", "v1.0_a", None),
+        ),
         (f"oci://[::1]:5000/m@sha256:{HEX}", ImageName("[::1]:5000", "m", None, f"sha256:{HEX}")),
         (f"oci://h/a__b/c.d:1@sha256:{HEX}", ImageName("h", "a__b/c.d", "1", f"sha256:{HEX}")),
     ],
@@ -113,7 +123,8 @@ def test_files_of_an_image_are_read_back(model: SealedModel):
     assert oci_image.is_pushed(manifest)
     files = read_files("oci://host/m", manifest)
     assert files == tuple(
-        RemoteFile(layer.name, layer.size, digest, layer.sha256) for layer, digest in zip(layers, digests, strict=True)
+        RemoteFile(layer.name, layer.size, digest, layer.sha256)
+        for layer, digest in zip(layers, digests, strict=True)
     )
     assert {offset_in_layer(file) for file in files} == {512}
 
@@ -121,7 +132,13 @@ def test_files_of_an_image_are_read_back(model: SealedModel):
 def raw_layer(name: str, **changes: object) -> dict[str, object]:
     annotations = {"org.opencontainers.image.title": name}
     kind = "application/vnd.cncf.model.weight.v1.raw"
-    return {"mediaType": kind, "digest": f"sha256:{HEX}", "size": 7, "annotations": annotations, **changes}
+    return {
+        "mediaType": kind,
+        "digest": f"sha256:{HEX}",
+        "size": 7,
+        "annotations": annotations,
+        **changes,
+    }
 
 
 def manifest_of(*layers: object) -> bytes:
@@ -151,7 +168,9 @@ def test_file_outside_of_the_folder_is_refused(name: str):
         manifest_of(raw_layer("a", digest="sha512:1")),
         manifest_of(raw_layer("a", size="many")),
         manifest_of(raw_layer("a", annotations=None)),
-        manifest_of(raw_layer("a", mediaType=oci_image.LAYER_TYPE, annotations={oci_image.FILE_NAME: "a"})),
+        manifest_of(
+            raw_layer("a", mediaType=oci_image.LAYER_TYPE, annotations={oci_image.FILE_NAME: "a"})
+        ),
     ],
 )
 def test_manifest_without_a_model_is_refused(manifest: bytes):

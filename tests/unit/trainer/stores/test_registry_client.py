@@ -17,7 +17,13 @@ DATE = "Sun, 22 Nov 2026 16:00:00 GMT"
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("7", 7), ("Sun, 22 Nov 2026 16:00:05 GMT", 5), ("Sun, 22 Nov 2026 15:00:00 GMT", 0), ("soon", None), ("", None)],
+    [
+        ("7", 7),
+        ("Sun, 22 Nov 2026 16:00:05 GMT", 5),
+        ("Sun, 22 Nov 2026 15:00:00 GMT", 0),
+        ("soon", None),
+        ("", None),
+    ],
 )
 def test_retry_after_is_a_number_or_a_date(value: str, seconds: float | None):
     response = requests.Response()

@@ -33,7 +33,14 @@ def test_missing_file_has_no_credentials(config: Path):
 
 @pytest.mark.parametrize(
     "name",
-    ["host:5000", "https://host:5000", "https://host:5000/v1/", "host:5000/", "host:5000/team", "host:5000/team/model"],
+    [
+        "host:5000",
+        "https://host:5000",
+        "https://host:5000/v1/",
+        "host:5000/",
+        "host:5000/team",
+        "host:5000/team/model",
+    ],
 )
 def test_entry_of_a_host_or_path_is_found(config: Path, name: str):
     config.write_text(json.dumps({"auths": {"host": {"auth": NO}, name: {"auth": YES}}}))
@@ -47,7 +54,9 @@ def test_entry_of_another_place_is_not_used(config: Path, name: str):
 
 
 def test_longest_entry_wins(config: Path):
-    config.write_text(json.dumps({"auths": {"host/team": {"auth": YES}, "https://host/v1/": {"auth": NO}}}))
+    config.write_text(
+        json.dumps({"auths": {"host/team": {"auth": YES}, "https://host/v1/": {"auth": NO}}})
+    )
     assert read_credentials("host/team/model") == YES
     assert read_credentials("host/other/model") == NO
 
@@ -58,7 +67,9 @@ def test_entry_of_docker_hub_is_found(config: Path):
 
 
 def test_user_and_password_are_encoded(config: Path):
-    config.write_text(json.dumps({"auths": {"host": {"username": "user", "password": "pass:word"}}}))
+    config.write_text(
+        json.dumps({"auths": {"host": {"username": "user", "password": "pass:word"}}})
+    )
     assert read_credentials("host/model") == encoded("user:pass:word")
 
 
@@ -71,7 +82,14 @@ def test_file_that_cannot_be_read_is_named(config: Path, content: str):
 
 def test_plain_http_is_for_this_machine_and_named_hosts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FINETUNE_INSECURE_REGISTRIES", "zot.test:5000, other.test")
-    plain = ["localhost", "localhost:5000", "127.0.0.1:80", "[::1]:5000", "zot.test:5000", "other.test"]
+    plain = [
+        "localhost",
+        "localhost:5000",
+        "127.0.0.1:80",
+        "[::1]:5000",
+        "zot.test:5000",
+        "other.test",
+    ]
     assert [host for host in plain if not is_plain(host)] == []
     tls = ["zot.test", "other.test:5000", "localhost.test", "host", ""]
     assert [host for host in tls if is_plain(host)] == []
@@ -94,19 +112,27 @@ def test_credentials_are_not_sent_without_tls(config: Path, realm: str):
 def test_answer_without_a_token_is_a_refusal(config: Path, body: bytes):
     response = requests.Response()
     response.status_code, response._content = 200, body
-    with pytest.raises(CredentialsRejected, match=r"https://tokens\.test/ refuses a token: status 200"):
-        Authorization("host.test", "model").answer('Bearer realm="https://tokens.test/"', None, lambda *_: response)
+    with pytest.raises(
+        CredentialsRejected, match=r"https://tokens\.test/ refuses a token: status 200"
+    ):
+        Authorization("host.test", "model").answer(
+            'Bearer realm="https://tokens.test/"', None, lambda *_: response
+        )
 
 
 def test_anonymous_token_needs_no_credentials(config: Path):
     response = requests.Response()
     response.status_code, response._content = 200, b'{"access_token": "abc"}'
     authorization = Authorization("host.test", "model")
-    challenge = 'Bearer realm="https://tokens.test/",service="s",scope="repository:model:pull",error="x"'
+    challenge = (
+        'Bearer realm="https://tokens.test/",service="s",scope="repository:model:pull",error="x"'
+    )
     asked = []
     authorization.answer(challenge, None, lambda *request: asked.append(request) or response)
     assert authorization.header == "Bearer abc"
-    assert asked == [("https://tokens.test/", {"service": "s", "scope": "repository:model:pull"}, None)]
+    assert asked == [
+        ("https://tokens.test/", {"service": "s", "scope": "repository:model:pull"}, None)
+    ]
 
 
 @pytest.mark.parametrize("auth", [f"{YES[:4]}\n{YES[4:]}", f"{YES}\n", f" {YES[:8]}\r\n {YES[8:]}"])
@@ -118,7 +144,9 @@ def test_wrapped_base64_is_accepted(config: Path, auth: str):
 @pytest.mark.parametrize("auth", ["user:password", YES.rstrip("=") + "é", YES[:-1], f"{YES}\0"])
 def test_auth_that_is_not_base64_is_refused_unseen(config: Path, auth: str):
     config.write_text(json.dumps({"auths": {"host": {"auth": auth}}}))
-    with pytest.raises(CredentialsRejected, match="the entry host has an auth that is not base64") as error:
+    with pytest.raises(
+        CredentialsRejected, match="the entry host has an auth that is not base64"
+    ) as error:
         read_credentials("host/model")
     assert auth[:6] not in str(error.value)
 
@@ -127,7 +155,9 @@ def asked_with(registry: str, realm: str) -> list[str | None]:
     """Return the headers that a server of tokens has got from a registry's client."""
     headers: list[str | None] = []
     authorization = Authorization(registry, "model")
-    authorization.answer(f'Bearer realm="{realm}"', None, lambda *request: headers.append(request[2]) or TOKEN)
+    authorization.answer(
+        f'Bearer realm="{realm}"', None, lambda *request: headers.append(request[2]) or TOKEN
+    )
     return headers
 
 
@@ -165,7 +195,10 @@ FOREIGN = [
 def test_server_of_another_domain_gets_no_credentials(config: Path, registry: str, realm: str):
     config.write_text(json.dumps({"auths": {registry: {"auth": YES}}}))
     authorization = Authorization(registry, "model")
-    with pytest.raises(CredentialsRejected, match=rf"which is of another domain; .* add an entry for .* to {config}"):
+    with pytest.raises(
+        CredentialsRejected,
+        match=rf"which is of another domain; .* add an entry for .* to {config}",
+    ):
         authorization.answer(f'Bearer realm="{realm}"', None, no_token)
 
 

@@ -15,12 +15,16 @@ OFFLINE = Wandb(project="support", mode="Offline")
 
 @pytest.fixture
 def wandb_tracker(new_run, tmp_path):
-    return lambda stage="train", settings=OFFLINE: WandbTracker(settings, new_run(stage), Environment(tmp_path))
+    return lambda stage="train", settings=OFFLINE: WandbTracker(
+        settings, new_run(stage), Environment(tmp_path)
+    )
 
 
 @pytest.fixture
 def tensorboard_tracker(new_run, tmp_path):
-    return lambda stage="train": TensorBoardTracker(TensorBoard(), new_run(stage), Environment(tmp_path))
+    return lambda stage="train": TensorBoardTracker(
+        TensorBoard(), new_run(stage), Environment(tmp_path)
+    )
 
 
 def test_wandb_offline_run_is_whole_after_an_interruption(wandb_tracker, new_run, rows):
@@ -46,7 +50,9 @@ def test_wandb_scores_and_model_are_a_part_of_the_same_run(wandb_tracker, new_ru
     run = finished_wandb_run(new_run("push").folder / "wandb")
     assert (run["id"], run["points"]) == ("a" * 16, {})
     expected = {"support/acc": 0.75, "model_uri": "pvc://models/bot", "model_digest": "sha256:1"}
-    assert {name: value for name, value in run["summary"].items() if not name.startswith("_")} == expected
+    assert {
+        name: value for name, value in run["summary"].items() if not name.startswith("_")
+    } == expected
 
 
 def test_wandb_online_without_a_key_names_the_variable(wandb_tracker, rows):

@@ -9,7 +9,9 @@ from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
 from finetune_trainer.tracking.loss_curve import LossCurveBuilder
 
-RESULT = TrainResult(identity="a" * 16, digest="sha256:" + "b" * 64, steps=10**6, loss=2.5, best_step=9, tokens=10**9)
+RESULT = TrainResult(
+    identity="a" * 16, digest="sha256:" + "b" * 64, steps=10**6, loss=2.5, best_step=9, tokens=10**9
+)
 
 
 def curve_of(steps, last, every_validation=None, loss=lambda step: 10 / step):
@@ -84,7 +86,11 @@ def test_largest_curve_fits_beside_the_result():
     builder = LossCurveBuilder(10**6)
     for step in range(1, 10**6 + 1, 1000):
         builder.add(
-            step, {"loss": 12345.678 / step, "validation_loss": 12345.678 / (step if step != 3001 else 1e6 + 1)}
+            step,
+            {
+                "loss": 12345.678 / step,
+                "validation_loss": 12345.678 / (step if step != 3001 else 1e6 + 1),
+            },
         )
     progress = Progress(
         stage="train", updated_at="2030-01-01T00:00:00.123456Z", step=10**6, total=10**6, start_step=10**5,
@@ -93,7 +99,9 @@ def test_largest_curve_fits_beside_the_result():
     )  # fmt: skip
     assert len(progress.loss_curve.validations) == 65
     message = TerminationMessage(result=RESULT, progress=progress)
-    assert len(message.model_dump_json(by_alias=True, exclude_none=True)) <= TERMINATION_MESSAGE_BYTES
+    assert (
+        len(message.model_dump_json(by_alias=True, exclude_none=True)) <= TERMINATION_MESSAGE_BYTES
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,9 @@ def test_largest_curve_fits_beside_the_result():
     ],
 )
 def test_invalid_curve_is_left_out_of_the_progress(curve):
-    text = json.dumps({"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 3, "lossCurve": curve})
+    text = json.dumps(
+        {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 3, "lossCurve": curve}
+    )
     progress = Progress.model_validate_json(text)
     assert (progress.step, progress.loss_curve) == (3, None)
 

@@ -71,13 +71,25 @@ def test_closed_file_has_one_line_for_each_step(path):
 
 
 @pytest.mark.parametrize(
-    "line", ["[]", "null", '{"step": 2}', '{"step": "x", "time": 1}', '{"step": 2, "time": null}', "\x00", '"step"']
+    "line",
+    [
+        "[]",
+        "null",
+        '{"step": 2}',
+        '{"step": "x", "time": 1}',
+        '{"step": 2, "time": null}',
+        "\x00",
+        '"step"',
+    ],
 )
 def test_line_that_is_no_row_is_left_out(path, line):
     written(path, 1)
     with path.open("a") as file:
         file.write(f"{line}\n" + '{"step": 3, "time": 5, "loss": 1.5, "note": "x"}\n')
-    assert [(row.step, row.values) for row in read_rows(path)] == [(1, {"loss": 1.0}), (3, {"loss": 1.5})]
+    assert [(row.step, row.values) for row in read_rows(path)] == [
+        (1, {"loss": 1.0}),
+        (3, {"loss": 1.5}),
+    ]
 
 
 def test_unwritable_file_is_logged_once_and_rows_stay_in_memory(path, capsys):
@@ -95,7 +107,11 @@ def after_a_full_disk(path, monkeypatch):
     """A file whose second row could not be made durable, and whose third was not written; the disk has room again."""
     file = written(path, 1)
     with monkeypatch.context() as full:
-        full.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        full.setattr(
+            os,
+            "fsync",
+            lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")),
+        )
         file.record(2, {"loss": 0.5})
         file.sync()
         file.record(3, {"loss": 0.25})
@@ -106,7 +122,12 @@ def after_a_full_disk(path, monkeypatch):
 def test_file_has_every_row_after_a_full_disk_has_room(after_a_full_disk, path, capsys):
     after_a_full_disk.try_again()
     after_a_full_disk.record(4, {"loss": 0.125})
-    assert [(row.step, row.values["loss"]) for row in read_rows(path)] == [(1, 1), (2, 0.5), (3, 0.25), (4, 0.125)]
+    assert [(row.step, row.values["loss"]) for row in read_rows(path)] == [
+        (1, 1),
+        (2, 0.5),
+        (3, 0.25),
+        (4, 0.125),
+    ]
     assert "metrics.jsonl is written again" in capsys.readouterr().out
 
 

@@ -69,7 +69,9 @@ def test_scores_logged_twice_are_one_point_of_the_same_run(mlflow, tracker, rows
 
 def test_same_digest_registered_twice_is_one_version(mlflow, tracker):
     for _ in range(2):
-        tracker("push", registered_model="bot", alias="champion").register_model("pvc://models/bot", "sha256:1")
+        tracker("push", registered_model="bot", alias="champion").register_model(
+            "pvc://models/bot", "sha256:1"
+        )
     tracker("push", registered_model="bot").register_model("pvc://models/bot", "sha256:2")
     assert [(each["source"], each["run_id"]) for each in mlflow.versions["bot"]] == [
         ("pvc://models/bot", only_run(mlflow)["id"])

@@ -13,7 +13,18 @@ from support.models import prompt_records, write_jsonl
 from support.tracker_files import wandb_runs
 
 STEPS = 24
-FAULTS = ("--evict", "train@4", "--kill", "train@8", "--evict", "train@12", "--kill", "train@16", "--evict", "train@20")
+FAULTS = (
+    "--evict",
+    "train@4",
+    "--kill",
+    "train@8",
+    "--evict",
+    "train@12",
+    "--kill",
+    "train@16",
+    "--evict",
+    "train@20",
+)
 
 
 def manifest(model: Path, mlflow: MlflowServer) -> dict[str, object]:
@@ -29,7 +40,12 @@ def manifest(model: Path, mlflow: MlflowServer) -> dict[str, object]:
         "evaluate": {"tasks": [{"name": "verbs", "file": "tasks/verbs.yaml", "limit": 8}]},
         "push": {"targets": [{"uri": "published"}]},
     }
-    return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline", "metadata": {"name": "t"}, "spec": spec}
+    return {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTunePipeline",
+        "metadata": {"name": "t"},
+        "spec": spec,
+    }
 
 
 def test_pipeline_with_five_faults_is_one_run_with_its_model(
@@ -38,9 +54,14 @@ def test_pipeline_with_five_faults_is_one_run_with_its_model(
     write_jsonl(tmp_path / "data.jsonl", prompt_records(200))
     write_verbs_task(tmp_path / "tasks")
     (tmp_path / "t.yaml").write_text(yaml.safe_dump(manifest(tiny_model, mlflow)))
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    variables = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     command = [sys.executable, "-m", "finetune_cli", "run", "t.yaml", *FAULTS]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
     folder = tmp_path / ".finetune" / "t"
@@ -55,7 +76,7 @@ def test_pipeline_with_five_faults_is_one_run_with_its_model(
     [losses] = [found["points"]["loss"] for found in offline if "loss" in found["points"]]
     assert [step for step, _ in losses] == list(range(1, STEPS + 1))
     [version] = mlflow.versions["tickets"]
-    assert {tag["key"]: tag["value"] for tag in version["tags"]}["finetune.digest"] == stages["push"]["result"][
-        "digest"
-    ]
+    assert {tag["key"]: tag["value"] for tag in version["tags"]}["finetune.digest"] == stages[
+        "push"
+    ]["result"]["digest"]
     assert version["source"] == status["model"]["uri"]

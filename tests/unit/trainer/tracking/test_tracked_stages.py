@@ -41,7 +41,10 @@ def write_training(environment, model):
 @pytest.fixture
 def tracking(mlflow):
     return Tracking.model_validate(
-        {"mlflow": {"uri": mlflow.uri, "registeredModel": "bot", "alias": "champion"}, "runName": "team/support"}
+        {
+            "mlflow": {"uri": mlflow.uri, "registeredModel": "bot", "alias": "champion"},
+            "runName": "team/support",
+        }
     )
 
 
@@ -83,10 +86,16 @@ def test_push_registers_the_model_once_and_sends_lost_rows(mlflow, push_config, 
         "lost_steps": [(3, 7)],
         "lost_seconds": [(3, 3.5)],
     }
-    assert (run["name"], run["status"], run["params"]["lora.rank"]) == ("team/support", "FINISHED", "4")
+    assert (run["name"], run["status"], run["params"]["lora.rank"]) == (
+        "team/support",
+        "FINISHED",
+        "4",
+    )
 
 
-def test_push_succeeds_while_the_server_refuses_the_token(mlflow, push_config, push_environment, capfd):
+def test_push_succeeds_while_the_server_refuses_the_token(
+    mlflow, push_config, push_environment, capfd
+):
     mlflow.token = "secret"
     run_to_result(push_config, push_environment, PushResult)
     assert capfd.readouterr().out.count("push: tracking.mlflow failed: RestException") == 1
@@ -94,7 +103,9 @@ def test_push_succeeds_while_the_server_refuses_the_token(mlflow, push_config, p
 
 def test_unmounted_folder_of_tensorboard_stops_the_stage(push_config, push_environment):
     tensorboard = Tracking(tensorboard=TensorBoard(uri="pvc://runs/tb"))
-    message, code = run_to_failure(push_config.model_copy(update={"tracking": tensorboard}), push_environment)
+    message, code = run_to_failure(
+        push_config.model_copy(update={"tracking": tensorboard}), push_environment
+    )
     assert code == ExitCode.NOT_FOUND
     assert "the claim runs is not mounted" in message
 

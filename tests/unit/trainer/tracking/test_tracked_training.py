@@ -10,7 +10,15 @@ import pytest
 from support.forkserver import ForkServer
 from support.mlflow_server import serve_mlflow
 from support.tracker_files import event_points, wandb_runs
-from support.training import adapter_digest, documents, environment, stage_folder, stop_code, train_config, write_rows
+from support.training import (
+    adapter_digest,
+    documents,
+    environment,
+    stage_folder,
+    stop_code,
+    train_config,
+    write_rows,
+)
 
 from finetune_trainer.contract import ExitCode, Tracking
 from finetune_trainer.contract.metric_rows import METRICS, read_rows
@@ -24,7 +32,9 @@ REPEATABLE = ("loss", "validation_loss", "learning_rate", "gradient_norm")
 @pytest.fixture(scope="module")
 def server():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # it starts threads at import, and this process forks
+        patch.setenv(
+            "MLFLOW_DISABLE_TELEMETRY", "true"
+        )  # it starts threads at import, and this process forks
         server = ForkServer("mlflow.tracking", "mlflow.entities", "wandb", "tensorboardX")
     yield server
     server.close()
@@ -62,7 +72,9 @@ def workspace(packed, tmp_path):
 
 
 def tracked(config, **trackers):
-    return config.model_copy(update={"tracking": Tracking.model_validate({"run_name": "team/support", **trackers})})
+    return config.model_copy(
+        update={"tracking": Tracking.model_validate({"run_name": "team/support", **trackers})}
+    )
 
 
 def expected_points(undisturbed):
@@ -81,7 +93,9 @@ def repeatable(points):
 
 def lines_of(workspace):
     """Return the lines of the file as they are: `read_rows` would merge two of the same step."""
-    return [json.loads(line) for line in (stage_folder(workspace) / METRICS).read_text().splitlines()]
+    return [
+        json.loads(line) for line in (stage_folder(workspace) / METRICS).read_text().splitlines()
+    ]
 
 
 def loss_curve(workspace):
@@ -93,7 +107,10 @@ def test_metrics_of_a_finished_training_are_one_line_a_step(undisturbed):
     lines = lines_of(undisturbed)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["step"] for line in lines if "validation_loss" in line] == [7, 14, 21, 24]
-    assert all({"time", "loss", "learning_rate", "gradient_norm", "tokens_per_second"} <= line.keys() for line in lines)
+    assert all(
+        {"time", "loss", "learning_rate", "gradient_norm", "tokens_per_second"} <= line.keys()
+        for line in lines
+    )
     curve = loss_curve(undisturbed)
     assert curve["losses"] == [float(f"{line['loss']:.5g}") for line in lines]
     assert [point["step"] for point in curve["validations"]] == [7, 14, 21, 24]
@@ -119,7 +136,9 @@ def test_five_kills_leave_one_run_with_each_step_once(  # noqa: PLR0917
         assert process.wait() == stop_code(number), (workspace / "log").read_text()
     # On a busy machine a tracker may need longer than a training waits for it.
     patient = {"finetune_trainer.tracking.trackers.CLOSE_SECONDS": dict.fromkeys(Outcome, 120)}
-    process = server.start(config, environment(workspace), workspace / "log", slow_disk=0.05, constants=patient)
+    process = server.start(
+        config, environment(workspace), workspace / "log", slow_disk=0.05, constants=patient
+    )
     assert process.wait() == ExitCode.DONE, (workspace / "log").read_text()
 
     expected = expected_points(undisturbed)
@@ -127,7 +146,11 @@ def test_five_kills_leave_one_run_with_each_step_once(  # noqa: PLR0917
     assert repeatable(expected_points(workspace)) == expected
     assert [line["step"] for line in lines_of(workspace)] == list(range(1, STEPS + 1))
     assert loss_curve(workspace) == loss_curve(undisturbed)
-    [run] = [run for run in mlflow.runs.values() if run["experiment"] == mlflow.experiments[f"seed-{seed}"]]
+    [run] = [
+        run
+        for run in mlflow.runs.values()
+        if run["experiment"] == mlflow.experiments[f"seed-{seed}"]
+    ]
     assert (run["status"], run["params"]["lora.rank"]) == ("FINISHED", "4")
     assert repeatable(mlflow.metrics(run)) == expected
     assert len(mlflow.metrics(run)["tokens_per_second"]) == STEPS
@@ -140,13 +163,18 @@ def test_five_kills_leave_one_run_with_each_step_once(  # noqa: PLR0917
     }
 
 
-def test_training_ends_in_time_while_the_server_is_slow(server, config, undisturbed, workspace, tmp_path):
+def test_training_ends_in_time_while_the_server_is_slow(
+    server, config, undisturbed, workspace, tmp_path
+):
     with serve_mlflow() as slow:
         slow.delay = 30
         constants = {"finetune_trainer.tracking.trackers.CLOSE_SECONDS": {"finished": 0.5}}
         began = time.monotonic()
         process = server.start(
-            tracked(config, mlflow={"uri": slow.uri}), environment(workspace), workspace / "log", constants=constants
+            tracked(config, mlflow={"uri": slow.uri}),
+            environment(workspace),
+            workspace / "log",
+            constants=constants,
         )
         assert process.wait() == ExitCode.DONE
         assert time.monotonic() - began < 20
@@ -156,7 +184,9 @@ def test_training_ends_in_time_while_the_server_is_slow(server, config, undistur
 
 def test_server_that_is_down_changes_nothing_but_the_log(server, config, undisturbed, workspace):
     process = server.start(
-        tracked(config, mlflow={"uri": "http://127.0.0.1:9"}), environment(workspace), workspace / "log"
+        tracked(config, mlflow={"uri": "http://127.0.0.1:9"}),
+        environment(workspace),
+        workspace / "log",
     )
     assert process.wait() == ExitCode.DONE
     assert adapter_digest(workspace) == adapter_digest(undisturbed)

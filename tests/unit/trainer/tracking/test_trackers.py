@@ -55,7 +55,8 @@ def test_every_row_arrives_before_the_block_ends():
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"), [(Interrupted(), Outcome.INTERRUPTED), (ConfigInvalid("x"), Outcome.FAILED)]
+    ("error", "outcome"),
+    [(Interrupted(), Outcome.INTERRUPTED), (ConfigInvalid("x"), Outcome.FAILED)],
 )
 def test_outcome_is_that_of_the_block(error, outcome):
     tracker = MemoryTracker()
@@ -137,4 +138,7 @@ def test_server_that_is_down_ends_the_call_within_the_limit(new_run, tmp_path, c
     tracker = MlflowTracker(settings, new_run(), Environment(tmp_path))
     with Trackers("train", [tracker]) as trackers:
         trackers.log_rows(rows(3))
-    assert len([line for line in capsys.readouterr().out.splitlines() if "tracking.mlflow" in line]) == 1
+    assert (
+        len([line for line in capsys.readouterr().out.splitlines() if "tracking.mlflow" in line])
+        == 1
+    )
