@@ -1,7 +1,6 @@
 """Pages that list names of the code list all of them, and generated pages are as the generator writes them."""
 
 import ast
-import re
 import runpy
 from collections.abc import Iterator
 from functools import cache
@@ -117,13 +116,17 @@ def test_section_without_a_message_is_of_no_reason_of_ready():
     } == set()
 
 
-def test_every_event_has_a_row_in_troubleshooting():
-    """`Event(kind, "StageFailed", …)`; of f"Pipeline{phase}" the first part."""
+def event_reasons() -> set[str]:
+    """Return the reasons of the events that are stored; of f"Pipeline{phase}" the first part."""
     source = (ROOT / "operator" / "finetune_operator" / "core" / "events.py").read_text()
-    stored = [
-        line for line in source.splitlines() if "Event(" in line and "ordinary=True" not in line
-    ]
-    names = {found for line in stored for found in re.findall(r'Event\(\S+, f?"(\w+)', line)}
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    events = [call for call in calls if ast.unparse(call.func) == "Event"]
+    stored = [call for call in events if "ordinary" not in {word.arg for word in call.keywords}]
+    return {re.match(r"f?[\"'](\w+)", ast.unparse(call.args[1]))[1] for call in stored}
+
+
+def test_every_event_has_a_row_in_troubleshooting():
+    names = event_reasons()
     table = TROUBLESHOOTING.partition("## Events")[2]
     rows = {
         name

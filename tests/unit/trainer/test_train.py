@@ -199,9 +199,10 @@ def test_adapter_with_lowest_validation_loss_is_the_result(tiny_model, tmp_path)
 
 
 def test_early_stopping_ends_training(tiny_model, tmp_path):
-    recipe = overfitting_recipe(tmp_path) | {"early_stopping": {"patience": 2}}
+    # The best step differs between types of CPU, so the recipe has steps to spare.
+    recipe = overfitting_recipe(tmp_path) | {"early_stopping": {"patience": 2}, "max_steps": 96}
     result = run_train(train_config(tiny_model, **recipe), tmp_path)
-    assert result.steps == result.best_step + 8 < 24
+    assert result.steps == result.best_step + 8 < 96
 
 
 def test_tokens_outside_the_vocabulary_are_rejected(tmp_path):
