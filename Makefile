@@ -1,8 +1,11 @@
 # `make help` lists the targets. Each target first installs what it needs into .venv.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-# Extras of the tests: all there are.
-ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,cluster,dev
+# Extras of the tests: all there are, and the ones of the folders that need no PyTorch.
+ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,cluster,dev,parity
+LIGHT := operator,cluster,dev
+LIGHT_TESTS := tests/unit/core% tests/unit/kubernetes% tests/unit/controller% testcluster/tests/unit%
+PYTEST_ALL := --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -11,16 +14,19 @@ demo: ## run a whole pipeline on this machine, with two interruptions
 	@.ci/install trainer
 	@$(PY) examples/demo/demo.py
 
-test: ## run all unit, integration and e2e tests (TESTS=tests/unit/core for some)
-	@.ci/install $(ALL)
-ifdef TESTS
-	@$(PY) -m pytest $(TESTS)
-else
-	@units=0; $(PY) -m pytest --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15 \
-	  || units=$$?; $(PY) -m e2e && exit $$units  # both, so that one run shows every failure
-endif
+unit: ## run the quick unit tests in minutes (T=tests/unit/core for some: seconds)
+	@.ci/install $(if $(filter-out $(LIGHT_TESTS),$(or $(T),all)),$(ALL),$(LIGHT))
+	@$(PY) -m pytest -q -m "not slow" $(or $(T),$(PYTEST_ALL) --ignore=tests/integration)
 
-# Every switch that adds tests to a plain `make test`. CONTRIBUTING.md says what each needs.
+test: ## run all tests that need neither root nor a cluster (T=tests/unit/core for some)
+	@.ci/install $(ALL)
+	@$(PY) -m pytest $(or $(T),$(PYTEST_ALL) --ignore=tests/integration)
+
+test-clusters: ## run the tests on API servers and real nodes; as root on Debian (T=e2e/test_smoke.py for some)
+	@.ci/install $(ALL)
+	@$(PY) -m e2e $(T)
+
+# Every switch that adds tests to a plain `make test` and `make test-clusters`. CONTRIBUTING.md says what each needs.
 test-all: export TRAINING := all
 test-all: export STORES := all
 test-all: export FAULTS := all
@@ -28,7 +34,8 @@ test-all: export KUBERNETES := all
 test-all: export GITOPS := all
 test-all: export MONITORING := all
 test-all: export KIND := all
-test-all: test ## run all tests of `make test`, and the slow ones
+test-all: ## run all tests with every switch; about two hours
+	@failed=0; $(MAKE) test || failed=1; $(MAKE) test-clusters || failed=1; exit $$failed  # one run shows every failure
 
 check: ## check style, types, layers and generated files
 	@.ci/install $(ALL)
@@ -65,4 +72,4 @@ docs: ## generate the pages of docs/reference that come from the code, and the c
 clean: ## delete .venv, .demo and .finetune
 	rm -rf .venv .demo .finetune
 
-.PHONY: help demo test test-all check cluster cluster-deps images release crds docs clean
+.PHONY: help demo unit test test-clusters test-all check cluster cluster-deps images release crds docs clean

@@ -15,12 +15,22 @@ SLOW_FILES = (
     "test_resume",
     "test_local_run",
     "test_tracked_training",
+    "test_several_pods",
+    "test_lm_eval_cli",
+    "test_merge_memory",
+    "test_push_kills",
 )
-"""Test files that run first, so that all workers end at about the same time."""
+"""Test files that take a minute or more. They run first, so that all workers end at about the same time.
+
+`make unit` leaves them out, and `make test` runs them.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests of SLOW_FILES before all others."""
+    """Mark the tests of SLOW_FILES, and sort them before all others."""
+    for item in items:
+        if item.path.stem in SLOW_FILES:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.stem not in SLOW_FILES)
 
 
