@@ -1,6 +1,7 @@
 """Pages that list names of the code list all of them, and generated pages are as the generator writes them."""
 
 import ast
+import re
 import runpy
 from collections.abc import Iterator
 from functools import cache
