@@ -14,6 +14,19 @@ from typing import Any
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus
+from finetune_operator.core.actions import (
+    Action,
+    ChangeWorkspace,
+    CreateJob,
+    CreateWorkspace,
+    DeleteJob,
+    DeletePipeline,
+    DeleteService,
+    ProbeServer,
+    StopJob,
+    SwitchTraffic,
+    subject_of,
+)
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.metadata import workspace_name
@@ -27,19 +40,6 @@ from finetune_operator.core.observation import (
     ObservedWorkspace,
 )
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import (
-    Action,
-    ChangeWorkspace,
-    CreateJob,
-    CreateWorkspace,
-    DeleteJob,
-    DeletePipeline,
-    DeleteService,
-    ProbeServer,
-    StopJob,
-    SwitchTraffic,
-    subject_of,
-)
 from finetune_operator.core.workspace import WORKSPACE
 from finetune_operator.errors import Conflict
 from finetune_trainer.contract import (

@@ -26,11 +26,12 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
+from finetune_operator.core.actions import subject_of
 from finetune_operator.core.assess import PipelineAssessment
 from finetune_operator.core.costs import amount_text, pipeline_costs
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.core.plan import Plan, subject_of
+from finetune_operator.core.plan import Plan
 from finetune_trainer.contract import DeployResult, Progress, PushResult
 
 ConditionStatus = Literal["True", "False", "Unknown"]
