@@ -139,7 +139,7 @@ def releases_in_a_row(status: StageStatus) -> int:
 
 
 def _was_released(attempt: AttemptStatus) -> bool:
-    """Return whether the attempt was stopped before its start, and nobody asked for it."""
+    """Return whether the attempt was stopped before its start, and not by a request of the user."""
     if attempt.stopping is None or attempt.started_at:
         return False
     return attempt.stopping not in REQUESTED

@@ -1,8 +1,12 @@
 """The turn of each pipeline on a claim: at most one pipeline at a time writes to it. Pure."""
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.spec import STAGES
 from finetune_operator.core.observation import Blocker, ClaimUser, ObservedWorkspace
 
+# A server reads the published model, so it may run beside a stage that writes to the claim.
+WRITING_STAGES = frozenset(kind.name for kind in STAGES if not kind.runs_server)
+"""Stages that write to the claim."""
 WORKSPACE = "workspace"
 """Field of the spec, and the subject of a refusal to create the claim."""
 
