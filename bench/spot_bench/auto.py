@@ -11,12 +11,13 @@ from decimal import Decimal
 
 from typing_extensions import override
 
-from finetune_operator.api.placement import AUTO, SPOT
+from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
 from finetune_operator.core.auto import (
     Cause,
     Decision,
     Experience,
     Limits,
+    NodeGroup,
     Offer,
     decide,
     offers_in_turns,
@@ -43,22 +44,20 @@ class Auto:
     run: Run
     limits: Limits = LIMITS
     has_deadline: bool = True
-    given_up: dict[str, Cause] = field(default_factory=dict)
+    given_up: dict[NodeGroup, Cause] = field(default_factory=dict)
     interruptions: int = 0
     spot_minutes: int = 0
     on_demand_attempts: int = 0
-    in_row: dict[str, tuple[int, int]] = field(default_factory=dict)
+    in_row: dict[NodeGroup, tuple[int, int]] = field(default_factory=dict)
     """Node class -> quick interruptions in a row, and those of them without a new checkpoint."""
 
     def __post_init__(self) -> None:
         job = self.run.job
-        self.on_demand_offer = [Offer("on-demand", Decimal(str(job.on_demand_price)))]
-        self.spot_offers = list(
-            {
-                one.node_class: Offer(one.node_class, Decimal(str(one.price)))
-                for one in self.run.zones
-            }.values()
-        )
+        self.on_demand_offer = [Offer(NodeGroup(ON_DEMAND), Decimal(str(job.on_demand_price)))]
+        prices = {zone.node_class: Decimal(str(zone.price)) for zone in self.run.zones}
+        self.spot_offers = [
+            Offer(NodeGroup(SPOT, node_class), price) for node_class, price in prices.items()
+        ]
 
     def attempt(self) -> None:
         """Run the next attempt, to its end."""
@@ -68,13 +67,13 @@ class Auto:
         else:
             self.run_on_demand(decision)
 
-    def decide(self, given_up: dict[str, Cause]) -> Decision:
+    def decide(self, given_up: dict[NodeGroup, Cause]) -> Decision:
         """Ask the operator's function."""
         return decide(
             AUTO, self.spot_offers, self.on_demand_offer, self.experience(given_up), self.limits
         )
 
-    def experience(self, given_up: dict[str, Cause]) -> Experience:
+    def experience(self, given_up: dict[NodeGroup, Cause]) -> Experience:
         """Return what the operator has measured. The duration of a restart is its default until there was one."""
         run = self.run
         known = {"restart": minutes(run.job.restart)} if run.measured else {}
@@ -93,22 +92,24 @@ class Auto:
 
     def run_on_spot(self, decision: Decision) -> None:
         """Wait for a spot node of the class, and run until it is taken."""
-        run, node_class = self.run, decision.offer.node_class
+        run = self.run
+        nodes = decision.offer.nodes
         experience = self.experience(self.given_up)
         turns = offers_in_turns(self.spot_offers, experience, self.limits)
         in_turns = decision.offer in turns
         limit = run.now + int(
             pending_limit(experience, self.limits, in_turns=in_turns) / minutes(1)
         )
-        start, zone = run.first_zone(node_class)
+        start, zone = run.first_zone(nodes.node_class)
         run.wait(min(start, limit))
         if start > limit:
-            self.given_up.pop(node_class, None)  # a class that was given up again goes to the end
-            self.given_up[node_class] = Cause.NO_CAPACITY
+            # A class that was given up again goes to the end of the order.
+            self.given_up.pop(nodes, None)
+            self.given_up[nodes] = Cause.NO_CAPACITY
             return
-        self.take_spot(node_class, zone)
+        self.take_spot(nodes, zone)
 
-    def take_spot(self, node_class: str, zone: Capacity) -> None:
+    def take_spot(self, nodes: NodeGroup, zone: Capacity) -> None:
         """Run on a spot node that is there, and remember how that ended."""
         run, started, done = self.run, self.run.now, self.run.done
         taken = run.spot(zone)
@@ -117,14 +118,14 @@ class Auto:
         if not taken:
             return
         self.interruptions += 1
-        quick, fruitless = self.in_row.get(node_class, (0, 0))
+        quick, fruitless = self.in_row.get(nodes, (0, 0))
         quick = quick + 1 if run.now - started < QUICK else 0
         fruitless = fruitless + 1 if run.done == done else 0
-        self.in_row[node_class] = quick, fruitless
+        self.in_row[nodes] = quick, fruitless
         if cause := reason_to_give_up(
             quick, fruitless, self.experience(self.given_up), self.limits
         ):
-            self.given_up[node_class] = cause
+            self.given_up[nodes] = cause
 
     def run_on_demand(self, decision: Decision) -> None:
         """Run on an on-demand node until the work is done, or spot nodes are to be tried again."""

@@ -65,8 +65,9 @@ def placement_lines(
             if placement and placement.message
         )
         return
+    statuses = {name: stage.status for name, stage in stages.items()}
     choices = {
-        name: CapacityChoice(spec, stage, lambda one: stages[one].status, defaults, now)
+        name: CapacityChoice(spec, stage, statuses, defaults, now)
         for name, stage in starting.items()
     }
     yield from (

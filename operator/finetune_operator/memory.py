@@ -12,8 +12,21 @@ from datetime import datetime
 from typing import Any
 
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
-from finetune_operator.api.spec import STAGES, PipelineSpec
+from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
+from finetune_operator.core.actions import (
+    Action,
+    ChangeWorkspace,
+    CreateJob,
+    CreateWorkspace,
+    DeleteJob,
+    DeletePipeline,
+    DeleteService,
+    ProbeServer,
+    StopJob,
+    SwitchTraffic,
+    subject_of,
+)
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.metadata import workspace_name
@@ -27,20 +40,7 @@ from finetune_operator.core.observation import (
     ObservedWorkspace,
 )
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import (
-    Action,
-    ChangeWorkspace,
-    CreateJob,
-    CreateWorkspace,
-    DeleteJob,
-    DeletePipeline,
-    DeleteService,
-    ProbeServer,
-    StopJob,
-    SwitchTraffic,
-    subject_of,
-)
-from finetune_operator.core.workspace import WORKSPACE
+from finetune_operator.core.workspace import WORKSPACE, WRITING_STAGES
 from finetune_operator.errors import Conflict
 from finetune_trainer.contract import (
     AnyResult,
@@ -53,7 +53,6 @@ from finetune_trainer.contract import (
 )
 
 LIVE = frozenset({JobState.WAITING, JobState.RUNNING})
-WRITING_STAGES = frozenset(kind.name for kind in STAGES if not kind.runs_server)
 
 
 class InvariantViolation(AssertionError):
@@ -124,13 +123,12 @@ class MemoryCluster:
 
     def edit(self, key: Key, spec: PipelineSpec) -> None:
         """Replace the spec; the generation increases if the spec differs."""
-        stored, text = self.pipelines[key], _json(spec)
+        stored = self.pipelines[key]
+        text = _json(spec)
         if text != stored.spec:
-            stored.spec, stored.generation, stored.version = (
-                text,
-                stored.generation + 1,
-                stored.version + 1,
-            )
+            stored.spec = text
+            stored.generation += 1
+            stored.version += 1
 
     def annotate(self, key: Key, annotation: str, value: str) -> None:
         """Set one annotation."""
@@ -169,19 +167,15 @@ class MemoryCluster:
 
     def _observe_workspace(self, pipeline: Pipeline) -> ObservedWorkspace:
         claim = claim_of(pipeline.key, pipeline.spec)
-        others = {key: one for key, one in self.pipelines.items() if one.uid != pipeline.uid}
-        sharing = {
-            one.uid: _claim_user(key, one)
-            for key, one in others.items()
-            if claim_of(key, PipelineSpec.model_validate_json(one.spec)) == claim
-        }
+        sharing = {}
+        for key, stored in self.pipelines.items():
+            spec = PipelineSpec.model_validate_json(stored.spec)
+            if stored.uid != pipeline.uid and claim_of(key, spec) == claim:
+                sharing[stored.uid] = _claim_user(key, stored)
         for job in self.jobs.values():
-            if (
-                job.live
-                and not job.template.serving
-                and job.claim == claim
-                and job.owner != pipeline.uid
-            ):
+            writes = job.live and not job.template.serving
+            if writes and job.claim == claim and job.owner != pipeline.uid:
+                # A deleted pipeline leaves its Job behind until the process has ended.
                 user = sharing.get(job.owner) or ClaimUser(job.owner, writing=True)
                 sharing[job.owner] = replace(user, writing=True)
         return ObservedWorkspace(
@@ -193,11 +187,13 @@ class MemoryCluster:
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         """Store the status if it differs; raise Conflict if the pipeline has changed since it was read."""
         with self._fault_point("write_status"):
-            stored, text = self.pipelines.get(pipeline.key), _json(status)
+            stored = self.pipelines.get(pipeline.key)
+            text = _json(status)
             if stored is None or pipeline.resource_version != str(stored.version):
                 raise Conflict(f"{pipeline.key} has changed since it was read")
             if text != stored.status:
-                stored.status, stored.version = text, stored.version + 1
+                stored.status = text
+                stored.version += 1
             return replace(pipeline, status=status, resource_version=str(stored.version))
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
@@ -207,7 +203,8 @@ class MemoryCluster:
             if WORKSPACE in refused and isinstance(action, CreateJob):
                 continue
             with self._fault_point("apply"):
-                if refusal := self.refusals.get(subject_of(action)):
+                refusal = self.refusals.get(subject_of(action))
+                if refusal:
                     refused[subject_of(action)] = refusal
                 else:
                     self._execute(pipeline, action)
@@ -243,12 +240,10 @@ class MemoryCluster:
 
     def _create(self, pipeline: Pipeline, template: JobTemplate) -> None:
         existing = self.jobs.get(template.name)
-        if existing and (existing.owner, existing.template.identity) != (
-            pipeline.uid,
-            template.identity,
-        ):
-            raise InvariantViolation(f"{template.name} is the name of another Job")
         if existing:
+            owned = existing.owner == pipeline.uid
+            if not owned or existing.template.identity != template.identity:
+                raise InvariantViolation(f"{template.name} is the name of another Job")
             return
         claim = claim_of(pipeline.key, pipeline.spec)
         for name, job in self.jobs.items():
@@ -272,12 +267,14 @@ class MemoryCluster:
             self.applied.append(f"stop the server of {name}")
 
     def _delete_ended(self, name: str) -> None:
-        if job := self.jobs.get(name):
-            if job.live:
-                raise InvariantViolation(f"{name} is deleted although it has not ended")
-            if name not in self.servers:
-                del self.jobs[name]
-                self.applied.append(f"delete {name}")
+        job = self.jobs.get(name)
+        if job is None:
+            return
+        if job.live:
+            raise InvariantViolation(f"{name} is deleted although it has not ended")
+        if name not in self.servers:
+            del self.jobs[name]
+            self.applied.append(f"delete {name}")
 
     def _switch_traffic(self, stage: str, name: str) -> None:
         for job, server in self.servers.items():
@@ -348,12 +345,15 @@ class MemoryCluster:
 
 
 def _pipeline(key: Key, stored: StoredPipeline) -> Pipeline:
-    spec, status = (
+    return Pipeline(
+        key,
+        stored.uid,
+        stored.generation,
         PipelineSpec.model_validate_json(stored.spec),
         PipelineStatus.model_validate_json(stored.status),
+        str(stored.version),
+        dict(stored.annotations),
     )
-    version, annotations = str(stored.version), dict(stored.annotations)
-    return Pipeline(key, stored.uid, stored.generation, spec, status, version, annotations)
 
 
 def claim_of(key: Key, spec: PipelineSpec) -> str:

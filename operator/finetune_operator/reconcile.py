@@ -44,41 +44,40 @@ async def reconcile(
     if pipeline is None:
         return ReconcileResult(requeue_after=None, gone=True)
     before = pipeline.status
-    observation = await cluster.observe(
-        pipeline
-    )  # all reading: facts about Jobs, servers and the claim
-    plan, status = _decide(
-        pipeline, observation, settings, now
-    )  # pure: the actions to take, the status to write
+    # All reading: facts about Jobs, servers and the claim.
+    observation = await cluster.observe(pipeline)
+    # Pure: the actions to take, and the status to write.
+    plan, status = _decide(pipeline, observation, settings, now)
+    wait = time_until_write(before, status, settings.write_delay, now)
     # The status comes before the actions. An attempt's number must be durable before its Job exists: otherwise an
     # operator that is killed in between would not know that the Job is its own.
-    if (
-        not (wait := time_until_write(before, status, settings.write_delay, now))
-        and wait is not None
-    ):
+    if wait == timedelta():
         pipeline = await cluster.write_status(pipeline, status)
     try:
-        refused = await cluster.apply(
-            pipeline, plan.actions
-        )  # all acting: idempotent under deterministic names
+        # All acting: idempotent under deterministic names.
+        refused = await cluster.apply(pipeline, plan.actions)
     finally:
         # Events come after the status that they describe, and also after a failed action: the next call compares with
         # the status written above and would not find them again.
         if not wait:
-            await cluster.emit_events(
-                pipeline, events_between(before, status, settings.troubleshooting_url)
-            )
+            events = events_between(before, status, settings.troubleshooting_url)
+            await cluster.emit_events(pipeline, events)
     # A refusal is remembered in the status only: it is not an observed fact before the request is sent.
-    told = with_refusals(pipeline.status, refused)
-    if told != pipeline.status:
-        _, status = _decide(replace(pipeline, status=told), observation, settings, now)
+    with_new_refusals = with_refusals(pipeline.status, refused)
+    if with_new_refusals != pipeline.status:
+        changed = replace(pipeline, status=with_new_refusals)
+        _, status = _decide(changed, observation, settings, now)
         pipeline = await cluster.write_status(pipeline, status)
-    times = [time for time in (wait or None, plan.requeue_after) if time is not None]
+    times = []
+    # Zero: the status was written above, so there is nothing to come back for.
+    if wait:
+        times.append(wait)
+    if plan.requeue_after is not None:
+        times.append(plan.requeue_after)
     if pipeline.status.finished_at and pipeline.status != before:
         times += _times_after_end(pipeline, observation, settings, now)
-    return ReconcileResult(
-        min(times, default=None), refusals=tuple(blocker.message for blocker in refused.values())
-    )
+    refusals = tuple(blocker.message for blocker in refused.values())
+    return ReconcileResult(min(times, default=None), refusals=refusals)
 
 
 def _decide(

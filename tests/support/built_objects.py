@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.stages.base import ConfigContext, StageSpec
 from finetune_operator.api.status import AttemptStatus, StageStatus
 from finetune_operator.core.capacity import CapacityChoice
@@ -118,9 +118,8 @@ def _attempt(pipeline: Pipeline, spec: StageSpec, settings: Settings) -> Attempt
     defaults = settings.placement_defaults
     if defaults is None:
         return attempt
-    return CapacityChoice(pipeline.spec, spec, lambda _name: StageStatus(), defaults, START).place(
-        attempt
-    )
+    statuses = {kind.name: StageStatus() for kind in STAGES}
+    return CapacityChoice(pipeline.spec, spec, statuses, defaults, START).place(attempt)
 
 
 def load_manifest(path: Path) -> Object:

@@ -29,6 +29,9 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.workspace import WORKSPACE, create_blocker, start_blocker
 from finetune_trainer.contract import StageConfig
 
+Finding = tuple[StageState, Reason, str]
+"""State, reason and message of a stage."""
+NOT_REQUESTED: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not requested")
 DONE = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
 MISSING_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
 
@@ -70,14 +73,10 @@ class PipelineAssessment:
     @property
     def failed_stage(self) -> str | None:
         """Return the name of the first failed stage, or None."""
-        return next(
-            (
-                name
-                for name, stage in self.stages.items()
-                if stage.status.state is StageState.FAILED
-            ),
-            None,
-        )
+        for name, stage in self.stages.items():
+            if stage.status.state is StageState.FAILED:
+                return name
+        return None
 
 
 def assess(pipeline: Pipeline, observation: Observation, now: datetime) -> PipelineAssessment:
@@ -119,27 +118,29 @@ def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
 
     This is cheap if the output exists: each stage looks for its own result before it starts to work.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     # Backwards, so that the inputs of a stage to verify are verified too.
     for kind in reversed(STAGES):
         status = stages.get(kind.name, StageStatus())
-        if kind.name in found or (
-            status.state is StageState.FAILED and status.reason in MISSING_INPUT
-        ):
-            found.update(kind.needs)
-    return frozenset(found)
+        misses_input = status.state is StageState.FAILED and status.reason in MISSING_INPUT
+        if misses_input or kind.name in names:
+            names.update(kind.needs)
+    return frozenset(names)
 
 
 class _Assessor:
     """Assesses the stages in execution order, in two passes: `update` the history, then `assess_stage`."""
 
     def __init__(self, pipeline: Pipeline, observation: Observation, now: datetime) -> None:
-        self.pipeline, self.observation, self.now = pipeline, observation, now
-        self.cancelled = (
-            pipeline.status.cancelled and pipeline.retry is None
-        ) or pipeline.cancel is not None
+        self.pipeline = pipeline
+        self.observation = observation
+        self.now = now
+        # A retry takes back an earlier request to cancel, but not one that comes with it.
+        still_cancelled = pipeline.status.cancelled and pipeline.retry is None
+        self.cancelled = still_cancelled or pipeline.cancel is not None
         self.refusals = {
-            one.subject: Blocker(one.reason, one.message) for one in pipeline.status.refusals
+            refusal.subject: Blocker(refusal.reason, refusal.message)
+            for refusal in pipeline.status.refusals
         }
         self.stages_to_verify = stages_to_verify(pipeline.status.stages)
         self.gates: tuple[GateStatus, ...] = ()
@@ -161,30 +162,30 @@ class _Assessor:
         status = drop_lost_server(status, self.observation.servers)
         if self.pipeline.retry is not None:
             status = reset_budgets(status, repeat=kind.name in self.stages_to_verify)
-        if spec := self.pipeline.spec.stage(kind.name):
+        spec = self.pipeline.spec.stage(kind.name)
+        if spec:
             config = spec.config(self._config_context())
             identity = identity_of(spec, config, self.observation.source_digests)
             status = reset_if_changed(status, identity, execution_of(spec))
-            self.specs[kind.name], self.configs[kind.name] = (
-                spec,
-                config.model_copy(update={"identity": identity}),
-            )
+            self.specs[kind.name] = spec
+            self.configs[kind.name] = config.model_copy(update={"identity": identity})
             if status.result:
                 self.gates = spec.compare_with_gates(status.result) or self.gates
         self.statuses[kind.name] = status
 
     def assess_stage(self, kind: type[StageSpec]) -> None:
         """Derive the state of a stage from the updated statuses of all stages."""
-        spec, status = self.specs.get(kind.name), self.statuses[kind.name]
-        assessed = self._assessed(spec, status) if spec else _with_state(status, *NOT_REQUESTED)
+        spec = self.specs.get(kind.name)
+        status = self.statuses[kind.name]
+        finding = self._finding(spec, status) if spec else NOT_REQUESTED
         servers = {
             job: server
             for job, server in self.observation.servers.items()
             if server.stage == kind.name
         }
-        self.assessments[kind.name] = StageAssessment(
-            spec, self.configs.get(kind.name), _with_server_warning(assessed, servers), servers
-        )
+        assessed = _with_server_warning(_with_state(status, *finding), servers)
+        config = self.configs.get(kind.name)
+        self.assessments[kind.name] = StageAssessment(spec, config, assessed, servers)
 
     def _config_context(self) -> ConfigContext:
         spec = self.pipeline.spec
@@ -205,49 +206,49 @@ class _Assessor:
         known = self.pipeline.status.costs
         return pipeline_costs(self.statuses, known.currency) if known else None
 
-    def _assessed(self, spec: StageSpec, status: StageStatus) -> StageStatus:
+    def _finding(self, spec: StageSpec, status: StageStatus) -> Finding:
         # The first check that matches decides. Facts about the past come before conditions of a start.
         checks = (
-            self._succeeded,  # a stage with a result stays done, even if the pipeline is suspended or cancelled
-            self._running,  # a stage with a live Job is running, even if its next attempt would not be allowed
-            self._failed,  # before _skipped: a failure is not hidden by a gate that failed
+            # A stage with a result stays done, even if the pipeline is suspended or cancelled.
+            self._succeeded,
+            # A stage with a live Job is running, even if its next attempt would not be allowed.
+            self._running,
+            # Before _skipped: a failure is not hidden by a gate that failed.
+            self._failed,
             self._skipped,
-            self._dependency_not_ready,  # before _blocked: only the stage whose turn it is reports cancel or deadline
+            # Before _blocked: only the stage whose turn it is reports cancel or deadline.
+            self._dependency_not_ready,
             self._blocked,
         )
         for check in checks:
-            if found := check(spec, status):
-                return _with_state(status, *found)
+            finding = check(spec, status)
+            if finding:
+                return finding
         retrying = status.last_attempt is not None and status.counts(status.last_attempt)
-        return _with_state(
-            status, StageState.PENDING, Reason.RETRYING if retrying else Reason.PROGRESSING, ""
-        )
+        return StageState.PENDING, Reason.RETRYING if retrying else Reason.PROGRESSING, ""
 
-    def _succeeded(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
+    def _succeeded(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         if status.result is None:
             return None
         gates = spec.compare_with_gates(status.result)
-        if unmeasured := [gate.message for gate in gates if not gate.measured]:
-            return StageState.FAILED, Reason.SPEC_INVALID, truncate_message("; ".join(unmeasured))
-        server = self.observation.servers.get(server_job(status) or "")
+        unmeasured = [gate.message for gate in gates if not gate.measured]
+        if unmeasured:
+            return StageState.FAILED, Reason.SPEC_INVALID, "; ".join(unmeasured)
+        job = server_job(status) or ""
+        server = self.observation.servers.get(job)
         if server and not server.current:
             # Not done yet: the server has answered, but clients reach it only when the traffic is switched.
-            blocker = self.refusals.get(server_job(status) or "")
-            message = (
-                blocker.message
-                if blocker
-                else "the server has answered, and its traffic is being switched on"
-            )
-            return StageState.RUNNING, blocker.reason if blocker else Reason.PROGRESSING, message
+            blocker = self.refusals.get(job)
+            if blocker:
+                return StageState.RUNNING, blocker.reason, blocker.message
+            message = "the server has answered, and its traffic is being switched on"
+            return StageState.RUNNING, Reason.PROGRESSING, message
         if server and server.problem:
             return StageState.SUCCEEDED, server.problem.reason, server.problem.message
-        return (
-            StageState.SUCCEEDED,
-            Reason.STAGE_SUCCEEDED,
-            truncate_message("; ".join(gate.message for gate in gates)),
-        )
+        message = "; ".join(gate.message for gate in gates)
+        return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, message
 
-    def _running(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
+    def _running(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         attempt = status.last_attempt
         if attempt is None or attempt.finished_at:
             return None
@@ -256,116 +257,114 @@ class _Assessor:
         if attempt.stopping:
             # The latest of two stops: a pipeline that is cancelled while it is being suspended does not continue.
             reason = Reason.CANCELLED if self.cancelled else attempt.stopping
-            return (
-                StageState.RUNNING,
-                reason,
-                f"stopping: {refusal.message}" if refusal else "stopping",
-            )
-        state = (
-            StageState.RUNNING if job and job.state is not JobState.WAITING else StageState.QUEUED
-        )
-        blocker = job.blocker if job else refusal or self._create_blocker(spec)
+            message = f"stopping: {refusal.message}" if refusal else "stopping"
+            return StageState.RUNNING, reason, message
+        if job:
+            queued = job.state is JobState.WAITING
+            blocker = job.blocker
+        else:
+            queued = True
+            blocker = refusal or self._create_blocker(spec)
+        state = StageState.QUEUED if queued else StageState.RUNNING
         if blocker:
             return state, blocker.reason, blocker.message
         return state, Reason.PROGRESSING, status.placement.message if status.placement else ""
 
-    def _failed(self, spec: StageSpec, status: StageStatus) -> "Finding | None":
+    def _failed(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         last = status.last_attempt
         if last and status.counts(last) and last.reason in NON_RETRYABLE:
             return StageState.FAILED, last.reason, last.message
         cause = f": {last.message}" if last and last.message else ""
-        if (times := status.failures_counted) > spec.max_failures:
-            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"failed {times} times{cause}"
-        if (times := status.interruptions_counted) > spec.max_interruptions:
-            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, f"interrupted {times} times{cause}"
+        failures = status.failures_counted
+        if failures > spec.max_failures:
+            message = f"failed {failures} times{cause}"
+            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, message
+        interruptions = status.interruptions_counted
+        if interruptions > spec.max_interruptions:
+            message = f"interrupted {interruptions} times{cause}"
+            return StageState.FAILED, Reason.RETRIES_EXHAUSTED, message
         if spec.max_runtime_seconds and status.active_seconds >= spec.max_runtime_seconds:
             limit = f"{spec.name}.maxRuntimeSeconds is {spec.max_runtime_seconds}"
             fix = "raise it, or retry, which counts from zero"
-            return (
-                StageState.FAILED,
-                Reason.DEADLINE_EXCEEDED,
-                f"ran for {status.active_seconds:.0f} s; {limit}: {fix}",
-            )
+            message = f"ran for {status.active_seconds:.0f} s; {limit}: {fix}"
+            return StageState.FAILED, Reason.DEADLINE_EXCEEDED, message
         return None
 
-    def _skipped(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
-        own = spec.skip_reason(self.gates)
-        dependencies = (self.assessments[name].status for name in spec.needs)
-        inherited = next(
-            (s.message for s in dependencies if s.reason is Reason.BELOW_THRESHOLD), None
-        )
-        message = own or inherited
-        return (StageState.SKIPPED, Reason.BELOW_THRESHOLD, message) if message else None
+    def _skipped(self, spec: StageSpec, _status: StageStatus) -> Finding | None:
+        dependencies = [self.assessments[name].status for name in spec.needs]
+        messages = [
+            spec.skip_reason(self.gates),
+            *(need.message for need in dependencies if need.reason is Reason.BELOW_THRESHOLD),
+        ]
+        for message in messages:
+            if message:
+                return StageState.SKIPPED, Reason.BELOW_THRESHOLD, message
+        return None
 
-    def _dependency_not_ready(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
-        missing = [name for name in spec.needs if self.assessments[name].status.state not in DONE]
-        return (
-            (StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {missing[0]}")
-            if missing
-            else None
-        )
+    def _dependency_not_ready(self, spec: StageSpec, _status: StageStatus) -> Finding | None:
+        for name in spec.needs:
+            if self.assessments[name].status.state not in DONE:
+                return StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {name}"
+        return None
 
     def _create_blocker(self, spec: StageSpec) -> Blocker | None:
         if spec.runs_server or self.observation.defaults_blocker:
             return self.observation.defaults_blocker
         return create_blocker(self.observation.workspace) or self.refusals.get(WORKSPACE)
 
-    def _blocked(self, spec: StageSpec, _status: StageStatus) -> "Finding | None":
+    def _blocked(self, spec: StageSpec, _status: StageStatus) -> Finding | None:
         if self.cancelled:
             return StageState.FAILED, Reason.CANCELLED, "cancelled"
         limit = self.pipeline.spec.max_runtime_seconds
         if limit and self.active_time >= timedelta(seconds=limit):
-            return (
-                StageState.FAILED,
-                Reason.DEADLINE_EXCEEDED,
-                "all stages together ran longer than maxRuntimeSeconds",
-            )
+            message = "all stages together ran longer than maxRuntimeSeconds"
+            return StageState.FAILED, Reason.DEADLINE_EXCEEDED, message
         if self.pipeline.spec.suspend:
             return StageState.PENDING, Reason.SUSPENDED, "suspended"
-        blocker = self.observation.defaults_blocker
-        blocker = blocker or (self._server_blocker() if spec.runs_server else self._job_blocker())
+        blocker = self._start_blocker(spec)
         return (StageState.PENDING, blocker.reason, blocker.message) if blocker else None
 
-    def _server_blocker(self) -> Blocker | None:
-        return self.observation.service_blocker
-
-    def _job_blocker(self) -> Blocker | None:
-        """Return why no Job may start: the claim is not usable, or a Job that should have ended still runs."""
-        if blocker := start_blocker(self.observation.workspace):
+    def _start_blocker(self, spec: StageSpec) -> Blocker | None:
+        """Return why no attempt may start: the defaults or the claim cannot be used, or an earlier Job still runs."""
+        # An attempt without the namespace's defaults might run on nodes where it must not.
+        if self.observation.defaults_blocker:
+            return self.observation.defaults_blocker
+        if spec.runs_server:
+            return self.observation.service_blocker
+        blocker = start_blocker(self.observation.workspace)
+        if blocker:
             return blocker
-        if name := next(self._own_writers(), None):
-            return Blocker(
-                Reason.WORKSPACE_IN_USE,
-                f"waits until the Job {name} of this pipeline and its pod have ended",
-            )
+        for name in self._own_writers():
+            message = f"waits until the Job {name} of this pipeline and its pod have ended"
+            return Blocker(Reason.WORKSPACE_IN_USE, message)
         return None
 
     def _own_writers(self) -> Iterator[str]:
         """Yield the pipeline's Jobs that may write to the claim: recorded as running, or observed."""
-        found = ((kind, self.statuses[kind.name].running_attempt) for kind in STAGES)
-        running = {attempt.job: kind for kind, attempt in found if attempt}
-        yield from (job for job, kind in running.items() if not kind.runs_server)
-        yield from (
-            job
-            for job, observed in self.observation.jobs.items()
-            if observed.live and job not in running
-        )
+        running = set()
+        for kind in STAGES:
+            attempt = self.statuses[kind.name].running_attempt
+            if attempt is None:
+                continue
+            running.add(attempt.job)
+            # A server reads the published model, not the claim.
+            if not kind.runs_server:
+                yield attempt.job
+        for name, job in self.observation.jobs.items():
+            if job.live and name not in running:
+                yield name
 
 
 def _with_server_warning(status: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
     """Add to the message of an unfinished stage that the server of its earlier result is down."""
-    problems = (
-        server.problem.message for server in servers.values() if server.current and server.problem
-    )
-    problem = next(problems, None) if status.state is not StageState.SUCCEEDED else None
-    message = "; ".join(part for part in (status.message, f"meanwhile {problem}") if part)
-    return status.model_copy(update={"message": truncate_message(message)}) if problem else status
-
-
-Finding = tuple[StageState, Reason, str]
-"""State, reason and message."""
-
-NOT_REQUESTED: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not requested")
+    if status.state is StageState.SUCCEEDED:
+        return status
+    for server in servers.values():
+        if server.current and server.problem:
+            parts = (status.message, f"meanwhile {server.problem.message}")
+            message = truncate_message("; ".join(part for part in parts if part))
+            return status.model_copy(update={"message": message})
+    return status
 
 
 def _with_state(

@@ -1,4 +1,4 @@
-"""The capacity type of the next attempt: pure, from prices, what a stage has lived through, and its deadline.
+"""The policy: spot or on-demand nodes for the next attempt, by prices, experience and the deadline. Pure.
 
 `bench/spot.py` runs this very code against traces of spot capacity.
 """
@@ -9,41 +9,50 @@ from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
 from math import exp, expm1
+from typing import NamedTuple
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
 
 HOUR = timedelta(hours=1)
 PRIOR_HOURS = 10.0
-"""Weight of the expected rate of interruptions, as hours on spot nodes that had it."""
+"""Weight of the expected rate of interruptions, in hours on spot nodes with that rate."""
 PRIOR_RATE = 0.05
 """Interruptions per hour of a node class without a rate of its own: one in 20 hours."""
 PENDING = timedelta(minutes=10)
-"""Time for which a pod may find no node, where neither the user nor a deadline says more."""
+"""Time for which a pod may find no node, if neither the user nor a deadline says more."""
+# An autoscaler needs minutes for a node, even if the cloud has one.
 MIN_PENDING = timedelta(minutes=3)
-"""Least time for which a pod waits, if there is as much to spare: an autoscaler needs it for a node that there is."""
+"""Least time for which a pod waits, if there is as much to spare."""
 LONGEST_PENDING = timedelta(hours=2)
 """Longest time for which a pod waits when all classes were full, one after the other."""
+# The processes that run wait half an hour for the others; the operator decides before they fail.
 LONGEST_INCOMPLETE = timedelta(minutes=20)
-"""Longest time for which some pods of an attempt hold nodes while others have none. The processes of those that run
-wait half an hour for the others."""
+"""Longest time for which some pods of an attempt hold nodes while others have none."""
+# Found by bench/spot.py: more or less costs more.
 PENDING_SHARE = 0.9
-"""Part of the spare time that one wait for spot nodes may take. `bench/spot.py`: more or less costs more."""
+"""Part of the spare time that one wait for spot nodes may take."""
+# Found by bench/spot.py: with 1.3, turns cost more than waiting for the cheapest class alone.
 SIMILAR_COST = Decimal("1.2")
-"""Classes whose expected cost is at most this multiple of the lowest wait in turns. `bench/spot.py`: 1.3 costs more
-than waiting for the cheapest one alone."""
+"""Classes wait in turns if their expected cost is at most this multiple of the lowest cost."""
 IN_ROW = 3
-"""Interruptions in a row after which a node class is given up, where neither the user nor a deadline says more."""
+"""Interruptions in a row after which a node class is given up, if neither the user nor a deadline says more."""
+# The measured speed varies between steps and nodes.
 RESERVE_SHARE = 0.03
-"""Part of the remaining time that a deadline keeps in reserve: the measured speed varies."""
+"""Part of the remaining time that a deadline keeps in reserve."""
+# Work takes a quarter more than an estimate that is 20 % too low.
 ESTIMATE_SHARE = 0.25
-"""The same before the speed is measured: work may take a quarter more than an estimate that is 20 % too low."""
+"""Part of the remaining time that a deadline keeps in reserve before the speed is measured."""
+# A move that saves just its own cost would only add risk.
 GAIN = 2.0
-"""A running attempt is moved to spot nodes where it saves this multiple of what the move costs."""
+"""The operator moves a running attempt to spot nodes if the move saves this multiple of its cost."""
+# 1,024 times the first interval: longer than any training, and no overflow.
 MAX_DOUBLINGS = 10
+# The formula divides by the interval; it has a limit at zero.
 SHORTEST_INTERVAL = 1e-6
-"""Hours between two checkpoints, at least: their limit is what is meant."""
+"""Hours between two checkpoints, at least."""
+# From here on the cost is a million times the price of the work, and exp would overflow later.
 MAX_EXPONENT = 15.0
-"""From here on, an estimate is not worth a number: the cost is a million times the price of the work."""
+"""Largest exponent for which an expected cost is computed."""
 
 
 class Cause(StrEnum):
@@ -71,13 +80,31 @@ class Cause(StrEnum):
     """The next interruption would fail the stage."""
 
 
+class NodeGroup(NamedTuple):
+    """The nodes on which an attempt may run: a node class, or any node of a capacity type."""
+
+    capacity: str
+    node_class: str | None = None
+    """None: no class is configured, so it is any node of the capacity type."""
+
+    @property
+    def label(self) -> str:
+        """The name of the node class, or else of the capacity type."""
+        return self.node_class or self.capacity
+
+
 @dataclass(frozen=True)
 class Offer:
-    """A node class on which the stage can run, and its price per hour for the stage's pods."""
+    """Nodes on which the stage can run, and their price per hour for the stage's pods."""
 
-    node_class: str
+    nodes: NodeGroup
     price: Decimal | None = None
     interruptions_per_hour: float | None = None
+
+    @property
+    def node_class(self) -> str | None:
+        """The node class. None: any node of the capacity type."""
+        return self.nodes.node_class
 
 
 @dataclass(frozen=True)
@@ -92,7 +119,7 @@ class Limits:
     """Interruptions in a row without a new durable step."""
     short_stage: timedelta = timedelta(minutes=30)
     return_after: timedelta = timedelta(minutes=30)
-    """Running time on on-demand nodes before spot is tried again. Without a deadline it doubles with each attempt."""
+    """Running time on on-demand nodes before the next try of spot. Without a deadline it doubles with each attempt."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +135,14 @@ class Experience:
     restart: timedelta = timedelta(minutes=3)
     """From the start of an attempt to its first new step."""
     loss: timedelta = timedelta(seconds=90)
-    """Most work that one interruption loses, and twice what it loses on average: the time between two checkpoints."""
+    """Most work that an interruption loses: the time between two checkpoints. The average loss is half of it."""
     interruptions: int = 0
     spot_time: timedelta = timedelta()
     """Running time on spot nodes."""
-    given_up: Mapping[str, Cause] = field(default_factory=dict)
-    """Node class -> why it is not tried for a while, in the order in which these were given up."""
+    given_up: Mapping[NodeGroup, Cause] = field(default_factory=dict)
+    """Nodes -> why they are not tried for a while, in the order in which the stage gave them up."""
     on_demand_attempts: int = 0
-    """Attempts on on-demand nodes since the last one that ran on spot nodes."""
+    """Attempts on on-demand nodes since the last attempt that ran on spot nodes."""
     deadline: timedelta | None = None
     """Time until the deadline. None: there is none."""
     later_stages: timedelta = timedelta()
@@ -125,20 +152,39 @@ class Experience:
 
     @property
     def spare(self) -> timedelta | None:
-        """Return the time that may be spent without a step, so that the deadline is kept after one more interruption.
+        """Return the time that may pass without a step, so that the deadline is kept after one more interruption.
 
-        That takes two restarts, the lost work, and a reserve for the error of the remaining time. None: there is no
-        deadline, or the remaining time is not known.
+        An interruption takes two restarts, the lost work, and a reserve for the error of the remaining time. None:
+        there is no deadline, or the remaining time is not known.
         """
         if self.deadline is None or self.remaining is None:
             return None
-        reserve = (RESERVE_SHARE if self.measured else ESTIMATE_SHARE) * self.remaining
-        later = (1 + ESTIMATE_SHARE) * self.later_stages
-        return self.deadline - self.remaining - reserve - later - self.loss - 2 * self.restart
+        share = RESERVE_SHARE if self.measured else ESTIMATE_SHARE
+        work = self.remaining + share * self.remaining + (1 + ESTIMATE_SHARE) * self.later_stages
+        # One restart before the interruption, if the attempt has not begun yet, and one after it.
+        interruption = self.loss + 2 * self.restart
+        return self.deadline - work - interruption
 
     def has_time_for_interruption(self) -> bool:
         """Return whether the deadline can be kept after an interruption."""
         return self.deadline is None or (self.spare is not None and self.spare > timedelta())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expected cost of the remaining work on the nodes of an offer; of an hour of work if its duration is unknown."""
+
+    price: Decimal
+    cost: Decimal
+    rate: float = 0.0
+    """Interruptions per hour."""
+
+
+class Estimates(NamedTuple):
+    """Expected costs on spot and on on-demand nodes. None: without a price."""
+
+    spot: Estimate | None
+    on_demand: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -148,18 +194,8 @@ class Decision:
     capacity: str
     offer: Offer
     cause: Cause
-    spot: "Estimate | None" = None
-    on_demand: "Estimate | None" = None
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Expected cost of the remaining work on one node class; of an hour of work where its duration is not known."""
-
-    price: Decimal
-    cost: Decimal
-    rate: float = 0.0
-    """Interruptions per hour."""
+    spot: Estimate | None = None
+    on_demand: Estimate | None = None
 
 
 def decide(
@@ -174,19 +210,19 @@ def decide(
         return _requested(capacity, spot, on_demand, experience, limits)
     spot_offer = _next(spot, experience, limits)
     on_demand_offer = _next(on_demand, experience, limits)
-    estimates = (
-        estimate(spot_offer, experience) if spot_offer else None,
-        estimate_on_demand(on_demand_offer or _cheapest(on_demand, experience), experience),
+    on_demand_choice = on_demand_offer or _cheapest(on_demand, experience)
+    estimates = Estimates(
+        spot=estimate(spot_offer, experience) if spot_offer else None,
+        on_demand=estimate_on_demand(on_demand_choice, experience),
     )
-    cause = _cause_for_on_demand(*estimates, experience, limits)
+    cause = _cause_for_on_demand(estimates, experience, limits)
     if cause is None and spot_offer is None:
         cause = _last_cause(spot, experience)
     if cause and are_full(on_demand, experience):
         return _without_on_demand(spot, on_demand, spot_offer, estimates, experience)
     if cause or spot_offer is None:
-        offer = on_demand_offer or _cheapest(on_demand, experience)
-        return Decision(ON_DEMAND, offer, cause or Cause.NO_CAPACITY, *estimates)
-    known = estimates[0] and estimates[1]
+        return Decision(ON_DEMAND, on_demand_choice, cause or Cause.NO_CAPACITY, *estimates)
+    known = estimates.spot and estimates.on_demand
     return Decision(
         SPOT, spot_offer, Cause.LOWER_COST if known else Cause.PRICE_UNKNOWN, *estimates
     )
@@ -194,7 +230,8 @@ def decide(
 
 def are_full(offers: Sequence[Offer], experience: Experience) -> bool:
     """Return whether all of these classes were given up because they had no node."""
-    return all(experience.given_up.get(one.node_class) is Cause.NO_CAPACITY for one in offers)
+    causes = [experience.given_up.get(offer.nodes) for offer in offers]
+    return all(cause is Cause.NO_CAPACITY for cause in causes)
 
 
 def _requested(
@@ -204,68 +241,73 @@ def _requested(
     experience: Experience,
     limits: Limits,
 ) -> Decision:
-    """Return the decision for a capacity that the user has chosen; its classes take turns where all are full."""
+    """Return the decision for a capacity that the user has chosen; its classes take turns if all are full."""
     spot_offer = _next(spot, experience, limits) or _first_given_up(spot, experience)
     on_demand_offer = _next(on_demand, experience, limits) or _first_given_up(on_demand, experience)
-    on_spot, other = (
-        estimate(spot_offer, experience),
-        estimate_on_demand(on_demand_offer, experience),
+    estimates = Estimates(
+        spot=estimate(spot_offer, experience),
+        on_demand=estimate_on_demand(on_demand_offer, experience),
     )
     if capacity == ON_DEMAND:
-        return Decision(ON_DEMAND, on_demand_offer, Cause.REQUESTED, on_spot, other)
-    dearer = on_spot is not None and other is not None and on_spot.cost > other.cost
-    return Decision(
-        capacity, spot_offer, Cause.REQUESTED_DEARER if dearer else Cause.REQUESTED, on_spot, other
-    )
+        return Decision(ON_DEMAND, on_demand_offer, Cause.REQUESTED, *estimates)
+    cause = Cause.REQUESTED
+    if estimates.spot and estimates.on_demand and estimates.spot.cost > estimates.on_demand.cost:
+        cause = Cause.REQUESTED_DEARER
+    return Decision(capacity, spot_offer, cause, *estimates)
 
 
 def _without_on_demand(
     spot: Sequence[Offer],
     on_demand: Sequence[Offer],
     spot_offer: Offer | None,
-    estimates: "tuple[Estimate | None, Estimate | None]",
+    estimates: Estimates,
     experience: Experience,
 ) -> Decision:
-    """Return the decision where no on-demand class has nodes: any spot class, or else the one first given up."""
+    """Return the decision if no on-demand class has nodes: any spot class, or else the class first given up."""
     offer = spot_offer or _first_given_up((*spot, *on_demand), experience)
-    return Decision(ON_DEMAND if offer in on_demand else SPOT, offer, Cause.NO_CAPACITY, *estimates)
+    capacity = ON_DEMAND if offer in on_demand else SPOT
+    return Decision(capacity, offer, Cause.NO_CAPACITY, *estimates)
 
 
 def _first_given_up(offers: Sequence[Offer], experience: Experience) -> Offer:
     """Return the offer that was given up first; all of them were."""
-    order = {name: number for number, name in enumerate(experience.given_up)}
-    return min(offers, key=lambda one: order[one.node_class])
+    order = list(experience.given_up)
+    return min(offers, key=lambda offer: order.index(offer.nodes))
 
 
 def _last_cause(offers: Sequence[Offer], experience: Experience) -> Cause:
     """Return why the last of the offers was given up."""
-    names = {one.node_class for one in offers}
-    return [cause for name, cause in experience.given_up.items() if name in names][-1]
+    groups = {offer.nodes for offer in offers}
+    causes = [cause for nodes, cause in experience.given_up.items() if nodes in groups]
+    return causes[-1]
 
 
 def _cause_for_on_demand(
-    spot: Estimate | None, on_demand: Estimate | None, experience: Experience, limits: Limits
+    estimates: Estimates, experience: Experience, limits: Limits
 ) -> Cause | None:
-    """Return why the attempt must not run on spot nodes, or None. A deadline comes before money."""
+    """Return why the attempt must not run on spot nodes, or None."""
+    # A deadline and a budget come before money: a late or failed training is worth nothing.
     if not experience.has_time_for_interruption():
         return Cause.DEADLINE
     if experience.interruptions_left is not None and experience.interruptions_left <= 0:
         return Cause.LAST_INTERRUPTION
     if experience.total is not None and experience.total < limits.short_stage:
         return Cause.SHORT_STAGE
-    if spot and on_demand and spot.cost >= on_demand.cost:
+    if estimates.spot and estimates.on_demand and estimates.spot.cost >= estimates.on_demand.cost:
         return Cause.LOWER_COST
     return None
 
 
 def _next(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Offer | None:
-    """Return the cheapest offer that was not given up; before a dear one, those in turns that wait for nodes."""
-    left = [offer for offer in offers if offer.node_class not in experience.given_up]
+    """Return the cheapest offer that was not given up; before a dear offer, the offers that wait in turns."""
+    left = [offer for offer in offers if offer.nodes not in experience.given_up]
     turns = offers_in_turns(offers, experience, limits)
     if not turns:
         return _cheapest(left, experience) if left else None
     untried = [offer for offer in turns if offer in left]
-    return _cheapest(untried, experience) if untried else _first_given_up(turns, experience)
+    if untried:
+        return _cheapest(untried, experience)
+    return _first_given_up(turns, experience)
 
 
 def offers_in_turns(
@@ -278,35 +320,38 @@ def offers_in_turns(
     if limits.pending or experience.spare is None:
         return []
     lowest = estimate(_cheapest(offers, experience), experience)
-    similar = [one for one in offers if _costs_similar(estimate(one, experience), lowest)]
-    turns = [
-        one
-        for one in similar
-        if experience.given_up.get(one.node_class) in (None, Cause.NO_CAPACITY)
-    ]
+    similar = [offer for offer in offers if _costs_similar(estimate(offer, experience), lowest)]
+    turns = [offer for offer in similar if _may_have_nodes(offer, experience)]
     # The dearer ones are tried, too, before the spare time ends.
     dearer = [
-        one for one in offers if one not in similar and one.node_class not in experience.given_up
+        offer for offer in offers if offer not in similar and offer.nodes not in experience.given_up
     ]
     has_time = experience.spare >= PENDING * (1 + len(dearer))
     return turns if has_time and len(turns) > 1 else []
 
 
-def _costs_similar(one: "Estimate | None", lowest: "Estimate | None") -> bool:
-    if one is None or lowest is None:
-        return one is lowest
-    return one.cost <= SIMILAR_COST * lowest.cost
+def _may_have_nodes(offer: Offer, experience: Experience) -> bool:
+    """Return whether the offer was not given up, or only because it had no node at that time."""
+    return experience.given_up.get(offer.nodes) in (None, Cause.NO_CAPACITY)
+
+
+def _costs_similar(expected: Estimate | None, lowest: Estimate | None) -> bool:
+    if expected is None or lowest is None:
+        return expected is lowest
+    return expected.cost <= SIMILAR_COST * lowest.cost
 
 
 def _cheapest(offers: Sequence[Offer], experience: Experience) -> Offer:
-    """Return the first of the offers with the lowest expected cost; one without a price comes last."""
-    return min(offers, key=lambda offer: _expected_cost(offer, experience))
+    """Return the first of the offers with the lowest expected cost; an offer without a price comes last."""
+    return min(offers, key=lambda offer: _cost_rank(offer, experience))
 
 
-def _expected_cost(offer: Offer, experience: Experience) -> tuple[bool, Decimal, Decimal]:
+def _cost_rank(offer: Offer, experience: Experience) -> tuple[bool, Decimal, Decimal]:
     expected = estimate(offer, experience)
-    # Where neither of two would ever end, the price decides.
-    return (False, expected.cost, expected.price) if expected else (True, Decimal(), Decimal())
+    if expected is None:
+        return True, Decimal(), Decimal()
+    # If neither of two offers would ever end the work, the price decides.
+    return False, expected.cost, expected.price
 
 
 def estimate(offer: Offer, experience: Experience) -> Estimate | None:
@@ -318,42 +363,45 @@ def estimate(offer: Offer, experience: Experience) -> Estimate | None:
     if offer.price is None:
         return None
     rate = interruption_rate(offer, experience)
-    work, restart = _work_hours(experience), experience.restart / HOUR
+    work = _work_hours(experience)
+    restart = experience.restart / HOUR
     between = min(work, max(experience.loss / HOUR, SHORTEST_INTERVAL))
-    exponent = rate * (between + restart)
-    if exponent > MAX_EXPONENT:
+    if rate * (between + restart) > MAX_EXPONENT:
         return Estimate(offer.price, Decimal("Infinity"), rate)
-    factor = exp(rate * restart) * expm1(rate * between) / (rate * between) if rate > 0 else 1.0
+    factor = 1.0
+    if rate > 0:
+        factor = exp(rate * restart) * expm1(rate * between) / (rate * between)
     return Estimate(offer.price, offer.price * Decimal(work * factor), rate)
 
 
 def estimate_on_demand(offer: Offer, experience: Experience) -> Estimate | None:
     """Return the cost on on-demand nodes, or None without a price."""
-    return (
-        None
-        if offer.price is None
-        else Estimate(offer.price, offer.price * Decimal(_work_hours(experience)))
-    )
+    if offer.price is None:
+        return None
+    return Estimate(offer.price, offer.price * Decimal(_work_hours(experience)))
 
 
 def _work_hours(experience: Experience) -> float:
-    # Where nothing is left, an hour of work shows which one costs less.
+    # If nothing is left, an hour of work shows which offer costs less.
     return experience.remaining / HOUR if experience.remaining else 1.0
 
 
 def interruption_rate(offer: Offer, experience: Experience) -> float:
-    """Return interruptions per hour: those that were expected, and, with time, those that were observed."""
+    """Return interruptions per hour: first the expected rate, and with time the observed rate.
+
+    Formula: the mean of a gamma prior of PRIOR_HOURS hours after so many interruptions in the time on spot nodes.
+    """
     prior = PRIOR_RATE if offer.interruptions_per_hour is None else offer.interruptions_per_hour
-    return (prior * PRIOR_HOURS + experience.interruptions) / (
-        PRIOR_HOURS + experience.spot_time / HOUR
-    )
+    expected = prior * PRIOR_HOURS
+    hours = PRIOR_HOURS + experience.spot_time / HOUR
+    return (expected + experience.interruptions) / hours
 
 
 def pending_limit(experience: Experience, limits: Limits, *, in_turns: bool = False) -> timedelta:
     """Return how long a pod may find no node before its class is given up, by what was known when the attempt began.
 
-    With a deadline, waiting costs nothing but time: most of what there is to spare. Where another class at a similar
-    price has its turn next, `offers_in_turns`, it is no longer than without a deadline.
+    With a deadline, waiting costs nothing but time: most of what there is to spare. If another class at a similar
+    price has its turn next, `offers_in_turns`, the limit is no longer than without a deadline.
     """
     spare = experience.spare
     if spare is None or in_turns:
@@ -372,7 +420,9 @@ def reason_to_give_up(
     default = IN_ROW if experience.deadline is None else None
     if _reaches(interruptions, limits.interruptions or default):
         return Cause.INTERRUPTIONS
-    return Cause.NO_PROGRESS if _reaches(fruitless, limits.fruitless or default) else None
+    if _reaches(fruitless, limits.fruitless or default):
+        return Cause.NO_PROGRESS
+    return None
 
 
 def _reaches(count: int, limit: int | None) -> bool:
@@ -380,27 +430,23 @@ def _reaches(count: int, limit: int | None) -> bool:
 
 
 def return_time(cause: Cause, experience: Experience, limits: Limits) -> timedelta:
-    """Return the running time from which on an attempt on on-demand nodes, with its cause, may return to spot nodes.
-
-    Where only time was missing, no time need pass. A deadline bounds the number of returns by itself: each takes time.
-    """
+    """Return the running time after which an attempt on on-demand nodes, with its cause, may return to spot nodes."""
+    # Only time was missing, so no time need pass before spot nodes are right again.
     if cause is Cause.DEADLINE:
         return timedelta()
+    # A deadline bounds the number of returns by itself, because each takes time.
     if experience.deadline is not None:
         return limits.return_after
-    return limits.return_after * float(
-        2 ** min(max(0, experience.on_demand_attempts - 1), MAX_DOUBLINGS)
-    )
+    doublings = min(max(0, experience.on_demand_attempts - 1), MAX_DOUBLINGS)
+    return limits.return_after * float(2**doublings)
 
 
 def pays_to_return(decision: Decision, experience: Experience) -> bool:
-    """Return whether a running attempt on on-demand nodes is to be replaced by one with this decision."""
-    if (
-        decision.capacity != SPOT
-        or not decision.spot
-        or not decision.on_demand
-        or experience.remaining is None
-    ):
+    """Return whether this decision is to replace a running attempt on on-demand nodes."""
+    if decision.capacity != SPOT or experience.remaining is None:
         return False
+    if decision.spot is None or decision.on_demand is None:
+        return False
+    # Two restarts: the attempt on spot nodes, and another on on-demand nodes if it is interrupted.
     move = decision.on_demand.price * Decimal(2 * experience.restart / HOUR)
     return decision.on_demand.cost - decision.spot.cost > move * Decimal(GAIN)

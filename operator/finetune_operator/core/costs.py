@@ -10,19 +10,18 @@ from decimal import ROUND_HALF_UP, Decimal
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Costs, Outcome, PipelineCosts, StageStatus
 
-HOUR = Decimal(3600)
+SECONDS_AN_HOUR = Decimal(3600)
+# The sum of many short attempts must be right to the cent.
 UNIT = Decimal("0.0001")
-"""Amounts are rounded to a hundredth of a cent, so that the sum of many short attempts is right to the cent."""
+"""Amounts are rounded to this: a hundredth of a cent."""
 CENT = Decimal("0.01")
 
 
 def running_seconds(ended: AttemptStatus) -> float:
-    """Return how long an attempt ran, by the clock of its kubelet; at least as long as the operator found it to run."""
-    seconds = (
-        (ended.finished_at - ended.started_at).total_seconds()
-        if ended.finished_at and ended.started_at
-        else 0.0
-    )
+    """Return how long an attempt ran, by the clock of its kubelet; at least as long as by the operator's clock."""
+    seconds = 0.0
+    if ended.finished_at and ended.started_at:
+        seconds = (ended.finished_at - ended.started_at).total_seconds()
     return max(seconds, ended.stopped_after_seconds or 0.0)
 
 
@@ -36,33 +35,42 @@ def with_costs(stage: StageStatus) -> StageStatus:
 
 
 def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
-    """Return the status with so many attempts, or those that are needed, and with the sum of the others.
+    """Return the status with at most `kept` attempts, or as many as are needed, and with the sum of the others.
 
-    Needed is the newest of each node class, which shows that it was full, and the newest one with steps. Of the rest,
-    those that found no node go first.
+    Attempts that found no node are dropped first.
     """
-    needed = {
-        (one.capacity, one.node_class): one.number for one in stage.attempts if stage.counts(one)
-    }
-    stepped = [one.number for one in stage.attempts if one.step_seconds]
+    needed = _needed_numbers(stage)
     attempts = list(stage.attempts)
+    dropped = []
     while len(attempts) > kept:
-        others = [
-            one for one in attempts[:-1] if one.number not in {*needed.values(), *stepped[-1:]}
-        ]
+        others = [attempt for attempt in attempts[:-1] if attempt.number not in needed]
         if not others:
             break
-        idle = (one for one in others if one.finished_at and one.started_at is None)
-        attempts.remove(next(idle, others[0]))
-    dropped = [one for one in stage.attempts if one not in attempts]
+        idle = [attempt for attempt in others if attempt.finished_at and not attempt.started_at]
+        oldest = (idle or others)[0]
+        attempts.remove(oldest)
+        dropped.append(oldest)
     if not dropped:
         return stage
     earlier = sum_of((stage.earlier_costs or Costs(), *map(costs_of, dropped)))
     return stage.model_copy(update={"attempts": tuple(attempts), "earlier_costs": earlier})
 
 
+def _needed_numbers(stage: StageStatus) -> set[int]:
+    """Return the numbers of the attempts that the choice of nodes still needs."""
+    # The newest attempt on each node class shows whether the class was full.
+    newest = {
+        (attempt.capacity, attempt.node_class): attempt.number
+        for attempt in stage.attempts
+        if stage.counts(attempt)
+    }
+    # The newest attempt with steps has the speed of the stage.
+    stepped = [attempt.number for attempt in stage.attempts if attempt.step_seconds]
+    return {*newest.values(), *stepped[-1:]}
+
+
 def pipeline_costs(stages: Mapping[str, StageStatus], currency: str) -> PipelineCosts | None:
-    """Return the sum over all stages, or None where no price is known."""
+    """Return the sum over all stages, or None if no price is known."""
     total = sum_of(stage.costs for stage in stages.values() if stage.costs)
     if total.attempts == total.unpriced:
         return None
@@ -77,20 +85,25 @@ def amount_text(amount: Decimal, currency: str) -> str:
 def price_text(price: Decimal) -> str:
     """Return a price with all of its digits, and with hundredths at least."""
     digits = price.normalize().as_tuple().exponent
-    return f"{price:.{max(2, -digits)}f}" if isinstance(digits, int) else str(price)
+    # Infinity and NaN have a letter in place of an exponent.
+    if not isinstance(digits, int):
+        return str(price)
+    return f"{price:.{max(2, -digits)}f}"
 
 
 def _with_cost(attempt: AttemptStatus) -> AttemptStatus:
     if attempt.finished_at is None:
         return attempt
     seconds = running_seconds(attempt)
-    lost = _amount(attempt.price, seconds - useful_seconds(attempt))
+    lost = None
+    if attempt.outcome is Outcome.INTERRUPTED:
+        lost = _amount(attempt.price, seconds - useful_seconds(attempt))
     return attempt.model_copy(
         update={
             "seconds": round(seconds, 3),
             "steps": _steps(attempt),
             "cost": _amount(attempt.price, seconds),
-            "lost_cost": lost if attempt.outcome is Outcome.INTERRUPTED else None,
+            "lost_cost": lost,
         }
     )
 
@@ -113,7 +126,7 @@ def useful_seconds(attempt: AttemptStatus) -> float:
         return seconds
     durable = _durable_steps(attempt)
     if attempt.step_seconds is None and durable:
-        # Its progress was never read: all of its time is that of its steps.
+        # Its progress was never read, so all of its time counts as time of its steps.
         return seconds * durable / max(durable, _steps(attempt) or 0)
     # A process may report any numbers.
     return min(seconds, max(0.0, durable * (attempt.step_seconds or 0.0)))
@@ -127,7 +140,7 @@ def _durable_steps(attempt: AttemptStatus) -> int:
 
 
 def costs_of(attempt: AttemptStatus) -> Costs:
-    """Return the time and money of one attempt; nothing for one that has not ended."""
+    """Return the time and money of an attempt; nothing if it has not ended."""
     if attempt.finished_at is None:
         return Costs()
     return Costs(
@@ -141,7 +154,7 @@ def costs_of(attempt: AttemptStatus) -> Costs:
 
 
 def _on_demand_cost(attempt: AttemptStatus) -> Decimal:
-    """Return what the attempt's useful time costs on on-demand nodes; where that is not known, what it did cost.
+    """Return what the attempt's useful time costs on on-demand nodes; its own cost if their price is not known.
 
     An attempt without a price of its own is in no sum, so that the sums can be compared.
     """
@@ -155,17 +168,21 @@ def _amount(price: Decimal | None, seconds: float) -> Decimal | None:
     """Return the cost of so many seconds at a price per hour."""
     if price is None:
         return None
-    return (price * Decimal(str(round(max(0.0, seconds), 3))) / HOUR).quantize(UNIT, ROUND_HALF_UP)
+    # Through text, because a binary fraction would show in the last digit.
+    exact = Decimal(str(round(max(0.0, seconds), 3)))
+    return (price * exact / SECONDS_AN_HOUR).quantize(UNIT, ROUND_HALF_UP)
 
 
 def sum_of(costs: Iterable[Costs]) -> Costs:
     """Return the sum."""
-    found = tuple(costs)
-    return Costs(
-        attempts=sum(one.attempts for one in found),
-        unpriced=sum(one.unpriced for one in found),
-        seconds=round(sum(one.seconds for one in found), 3),
-        spent=sum((one.spent for one in found), Decimal()),
-        lost=sum((one.lost for one in found), Decimal()),
-        on_demand=sum((one.on_demand for one in found), Decimal()),
-    )
+    total = Costs()
+    for part in costs:
+        total = Costs(
+            attempts=total.attempts + part.attempts,
+            unpriced=total.unpriced + part.unpriced,
+            seconds=total.seconds + part.seconds,
+            spent=total.spent + part.spent,
+            lost=total.lost + part.lost,
+            on_demand=total.on_demand + part.on_demand,
+        )
+    return total.model_copy(update={"seconds": round(total.seconds, 3)})

@@ -55,26 +55,23 @@ def update_attempt(attempt: AttemptStatus, job: ObservedJob | None, now: datetim
 def classify_ending(attempt: AttemptStatus, job: ObservedJob) -> Ending:
     """Return the ending of a finished Job, from the first rule in ENDING_RULES that matches."""
     endings = (rule(attempt, job) for rule in ENDING_RULES)
-    ending = next(ending for ending in endings if ending)
-    return (
-        replace(ending, message=f"{job.pod}: {ending.message}")
-        if job.pod and ending.message
-        else ending
-    )
+    # The last rule matches always.
+    ending = next(match for match in endings if match)
+    if job.pod and ending.message:
+        return replace(ending, message=f"{job.pod}: {ending.message}")
+    return ending
 
 
 def _succeeded(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    return (
-        Ending(Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED, "") if result_of(attempt, job) else None
-    )
+    if result_of(attempt, job) is None:
+        return None
+    return Ending(Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED, "")
 
 
 def _stopped(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    return (
-        Ending(Outcome.STOPPED, attempt.stopping, _termination_text(job))
-        if attempt.stopping
-        else None
-    )
+    if not attempt.stopping:
+        return None
+    return Ending(Outcome.STOPPED, attempt.stopping, _termination_text(job))
 
 
 def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -82,20 +79,19 @@ def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
         return None
     if job.exit_code is None:
         # The Job is Complete, but its pod and with it the result are gone. The program did nothing wrong.
-        unread = "the process succeeded, but its pod was deleted before the result was read; the stage runs again"
-        return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, unread)
+        unread = "its pod was deleted before the result was read; the stage runs again"
+        message = f"the process succeeded, but {unread}"
+        return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, message)
     problem = _termination_text(job) or _describe_result_problem(attempt, job)
-    return Ending(
-        Outcome.FAILED, Reason.RESULT_MISSING, f"the process exited with code 0, but {problem}"
-    )
+    message = f"the process exited with code 0, but {problem}"
+    return Ending(Outcome.FAILED, Reason.RESULT_MISSING, message)
 
 
 def _describe_result_problem(attempt: AttemptStatus, job: ObservedJob) -> str:
     if job.message is None or job.message.result is None:
         return "left no result in its termination message"
-    return (
-        f"its result has the identity {job.message.result.identity} instead of {attempt.identity}"
-    )
+    identity = job.message.result.identity
+    return f"its result has the identity {identity} instead of {attempt.identity}"
 
 
 def _out_of_memory(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -107,13 +103,13 @@ def _out_of_memory(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
 
 def _more_memory(job: ObservedJob) -> str:
     """Return which limit ended the process, and what to raise it to."""
-    resources = ".".join(part for part in (job.stage, "pod.resources") if part)
+    resources = f"{job.stage}.pod.resources" if job.stage else "pod.resources"
     if not job.memory_limit:
-        fix = (
-            f"set {resources}.requests.memory and {resources}.limits.memory to what the stage needs"
-        )
-        return f"killed for memory without a limit of its own, so its node ran out of memory: {fix}"
-    return f"killed at its limit {job.memory_limit}: raise {resources}.limits.memory to {doubled(job.memory_limit)}"
+        fields = f"{resources}.requests.memory and {resources}.limits.memory"
+        cause = "killed for memory without a limit of its own, so its node ran out of memory"
+        return f"{cause}: set {fields} to what the stage needs"
+    more = doubled(job.memory_limit)
+    return f"killed at its limit {job.memory_limit}: raise {resources}.limits.memory to {more}"
 
 
 def doubled(quantity: str) -> str:
@@ -123,36 +119,40 @@ def doubled(quantity: str) -> str:
 
 
 def _disrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
+    if not job.disruption:
+        return None
     text = "; ".join(part for part in (job.disruption, _termination_text(job)) if part)
-    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text) if job.disruption else None
+    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text)
 
 
 def _interrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
+    if job.exit_code != ExitCode.INTERRUPTED:
+        return None
     text = _termination_text(job) or f"the process was interrupted (exit code {job.exit_code})"
-    interrupted = job.exit_code == ExitCode.INTERRUPTED
-    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text) if interrupted else None
+    return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text)
 
 
 def _permanent_failure(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     reason = PERMANENT_REASONS.get(job.exit_code or 0)
-    return (
-        Ending(Outcome.FAILED, reason, _termination_text(job) or f"exit code {job.exit_code}")
-        if reason
-        else None
-    )
+    if reason is None:
+        return None
+    text = _termination_text(job) or f"exit code {job.exit_code}"
+    return Ending(Outcome.FAILED, reason, text)
 
 
 def _service_unavailable(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    text = (
-        _termination_text(job) or f"a service or a disk was unavailable (exit code {job.exit_code})"
-    )
-    unavailable = job.exit_code == ExitCode.UNAVAILABLE
-    return Ending(Outcome.FAILED, Reason.SOURCE_UNAVAILABLE, text) if unavailable else None
+    if job.exit_code != ExitCode.UNAVAILABLE:
+        return None
+    unavailable = f"a service or a disk was unavailable (exit code {job.exit_code})"
+    text = _termination_text(job) or unavailable
+    return Ending(Outcome.FAILED, Reason.SOURCE_UNAVAILABLE, text)
 
 
 def _failed(_attempt: AttemptStatus, job: ObservedJob) -> Ending:
-    killed = f"killed by a signal (exit code {job.exit_code}), cause unknown; the node may be out of memory"
-    text = killed if job.exit_code in SIGNAL_EXIT_CODES else f"exit code {job.exit_code}"
+    text = f"exit code {job.exit_code}"
+    if job.exit_code in SIGNAL_EXIT_CODES:
+        cause = "cause unknown; the node may be out of memory"
+        text = f"killed by a signal ({text}), {cause}"
     return Ending(Outcome.FAILED, Reason.STAGE_FAILED, _termination_text(job) or text)
 
 
@@ -160,22 +160,33 @@ def _failed(_attempt: AttemptStatus, job: ObservedJob) -> Ending:
 # request, then evidence about the pod, then exit codes, also 0. Evidence comes before exit codes because a process that
 # is evicted or runs out of memory may exit with any code.
 ENDING_RULES: tuple[Callable[[AttemptStatus, ObservedJob], Ending | None], ...] = (
-    _succeeded,  # a valid result counts even if the operator was stopping the attempt, or the pod was evicted
-    _stopped,  # any other ending after the operator's own request counts against no budget
-    _out_of_memory,  # before _disrupted: another attempt with the same limit would be killed again
-    _disrupted,  # an eviction is no failure, whatever the exit code; a process may also exit with 0 on SIGTERM
-    _result_missing,  # Complete without a valid result is not a success
-    _interrupted,  # exit code 75 without evidence: the process itself reports an interruption
+    # A valid result counts even if the operator was stopping the attempt, or the pod was evicted.
+    _succeeded,
+    # Any other ending after the operator's own request counts against no budget.
+    _stopped,
+    # Before _disrupted: another attempt with the same limit would be killed again.
+    _out_of_memory,
+    # An eviction is no failure, whatever the exit code; a process may also exit with 0 on SIGTERM.
+    _disrupted,
+    # Complete without a valid result is not a success.
+    _result_missing,
+    # Exit code 75 without evidence: the process itself reports an interruption.
+    _interrupted,
     _permanent_failure,
     _service_unavailable,
-    _failed,  # matches always: a bug, or a signal of unknown origin
+    # Matches always: a bug, or a signal of unknown origin.
+    _failed,
 )
 
 
 def result_of(attempt: AttemptStatus, job: ObservedJob) -> AnyResult | None:
     """Return the result of a completed Job, or None if there is none or it has another identity than the attempt."""
-    result = job.message.result if job.message and job.state is JobState.COMPLETE else None
-    return result if result and result.identity == attempt.identity else None
+    if job.message is None or job.state is not JobState.COMPLETE:
+        return None
+    result = job.message.result
+    if result is None or result.identity != attempt.identity:
+        return None
+    return result
 
 
 def _update_without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
@@ -194,11 +205,8 @@ def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime)
         "started_at": attempt.started_at or job.started_at,
         "node": attempt.node or job.node or None,
     }
-    if (
-        attempt.stopping is Reason.DEADLINE_EXCEEDED
-        and attempt.stopped_after_seconds is None
-        and attempt.started_at
-    ):
+    overdue = attempt.stopping is Reason.DEADLINE_EXCEEDED
+    if overdue and attempt.stopped_after_seconds is None and attempt.started_at:
         # The operator's clock decided that the time is used up. The kubelet's clock may be behind it, and by its times
         # alone there would be time left for another attempt, which the operator would stop again, and so on.
         observed["stopped_after_seconds"] = max(0.0, (now - attempt.started_at).total_seconds())
@@ -207,15 +215,15 @@ def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime)
         observed |= {
             "start_step": job.progress.start_step,
             "last_step": job.progress.step,
-            "saved_step": attempt.saved_step
-            if job.progress.saved_step is None
-            else job.progress.saved_step,
             "step_seconds": job.progress.step_seconds,
             "total_steps": job.progress.total,
         }
+        if job.progress.saved_step is not None:
+            observed["saved_step"] = job.progress.saved_step
     interruption = job.message.interruption if job.message else None
+    # The termination message of a process is newer than its last progress report.
     if interruption and interruption.step is not None:
-        observed["last_step"] = interruption.step  # newer than the last progress report
+        observed["last_step"] = interruption.step
     if interruption and interruption.saved_step is not None:
         observed["saved_step"] = interruption.saved_step
     return attempt.model_copy(update=observed)
@@ -240,6 +248,7 @@ def _termination_text(job: ObservedJob) -> str:
         return ""
     if job.message.failure:
         return job.message.failure.message
-    if (interruption := job.message.interruption) and interruption.step is not None:
-        return f"stopped at step {interruption.step}, saved at step {interruption.saved_step or 0}"
-    return ""
+    interruption = job.message.interruption
+    if interruption is None or interruption.step is None:
+        return ""
+    return f"stopped at step {interruption.step}, saved at step {interruption.saved_step or 0}"

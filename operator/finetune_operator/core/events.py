@@ -37,12 +37,15 @@ def events_between(before: PipelineStatus, after: PipelineStatus, url: str) -> t
         for event in _stage_events(name, before.stages.get(name), stage, url)
     ]
     if after.finished_at and _finished_condition(before) != _finished_condition(after):
-        kind: Literal["Normal", "Warning"] = (
-            "Normal" if after.phase in {"Succeeded", "BelowThreshold"} else "Warning"
+        # A gate that is not passed is the answer the user asked for, and no fault.
+        expected = after.phase in {"Succeeded", "BelowThreshold"}
+        [ready] = [condition for condition in after.conditions if condition.type == READY]
+        # The message of the condition ends with the same link.
+        more = link(ready.reason, url)
+        message = ready.message.removesuffix(more)
+        events.append(
+            Event("Normal" if expected else "Warning", f"Pipeline{after.phase}", message, more)
         )
-        ready = next(c for c in after.conditions if c.type == READY)
-        more = link(ready.reason, url)  # the condition's message has it
-        events.append(Event(kind, f"Pipeline{after.phase}", ready.message.removesuffix(more), more))
     return tuple(events)
 
 
@@ -65,7 +68,10 @@ def _finished_condition(status: PipelineStatus) -> tuple[ConditionStatus, Reason
 
     `finished_at` is not enough: an edit of the gate can change the outcome of a finished pipeline without any work.
     """
-    return next(((c.status, c.reason) for c in status.conditions if c.type == FINISHED), None)
+    for condition in status.conditions:
+        if condition.type == FINISHED:
+            return condition.status, condition.reason
+    return None
 
 
 def _stage_events(
@@ -82,25 +88,18 @@ def _stage_events(
             case Outcome.SUCCEEDED:
                 yield Event("Normal", "StageSucceeded", subject, ordinary=True)
             case Outcome.INTERRUPTED | Outcome.STOPPED:
-                yield Event(
-                    "Normal",
-                    f"Attempt{attempt.outcome}",
-                    f"{subject}: {attempt.message or attempt.reason}",
-                )
+                message = f"{subject}: {attempt.message or attempt.reason}"
+                yield Event("Normal", f"Attempt{attempt.outcome}", message)
             case Outcome.FAILED:
                 message = f"{subject}: {attempt.message or attempt.reason}"
                 yield Event("Warning", "AttemptFailed", message, link(attempt.reason, url))
-    if (
-        before
-        and before.state is not after.state
-        and after.state in {StageState.FAILED, StageState.SKIPPED}
-    ):
-        kind: Literal["Normal", "Warning"] = (
-            "Warning" if after.state is StageState.FAILED else "Normal"
-        )
+    ended = after.state in {StageState.FAILED, StageState.SKIPPED}
+    if before and before.state is not after.state and ended:
+        message = f"{name}: {after.message or after.reason}"
+        failed = after.state is StageState.FAILED
         yield Event(
-            kind,
+            "Warning" if failed else "Normal",
             f"Stage{after.state}",
-            f"{name}: {after.message or after.reason}",
+            message,
             link(after.reason, url),
         )

@@ -1,25 +1,34 @@
-"""What the attempts of a stage have lived through, as far as the choice of capacity needs it. Pure."""
+"""The experience of a stage: measurements of its attempts that the choice of nodes needs. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import AUTO, SPOT, PlacementDefaults
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, StageStatus
-from finetune_operator.core.auto import HOUR, Cause, Experience, Limits, reason_to_give_up
+from finetune_operator.core.auto import (
+    HOUR,
+    Cause,
+    Experience,
+    Limits,
+    NodeGroup,
+    reason_to_give_up,
+)
 from finetune_operator.core.costs import running_seconds
 from finetune_operator.core.history import interrupted_in_a_row, made_durable_step
-from finetune_operator.core.placement import any_nodes
 
 STEPS_TO_MEASURE = 10
 """Steps after which the speed of an attempt counts as measured."""
+# A timedelta holds a few thousand years, and a process may report any numbers.
 LONGEST_SECONDS = 1e9
-"""Longest duration that is calculated with, 30 years: a timedelta holds no more than a few thousand."""
+"""Longest duration that is calculated with: 30 years."""
+# The stop of the attempt before belongs to a restart, up to its grace period.
 SHORTEST_RESTART = timedelta(minutes=1)
-"""Shortest restart that is calculated with: the stop of the attempt before, up to its grace period, belongs to it."""
+"""Shortest restart that is calculated with."""
 
 
 def limits_of(spec: StageSpec, defaults: PlacementDefaults) -> Limits:
@@ -38,65 +47,79 @@ def limits_of(spec: StageSpec, defaults: PlacementDefaults) -> Limits:
 def experience_of(
     pipeline: PipelineSpec,
     spec: StageSpec,
-    statuses: Callable[[str], StageStatus],
+    statuses: Mapping[str, StageStatus],
     defaults: PlacementDefaults,
     now: datetime,
 ) -> Experience:
-    """Return the experience of a stage. `statuses` returns the status of each stage by name."""
-    status = statuses(spec.name)
-    current = [one for one in status.attempts if one.identity == status.identity]
-    on_spot = [one for one in status.attempts if one.capacity == SPOT and one.started_at]
-    total, remaining, measured = _durations(spec, current, now)
+    """Return the experience of a stage. `statuses` has the status of each stage by its name."""
+    status = statuses[spec.name]
+    current = [attempt for attempt in status.attempts if attempt.identity == status.identity]
+    on_spot = [
+        attempt for attempt in status.attempts if attempt.capacity == SPOT and attempt.started_at
+    ]
+    duration = _duration(spec, current, now)
+    # A requested capacity is kept whatever the deadline: another class of it costs nothing but its price.
+    deadline = None
+    if pipeline.deadline and spec.placement.capacity == AUTO:
+        deadline = pipeline.deadline - now
     experience = Experience(
-        total=total,
-        remaining=remaining,
-        measured=measured,
+        total=duration.total,
+        remaining=duration.remaining,
+        measured=duration.measured,
         restart=_restart(spec, current, timedelta(seconds=defaults.restart_seconds), now),
-        loss=_longest_loss(spec, current, total),
-        interruptions=sum(one.outcome is Outcome.INTERRUPTED for one in on_spot),
-        spot_time=timedelta(seconds=sum(_seconds(one, now) for one in on_spot)),
+        loss=_longest_loss(spec, current, duration.total),
+        interruptions=sum(attempt.outcome is Outcome.INTERRUPTED for attempt in on_spot),
+        spot_time=timedelta(seconds=sum(_seconds(attempt, now) for attempt in on_spot)),
         on_demand_attempts=_on_demand_in_a_row(status),
-        # A requested capacity is kept whatever the deadline: another class of it costs nothing but its price.
-        deadline=pipeline.deadline - now
-        if pipeline.deadline and spec.placement.capacity == AUTO
-        else None,
+        deadline=deadline,
         later_stages=_later_stages(pipeline, spec, statuses),
         interruptions_left=spec.max_interruptions - status.interruptions_counted,
     )
-    return replace(
-        experience, given_up=dict(_given_up(status, experience, limits_of(spec, defaults), now))
-    )
+    given_up = _given_up(status, experience, limits_of(spec, defaults), now)
+    return replace(experience, given_up=dict(given_up))
 
 
-def _durations(
-    spec: StageSpec, current: Sequence[AttemptStatus], now: datetime
-) -> tuple[timedelta | None, timedelta | None, bool]:
-    """Return the running time of the whole stage and of the rest, and whether they are measured or only expected."""
-    newest = next((one for one in reversed(current) if _has_measured(one)), None)
-    if newest:
-        return *_by_speed(newest, current), True
-    expected = spec.placement.expected_seconds or 0
-    rest = expected - sum(
-        _seconds(one, now) for one in current if _durable_step(one) > (one.start_step or 0)
-    )
-    if rest > 0:
-        return _time(expected), _time(rest), False
+class _Duration(NamedTuple):
+    """The running time of a stage."""
+
+    total: timedelta | None
+    remaining: timedelta | None
+    measured: bool
+    """Whether both are from the stage's own speed. Else they are an estimate."""
+
+
+def _duration(spec: StageSpec, current: Sequence[AttemptStatus], now: datetime) -> _Duration:
+    """Return the running time of the whole stage and of the rest."""
+    for attempt in reversed(current):
+        if _has_measured(attempt):
+            return _duration_by_speed(attempt, current, measured=True)
+    expected = spec.placement.expected_seconds
     if not expected:
-        return None, None, False
+        return _Duration(None, None, measured=False)
+    # Time without a durable step brought the stage no further.
+    useful = [
+        _seconds(attempt, now)
+        for attempt in current
+        if _durable_step(attempt) > (attempt.start_step or 0)
+    ]
+    rest = expected - sum(useful)
+    if rest > 0:
+        return _Duration(_time(expected), _time(rest), measured=False)
     # A few steps say more than an estimate that is used up.
-    stepped = next(
-        (one for one in reversed(current) if _has_speed(one) and _steps_of(one) > 0), None
-    )
-    return (*_by_speed(stepped, current), False) if stepped else (_time(expected), None, False)
+    for attempt in reversed(current):
+        if _has_speed(attempt) and _steps_of(attempt) > 0:
+            return _duration_by_speed(attempt, current, measured=False)
+    return _Duration(_time(expected), None, measured=False)
 
 
-def _by_speed(
-    measured: AttemptStatus, current: Sequence[AttemptStatus]
-) -> tuple[timedelta, timedelta]:
+def _duration_by_speed(
+    attempt: AttemptStatus, current: Sequence[AttemptStatus], *, measured: bool
+) -> _Duration:
     """Return the running time of the whole stage and of the rest, at the speed of an attempt."""
-    seconds, total = measured.step_seconds or 0.0, measured.total_steps or 0
-    left = total - max((_durable_step(one) for one in current), default=0)
-    return _time(seconds * total), _time(seconds * left)
+    seconds = attempt.step_seconds or 0.0
+    total = attempt.total_steps or 0
+    durable = max((_durable_step(earlier) for earlier in current), default=0)
+    return _Duration(_time(seconds * total), _time(seconds * (total - durable)), measured)
 
 
 def _steps_of(attempt: AttemptStatus) -> int:
@@ -104,31 +127,28 @@ def _steps_of(attempt: AttemptStatus) -> int:
 
 
 def _has_measured(attempt: AttemptStatus) -> bool:
-    """Return whether the attempt's speed is to be believed: the first steps may be faster or slower than the rest."""
-    return _has_speed(attempt) and _steps_of(attempt) >= min(
-        STEPS_TO_MEASURE, attempt.total_steps or 0
-    )
+    """Return whether the attempt has made enough steps: the first may be faster or slower than the rest."""
+    needed = min(STEPS_TO_MEASURE, attempt.total_steps or 0)
+    return _has_speed(attempt) and _steps_of(attempt) >= needed
 
 
 def _has_speed(attempt: AttemptStatus) -> bool:
-    return (
-        attempt.step_seconds is not None and attempt.step_seconds > 0 and bool(attempt.total_steps)
-    )
+    has_time = attempt.step_seconds is not None and attempt.step_seconds > 0
+    return has_time and bool(attempt.total_steps)
 
 
 def _time(seconds: float) -> timedelta:
-    """Return a duration; a process may report any numbers."""
+    """Return a duration within the bounds of a timedelta."""
     return timedelta(seconds=min(max(0.0, seconds), LONGEST_SECONDS))
 
 
 def _durable_step(attempt: AttemptStatus) -> int:
-    """Return the step after which another attempt would go on: a running attempt saves it when it is stopped."""
-    running = attempt.outcome is Outcome.RUNNING
-    return max(
-        (attempt.last_step if running else None) or 0,
-        attempt.saved_step or 0,
-        attempt.start_step or 0,
-    )
+    """Return the step after which another attempt would go on."""
+    step = max(attempt.saved_step or 0, attempt.start_step or 0)
+    # A running attempt saves its last step when it is stopped.
+    if attempt.outcome is Outcome.RUNNING:
+        return max(step, attempt.last_step or 0)
+    return step
 
 
 def _restart(
@@ -136,47 +156,52 @@ def _restart(
 ) -> timedelta:
     """Return the shortest measured time of an attempt without steps: before its process started, and in it.
 
-    The shortest, because validation and checkpoints take time without steps, too. Until there is one, an attempt that
-    ended before its first step shows that a restart takes longer than it ran. Another program than the trainer may
-    report no steps at all.
+    The shortest, because validation and checkpoints take time without steps, too. `otherwise` is the platform's
+    setting.
     """
     measured = list(_measured_restarts(current, otherwise, now))
+    # Another program than the trainer may report no steps at all.
     if measured or not trains(spec):
         return max(min(measured, default=otherwise), SHORTEST_RESTART)
-    without_step = (one for one in current if _steps_of(one) <= 0 and not one.saved_step)
-    return max(otherwise, SHORTEST_RESTART, *(_time(_seconds(one, now)) for one in without_step))
+    # An attempt that ended before its first step shows that a restart takes longer than the attempt ran.
+    without_step = [
+        _time(_seconds(attempt, now))
+        for attempt in current
+        if _steps_of(attempt) <= 0 and not attempt.saved_step
+    ]
+    return max(otherwise, SHORTEST_RESTART, *without_step)
 
 
 def _measured_restarts(
     current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime
 ) -> Iterator[timedelta]:
-    for one in current:
-        if not one.created_at or not one.started_at or not _has_measured(one):
+    for attempt in current:
+        if not attempt.created_at or not attempt.started_at or not _has_measured(attempt):
             continue
-        steps = _steps_of(one) * (one.step_seconds or 0.0)
+        steps = _steps_of(attempt) * (attempt.step_seconds or 0.0)
         # The time before its process started may have been a wait for capacity or quota.
-        before = min(one.started_at - one.created_at, otherwise)
-        yield before + _time(_seconds(one, now) - steps)
+        before = min(attempt.started_at - attempt.created_at, otherwise)
+        yield before + _time(_seconds(attempt, now) - steps)
 
 
 def _longest_loss(
     spec: StageSpec, current: Sequence[AttemptStatus], total: timedelta | None
 ) -> timedelta:
-    """Return the most work that an interruption loses: the time between two checkpoints, or what one has lost.
+    """Return the most work that an interruption loses: the time between two checkpoints, or the largest loss so far.
 
-    An interruption with notice loses nothing, which says nothing of the next one.
+    An interruption with notice loses nothing, which says nothing about the next interruption.
     """
-    interval = spec.checkpoint_interval if saves(spec, current) else None
-    return max(
-        interval or total or timedelta(),
-        *(_time(one.lost_seconds or 0.0) for one in current),
-        timedelta(),
-    )
+    # Without checkpoints, all work may be lost.
+    interval = total
+    if saves(spec, current) and spec.checkpoint_interval:
+        interval = spec.checkpoint_interval
+    lost = [_time(attempt.lost_seconds or 0.0) for attempt in current]
+    return max(interval or timedelta(), *lost, timedelta())
 
 
 def saves(spec: StageSpec, current: Sequence[AttemptStatus]) -> bool:
-    """Return whether the stage saves checkpoints: the trainer does, another program that has reported one."""
-    return trains(spec) or any(one.saved_step is not None for one in current)
+    """Return whether the stage saves checkpoints: the trainer does, and another program if it has reported one."""
+    return trains(spec) or any(attempt.saved_step is not None for attempt in current)
 
 
 def trains(spec: StageSpec) -> bool:
@@ -185,65 +210,67 @@ def trains(spec: StageSpec) -> bool:
 
 
 def _on_demand_in_a_row(status: StageStatus) -> int:
-    """Return how many attempts on other nodes have begun since the last one that ran on spot nodes."""
+    """Return how many attempts on on-demand nodes have begun since the last attempt that ran on spot nodes."""
     count = 0
-    for one in reversed(_counted(status)):
-        if one.capacity == SPOT and one.started_at:
+    for attempt in reversed(_counted(status)):
+        if attempt.capacity == SPOT and attempt.started_at:
             break
-        has_run = one.started_at is not None or one.outcome is Outcome.RUNNING
-        count += one.capacity != SPOT and has_run
+        has_run = attempt.started_at is not None or attempt.outcome is Outcome.RUNNING
+        if attempt.capacity != SPOT and has_run:
+            count += 1
     return count
 
 
 def _given_up(
     status: StageStatus, experience: Experience, limits: Limits, now: datetime
-) -> Iterator[tuple[str, Cause]]:
-    """Yield the node classes that are not tried for a while, in the order in which they were given up.
+) -> Iterator[tuple[NodeGroup, Cause]]:
+    """Yield the nodes that are not tried for a while, in the order in which the stage gave them up.
 
     An attempt that was moved back to spot nodes ends that while.
     """
-    by_class: dict[str, list[AttemptStatus]] = {}
+    by_nodes: dict[NodeGroup, list[AttemptStatus]] = {}
     for attempt in _since_return(_counted(status)):
         if attempt.outcome is not Outcome.RUNNING:
-            by_class.setdefault(class_of(attempt), []).append(attempt)
-    causes = (
-        (attempts[-1], _cause(attempts, status, experience, limits))
-        for attempts in by_class.values()
-    )
-    found = ((last, cause) for last, cause in causes if cause)
-    for last, cause in sorted(found, key=lambda one: one[0].number):
+            by_nodes.setdefault(nodes_of(attempt), []).append(attempt)
+    for attempts in sorted(by_nodes.values(), key=lambda attempts: attempts[-1].number):
+        cause = _cause(attempts, status, experience, limits)
+        last = attempts[-1]
+        if cause is None:
+            continue
         # Only a wait that was not for nodes counts: several full classes would forget one another in turn.
-        has_run = any(one.started_at and one.number > last.number for one in status.attempts)
+        later = [attempt for attempt in status.attempts if attempt.number > last.number]
+        has_run = any(attempt.started_at for attempt in later)
         if not has_run or now - (last.finished_at or now) < limits.return_after:
-            yield class_of(last), cause
+            yield nodes_of(last), cause
 
 
 def _since_return(attempts: Sequence[AttemptStatus]) -> Sequence[AttemptStatus]:
-    moved = [
-        number for number, one in enumerate(attempts) if one.stopping is Reason.PLACEMENT_CHANGED
-    ]
-    return attempts[moved[-1] + 1 :] if moved else attempts
+    """Return the attempts after the last that was moved back to spot nodes."""
+    start = 0
+    for number, attempt in enumerate(attempts, 1):
+        if attempt.stopping is Reason.PLACEMENT_CHANGED:
+            start = number
+    return attempts[start:]
 
 
-def wait_of(status: StageStatus, node_class: str) -> timedelta:
-    """Return how long the last attempt on a node class existed that ended without a node; zero where none did."""
-    waits = (
-        one.finished_at - one.created_at
-        for one in reversed(_counted(status))
-        if class_of(one) == node_class and one.stopping is Reason.WAITING_FOR_CAPACITY
-        if one.finished_at and one.created_at
-    )
-    return next(waits, timedelta())
+def wait_of(status: StageStatus, nodes: NodeGroup) -> timedelta:
+    """Return how long the last attempt on these nodes existed that ended without a node; zero if none did."""
+    for attempt in reversed(_counted(status)):
+        if nodes_of(attempt) != nodes or attempt.stopping is not Reason.WAITING_FOR_CAPACITY:
+            continue
+        if attempt.finished_at and attempt.created_at:
+            return attempt.finished_at - attempt.created_at
+    return timedelta()
 
 
-def class_of(attempt: AttemptStatus) -> str:
-    """Return the name of an attempt's node class, or what stands for it."""
-    return attempt.node_class or any_nodes(attempt.capacity or "")
+def nodes_of(attempt: AttemptStatus) -> NodeGroup:
+    """Return the nodes that were chosen for an attempt."""
+    return NodeGroup(attempt.capacity or "", attempt.node_class)
 
 
 def _counted(status: StageStatus) -> list[AttemptStatus]:
     """Return the attempts since the last retry request or change of the spec."""
-    return [one for one in status.attempts if one.capacity and status.counts(one)]
+    return [attempt for attempt in status.attempts if attempt.capacity and status.counts(attempt)]
 
 
 def _cause(
@@ -252,12 +279,11 @@ def _cause(
     """Return why a node class is given up after these attempts on it, or None."""
     if attempts[-1].stopping is Reason.WAITING_FOR_CAPACITY:
         return Cause.NO_CAPACITY
+    short = interrupted_in_a_row(attempts, _was_short)
     fruitless = interrupted_in_a_row(
-        attempts, lambda one: not made_durable_step(one, status.attempts)
+        attempts, lambda attempt: not made_durable_step(attempt, status.attempts)
     )
-    return reason_to_give_up(
-        interrupted_in_a_row(attempts, _was_short), fruitless, experience, limits
-    )
+    return reason_to_give_up(short, fruitless, experience, limits)
 
 
 def _was_short(attempt: AttemptStatus) -> bool:
@@ -271,14 +297,13 @@ def _seconds(attempt: AttemptStatus, now: datetime) -> float:
 
 
 def _later_stages(
-    pipeline: PipelineSpec, spec: StageSpec, statuses: Callable[[str], StageStatus]
+    pipeline: PipelineSpec, spec: StageSpec, statuses: Mapping[str, StageStatus]
 ) -> timedelta:
-    """Return the expected running time of the stages after this one, as far as the user has said it."""
+    """Return the expected running time of the stages after this one, as far as the user has given it."""
     order = [kind.name for kind in STAGES]
-    later = (pipeline.stage(name) for name in order[order.index(spec.name) + 1 :])
-    seconds = (
-        one.placement.expected_seconds or 0
-        for one in later
-        if one and statuses(one.name).result is None
-    )
-    return timedelta(seconds=sum(seconds))
+    seconds = 0
+    for name in order[order.index(spec.name) + 1 :]:
+        later = pipeline.stage(name)
+        if later and statuses[name].result is None:
+            seconds += later.placement.expected_seconds or 0
+    return timedelta(seconds=seconds)

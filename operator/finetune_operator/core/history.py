@@ -18,6 +18,7 @@ from finetune_operator.core.endings import result_of, update_attempt
 from finetune_operator.core.observation import ObservedJob, ObservedServer
 from finetune_trainer.contract import DeployResult, PrepareResult, Progress
 
+# Anything else that stops an attempt before its start concerns its nodes.
 REQUESTED = frozenset(
     {
         Reason.CANCELLED,
@@ -39,22 +40,22 @@ def record_attempts(
         return before
     job = jobs.get(running.job)
     updated = update_attempt(running, job, now)
-    status = before.model_copy(
-        update={
-            "attempts": (*before.attempts[:-1], updated),
-            "started_at": before.started_at or updated.started_at,
-            **(_progress(before, running, job.progress) if job and job.progress else {}),
-        }
-    )
-    status = with_costs(_settle_lost_steps(status))
-    return (
-        _count_outcome(status, updated, job) if updated.outcome is not Outcome.RUNNING else status
-    )
+    fields: dict[str, object] = {
+        "attempts": (*before.attempts[:-1], updated),
+        "started_at": before.started_at or updated.started_at,
+    }
+    if job and job.progress:
+        fields |= _progress(before, running, job.progress)
+    # Lost steps first: what an attempt has cost in vain depends on them.
+    status = with_costs(_settle_lost_steps(before.model_copy(update=fields)))
+    if updated.outcome is Outcome.RUNNING:
+        return status
+    return _count_outcome(status, updated, job)
 
 
 def _progress(before: StageStatus, running: AttemptStatus, progress: Progress) -> dict[str, object]:
-    """Return the fields of a report: the curve apart, because it outlives the attempt."""
-    # The curve of an attempt that is being stopped, because the spec has changed, is that of another training.
+    """Return the fields of a progress report: the curve apart, because it outlives the attempt."""
+    # If the spec has changed, an attempt that is being stopped reports the curve of another training.
     curve = progress.loss_curve if running.identity == before.identity else None
     return {
         "progress": progress.model_copy(update={"loss_curve": None}),
@@ -85,11 +86,14 @@ def reset_budgets(status: StageStatus, *, repeat: bool = False) -> StageStatus:
 
     With `repeat`, a stage that is done runs again, to verify that its files are still there.
     """
-    cleared: dict[str, object] = {"result": None, "finished_at": None} if repeat else {}
-    reset = status.model_copy(update={"active_seconds": 0.0, **cleared})
-    # Only ended attempts move into the baseline. One that runs during the retry request still counts when it ends.
+    reset = status.model_copy(update={"active_seconds": 0.0})
+    if repeat:
+        reset = reset.model_copy(update={"result": None, "finished_at": None})
+    if reset.result:
+        return reset
+    # Only ended attempts move into the baseline. A running attempt still counts when it ends.
     ended = [attempt.number for attempt in status.attempts if attempt.finished_at]
-    return reset if reset.result else _reset_baseline(reset, max(ended, default=0))
+    return _reset_baseline(reset, max(ended, default=0))
 
 
 def _reset_baseline(status: StageStatus, up_to: int) -> StageStatus:
@@ -104,15 +108,17 @@ def _reset_baseline(status: StageStatus, up_to: int) -> StageStatus:
 
 def server_job(status: StageStatus) -> str | None:
     """Return the Job whose server is the result of the stage, or None if the result is no running server."""
-    long_running = isinstance(status.result, DeployResult) and status.result.long_running
-    return status.last_attempt.job if long_running and status.last_attempt else None
+    if not isinstance(status.result, DeployResult) or not status.result.long_running:
+        return None
+    return status.last_attempt.job if status.last_attempt else None
 
 
 def drop_lost_server(status: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
     """Remove the result if it is a server that no longer exists, so that the stage runs again."""
     job = server_job(status)
-    lost = job is not None and job not in servers
-    return status.model_copy(update={"result": None, "finished_at": None}) if lost else status
+    if job is None or job in servers:
+        return status
+    return status.model_copy(update={"result": None, "finished_at": None})
 
 
 def fruitless_interruptions(status: StageStatus) -> int:
@@ -120,28 +126,35 @@ def fruitless_interruptions(status: StageStatus) -> int:
 
     Attempts before a retry request or a change of the spec do not count.
     """
-    counted = [one for one in status.attempts if status.counts(one)]
-    return interrupted_in_a_row(counted, lambda one: not made_durable_step(one, status.attempts))
+    counted = [attempt for attempt in status.attempts if status.counts(attempt)]
+    return interrupted_in_a_row(
+        counted, lambda attempt: not made_durable_step(attempt, status.attempts)
+    )
 
 
 def releases_in_a_row(status: StageStatus) -> int:
     """Return how many of the newest attempts in a row were stopped because not all of their pods could start."""
-    counted = (one for one in reversed(status.attempts) if status.counts(one))
-    run = takewhile(
-        lambda one: one.stopping and one.stopping not in REQUESTED and one.started_at is None,
-        counted,
-    )
-    return sum(1 for _ in run)
+    counted = [attempt for attempt in status.attempts if status.counts(attempt)]
+    return sum(1 for _ in takewhile(_was_released, reversed(counted)))
+
+
+def _was_released(attempt: AttemptStatus) -> bool:
+    """Return whether the attempt was stopped before its start, and not by a request of the user."""
+    if attempt.stopping is None or attempt.started_at:
+        return False
+    return attempt.stopping not in REQUESTED
 
 
 def interrupted_in_a_row(
     attempts: Sequence[AttemptStatus], matches: Callable[[AttemptStatus], bool]
 ) -> int:
     """Return how many of the newest attempts were interrupted and match."""
-    run = takewhile(
-        lambda one: one.outcome is Outcome.INTERRUPTED and matches(one), reversed(attempts)
-    )
-    return sum(1 for _ in run)
+    count = 0
+    for attempt in reversed(attempts):
+        if attempt.outcome is not Outcome.INTERRUPTED or not matches(attempt):
+            break
+        count += 1
+    return count
 
 
 def made_durable_step(attempt: AttemptStatus, attempts: Iterable[AttemptStatus]) -> bool:
@@ -151,10 +164,11 @@ def made_durable_step(attempt: AttemptStatus, attempts: Iterable[AttemptStatus])
     if attempt.start_step is not None:
         return attempt.saved_step > attempt.start_step
     # Its progress was never read. The step at which it resumed is the newest that was durable before it.
-    earlier = (
-        one for one in attempts if one.number < attempt.number and one.identity == attempt.identity
-    )
-    saved = (one.saved_step or 0 for one in earlier)
+    saved = [
+        earlier.saved_step or 0
+        for earlier in attempts
+        if earlier.number < attempt.number and earlier.identity == attempt.identity
+    ]
     return attempt.saved_step > max(saved, default=0)
 
 
@@ -192,42 +206,54 @@ def _last_attempt_number(status: StageStatus) -> int:
 def _count_outcome(
     status: StageStatus, ended: AttemptStatus, job: ObservedJob | None
 ) -> StageStatus:
-    counts, current = status.counts(ended), ended.identity == status.identity
-    counted: dict[str, object] = {
-        "failures": status.failures + (counts and ended.outcome is Outcome.FAILED),
-        "interruptions": status.interruptions + (counts and ended.outcome is Outcome.INTERRUPTED),
-        "active_seconds": status.active_seconds + (running_seconds(ended) if current else 0.0),
-    }
-    result = result_of(ended, job) if job else None
-    if result and current:
-        counted |= {"result": result, "finished_at": ended.finished_at}
+    fields: dict[str, object] = {}
+    # An attempt before a retry request or a change of the spec is charged to no budget.
+    if status.counts(ended):
+        match ended.outcome:
+            case Outcome.FAILED:
+                fields["failures"] = status.failures + 1
+            case Outcome.INTERRUPTED:
+                fields["interruptions"] = status.interruptions + 1
+            case _:
+                pass
+    # The time and result of a superseded attempt belong to another identity.
+    if ended.identity == status.identity:
+        fields["active_seconds"] = status.active_seconds + running_seconds(ended)
+        result = result_of(ended, job) if job else None
+        if result:
+            fields |= {"result": result, "finished_at": ended.finished_at}
         if isinstance(result, PrepareResult):
-            counted |= {"model_digest": result.model_digest, "model_pin": result.model_pin}
-            counted |= {"start_digest": result.start_digest, "start_pin": result.start_pin}
-    return status.model_copy(update=counted)
+            fields |= {
+                "model_digest": result.model_digest,
+                "model_pin": result.model_pin,
+                "start_digest": result.start_digest,
+                "start_pin": result.start_pin,
+            }
+    return status.model_copy(update=fields)
 
 
 def _settle_lost_steps(status: StageStatus) -> StageStatus:
     """Compute the lost steps of earlier attempts, as soon as the last one reports its start step.
 
-    An attempt has lost those of its steps that are beyond it. A later attempt may begin even earlier, where two
-    checkpoints were damaged; then more is lost of the attempts before it, too.
+    An attempt has lost its steps beyond that start step. A later attempt may begin even earlier, if two checkpoints
+    were damaged; then the attempts before it have lost more, too.
     """
     *older, last = status.attempts
     if last.start_step is None:
         return status
-    settled = [
-        _settle(attempt, last, last.start_step)
-        for attempt in _with_durable_end(older, last, last.start_step)
-    ]
-    new = [(now, before) for now, before in zip(settled, older, strict=True) if now is not before]
+    settled = []
+    lost_steps = status.lost_steps
+    lost_seconds = status.lost_seconds
+    for attempt in _with_durable_end(older, last, last.start_step):
+        after = _settle(attempt, last, last.start_step)
+        settled.append(after)
+        lost_steps += (after.lost_steps or 0) - (attempt.lost_steps or 0)
+        lost_seconds += (after.lost_seconds or 0.0) - (attempt.lost_seconds or 0.0)
     return status.model_copy(
         update={
             "attempts": (*settled, last),
-            "lost_steps": status.lost_steps
-            + sum((now.lost_steps or 0) - (was.lost_steps or 0) for now, was in new),
-            "lost_seconds": status.lost_seconds
-            + sum((now.lost_seconds or 0.0) - (was.lost_seconds or 0.0) for now, was in new),
+            "lost_steps": lost_steps,
+            "lost_seconds": lost_seconds,
         }
     )
 
@@ -239,17 +265,21 @@ def _with_durable_end(
 
     Its progress may have been read long before it was killed.
     """
-    before = next((one for one in reversed(older) if one.started_at), None)
-    if before is None or before.identity != last.identity or before.start_step is None:
+    ran = [number for number, attempt in enumerate(older) if attempt.started_at]
+    if not ran:
+        return older
+    before = older[ran[-1]]
+    if before.identity != last.identity or before.start_step is None:
         return older
     if before.last_step is None or before.last_step >= start:
         return older
-    reached = before.model_copy(update={"last_step": start, "saved_step": start})
-    return [reached if one is before else one for one in older]
+    corrected = list(older)
+    corrected[ran[-1]] = before.model_copy(update={"last_step": start, "saved_step": start})
+    return corrected
 
 
 def _settle(attempt: AttemptStatus, last: AttemptStatus, start: int) -> AttemptStatus:
-    """Return the attempt with its lost steps if the last one begins at this step; the same one if nothing changes."""
+    """Return the attempt with its lost steps if the last attempt begins at this step; itself if nothing changes."""
     if attempt.identity != last.identity or attempt.last_step is None:
         return attempt
     lost = max(0, attempt.lost_steps or 0, attempt.last_step - max(attempt.start_step or 0, start))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from finetune_operator.api.stages.base import StageSpec
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
+# Folders and labels carry it. 64 bits are enough for the runs of one pipeline.
 IDENTITY_DIGITS = 16
 EXECUTION_FIELDS = ("pod", "placement")
 PROGRAM_FIELDS = ("image", "command", "args", "env")
@@ -28,24 +29,23 @@ def identity_of(spec: StageSpec, config: StageConfig, source_digests: Mapping[st
     """
     excluded = {"identity", *config.non_identity_fields}
     config_fields = config.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
-    pod = spec.pod
-    program = (
-        pod.model_dump(mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True)
-        if pod.command
-        else {}
-    )
-    execution = {"runs": execution_of(spec)} if spec.runs_server else {}
+    program = {}
+    # Without a command, the stage runs the trainer: its image decides nothing about the result.
+    if spec.pod.command:
+        program = spec.pod.model_dump(
+            mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True
+        )
     contents = {uri: source_digests[uri] for uri in config.strings() if uri in source_digests}
-    return _hash(
-        {
-            "version": RESULTS_VERSION,
-            "stage": spec.name,
-            "config": config_fields,
-            "program": program,
-            "contents": contents,
-            **execution,
-        }
-    )
+    fields = {
+        "version": RESULTS_VERSION,
+        "stage": spec.name,
+        "config": config_fields,
+        "program": program,
+        "contents": contents,
+    }
+    if spec.runs_server:
+        fields["runs"] = execution_of(spec)
+    return _hash(fields)
 
 
 def execution_of(spec: StageSpec) -> str:
@@ -56,10 +56,10 @@ def execution_of(spec: StageSpec) -> str:
     fields = {*EXECUTION_FIELDS, *spec.non_identity_fields}
     content = spec.model_dump(mode="json", include=fields, exclude_defaults=True)
     placement = content.pop("placement", {})
-    # What else is said about the placement concerns the next attempt only.
-    return _hash(
-        content | ({"placement": placement["capacity"]} if "capacity" in placement else {})
-    )
+    # The other fields of the placement concern the next attempt only.
+    if "capacity" in placement:
+        content["placement"] = placement["capacity"]
+    return _hash(content)
 
 
 def _hash(value: object) -> str:

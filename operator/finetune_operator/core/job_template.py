@@ -14,7 +14,7 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.placement import PodPlacement, pod_placement
 from finetune_operator.core.settings import Settings
 from finetune_trainer.contract import StageConfig
-from finetune_trainer.contract import environment as names
+from finetune_trainer.contract.environment import CONFIG
 
 TRAINER = ("python", "-P", "-m", "finetune_trainer")
 """-P keeps the working directory out of sys.path, so that no file there shadows a library."""
@@ -70,7 +70,13 @@ def job_template(
     serving = spec.serving(config)
     pod = spec.pod
     own_labels = job_labels(pipeline.key.name, spec.name, attempt.number, config.identity)
-    image = pod.image or settings.image_of(serving.engine if serving else None, pod)
+    engine = serving.engine if serving else None
+    image = pod.image or settings.image_of(engine, pod)
+    command: tuple[str, ...] = (*TRAINER, spec.name)
+    if pod.command:
+        command = (*pod.command, *pod.args)
+    # The node of a server with the trainer's own image has that image already.
+    verifier_image = image if image == settings.trainer_image else settings.trainer_cpu_image
     return JobTemplate(
         name=attempt.job,
         labels=pod.labels | own_labels,
@@ -78,12 +84,10 @@ def job_template(
         attempt=attempt.number,
         identity=config.identity,
         image=image,
-        command=(*pod.command, *pod.args) if pod.command else (*TRAINER, spec.name),
+        command=command,
         args=pod.args,
-        env={
-            **pod.literal_env(),
-            names.CONFIG: config_json,
-        },  # last, so that the user's variables cannot replace it
+        # The config is last, so that the user's variables cannot replace it.
+        env={**pod.literal_env(), CONFIG: config_json},
         claims=referenced_claims(config),
         written_claims=claims_of(config.written_uris()),
         pods=spec.pods,
@@ -91,8 +95,7 @@ def job_template(
         placement=_placement(spec, attempt, settings),
         grace=settings.grace_period,
         serving=serving,
-        # The server's own where it is the trainer's: the node has it.
-        verifier_image=image if image == settings.trainer_image else settings.trainer_cpu_image,
+        verifier_image=verifier_image,
     )
 
 
@@ -109,5 +112,6 @@ def referenced_claims(config: StageConfig) -> tuple[str, ...]:
 
 
 def claims_of(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the claims in those texts that are pvc:// URIs, sorted."""
-    return tuple(sorted({found[1] for text in texts if (found := CLAIM_URI.fullmatch(text))}))
+    """Return the names of the claims that the texts name as pvc:// URIs, sorted."""
+    matches = [CLAIM_URI.fullmatch(text) for text in texts]
+    return tuple(sorted({match[1] for match in matches if match}))

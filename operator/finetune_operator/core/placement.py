@@ -1,4 +1,4 @@
-"""Placement of a pod: node labels and tolerations from its node class, its pool and the user's spec."""
+"""The nodes of a stage: the node classes that suit it, and the labels and tolerations of a pod on them. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,9 @@ from finetune_operator.api.placement import (
     Toleration,
 )
 from finetune_operator.api.stages.base import StageSpec
-from finetune_operator.core.auto import PRIOR_RATE, Offer
+from finetune_operator.core.auto import PRIOR_RATE, NodeGroup, Offer
 
+# Clouds taint GPU nodes with it, so that other pods stay away.
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
 
 
@@ -34,61 +35,51 @@ class PodPlacement:
 def offers(spec: StageSpec, capacity: str, defaults: PlacementDefaults) -> Sequence[Offer]:
     """Return the node classes of a capacity type on which the stage can run, at least one.
 
-    Without a configured class it is any node of the capacity type, at an unknown price. An attempt has the price of
-    all of its pods, and the interruptions of all of their nodes.
+    Without a configured class, it is any node of the capacity type, at an unknown price. The price is for all pods of
+    an attempt, and so are the interruptions.
     """
-    found = [
-        Offer(one.name, _price(one, spec), _interruptions_per_hour(one, spec))
-        for one in _suitable_classes(spec, capacity, defaults)
+    classes = [
+        Offer(
+            NodeGroup(capacity, node_class.name),
+            _price(node_class, spec),
+            _interruptions_per_hour(node_class, spec),
+        )
+        for node_class in _suitable_classes(spec, capacity, defaults)
     ]
-    return found or [Offer(any_nodes(capacity))]
-
-
-def any_nodes(capacity: str) -> str:
-    """Return what stands for a node class where none is configured; no node class has a name with a space."""
-    return f"any {capacity}"
-
-
-def words_for(node_class: str) -> str:
-    """Return the name of a node class, or of the capacity type where it stands for any node of that."""
-    return node_class.removeprefix("any ")
-
-
-def class_name(offer: Offer) -> str | None:
-    """Return the name of the offer's node class, or None where it is any node of the capacity type."""
-    return None if " " in offer.node_class else offer.node_class
+    return classes or [Offer(NodeGroup(capacity))]
 
 
 def _suitable_classes(
     spec: StageSpec, capacity: str, defaults: PlacementDefaults
 ) -> Iterator[NodeClass]:
     """Yield the classes that have what the stage asks for, and no label that its own node selector excludes."""
-    wanted, accelerators = spec.pod.node_selector, spec.pod.resources.accelerator_names
-    for one in defaults.node_classes:
-        fits = one.accelerator in accelerators if accelerators else one.accelerator is None
-        labels = one.node_selector.items()
-        if (
-            one.capacity == capacity
-            and fits
-            and all(wanted.get(key, value) == value for key, value in labels)
-        ):
-            yield one
+    wanted = spec.pod.node_selector
+    accelerators = spec.pod.resources.accelerator_names
+    for node_class in defaults.node_classes:
+        if node_class.capacity != capacity:
+            continue
+        # A stage without accelerators must not occupy a node that has some.
+        fits = node_class.accelerator is None
+        if accelerators:
+            fits = node_class.accelerator in accelerators
+        labels = node_class.node_selector.items()
+        if fits and all(wanted.get(key, value) == value for key, value in labels):
+            yield node_class
 
 
-def _price(one: NodeClass, spec: StageSpec) -> Decimal | None:
-    return (
-        None
-        if one.price is None
-        else one.price * max(1, spec.pod.resources.accelerators) * spec.pods
-    )
+def _price(node_class: NodeClass, spec: StageSpec) -> Decimal | None:
+    if node_class.price is None:
+        return None
+    # The price of a class is for one accelerator, or for a node without accelerators.
+    return node_class.price * max(1, spec.pod.resources.accelerators) * spec.pods
 
 
-def _interruptions_per_hour(one: NodeClass, spec: StageSpec) -> float | None:
+def _interruptions_per_hour(node_class: NodeClass, spec: StageSpec) -> float | None:
+    rate = node_class.interruptions_per_hour
     if spec.pods == 1:
-        return one.interruptions_per_hour
-    return spec.pods * (
-        PRIOR_RATE if one.interruptions_per_hour is None else one.interruptions_per_hour
-    )
+        return rate
+    # The loss of any of its pods interrupts the attempt.
+    return spec.pods * (PRIOR_RATE if rate is None else rate)
 
 
 def pod_placement(
@@ -97,9 +88,11 @@ def pod_placement(
     """Return the labels of the capacity type, the class, and the user or else the pool, and all else of the three."""
     # Another version of the operator may have recorded a capacity type that this one does not know.
     nodes_of = CAPACITIES.get(capacity, CAPACITIES[ON_DEMAND])
-    nodes, pool = nodes_of(defaults), defaults.pools.get(spec.pool, Nodes())
+    nodes = nodes_of(defaults)
+    pool = defaults.pools.get(spec.pool, Nodes())
     # A class that the platform team has removed since the attempt was recorded has no labels any more.
-    own = next((one for one in defaults.node_classes if one.name == node_class), Nodes())
+    classes: dict[str, Nodes] = {known.name: known for known in defaults.node_classes}
+    own = classes.get(node_class, Nodes())
     selector = {
         **nodes.node_selector,
         **(spec.pod.node_selector or pool.node_selector),
@@ -113,7 +106,11 @@ def pod_placement(
         *own.tolerations,
         *gpu,
     )
-    excluded = {label for one in (nodes, pool, own) for label in one.excluded_labels.items()}
+    excluded = {
+        *nodes.excluded_labels.items(),
+        *pool.excluded_labels.items(),
+        *own.excluded_labels.items(),
+    }
     # A pod that asks for a label and excludes it would find no node: the selector is the user's word.
     excluded -= selector.items()
     annotations = {**nodes.annotations, **pool.annotations, **own.annotations}

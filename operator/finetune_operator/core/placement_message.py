@@ -1,4 +1,4 @@
-"""A decision about capacity in one sentence, with its numbers. Pure."""
+"""The message that explains the choice of nodes in one sentence, with its numbers. Pure."""
 
 from datetime import date, timedelta
 
@@ -14,7 +14,6 @@ from finetune_operator.core.auto import (
 )
 from finetune_operator.core.costs import amount_text, price_text
 from finetune_operator.core.durations import format_duration
-from finetune_operator.core.placement import class_name, words_for
 
 
 def message_of(
@@ -24,16 +23,18 @@ def message_of(
     defaults: PlacementDefaults,
     today: date,
 ) -> str:
-    """Return why the node class was chosen; empty where the user has chosen and nothing speaks against it."""
+    """Return why the node class was chosen; empty if the user has chosen and nothing speaks against it."""
     reason = _reason(decision, experience, limits, defaults.currency)
     left = _left(decision, experience)
-    text = "; ".join(one for one in (left, reason) if one)
+    text = "; ".join(part for part in (left, reason) if part)
     if not text:
         return ""
-    name = class_name(decision.offer)
-    where = f"{decision.capacity} ({name})" if name else decision.capacity
+    nodes = decision.capacity
+    if decision.offer.node_class:
+        nodes = f"{decision.capacity} ({decision.offer.node_class})"
+    # Only a message with prices says how old they are.
     dated = _price_date(decision, defaults, today) if decision.cause in BY_PRICE else ""
-    return f"{where}: {text}{dated}"
+    return f"{nodes}: {text}{dated}"
 
 
 FIXED = {
@@ -53,19 +54,21 @@ def _pending(capacity: str, experience: Experience, limits: Limits) -> str:
     limit = f"within {_text(limits.pending or PENDING)}"
     if experience.deadline is None or capacity == ON_DEMAND:
         return limit
-    return f"{limit} or in time for the deadline" if limits.pending else "in time for the deadline"
+    if limits.pending:
+        return f"{limit} or in time for the deadline"
+    return "in time for the deadline"
 
 
 def _left(decision: Decision, experience: Experience) -> str:
-    """Return why other node classes were left, where the decision is not about that by itself."""
+    """Return why other node classes were given up, unless the cause of the decision says it already."""
     if decision.cause in LEFT or decision.cause is Cause.DEADLINE:
         return ""
-    others = (
-        (name, cause)
-        for name, cause in experience.given_up.items()
-        if name != decision.offer.node_class
-    )
-    return ", ".join(f"{words_for(name)} {LEFT[cause]}" for name, cause in others)
+    parts = [
+        f"{nodes.label} {LEFT[cause]}"
+        for nodes, cause in experience.given_up.items()
+        if nodes != decision.offer.nodes
+    ]
+    return ", ".join(parts)
 
 
 def _reason(decision: Decision, experience: Experience, limits: Limits, currency: str) -> str:  # noqa: PLR0911
@@ -93,23 +96,31 @@ def _reason(decision: Decision, experience: Experience, limits: Limits, currency
 
 
 def _unknown_price(decision: Decision) -> str:
-    """Return that a price is missing; empty where all are: such a cluster is not told so with each attempt."""
-    known = decision.spot or decision.on_demand
-    return "assumed to cost less, because one of the two prices is not known" if known else ""
+    """Return that a price is missing; empty if no price is known."""
+    # A cluster without any prices would get this message with each attempt.
+    if not decision.spot and not decision.on_demand:
+        return ""
+    return "assumed to cost less, because one of the two prices is not known"
 
 
 def _comparison(decision: Decision, experience: Experience, currency: str) -> str:
     """Return both prices and expected costs. Both are known, or their comparison would not have decided."""
-    spot, on_demand = decision.spot, decision.on_demand
+    spot = decision.spot
+    on_demand = decision.on_demand
     if not spot or not on_demand:
         return ""
-    mine, other = (on_demand, spot) if decision.capacity == ON_DEMAND else (spot, on_demand)
-    other_name = SPOT if decision.capacity == ON_DEMAND else ON_DEMAND
+    if decision.capacity == ON_DEMAND:
+        chosen, other, other_name = on_demand, spot, SPOT
+    else:
+        chosen, other, other_name = spot, on_demand, ON_DEMAND
+    # An interruption comes in the middle between two checkpoints, on average.
     each = format_duration((experience.loss / 2 + experience.restart).total_seconds())
-    per = "" if experience.remaining is not None else " for an hour of work"
-    prices = f"{price_text(mine.price)} against {price_text(other.price)} {currency} an hour on {other_name}"
+    prices = f"{price_text(chosen.price)} against {price_text(other.price)} {currency} an hour"
     interruptions = f"{spot.rate:.2g} interruptions of Spot an hour cost {each} each"
-    return f"{prices}, {interruptions}: expected {_cost(mine, currency)} against {_cost(other, currency)}{per}"
+    costs = f"expected {_cost(chosen, currency)} against {_cost(other, currency)}"
+    if experience.remaining is None:
+        costs = f"{costs} for an hour of work"
+    return f"{prices} on {other_name}, {interruptions}: {costs}"
 
 
 def _cost(estimate: Estimate, currency: str) -> str:
@@ -118,9 +129,8 @@ def _cost(estimate: Estimate, currency: str) -> str:
 
 def _deadline(experience: Experience) -> str:
     if experience.remaining is None:
-        return (
-            "there is a deadline, and the duration is not known yet: set placement.expectedSeconds"
-        )
+        unknown = "there is a deadline, and the duration is not known yet"
+        return f"{unknown}: set placement.expectedSeconds"
     work = f"{_text(experience.remaining + experience.later_stages)} of work are left"
     left = experience.deadline or timedelta()
     if left <= timedelta():
@@ -133,10 +143,11 @@ def _text(time: timedelta | None) -> str:
 
 
 def _price_date(decision: Decision, defaults: PlacementDefaults, today: date) -> str:
-    dates = [
-        one.price_date for one in defaults.node_classes if one.name == decision.offer.node_class
-    ]
-    if not dates or dates[0] is None:
+    dates = {node_class.name: node_class.price_date for node_class in defaults.node_classes}
+    price_date = dates.get(decision.offer.node_class or "")
+    if price_date is None:
         return ""
-    days = (today - dates[0]).days
-    return f" (prices of {dates[0]}, {days} days old)" if days > 0 else f" (prices of {dates[0]})"
+    days = (today - price_date).days
+    if days <= 0:
+        return f" (prices of {price_date})"
+    return f" (prices of {price_date}, {days} days old)"

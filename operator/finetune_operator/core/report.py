@@ -26,11 +26,12 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
+from finetune_operator.core.actions import subject_of
 from finetune_operator.core.assess import PipelineAssessment
 from finetune_operator.core.costs import amount_text, pipeline_costs
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.core.plan import Plan, subject_of
+from finetune_operator.core.plan import Plan
 from finetune_trainer.contract import DeployResult, Progress, PushResult
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -56,27 +57,29 @@ def report(
 ) -> PipelineStatus:
     """Return the complete new status; messages of conditions link to the page of `url`.
 
-    From the last one, only times of earlier changes are taken, and what another version of the operator has written.
+    The last status gives only the times of earlier changes, and the fields of another version of the operator.
     """
-    before, stages = pipeline.status, plan.stages
+    before = pipeline.status
+    stages = plan.stages
     costs = pipeline_costs(stages, plan.currency)
-    summary = _add_workspace_warning(
-        summarize(pipeline, assessment, plan), _workspace_warning(assessment)
-    )
+    summary = summarize(pipeline, assessment, plan)
+    summary = _add_workspace_warning(summary, _workspace_warning(assessment))
     name = current_stage(stages)
-    current, model = stages[name], _model(stages)
+    current = stages[name]
+    model = _model(stages)
     facts = [*_summary_facts(summary, url), *_stage_facts(stages)]
+    conditions = _conditions(facts, pipeline.generation, now)
+    # A newer version of the operator may know more stages.
+    unknown_stages = {key: stage for key, stage in before.stages.items() if key not in stages}
+    started = [stage.started_at for stage in stages.values() if stage.started_at]
     return PipelineStatus(
         observed_generation=pipeline.generation,
         phase=summary.phase,
         stage=name,
         progress=percent(current),
         attempt=current.last_attempt.number if current.last_attempt else 0,
-        conditions=merge_conditions(
-            before.conditions, _conditions(facts, pipeline.generation, now)
-        ),
-        stages=stages
-        | {name: stage for name, stage in before.stages.items() if name not in stages},
+        conditions=merge_conditions(before.conditions, conditions),
+        stages=stages | unknown_stages,
         gates=tuple(_with_unknown_fields(assessment.gates, before.gates)),
         gates_passed=all(gate.passed for gate in assessment.gates) if assessment.gates else None,
         model=model and model.with_unknown_fields_of(before.model),
@@ -85,7 +88,7 @@ def report(
         lost_seconds=round(sum(stage.lost_seconds for stage in stages.values()), 3),
         costs=costs,
         spent=amount_text(costs.spent, costs.currency) if costs else "",
-        started_at=min((s.started_at for s in stages.values() if s.started_at), default=None),
+        started_at=min(started, default=None),
         finished_at=(before.finished_at or now) if summary.finished else None,
         cancelled=assessment.cancelled,
         observed_annotations=_handled_annotations(pipeline),
@@ -98,17 +101,22 @@ def unreadable_status(
 ) -> dict[str, Any]:
     """Return the fields to change in the status of an object that the operator cannot read.
 
-    With observedGeneration, so that kstatus reads Stalled; without finishedAt, which is that of another spec. An object
+    With observedGeneration, so that kstatus reads Stalled; without finishedAt, which belongs to another spec. An object
     that is not stalled waits for a newer operator, as it does for a moment in each upgrade.
     """
-    phase, text = "Failed" if stalled else "Pending", truncate_message(message)
     summary = Summary(
-        phase, "False", Reason.SPEC_INVALID, text, stalled=stalled, reconciling=not stalled
+        "Failed" if stalled else "Pending",
+        "False",
+        Reason.SPEC_INVALID,
+        truncate_message(message),
+        stalled=stalled,
+        reconciling=not stalled,
     )
     conditions = _conditions(_summary_facts(summary, url), generation, now)
-    told = [one.model_dump(mode="json", by_alias=True) for one in conditions]
     return {
-        "conditions": told,
+        "conditions": [
+            condition.model_dump(mode="json", by_alias=True) for condition in conditions
+        ],
         "observedGeneration": generation,
         "phase": summary.phase,
         "finishedAt": None,
@@ -118,7 +126,7 @@ def unreadable_status(
 def _with_unknown_fields(
     gates: Iterable[GateStatus], before: Iterable[GateStatus]
 ) -> Iterator[GateStatus]:
-    """Yield the gates with what another version of the operator has written about the same ones."""
+    """Yield the gates with the fields that another version of the operator has written about them."""
 
     def key(gate: GateStatus) -> tuple[str, str, str, str]:
         return gate.task, gate.metric, gate.operator, gate.against
@@ -131,42 +139,44 @@ def _with_unknown_fields(
 def _repeated_refusals(before: PipelineStatus, plan: Plan) -> tuple[Refusal, ...]:
     """Return the refusals of requests that are sent again now; the others are out of date."""
     subjects = {subject_of(action) for action in plan.actions}
-    return tuple(one for one in before.refusals if one.subject in subjects)
+    return tuple(refusal for refusal in before.refusals if refusal.subject in subjects)
 
 
 def with_refusals(status: PipelineStatus, refused: Mapping[str, Blocker]) -> PipelineStatus:
-    """Return the status with the refusals of this reconcile in place of those of earlier ones.
-
-    The first message of a reason is kept: some policies word each refusal anew, which would change the status forever.
-    """
-    known = {(one.subject, one.reason): one for one in status.refusals}
-    refusals = (
-        known.get((subject, one.reason))
-        or Refusal(subject=subject, reason=one.reason, message=truncate_message(one.message))
-        for subject, one in sorted(refused.items())
-    )
+    """Return the status with the refusals of this reconcile in place of earlier refusals."""
+    known = {(refusal.subject, refusal.reason): refusal for refusal in status.refusals}
+    refusals = []
+    for subject, blocker in sorted(refused.items()):
+        # Some policies word each refusal anew, which would change the status for ever: the first message stays.
+        refusal = known.get((subject, blocker.reason))
+        if refusal is None:
+            message = truncate_message(blocker.message)
+            refusal = Refusal(subject=subject, reason=blocker.reason, message=message)
+        refusals.append(refusal)
     return status.model_copy(update={"refusals": tuple(refusals)})
 
 
 def _workspace_warning(assessment: PipelineAssessment) -> Blocker | None:
     workspace = assessment.observation.workspace
-    refused = {
-        change.field: refusal
-        for change in workspace.changes
-        if (refusal := assessment.refusals.get(change.field))
-    }
-    found = [
-        *(f"{field}: {refusal.message}" for field, refusal in refused.items()),
-        *([workspace.warning.message] if workspace.warning else []),
-    ]
-    return Blocker(Reason.VOLUME_NOT_READY, "; ".join(found)) if found else None
+    messages = []
+    # Two changes of a field have one refusal.
+    for field in dict.fromkeys(change.field for change in workspace.changes):
+        refusal = assessment.refusals.get(field)
+        if refusal:
+            messages.append(f"{field}: {refusal.message}")
+    if workspace.warning:
+        messages.append(workspace.warning.message)
+    if not messages:
+        return None
+    return Blocker(Reason.VOLUME_NOT_READY, "; ".join(messages))
 
 
 def _handled_annotations(pipeline: Pipeline) -> HandledAnnotations:
-    before, retry, cancel = pipeline.status.observed_annotations, pipeline.retry, pipeline.cancel
+    before = pipeline.status.observed_annotations
+    # None is no request, so the token of the last request stays.
     return HandledAnnotations(
-        retry=before.retry if retry is None else retry,
-        cancel=before.cancel if cancel is None else cancel,
+        retry=before.retry if pipeline.retry is None else pipeline.retry,
+        cancel=before.cancel if pipeline.cancel is None else pipeline.cancel,
     ).with_unknown_fields_of(before)
 
 
@@ -174,8 +184,8 @@ def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) ->
     """Return phase, reason and message of the pipeline.
 
     The order matters. A pipeline with a live Job is not Finished, even if that Job is being stopped. Failed and done
-    come before suspended, because a finished pipeline cannot be suspended. A cancelled one does not continue when
-    resumed.
+    come before suspended, because a finished pipeline cannot be suspended. A cancelled pipeline does not continue
+    when resumed.
     """
     running = any(status.running_attempt for status in plan.stages.values())
     failed = assessment.failed_stage
@@ -196,37 +206,32 @@ def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) ->
         )
     name = current_stage(plan.stages)
     status = plan.stages[name]
-    message = f"{name}: {status.message}" if status.message else f"{name} is {status.state.lower()}"
+    message = f"{name} is {status.state.lower()}"
+    if status.message:
+        message = f"{name}: {status.message}"
     active = running or status.state is StageState.RUNNING
-    return Summary(
-        "Running" if active else "Pending", "False", status.reason, message, reconciling=True
-    )
+    phase = "Running" if active else "Pending"
+    return Summary(phase, "False", status.reason, message, reconciling=True)
 
 
 def _add_workspace_warning(summary: Summary, blocker: Blocker | None) -> Summary:
     """Add the problem of the workspace to the message. It stops no stage, so phase and conditions stay."""
     if blocker is None:
         return summary
+    message = truncate_message(f"{summary.message}; meanwhile {blocker.message}")
     reason = blocker.reason if summary.reason is Reason.PROGRESSING else summary.reason
-    return replace(
-        summary,
-        reason=reason,
-        message=truncate_message(f"{summary.message}; meanwhile {blocker.message}"),
-    )
+    return replace(summary, reason=reason, message=message)
 
 
 def _finish(assessment: PipelineAssessment) -> Summary:
     """Return how the pipeline ended. A server that is down comes first: only it has clients that wait."""
-    statuses = [stage.status for stage in assessment.stages.values()]
-    down = next(
-        (status.message for status in statuses if status.reason is Reason.SERVER_NOT_READY), None
-    )
-    if down:
-        return Summary("Degraded", "False", Reason.SERVER_NOT_READY, down, finished=True)
-    # Whether or not a stage depends on the gates: to pass them was requested, too.
-    closed = truncate_message(
-        "; ".join(gate.message for gate in assessment.gates if not gate.passed)
-    )
+    for stage in assessment.stages.values():
+        status = stage.status
+        if status.reason is Reason.SERVER_NOT_READY and status.message:
+            return Summary("Degraded", "False", status.reason, status.message, finished=True)
+    # Whether or not a stage depends on the gates: the user asked for them, too.
+    failed = [gate.message for gate in assessment.gates if not gate.passed]
+    closed = truncate_message("; ".join(failed))
     if closed:
         return Summary(
             "BelowThreshold", "False", Reason.BELOW_THRESHOLD, closed, stalled=True, finished=True
@@ -242,8 +247,8 @@ def _finish(assessment: PipelineAssessment) -> Summary:
 
 def current_stage(stages: Mapping[str, StageStatus]) -> str:
     """Return the stage to show: the first with a live Job, else failed, running or pending, else the last done."""
+    # A stage that is no longer requested may still have a Job that is being stopped, so its state does not count.
     for name, status in stages.items():
-        # Not by its state: a stage that is no longer requested may still have a Job that is being stopped.
         if status.running_attempt:
             return name
     for state in (StageState.FAILED, StageState.RUNNING, StageState.PENDING):
@@ -265,14 +270,20 @@ def percent(stage: StageStatus) -> str:
 
 
 def _model(stages: Mapping[str, StageStatus]) -> ModelStatus | None:
-    pushed = next((s.result for s in stages.values() if isinstance(s.result, PushResult)), None)
-    served = next((s.result for s in stages.values() if isinstance(s.result, DeployResult)), None)
-    endpoint = served.url if served and served.long_running else None
+    pushed = None
+    endpoint = None
+    for stage in stages.values():
+        match stage.result:
+            case PushResult():
+                pushed = stage.result
+            case DeployResult(long_running=True):
+                endpoint = stage.result.url
+            case _:
+                pass
     if pushed is None or not pushed.published:
         return None
-    model = (
-        pushed.first("Merged") or pushed.published[0]
-    )  # the merged model is the one that can be served
+    # Only a merged model can be served without its base model.
+    model = pushed.first("Merged") or pushed.published[0]
     return ModelStatus(uri=model.uri, digest=model.digest, endpoint=endpoint)
 
 

@@ -19,7 +19,8 @@ def time_until_write(
     """Return after how long the status is to be written: zero is now, None is never because nothing has changed."""
     if before == after:
         return None
-    if any(one != other for one, other in zip(_essence(before), _essence(after), strict=True)):
+    pairs = zip(_essence(before), _essence(after), strict=True)
+    if any(old != new for old, new in pairs):
         return timedelta()
     waits = (_remaining(attempt, delay, now) for attempt in after.running_attempts().values())
     return min(waits, default=timedelta())
@@ -29,14 +30,21 @@ def _remaining(attempt: AttemptStatus, delay: timedelta, now: datetime) -> timed
     began = attempt.started_at or attempt.created_at or now
     age = now - began
     # A time in the future was taken from a clock that is ahead: nothing can be waited for.
-    return delay - age if timedelta() <= age < delay else timedelta()
+    if timedelta() <= age < delay:
+        return delay - age
+    return timedelta()
 
 
 def _essence(status: PipelineStatus) -> Iterator[object]:
     """Yield everything but the times and the progress of running attempts; first what differs most often."""
     yield [
-        (one.type, one.status, one.reason, _message(one.reason, one.message))
-        for one in status.conditions
+        (
+            condition.type,
+            condition.status,
+            condition.reason,
+            _message(condition.reason, condition.message),
+        )
+        for condition in status.conditions
     ]
     yield (
         status.observed_generation,
@@ -49,9 +57,11 @@ def _essence(status: PipelineStatus) -> Iterator[object]:
 
 
 def _stage_essence(stage: StageStatus) -> tuple[object, ...]:
+    # Queued and running differ by the start of the process, which is worth no write of its own.
+    state = StageState.RUNNING if stage.state in STARTING else stage.state
     return (
         (stage.identity, stage.execution, stage.reason, _message(stage.reason, stage.message)),
-        StageState.RUNNING if stage.state in STARTING else stage.state,
+        state,
         (
             stage.failures,
             stage.interruptions,
@@ -63,9 +73,13 @@ def _stage_essence(stage: StageStatus) -> tuple[object, ...]:
             stage.start_pin,
         ),
         (stage.budget_base_attempt, stage.budget_base_failures, stage.budget_base_interruptions),
-        [(one.number, one.job, one.outcome, one.stopping) for one in stage.attempts],
+        [
+            (attempt.number, attempt.job, attempt.outcome, attempt.stopping)
+            for attempt in stage.attempts
+        ],
     )
 
 
 def _message(reason: Reason, message: str) -> str:
+    # The message of progress changes with every report.
     return "" if reason is Reason.PROGRESSING else message

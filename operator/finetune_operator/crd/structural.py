@@ -19,7 +19,7 @@ PASSTHROUGH = frozenset(
 )  # fmt: skip
 
 INT_OR_STRING = "x-kubernetes-int-or-string"
-"""The only union that a structural schema supports. It is also the only place where anyOf is written."""
+"""The only union that a structural schema supports, and the only use of anyOf."""
 
 REWRITES: Mapping[str, Callable[[Any], Schema]] = {
     "const": lambda value: {"enum": [value]},
@@ -147,7 +147,8 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
     if not schema.keys() & KEY_KEYWORDS:
         return []
     names: Schema = schema.get("propertyNames", {})
-    if unknown := names.keys() - {"type", "minLength", "maxLength", "pattern"}:
+    unknown = names.keys() - {"type", "minLength", "maxLength", "pattern"}
+    if unknown:
         raise UnsupportedSchema(path, f"{', '.join(sorted(unknown))} of keys cannot be expressed")
     if "maxProperties" not in schema:
         raise UnsupportedSchema(
@@ -156,18 +157,18 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
         )
     rules = []
     if "maxLength" in names or "minLength" in names:
-        minimum, maximum = names.get("minLength", 0), names.get("maxLength")
-        bounds = [f"size(key) >= {minimum}"] * (minimum > 0) + [f"size(key) <= {maximum}"] * (
-            maximum is not None
-        )
-        limits = [f"at least {minimum}"] * (minimum > 0) + [f"at most {maximum}"] * (
-            maximum is not None
-        )
+        bounds = []
+        limits = []
+        if names.get("minLength", 0) > 0:
+            bounds.append(f"size(key) >= {names['minLength']}")
+            limits.append(f"at least {names['minLength']}")
+        if "maxLength" in names:
+            bounds.append(f"size(key) <= {names['maxLength']}")
+            limits.append(f"at most {names['maxLength']}")
         rules.append(_for_every_key(" && ".join(bounds), f"have {' and '.join(limits)} characters"))
-    patterns = [
-        *schema.get("patternProperties", ()),
-        *([names["pattern"]] if "pattern" in names else []),
-    ]
+    patterns = list(schema.get("patternProperties", ()))
+    if "pattern" in names:
+        patterns.append(names["pattern"])
     return rules + [
         _for_every_key(f"key.matches({_literal(pattern)})", f"match {pattern}")
         for pattern in patterns
@@ -208,8 +209,8 @@ def _annotated(schema: Schema) -> Schema:
 
 def _without_empty(value: Any) -> Any:
     if isinstance(value, dict):
-        found = ((key, _without_empty(inner)) for key, inner in value.items())
-        return {key: inner for key, inner in found if not _is_empty(inner)}
+        members = {key: _without_empty(inner) for key, inner in value.items()}
+        return {key: inner for key, inner in members.items() if not _is_empty(inner)}
     return value
 
 

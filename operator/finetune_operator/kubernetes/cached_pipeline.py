@@ -13,12 +13,11 @@ from finetune_operator.api.status import Outcome, StageState
 from finetune_operator.core.metadata import workspace_name
 from finetune_operator.core.observation import ClaimUser
 from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.workspace import WRITING_STAGES
 from finetune_operator.kubernetes import fast_json
 
 Object = dict[str, Any]
 READ_ANNOTATIONS = frozenset({CANCEL_ANNOTATION, RETRY_ANNOTATION})
-WRITING_STAGES = frozenset(kind.name for kind in STAGES if not kind.runs_server)
-"""Stages whose attempts write to the workspace; a server does not."""
 STAGE_CONDITIONS = frozenset(kind.condition for kind in STAGES)
 REASONS = {reason.value: reason.value for reason in Reason}
 

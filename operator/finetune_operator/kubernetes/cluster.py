@@ -15,11 +15,7 @@ from finetune_operator.api.conditions import READY, TROUBLESHOOTING_URL, Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
-from finetune_operator.core.events import Event, unreadable_event
-from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedJob
-from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import (
+from finetune_operator.core.actions import (
     Action,
     ChangeWorkspace,
     CreateJob,
@@ -32,6 +28,10 @@ from finetune_operator.core.plan import (
     SwitchTraffic,
     subject_of,
 )
+from finetune_operator.core.events import Event, unreadable_event
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedJob
+from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.report import unreadable_status
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes import paths

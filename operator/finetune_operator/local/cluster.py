@@ -10,11 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.core.events import Event
-from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import Blocker, Observation, ObservedJob
-from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import (
+from finetune_operator.core.actions import (
     Action,
     ChangeWorkspace,
     CreateJob,
@@ -26,6 +22,10 @@ from finetune_operator.core.plan import (
     StopJob,
     SwitchTraffic,
 )
+from finetune_operator.core.events import Event
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.observation import Blocker, Observation, ObservedJob
+from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.digests import SourceDigests
 from finetune_operator.local.job_folder import observe_job

@@ -14,6 +14,7 @@ from finetune_operator.core.auto import (
     Cause,
     Experience,
     Limits,
+    NodeGroup,
     Offer,
     decide,
     estimate,
@@ -26,15 +27,26 @@ from finetune_operator.core.auto import (
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
-H100 = [Offer("h100-spot", Decimal("0.80"))], [Offer("h100", Decimal("3.10"))]
-A100 = [Offer("a100-spot", Decimal("1.14"))], [Offer("a100", Decimal("1.04"))]
+ON_DEMAND_CLASSES = {"h100", "a100", "b200", "4090"}
+
+
+def nodes(name: str) -> NodeGroup:
+    return NodeGroup(ON_DEMAND if name in ON_DEMAND_CLASSES else SPOT, name or None)
+
+
+def offer(name: str, price: Decimal | None = None, interruptions_per_hour: float | None = None):
+    return Offer(nodes(name), price, interruptions_per_hour)
+
+
+H100 = [offer("h100-spot", Decimal("0.80"))], [offer("h100", Decimal("3.10"))]
+A100 = [offer("a100-spot", Decimal("1.14"))], [offer("a100", Decimal("1.04"))]
 
 
 def of(hours: float, **fields) -> Experience:
     """A stage that needs some hours more."""
-    return Experience(
-        **({"total": hours * HOUR, "remaining": hours * HOUR, "measured": True} | fields)
-    )
+    duration = {"total": hours * HOUR, "remaining": hours * HOUR, "measured": True}
+    given_up = {nodes(name): cause for name, cause in fields.pop("given_up", {}).items()}
+    return Experience(**(duration | fields), given_up=given_up)
 
 
 def choose(offers, experience, capacity=AUTO, **limits):
@@ -50,16 +62,16 @@ def choose(offers, experience, capacity=AUTO, **limits):
         (A100, of(4), (ON_DEMAND, "a100", Cause.LOWER_COST)),
         (A100, Experience(), (ON_DEMAND, "a100", Cause.LOWER_COST)),
         (
-            ([Offer("b200-spot", Decimal("2.12"))], [Offer("b200")]),
+            ([offer("b200-spot", Decimal("2.12"))], [offer("b200")]),
             of(4),
             (SPOT, "b200-spot", Cause.PRICE_UNKNOWN),
         ),
         (
-            ([Offer("4090-spot")], [Offer("4090", Decimal("0.53"))]),
+            ([offer("4090-spot")], [offer("4090", Decimal("0.53"))]),
             of(4),
             (SPOT, "4090-spot", Cause.PRICE_UNKNOWN),
         ),
-        (([Offer("")], [Offer("")]), of(4), (SPOT, "", Cause.PRICE_UNKNOWN)),
+        (([offer("")], [Offer(NodeGroup(ON_DEMAND))]), of(4), (SPOT, None, Cause.PRICE_UNKNOWN)),
         (H100, of(0.4), (ON_DEMAND, "h100", Cause.SHORT_STAGE)),
         (H100, of(0.4, total=4 * HOUR), (SPOT, "h100-spot", Cause.LOWER_COST)),
         (H100, of(4, deadline=4.2 * HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
@@ -85,7 +97,7 @@ def test_auto_goes_to_on_demand_after_last_spot_class(cause):
 
 
 def test_auto_tries_other_spot_class_before_on_demand():
-    spot = [Offer("dear", Decimal("1.20")), Offer("cheap", Decimal("0.80")), Offer("unknown")]
+    spot = [offer("dear", Decimal("1.20")), offer("cheap", Decimal("0.80")), offer("unknown")]
     chosen = []
     given_up: dict[str, Cause] = {}
     for _ in range(4):
@@ -111,7 +123,7 @@ FULL = Cause.NO_CAPACITY
     ],
 )
 def test_full_classes_at_a_similar_price_have_turns(second, given_up, spare, expected):
-    spot = [Offer("cheap", Decimal("0.80")), Offer("second", second and Decimal(second))]
+    spot = [offer("cheap", Decimal("0.80")), offer("second", second and Decimal(second))]
     experience = of(4, given_up=given_up, restart=MINUTE, loss=MINUTE)
     experience = replace(experience, deadline=(4 * 1.03 * 60 + 3 + spare) * MINUTE)
     assert choose((spot, H100[1]), experience)[1] == expected
@@ -119,20 +131,20 @@ def test_full_classes_at_a_similar_price_have_turns(second, given_up, spare, exp
 
 @pytest.mark.parametrize(("pending", "expected"), [(None, "h100"), (HOUR, "h100")])
 def test_full_classes_have_no_turns_without_a_deadline(pending, expected):
-    spot = [Offer("cheap", Decimal("0.80")), Offer("second", Decimal("0.80"))]
+    spot = [offer("cheap", Decimal("0.80")), offer("second", Decimal("0.80"))]
     deadline = 10 * HOUR if pending else None
     experience = of(4, given_up={"cheap": FULL, "second": FULL}, deadline=deadline)
     assert choose((spot, H100[1]), experience, pending=pending)[1] == expected
 
 
 def test_class_with_lower_expected_cost_comes_first():
-    spot = [Offer("taken", Decimal("0.80"), 6.0), Offer("calm", Decimal("0.90"), 0.01)]
+    spot = [offer("taken", Decimal("0.80"), 6.0), offer("calm", Decimal("0.90"), 0.01)]
     assert choose((spot, H100[1]), of(4, restart=5 * MINUTE)) == (SPOT, "calm", Cause.LOWER_COST)
 
 
 def test_cheap_class_that_is_always_taken_has_no_turn():
     """Its expected cost is above that of on-demand nodes, so that the other one alone waits for most of the time."""
-    spot = [Offer("taken", Decimal("0.80"), 6.0), Offer("calm", Decimal("0.90"), 0.01)]
+    spot = [offer("taken", Decimal("0.80"), 6.0), offer("calm", Decimal("0.90"), 0.01)]
     experience = of(4, restart=15 * MINUTE, loss=20 * MINUTE, deadline=25 * HOUR)
     assert offers_in_turns(spot, experience, Limits()) == []
 
@@ -159,7 +171,7 @@ def test_requested_capacity_is_kept_whatever_it_costs(capacity, node_class):
 
 def test_decision_has_numbers_of_both_capacities():
     experience = of(4, restart=3 * MINUTE, loss=MINUTE)
-    spot = [Offer("h100-spot", Decimal("0.80"), interruptions_per_hour=0.2)]
+    spot = [offer("h100-spot", Decimal("0.80"), interruptions_per_hour=0.2)]
     decision = decide(AUTO, spot, H100[1], experience, Limits())
     assert decision.spot
     assert decision.on_demand
@@ -169,16 +181,14 @@ def test_decision_has_numbers_of_both_capacities():
 
 
 def test_rate_moves_from_expected_to_observed():
-    offer = Offer("spot", Decimal(1), interruptions_per_hour=0.5)
-    rates = [
-        estimate(offer, of(4, interruptions=n, spot_time=n * HOUR)).rate for n in (0, 10, 1000)
-    ]
+    spot = offer("spot", Decimal(1), interruptions_per_hour=0.5)
+    rates = [estimate(spot, of(4, interruptions=n, spot_time=n * HOUR)).rate for n in (0, 10, 1000)]
     assert rates == [0.5, 0.75, pytest.approx(1, abs=0.01)]
 
 
 def test_cost_has_no_end_if_interruptions_leave_no_time():
-    offer = Offer("spot", Decimal(1), interruptions_per_hour=60)
-    assert estimate(offer, of(4, restart=HOUR)).cost == Decimal("Infinity")
+    spot = offer("spot", Decimal(1), interruptions_per_hour=60)
+    assert estimate(spot, of(4, restart=HOUR)).cost == Decimal("Infinity")
 
 
 @pytest.mark.parametrize(
@@ -187,8 +197,8 @@ def test_cost_has_no_end_if_interruptions_leave_no_time():
 def test_cost_is_that_of_many_simulated_runs(rate, restart, loss):
     rng = random.Random(1)
     runs = [hours_with_interruptions(rng, rate, restart / 60, loss / 60) for _ in range(2000)]
-    offer = Offer("spot", Decimal(1), interruptions_per_hour=rate)
-    expected = estimate(offer, of(4, restart=restart * MINUTE, loss=loss * MINUTE))
+    spot = offer("spot", Decimal(1), interruptions_per_hour=rate)
+    expected = estimate(spot, of(4, restart=restart * MINUTE, loss=loss * MINUTE))
     assert float(expected.cost) == pytest.approx(sum(runs) / len(runs), rel=0.05)
 
 
@@ -273,7 +283,7 @@ def test_return_time_doubles_only_without_deadline(cause, attempts, deadline, ex
         (H100, of(0.2, total=4 * HOUR), False),
         (A100, of(4), False),
         (H100, of(4, deadline=4.2 * HOUR), False),
-        (([Offer("spot")], H100[1]), of(4), False),
+        (([offer("spot")], H100[1]), of(4), False),
         (H100, Experience(), False),
     ],
 )

@@ -13,10 +13,7 @@ from support.scenario import Scenario, a_pipeline, merged
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.core.metadata import service_name
-from finetune_operator.core.observation import ClaimChange
-from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import (
+from finetune_operator.core.actions import (
     ChangeWorkspace,
     CreateJob,
     CreateWorkspace,
@@ -26,6 +23,9 @@ from finetune_operator.core.plan import (
     StopJob,
     SwitchTraffic,
 )
+from finetune_operator.core.metadata import service_name
+from finetune_operator.core.observation import ClaimChange
+from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline

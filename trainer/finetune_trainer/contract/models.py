@@ -1,6 +1,6 @@
 """Bases of the contract's models, and constraints that several of them share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from pydantic import (
@@ -14,6 +14,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
+from typing_extensions import override
 
 
 class ContractModel(BaseModel):
@@ -26,6 +27,18 @@ class ContractModel(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
     )
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields changed. Raises TypeError if the model has no field of such a name.
+
+        Pydantic checks neither names nor values. A misspelt name would be stored and never read.
+        """
+        unknown = set(update or ()) - type(self).model_fields.keys()
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            raise TypeError(f"{type(self).__name__} has no field {names}; use its name in Python")
+        return super().model_copy(update=update, deep=deep)
 
 
 class ExtensibleModel(ContractModel):
@@ -40,7 +53,7 @@ class ExtensibleModel(ContractModel):
     def with_unknown_fields_of(self, other: "ExtensibleModel | None") -> Self:
         """Return a copy with the unknown fields of another object, so that a new object does not lose them."""
         unknown = (other.model_extra or {}) if other else {}
-        return self.model_copy(update=unknown) if unknown else self
+        return BaseModel.model_copy(self, update=unknown) if unknown else self
 
 
 def none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
