@@ -26,7 +26,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
-{{- /* The labels of an object, and more of its own, which win. */}}
+{{- /* The common labels, and the object's own labels, which win. */}}
 {{- define "finetune.labelsWith" -}}
 {{ merge (dict) (.more | default dict) (include "finetune.labels" .root | fromYaml) | toYaml }}
 {{- end }}
@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- with .image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
-{{- /* The trainer's image without CUDA: where it says nothing, it lies beside the one with CUDA. */}}
+{{- /* The trainer's image without CUDA. Its empty values take the values of the image with CUDA. */}}
 {{- define "finetune.cpuImage" -}}
 {{- $with := .Values.trainer.image }}{{ $without := .Values.trainer.cpuImage }}
 {{- $beside := dict "registry" $with.registry "repository" (printf "%s-cpu" $with.repository) "tag" $with.tag }}

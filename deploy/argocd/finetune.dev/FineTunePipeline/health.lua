@@ -22,12 +22,12 @@ local function progressing(message)
   return { status = "Progressing", message = message }
 end
 
--- The status is about an older spec, or there is none yet.
+-- The status is about an older spec, or there is no status yet.
 if status.observedGeneration ~= obj.metadata.generation or conditions.Ready == nil then
   return progressing("the operator has not read this generation yet")
 end
 
--- Before the requests: the operator handles none of an object that it cannot read.
+-- Before the requests: the operator handles no request of an object that it cannot read.
 if is_true("Stalled") and not is_true("Finished") then
   return health("Degraded")
 end

@@ -12,10 +12,10 @@ for _, condition in ipairs(status.conditions or {}) do
   end
 end
 
--- Before its first status, a pipeline can be suspended or cancelled like one that runs.
+-- Before its first status, a pipeline can be suspended or cancelled like a running pipeline.
 local current = status.observedGeneration == obj.metadata.generation
 local finished_now = current and finished
--- The operator writes no condition of a stage where it cannot read the object. It handles no request then.
+-- If the operator cannot read the object, it writes no condition of a stage and handles no request.
 local unreadable = current and not has_stages
 
 local function handled(verb)
@@ -23,8 +23,8 @@ local function handled(verb)
   return requested == nil or requested == (status.observedAnnotations or {})[verb]
 end
 
--- A pipeline below its gate, or with a server that is down, has no failed stage. A stage whose result lacks the score of
--- a gate fails with its result, which a retry keeps.
+-- A pipeline below its gate, or with a server that is down, has no failed stage. If a stage's result lacks the score of
+-- a gate, the stage fails with its result, which a retry keeps.
 local function retry_starts_a_stage()
   for _, stage in ipairs(status.stages or {}) do
     if stage.state == "Failed" and stage.result == nil then
@@ -48,7 +48,7 @@ end
 if current and ready.reason == "Retrying" and handled("retry") then
   actions["retry"] = { iconClass = "fa fa-fw fa-redo" }
 end
--- A pipeline that is being cancelled stops in any case; only a retry lets it go on.
+-- A pipeline that is being cancelled stops in any case; only a retry restarts it.
 if not handled("cancel") or (status.cancelled and handled("retry")) then
   return actions
 end
