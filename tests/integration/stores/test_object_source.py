@@ -111,7 +111,8 @@ def test_object_that_changes_in_a_continued_part_is_refused(rows, put, tmp_path)
 SLOW_FETCH = """
 import sys, time
 from pathlib import Path
-from finetune_trainer.stores.buckets import locate_objects, open_bucket
+from finetune_trainer.stores.buckets import locate_objects
+from finetune_trainer.stores.open_bucket import open_bucket
 from finetune_trainer.stores.download import fetch
 from finetune_trainer.stores.objects import ObjectSource
 uri, cache = sys.argv[1:]

@@ -1,7 +1,6 @@
-"""Buckets of object stores: what sources and targets need of them, and which client serves which URI."""
+"""The port to a bucket of an object store: the client of each kind of bucket implements it."""
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -102,25 +101,3 @@ def locate_objects(uri: str) -> Location:
             f"{without_secrets(uri)} names no objects; use {scheme}://{bucket or 'BUCKET'}/PREFIX"
         )
     return Location(uri, scheme, bucket, key.strip("/"))
-
-
-def open_bucket(location: Location, environment: Mapping[str, str] = os.environ) -> Bucket:
-    """Return a client for the bucket of a URI; it reads its credentials from environment variables.
-
-    Raise ConfigInvalid for another scheme, or if the library for it is not installed. Raise CredentialsRejected if
-    there are no credentials.
-    """
-    # Imported here, because each library takes a part of a second and a process needs one of them.
-    match location.scheme:
-        case "s3" | "az" | "https" | "http":
-            from finetune_trainer.stores.obstore_bucket import ObstoreBucket  # noqa: PLC0415
-
-            return ObstoreBucket(location, environment)
-        case "gs":
-            from finetune_trainer.stores.google_bucket import GoogleBucket  # noqa: PLC0415
-
-            return GoogleBucket(location, environment)
-        case _:
-            raise ConfigInvalid(
-                f"{location.shown}: {location.scheme}:// is no object store; use s3, gs, az or https"
-            )
