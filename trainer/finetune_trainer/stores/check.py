@@ -20,7 +20,7 @@ from finetune_trainer.contract import Environment, PushTarget
 from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.runtime.errors import SourceNotFound, StageError
 from finetune_trainer.stores.fetching import ADAPTER_FILES
-from finetune_trainer.stores.port import RemoteFile, Source
+from finetune_trainer.stores.port import RemoteFile, StoreSource
 from finetune_trainer.stores.schemes import open_source, open_target
 
 BUDGET_SECONDS = 15.0
@@ -84,7 +84,7 @@ def _look_at(item: Item) -> None:
     _read_smallest(source, files.values())
 
 
-def _read_smallest(source: Source, files: Iterable[RemoteFile]) -> None:
+def _read_smallest(source: StoreSource, files: Iterable[RemoteFile]) -> None:
     """Read the smallest file, if it is small: a key may be allowed to list what it may not read."""
     small = [file for file in files if file.size is not None and file.size <= MOST_BYTES]
     if small:

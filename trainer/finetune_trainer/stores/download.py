@@ -19,7 +19,7 @@ from finetune_trainer.runtime.locks import locked
 from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.stores.concurrent import for_each, in_thread
 from finetune_trainer.stores.following import follow
-from finetune_trainer.stores.port import Listing, RemoteFile, Source
+from finetune_trainer.stores.port import Listing, RemoteFile, StoreSource
 
 FILES, PARTS = "files", "parts"
 ALL_FILES = ("**",)
@@ -28,7 +28,7 @@ NAME_DIGITS = 16
 
 
 def fetch(
-    source: Source, pin: str | None, cache: Path, wanted: Sequence[str] = ALL_FILES
+    source: StoreSource, pin: str | None, cache: Path, wanted: Sequence[str] = ALL_FILES
 ) -> tuple[Path, Listing]:
     """Return a folder with the files of a source that match one of the patterns, and their listing.
 
@@ -138,7 +138,7 @@ def _content(folder: Path) -> list[tuple[str, int | None]]:
     return sorted((str(path), _size(path)) for path in folder.rglob("*"))
 
 
-def _complete(source: Source, listing: Listing, folder: Path) -> Listing:
+def _complete(source: StoreSource, listing: Listing, folder: Path) -> Listing:
     """Download what is missing and seal the folder."""
     for path in (folder / FILES).rglob("*"):  # not of this listing, so it would be sealed
         if path.is_file() and path.relative_to(folder / FILES).as_posix() not in {
@@ -168,7 +168,7 @@ def _is_present(path: Path, file: RemoteFile) -> bool:
     return size is not None and file.size in {None, size}
 
 
-def _download(source: Source, file: RemoteFile, folder: Path) -> None:
+def _download(source: StoreSource, file: RemoteFile, folder: Path) -> None:
     """Download one file, verify it, flush it and rename it."""
     part, path = folder / PARTS / f"{file.name}.part", folder / FILES / file.name
     for parent in {part.parent, path.parent}:
@@ -187,7 +187,7 @@ def _download(source: Source, file: RemoteFile, folder: Path) -> None:
     sync_folder(path.parent)
 
 
-def _complete_part(source: Source, file: RemoteFile, part: Path) -> str:
+def _complete_part(source: StoreSource, file: RemoteFile, part: Path) -> str:
     """Download what is missing of a part and flush it; return in words how it differs from what the store says."""
     with follow(part) as followed:
         source.download(file, part)

@@ -56,7 +56,7 @@ class FolderTarget:
         self._path = path
 
     def check(self) -> None:
-        """Raise ConfigInvalid if the target holds what no push wrote. See `Target.check`."""
+        """Raise ConfigInvalid if the target holds what no push wrote. See `StoreTarget.check`."""
         if self._path.exists():
             with self._disk_errors(0):
                 self._check_was_pushed()

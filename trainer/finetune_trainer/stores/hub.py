@@ -82,7 +82,7 @@ class HubSource:
         self._commit: str | None = None
 
     def list_files(self, pin: str | None) -> Listing:
-        """Return the files at the commit of the revision now, or at that of the pin. See `Source.list_files`."""
+        """Return the files at the commit of the revision now, or at that of the pin. See `StoreSource.list_files`."""
         with self._repository.errors():
             try:
                 commit = pin or self._repository.commit_of(self._revision)
@@ -134,7 +134,7 @@ class HubSource:
         return [entry for entry in entries if entry.path in chosen]
 
     def download(self, file: RemoteFile, path: Path) -> None:
-        """Write a listed file to `path`. See `Source.download`.
+        """Write a listed file to `path`. See `StoreSource.download`.
 
         A large file continues behind its bytes, also one in xet, whose client writes them in their order. A small one
         starts again. Raise ServiceUnavailable, and remove `path`, if a small file does not have its git object id.

@@ -129,7 +129,7 @@ class HubTarget:
                 self._look_at(commit)
 
     def publish(self, folder: Path, digest: str, names: Sequence[str]) -> Publication:
-        """Commit the files to main and tag the commit. See `Target.publish`.
+        """Commit the files to main and tag the commit. See `StoreTarget.publish`.
 
         Raise CorruptArtifact, and commit nothing, if a file differs from the folder's manifest. Raise Interrupted as
         `concurrent.for_each` does.

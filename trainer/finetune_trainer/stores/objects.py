@@ -171,7 +171,7 @@ class ObjectTarget:
         self._bucket = bucket or open_bucket(self._location)
 
     def check(self) -> None:
-        """Raise what a push finds in the listing of its prefix. See `Target.check`."""
+        """Raise what a push finds in the listing of its prefix. See `StoreTarget.check`."""
         self._list()
 
     def publish(self, folder: Path, digest: str, names: Sequence[str]) -> Publication:

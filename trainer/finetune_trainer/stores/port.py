@@ -40,7 +40,7 @@ class Listing:
     """The files, sorted by name."""
 
 
-class Source(Protocol):
+class StoreSource(Protocol):
     """A place to read from, in one store."""
 
     uri: str
@@ -70,7 +70,7 @@ class Publication:
     """Bytes of files that this call has sent; 0 if the target had all of them."""
 
 
-class Target(Protocol):
+class StoreTarget(Protocol):
     """A place to publish to, in one store."""
 
     uri: str

@@ -53,11 +53,11 @@ class RegistryTarget:
         self._client = RegistryClient(uri, self._name)
 
     def check(self) -> None:
-        """Raise ConfigInvalid if the tag is on an image that no push wrote. See `Target.check`."""
+        """Raise ConfigInvalid if the tag is on an image that no push wrote. See `StoreTarget.check`."""
         self._check_tag()
 
     def publish(self, folder: Path, digest: str, names: Sequence[str]) -> Publication:
-        """Publish the files of a sealed folder as an image, then tag it; see `port.Target`.
+        """Publish the files of a sealed folder as an image, then tag it; see `port.StoreTarget`.
 
         Raise CorruptArtifact if a file does not have the size of the folder's manifest.
         """
@@ -192,7 +192,7 @@ class RegistrySource:
         self._client = RegistryClient(uri, self._name)
 
     def list_files(self, pin: str | None) -> Listing:
-        """Return the files of the image that the URI names now, or of an earlier pin; see `port.Source`."""
+        """Return the files of the image that the URI names now, or of an earlier pin; see `port.StoreSource`."""
         reference = pin or self._name.digest or self._name.tag or LATEST
         manifest = self._client.manifest(reference)
         if manifest is None and pin:
@@ -228,7 +228,7 @@ class RegistrySource:
                 )
 
     def download(self, file: RemoteFile, path: Path) -> None:
-        """Write a file to `path`, continuing behind the bytes that are there; see `port.Source`.
+        """Write a file to `path`, continuing behind the bytes that are there; see `port.StoreSource`.
 
         Raise ServiceUnavailable if the disk is full. The bytes so far stay.
         """

@@ -10,7 +10,7 @@ from finetune_trainer.contract.uris import ON_THIS_MACHINE, scheme_of
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.sources import locate
 from finetune_trainer.stores.buckets import OBJECT_STORES, WEB
-from finetune_trainer.stores.port import Source, Target
+from finetune_trainer.stores.port import StoreSource, StoreTarget
 
 Kind = Literal["model", "dataset"]
 
@@ -22,7 +22,7 @@ def open_source(
     revision: str | None = None,
     config: str | None = None,
     split: str | None = None,
-) -> Source | None:
+) -> StoreSource | None:
     """Return the source that a URI names, or None if that is a path on this machine.
 
     Raise ConfigInvalid if the URI is invalid, or no store has its scheme.
@@ -47,7 +47,7 @@ def open_source(
     )
 
 
-def open_target(target: PushTarget, environment: Environment) -> Target:
+def open_target(target: PushTarget, environment: Environment) -> StoreTarget:
     """Return the place to publish to. Raise ConfigInvalid like `open_source`, SourceNotFound for no such claim."""
     uri, scheme = target.uri, scheme_of(target.uri)
     if scheme in ON_THIS_MACHINE:
@@ -69,7 +69,7 @@ def open_target(target: PushTarget, environment: Environment) -> Target:
     )
 
 
-def _open_folder(uri: str, environment: Environment) -> Target:
+def _open_folder(uri: str, environment: Environment) -> StoreTarget:
     from finetune_trainer.stores.folders import FolderTarget  # noqa: PLC0415
 
     return FolderTarget(uri, locate(uri, environment))
