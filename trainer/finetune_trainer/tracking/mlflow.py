@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Mlflow
 from finetune_trainer.contract.metric_rows import Row
-from finetune_trainer.tracking.port import Outcome, TrackedRun, Tracker
+from finetune_trainer.tracking.port import ReportEnd, TrackedRun, Tracker
 
 IDENTITY_TAG, DIGEST_TAG = "finetune.identity", "finetune.digest"
 ROWS_PER_BATCH = 100
@@ -18,7 +18,7 @@ MAX_PARAM = 6000
 """Characters of a parameter's value; a server refuses more."""
 LAST_METRIC = "loss"
 """Sent last of a row: a run that has it at a step has the whole row, also where a batch is not atomic."""
-STATUS = {Outcome.FINISHED: "FINISHED", Outcome.FAILED: "FAILED"}
+STATUS = {ReportEnd.FINISHED: "FINISHED", ReportEnd.FAILED: "FAILED"}
 CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # 120 s and 7 retries by default: a process would end before the first answer
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -72,7 +72,7 @@ class MlflowTracker(Tracker):
             client.set_registered_model_alias(name, self._settings.alias, version)
 
     @override
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: ReportEnd) -> None:
         if outcome in STATUS:  # an interrupted run goes on in the next attempt
             client, run_id = self._connect()
             client.set_terminated(run_id, STATUS[outcome])

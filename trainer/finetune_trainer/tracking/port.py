@@ -26,7 +26,7 @@ class TrackedRun:
     """Folder of the train stage."""
 
 
-class Outcome(StrEnum):
+class ReportEnd(StrEnum):
     """How the process that reports ended."""
 
     FINISHED = "finished"
@@ -55,5 +55,5 @@ class Tracker(Protocol):
     def register_model(self, uri: str, digest: str) -> None:
         """Record the published model: its URI, and sha256:… of its content."""
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: ReportEnd) -> None:
         """Make everything durable and end the process's part of the run."""

@@ -11,7 +11,7 @@ from typing_extensions import override
 from finetune_trainer.contract import Environment, TensorBoard
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.sources import locate
-from finetune_trainer.tracking.port import Outcome, TrackedRun, Tracker
+from finetune_trainer.tracking.port import ReportEnd, TrackedRun, Tracker
 
 
 class TensorBoardTracker(Tracker):
@@ -72,7 +72,7 @@ class TensorBoardTracker(Tracker):
         )
 
     @override
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: ReportEnd) -> None:
         if self._writer is not None:
             self._writer.close()
 

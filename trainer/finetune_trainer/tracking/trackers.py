@@ -9,9 +9,9 @@ from typing import Self
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.errors import Interrupted
 from finetune_trainer.runtime.progress import log_line
-from finetune_trainer.tracking.port import Outcome, Tracker
+from finetune_trainer.tracking.port import ReportEnd, Tracker
 
-CLOSE_SECONDS = {Outcome.FINISHED: 15.0, Outcome.INTERRUPTED: 5.0, Outcome.FAILED: 5.0}
+CLOSE_SECONDS = {ReportEnd.FINISHED: 15.0, ReportEnd.INTERRUPTED: 5.0, ReportEnd.FAILED: 5.0}
 """Time for all trackers together to receive what is left. An evicted pod has 30 s by default for everything."""
 
 
@@ -51,7 +51,7 @@ class Trackers:
         for thread in self._threads:
             thread.call(lambda tracker: tracker.register_model(uri, digest))
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: ReportEnd) -> None:
         """Close every tracker; abandon those that are not done in time."""
         for thread in self._threads:
             thread.end(outcome)
@@ -60,10 +60,10 @@ class Trackers:
             thread.wait(deadline)
 
 
-def _outcome_of(kind: type[BaseException] | None) -> Outcome:
+def _outcome_of(kind: type[BaseException] | None) -> ReportEnd:
     if kind is None:
-        return Outcome.FINISHED
-    return Outcome.INTERRUPTED if issubclass(kind, Interrupted) else Outcome.FAILED
+        return ReportEnd.FINISHED
+    return ReportEnd.INTERRUPTED if issubclass(kind, Interrupted) else ReportEnd.FAILED
 
 
 class TrackerThread:
@@ -88,7 +88,7 @@ class TrackerThread:
             self._thread.start()
         self._calls.put(call)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: ReportEnd) -> None:
         """Close the tracker after the calls before; a tracker that was never called needs no closing."""
         if self._thread.ident is not None:
             self._calls.put(lambda tracker: tracker.close(outcome))

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Wandb
 from finetune_trainer.contract.metric_rows import Row
-from finetune_trainer.tracking.port import Outcome, TrackedRun, Tracker
+from finetune_trainer.tracking.port import ReportEnd, TrackedRun, Tracker
 
 INIT_SECONDS = 10.0
 """Time to wait for the server when a run is opened."""
@@ -51,12 +51,12 @@ class WandbTracker(Tracker):
         self._open().summary.update({"model_uri": uri, "model_digest": digest})
 
     @override
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: ReportEnd) -> None:
         if self._opened is None:
             return
-        if outcome is Outcome.INTERRUPTED:
+        if outcome is ReportEnd.INTERRUPTED:
             self._opened.mark_preempting()
-        self._opened.finish(exit_code=0 if outcome is Outcome.FINISHED else 1)
+        self._opened.finish(exit_code=0 if outcome is ReportEnd.FINISHED else 1)
 
     def _is_offline(self) -> bool:
         return self._settings.mode == "Offline"
