@@ -9,12 +9,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 import httpx2
-from huggingface_hub import get_hf_file_metadata, get_session
+from huggingface_hub import get_hf_file_metadata, get_session, hf_raise_for_status
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
 from huggingface_hub.file_download import HfFileMetadata, xet_get
 from huggingface_hub.hf_api import RepoFile
+
+# Private, because huggingface_hub.utils exports it at run time only: type checkers do not find it there.
 from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils._http import hf_raise_for_status
+
+# Private, because the library exports no way to ask whether it would use xet. It depends on an installed package and on
+# HF_HUB_DISABLE_XET.
 from huggingface_hub.utils._runtime import is_xet_available
 
 from finetune_trainer.contract.environment import has_wildcard

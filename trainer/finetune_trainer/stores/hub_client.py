@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_session, hf_hub_url, set_client_factory
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_session,
+    hf_hub_url,
+    hf_raise_for_status,
+    set_client_factory,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -22,8 +29,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
+
+# Private, because huggingface_hub.utils exports it at run time only: type checkers do not find it there.
 from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils._http import default_client_factory, hf_raise_for_status
+
+# Private, because the library exports only the setter of the factory. A client made without it would lack the hook
+# that sets the id of each request and refuses requests while HF_HUB_OFFLINE is set.
+from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from finetune_trainer.contract.uris import without_secrets

@@ -13,6 +13,8 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, get_token
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
+
+# Private, because the library exports no way to ask whether it would use xet.
 from huggingface_hub.utils._runtime import is_xet_available
 
 from finetune_trainer.runtime.artifacts import (
