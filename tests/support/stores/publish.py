@@ -16,7 +16,8 @@ class DyingBucket:
     """A bucket whose process is killed before a certain call that writes, counted from 0."""
 
     def __init__(self, bucket, call):
-        self.bucket, self.calls = bucket, iter(range(call, -1, -1))
+        self.bucket = bucket
+        self.calls = iter(range(call, -1, -1))
 
     def __getattr__(self, name):
         if name in {"upload", "replace"} and next(self.calls) == 0:
