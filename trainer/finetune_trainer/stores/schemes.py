@@ -1,7 +1,4 @@
-"""Which adapter serves which URI. To add a store, add its adapter and a line here.
-
-The adapters are imported when they are needed: a stage that reads local files loads no client of a store.
-"""
+"""Which adapter serves which URI. To add a store, add its adapter and a line here."""
 
 from typing import Literal
 
@@ -11,6 +8,9 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.sources import locate
 from finetune_trainer.stores.buckets import OBJECT_STORES, WEB
 from finetune_trainer.stores.port import StoreSource, StoreTarget
+
+# The adapters are imported inside of the functions. A stage that reads local files loads no client of a store: each
+# client takes a part of a second, and the client of an extra may not be installed.
 
 Kind = Literal["model", "dataset"]
 
@@ -23,7 +23,7 @@ def open_source(
     config: str | None = None,
     split: str | None = None,
 ) -> StoreSource | None:
-    """Return the source that a URI names, or None if that is a path on this machine.
+    """Return the source that a URI names, or None if it names a path on this machine.
 
     Raise ConfigInvalid if the URI is invalid, or no store has its scheme.
     """
@@ -48,8 +48,12 @@ def open_source(
 
 
 def open_target(target: PushTarget, environment: Environment) -> StoreTarget:
-    """Return the place to publish to. Raise ConfigInvalid like `open_source`, SourceNotFound for no such claim."""
-    uri, scheme = target.uri, scheme_of(target.uri)
+    """Return the place to publish to.
+
+    Raise ConfigInvalid like `open_source`, and SourceNotFound if the URI names a claim that is not mounted.
+    """
+    uri = target.uri
+    scheme = scheme_of(uri)
     if scheme in ON_THIS_MACHINE:
         return _open_folder(uri, environment)
     if scheme == "hf":
